@@ -1,0 +1,55 @@
+# Every target sets up what it needs in .venv first; after the first time that takes a fraction of a second.
+# Variables: PYTHON (which Python makes .venv), DEMO_OUT, PYTEST_ARGS, JOBS.
+
+PYTHON ?= python3
+DEMO_OUT ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+PYTEST_ARGS ?=
+JOBS ?= 2
+
+BIN := .venv/bin
+FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '$(PYTHON)' here;" \
+	"install Python 3.11, 3.12 or 3.13, or run make with PYTHON=/path/to/it" >&2; exit 1; }
+
+# Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: set-up ## train a small agent for a few minutes and write its report (DEMO_OUT=folder)
+	$(BIN)/tether train --config configs/demo.yaml --out "$(DEMO_OUT)"
+
+# Two workers with one thread each: torch's own threads would only fight over the cores.
+test: lint ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
+
+format: set-up-dev ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv, caches and build leftovers; runs/ stays
+	rm -rf .venv .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+set-up:
+	@$(FIND_PYTHON)
+	@"$(PYTHON)" scripts/set_up.py gguf
+
+set-up-dev:
+	@$(FIND_PYTHON)
+	@"$(PYTHON)" scripts/set_up.py gguf dev
+
+lint-style: set-up-dev
+	$(BIN)/ruff check .
+
+lint-format: set-up-dev
+	$(BIN)/ruff format --check .
+
+lint-types: set-up-dev
+	$(BIN)/mypy
+
+lint-imports: set-up-dev
+	$(BIN)/lint-imports

@@ -1,0 +1,223 @@
+"""`select_groups`: rank groups by score, keep the best, and return what was kept, what was dropped and the numbers behind it.
+
+Strategies are small functions from scores (best first) to how many of them are kept:
+
+- top_p: smallest prefix whose sum reaches keep * total - eps (section 3.3, nucleus-style)
+- top_k: floor(keep * P)
+- min_p: score >= keep * best (order smallest: score <= lowest / keep)
+- band: a quantile interval of the ranking, lowest score first (the quartile ablation)
+- all: everything
+
+Where every score is zero nothing is kept (`all` aside): such a batch has no task gradient, only regularisation. Ties keep the
+order in which the groups first appear, so the result is deterministic.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES, ZERO, Floats, GroupColumns, sample_variance
+from tether.core.errors import BadInput, did_you_mean
+
+ROUNDING = 1e-9
+"""Slack of comparisons between sums and products that are equal on paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a filter decided, and the numbers it decided on."""
+
+    mask: npt.NDArray[np.bool_]
+    """[N], True for trajectories of kept groups."""
+    kept: list[Hashable]
+    """Ids of the kept groups, best first."""
+    dropped: list[Hashable]
+    """Ids of the other groups, best first."""
+    scores: dict[Hashable, float]
+    """The score of every group."""
+    kept_ratio: float
+    """Kept groups / groups."""
+    zero_variance: int
+    """Groups whose rewards are all equal (or that have one member)."""
+    rv_mean: float
+    """Mean reward variance over groups."""
+    rv_std: float
+    """Standard deviation (ddof 0) of the reward variance over groups."""
+    rv_ratio: float
+    """rv_std / rv_mean, 0 where the mean is 0; filtering helps where this is large."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Everything a strategy may look at."""
+
+    keep: float
+    eps: float
+    smallest: bool
+    num_groups: int
+    band: tuple[float, float] | None
+
+
+def _top_p(ranked: Floats, rule: _Rule) -> slice:
+    mass = np.cumsum(np.maximum(ranked, 0.0))  # a negative score (reward_sum) carries no mass
+    if mass[-1] <= ZERO:
+        return slice(0, 0)
+    reached = mass >= rule.keep * mass[-1] - rule.eps - ROUNDING * mass[-1]
+    reached &= mass > ZERO  # at least one group with signal, however small the total against eps
+    return slice(0, int(np.argmax(reached)) + 1)
+
+
+def _top_k(ranked: Floats, rule: _Rule) -> slice:
+    return slice(0, min(len(ranked), math.floor(rule.keep * rule.num_groups + ROUNDING)))
+
+
+def _min_p(ranked: Floats, rule: _Rule) -> slice:
+    bound = ranked[0] / rule.keep if rule.smallest else ranked[0] * rule.keep
+    slack = ROUNDING * abs(bound)
+    passes = ranked <= bound + slack if rule.smallest else ranked >= bound - slack
+    return slice(0, int(passes.sum()))
+
+
+def _band(ranked: Floats, rule: _Rule) -> slice:
+    if rule.band is None:
+        raise BadInput("strategy 'band' needs band=(low, high), quantiles such as (0.25, 0.75)")
+    low, high = rule.band
+    if not 0 <= low < high <= 1:
+        raise BadInput(f"band is ({low}, {high}); quantiles must satisfy 0 <= low < high <= 1")
+    num = len(ranked)
+    start, end = math.floor(low * num + ROUNDING), math.floor(high * num + ROUNDING)
+    # Quantiles count from the lowest score; the ranking starts at the highest, unless the order is reversed.
+    return slice(num - end, num - start)
+
+
+STRATEGIES: dict[str, Callable[[Floats, _Rule], slice]] = {
+    "top_p": _top_p,
+    "top_k": _top_k,
+    "min_p": _min_p,
+    "band": _band,
+    "all": lambda ranked, rule: slice(0, len(ranked)),
+}
+ORDERS = ("largest", "smallest")
+
+
+def select_groups(
+    rewards: Any,
+    groups: Any,
+    *,
+    strategy: str = "top_p",
+    keep: float = 0.9,
+    score: str = "reward_variance",
+    order: str = "largest",
+    include_zero: bool = True,
+    eps: float = 0.01,
+    successes: Any = None,
+    entropies: Any = None,
+    lengths: Any = None,
+    band: tuple[float, float] | None = None,
+) -> Selection:
+    """Keep the groups of trajectories that carry signal (paper, section 3.3).
+
+    Args:
+        rewards: N episode returns; list, numpy array or torch tensor.
+        groups: N hashable ids saying which group each trajectory belongs to, in any order; groups may be uneven.
+        strategy: top_p, top_k, min_p, band or all.
+        keep: the share to keep, in (0, 1]; what it is a share of depends on the strategy.
+        score: reward_variance, reward_std, outcome_variance, reward_sum, entropy, entropy_variance or length.
+        order: "largest" keeps the highest scores, "smallest" reverses the rule.
+        include_zero: False drops zero-variance groups before anything else.
+        eps: slack of top_p, in units of the summed score.
+        successes, entropies, lengths: N values each, for the scores that need them.
+        band: (low, high) quantiles for strategy "band".
+
+    Raises:
+        ValueError: non-finite values, mismatched lengths, an empty batch, an unknown name, keep outside (0, 1].
+    """
+    _check_names(strategy, keep, score, order, eps)
+    columns = {"rewards": _floats("rewards", rewards)}
+    for name, values in (("successes", successes), ("entropies", entropies), ("lengths", lengths)):
+        if values is not None:
+            columns[name] = _floats(name, values)
+    ids = _ids(groups)
+    _check_lengths(columns, len(ids))
+
+    members: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(ids):
+        members.setdefault(group, []).append(row)
+    parts = {group: GroupColumns(**{name: values[rows] for name, values in columns.items()}) for group, rows in members.items()}
+    scores = {group: SCORES[score](part) for group, part in parts.items()}
+    variances = {group: sample_variance(part.rewards) for group, part in parts.items()}
+
+    smallest = order == "smallest"
+    ranking = sorted(scores, key=lambda group: scores[group] if smallest else -scores[group])  # sorted() is stable: ties keep their order
+    candidates = ranking if include_zero else [g for g in ranking if not _is_flat(variances[g], scores[g], score)]
+    kept: list[Hashable] = []
+    if candidates and (strategy == "all" or any(abs(value) > ZERO for value in scores.values())):
+        rule = _Rule(keep, eps, smallest, len(members), band)
+        kept = candidates[STRATEGIES[strategy](np.array([scores[g] for g in candidates]), rule)]
+    return _selection(ids, ranking, kept, scores, np.array(list(variances.values())))
+
+
+def _is_flat(variance: float, score_value: float, score: str) -> bool:
+    return variance <= ZERO or (score in SPREAD_SCORES and score_value <= ZERO)
+
+
+def _selection(ids: Sequence[Hashable], ranking: list[Hashable], kept: list[Hashable], scores: dict[Hashable, float], rv: Floats) -> Selection:
+    chosen = set(kept)
+    mean, std = float(rv.mean()), float(rv.std())
+    return Selection(
+        mask=np.array([group in chosen for group in ids], dtype=bool),
+        kept=kept,
+        dropped=[group for group in ranking if group not in chosen],
+        scores=scores,
+        kept_ratio=len(kept) / len(ranking),
+        zero_variance=int((rv <= ZERO).sum()),
+        rv_mean=mean,
+        rv_std=std,
+        rv_ratio=std / mean if mean > ZERO else 0.0,
+    )
+
+
+def _check_names(strategy: str, keep: float, score: str, order: str, eps: float) -> None:
+    for what, name, known in (("strategy", strategy, STRATEGIES), ("score", score, SCORES), ("order", order, ORDERS)):
+        if name not in known:
+            raise BadInput(f"unknown {what} {name!r}: {did_you_mean(str(name), known)}")
+    if not 0 < keep <= 1:
+        raise BadInput(f"keep is {keep}; it must be in (0, 1]")
+    if not (math.isfinite(eps) and eps >= 0):
+        raise BadInput(f"eps is {eps}; it must be zero or a positive number")
+
+
+def _check_lengths(columns: dict[str, Floats], num_ids: int) -> None:
+    if num_ids == 0:
+        raise BadInput("the batch is empty; give at least one trajectory")
+    for name, values in columns.items():
+        if len(values) != num_ids:
+            raise BadInput(f"{name} has {len(values)} values but groups has {num_ids}; give one of each per trajectory")
+        bad = np.flatnonzero(~np.isfinite(values))
+        if bad.size:
+            raise BadInput(f"{name}[{bad[0]}] is {values[bad[0]]} ({bad.size} non-finite in all); drop or fix those trajectories first")
+
+
+def _floats(name: str, values: Any) -> Floats:
+    """One-dimensional float64 from a list, a numpy array or a torch tensor (on any device, with or without gradient)."""
+    if hasattr(values, "detach"):
+        # bfloat16 has no numpy counterpart: go through double on torch's side.
+        values = values.detach().double().cpu().numpy()
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name} must be numbers, one per trajectory; got {type(values).__name__} that does not convert") from error
+    if array.ndim != 1:
+        raise BadInput(f"{name} has shape {array.shape}; it must be one-dimensional, one value per trajectory")
+    return array
+
+
+def _ids(groups: Any) -> list[Hashable]:
+    ids = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    if ids and isinstance(ids[0], list):
+        raise BadInput("groups has more than one dimension; give one id per trajectory")
+    return ids

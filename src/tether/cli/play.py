@@ -1,0 +1,162 @@
+"""`tether play`: a person plays an environment in the terminal, seeing exactly what an agent is told and paid.
+
+Answers go to the environment as typed ("Right || Up"); where it knows the four directions, letters and arrows are short for them.
+Input may be piped: when it ends, so does the game. Imports no torch.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from tether.core.config import parse_overrides
+from tether.core.errors import BadInput, MissingDependency, StorageError
+from tether.core.grammar import ACTION_SEPARATOR
+from tether.core.protocols import Env
+from tether.core.types import Observation, Step
+from tether.envs.base import ActionEnv
+from tether.envs.registry import make_env
+
+EXAMPLES = """\b
+Examples:
+  tether play sokoban
+  tether play sokoban --seed 7 --set boxes=2 --set height=8 --set width=8
+  tether play frozen_lake --observation coordinates --set slip=0.3
+  tether play frozen_lake --observation image --save-images frames
+  echo "Right || Up" | tether play frozen_lake
+"""
+
+_SHORT = {
+    **dict.fromkeys(["u", "U", "w", "W", "↑", "\x1b[A"], "Up"),
+    **dict.fromkeys(["d", "s", "S", "↓", "\x1b[B"], "Down"),
+    **dict.fromkeys(["l", "L", "a", "A", "←", "\x1b[D"], "Left"),
+    # A small d is Down, a capital D is the D of WASD.
+    **dict.fromkeys(["r", "R", "D", "→", "\x1b[C"], "Right"),
+}
+_SHORT_RUN = re.compile(r"(?:\x1b\[[ABCD]|[uUwWdDsSlLaArR↑↓←→]|[\s,|])+")
+_KEY = re.compile(r"\x1b\[[ABCD]|[^\s,|]")
+
+_GRID_LINE = re.compile(r"[#_OXPSG√]+")
+_STYLES = {
+    "frozen_lake": {"P": "bold yellow", "_": "cyan", "O": "bold blue", "G": "bold green", "X": "bold red", "√": "bold green"},
+    "sokoban": {"#": "dim", "_": "dim", "O": "red", "X": "bold magenta", "√": "bold green", "P": "bold yellow", "S": "bold yellow"},
+}
+
+
+def play(
+    env: Annotated[str, typer.Argument(help="Environment to play, such as sokoban or frozen_lake.", show_default=False)],
+    seed: Annotated[int, typer.Option(help="Which instance to play.")] = 0,
+    observation: Annotated[
+        str | None, typer.Option(help="What is shown: grid, coordinates, grid_coordinates or image. [default: grid]", show_default=False)
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Pool of instances: train, validation or test. [default: train]", show_default=False)
+    ] = None,
+    save_images: Annotated[Path | None, typer.Option(help="Folder for a PNG of every state.", show_default=False)] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the environment as key=value; may be repeated.", show_default=False)
+    ] = None,
+) -> None:
+    """Play an environment yourself: what the agent sees, in your terminal."""
+    chosen = parse_overrides(options or [])
+    chosen |= {key: value for key, value in (("observation", observation), ("split", split)) if value is not None}
+    if chosen.get("observation") == "image" and save_images is None:
+        raise BadInput("image observations cannot be shown in a terminal; add --save-images DIR to have them written as PNG files")
+    console = Console(highlight=False)
+    _play(make_env(env, **chosen), seed, save_images, console)
+
+
+def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
+    observation = env.reset(seed)
+    console.print(Text(env.instructions), end="\n\n")
+    console.print(Text(_key_help(env), style="dim"), end="\n\n")
+    total, turn = 0.0, 0
+    _show(env, observation, turn, folder, console)
+    while (answer := _ask(console)) is not None:
+        if not answer.strip():
+            continue
+        step = env.step(_spell_out(answer, env))
+        turn += 1
+        total += step.reward
+        _show(env, step.observation, turn, folder, console)
+        console.print(Text(_turn_summary(step, total), style="dim"), end="\n\n")
+        if step.done:
+            console.print(Text(*_verdict(step, total, turn)))
+            return
+    console.print(Text(f"Stopped{_after(turn, total)}", style="dim"))
+
+
+def _ask(console: Console) -> str | None:
+    """The next line typed; None if the player quits or the input ends."""
+    try:
+        line = console.input("[bold]> [/bold]")
+    except (EOFError, KeyboardInterrupt):
+        console.print()
+        return None
+    return None if line.strip().lower() in ("q", "quit") else line
+
+
+def _spell_out(line: str, env: Env) -> str:
+    """Letters and arrows as the names of actions; anything else as it was typed."""
+    if not _has_directions(env) or not _SHORT_RUN.fullmatch(line):
+        return line
+    return f" {ACTION_SEPARATOR} ".join(_SHORT[key] for key in _KEY.findall(line))
+
+
+def _has_directions(env: Env) -> bool:
+    return isinstance(env, ActionEnv) and set(env.actions) == {"Up", "Down", "Left", "Right"}
+
+
+def _key_help(env: Env) -> str:
+    short = " Short: u d l r, or WASD in capitals, as in 'ru' for Right || Up." if _has_directions(env) else ""
+    return f"Type what would stand between the answer tags.{short} q quits."
+
+
+def _turn_summary(step: Step, total: float) -> str:
+    executed = step.info.get("executed")
+    did = f"Executed: {', '.join(executed) or 'nothing'}. " if executed is not None else ""
+    return f"{did}Reward {step.reward:g}, {total:g} so far."
+
+
+def _verdict(step: Step, total: float, turns: int) -> tuple[str, str]:
+    """The last line and its colour."""
+    if step.success:
+        return f"Solved{_after(turns, total)}", "bold green"
+    ending = "Out of turns" if step.info.get("truncated") else "Failed"
+    return f"{ending}{_after(turns, total)}", "bold red"
+
+
+def _after(turns: int, total: float) -> str:
+    return f" after {turns} turn{'' if turns == 1 else 's'} with reward {total:g}."
+
+
+def _show(env: Env, observation: Observation, turn: int, folder: Path | None, console: Console) -> None:
+    styles = _STYLES.get(env.name, {})
+    for line in observation.text.split("\n"):
+        if styles and _GRID_LINE.fullmatch(line):
+            console.print(Text.assemble(*((symbol, styles.get(symbol, "")) for symbol in line)))
+        else:
+            console.print(Text(line))
+    if folder is not None:
+        console.print(Text(f"Picture: {_save_image(env, observation, folder / f'turn_{turn}.png')}", style="dim"))
+
+
+def _save_image(env: Env, observation: Observation, path: Path) -> Path:
+    pixels: Any = observation.image
+    if pixels is None and isinstance(env, ActionEnv):
+        pixels = env.state_image()
+    if pixels is None:
+        raise BadInput(f"environment '{env.name}' has no picture of its state; leave out --save-images")
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependency("--save-images needs pillow, which is not installed; run: pip install pillow") from error
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    except OSError as error:
+        raise StorageError(f"cannot write picture '{path}': {error.strerror or error}; choose another --save-images folder") from error
+    return path

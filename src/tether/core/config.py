@@ -1,0 +1,130 @@
+"""Strict, typed settings: files and `key=value` overrides in, one validated object out, or every problem at once.
+
+A settings class is a pydantic model derived from `Settings`: unknown keys are refused, with the nearest known key suggested;
+values are checked against their type and range. Files are TOML or YAML. What a run resolved to is written back as YAML that
+loads to the same object, so any run can be repeated from its own folder.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tether.core.errors import ConfigError, did_you_mean
+
+
+class Settings(BaseModel):
+    """Base of every settings class: immutable, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key of a settings class, sections included.
+
+    >>> known_keys(Settings)
+    []
+    """
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            keys += known_keys(section, f"{prefix}{name}.")
+    return keys
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """A TOML or YAML file as a nested dictionary."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read config file '{path}': {error.strerror}; check the path") from error
+    try:
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        if path.suffix in (".yaml", ".yml"):
+            data = yaml.safe_load(text) or {}
+        else:
+            raise ConfigError(f"config file '{path}' has ending '{path.suffix}'; use .toml, .yaml or .yml")
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"config file '{path}' does not parse: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"config file '{path}' holds a {type(data).__name__}; use sections of key = value")
+    return data
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` pairs as a nested dictionary; values are read as YAML scalars or lists, keys may be dotted."""
+    nested: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, raw = pair.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set got '{pair}'; write it as key=value, for example --set rollout.group_size=8")
+        try:
+            value = yaml.safe_load(raw) if raw else ""
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {key}: the value '{raw}' does not parse; quote it if it is text") from error
+        *sections, leaf = key.strip().split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--set {key}: '{section}' was given a value before; set its keys or the whole, not both")
+        place[leaf] = value
+    return nested
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` laid on top, section by section."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def validate(model: type[S], data: Mapping[str, Any], what: str = "config") -> S:
+    """The settings object of `data`, or a ConfigError with one line per problem."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        keys = known_keys(model)
+        raise ConfigError("\n".join(_explain(what, problem, keys) for problem in error.errors())) from None
+
+
+def _explain(what: str, problem: Any, keys: Sequence[str]) -> str:
+    """One line for one pydantic error: what, got, what to do."""
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown {what} key '{key}': {_nearest_key(key, keys)}"
+    if problem["type"] == "missing":
+        return f"{what} key '{key}' is missing; give it a value"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").strip()
+    return f"{what} key '{key}': got {problem['input']!r}; it {message}" if key else f"{what}: {message}"
+
+
+def _nearest_key(key: str, keys: Sequence[str]) -> str:
+    """Suggest a key by its full path, or by its last part wherever that occurs."""
+    leaf = key.rpartition(".")[2]
+    for known in keys:
+        if known.rpartition(".")[2] == leaf:
+            return f"did you mean '{known}'?"
+    siblings = [known for known in keys if known.rpartition(".")[0] == key.rpartition(".")[0]]
+    return did_you_mean(key, siblings or [known for known in keys if "." not in known])
+
+
+def load(model: type[S], file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> S:
+    """Settings from a file (or defaults) with overrides on top."""
+    return validate(model, merge(read_file(file) if file else {}, overrides or {}))
+
+
+def dump_yaml(settings: BaseModel) -> str:
+    """Every setting, defaults included, as YAML that `load` reads back to an equal object."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

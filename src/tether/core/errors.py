@@ -1,0 +1,73 @@
+"""One base class, one class per boundary that can fail, and the words for near misses.
+
+A message says what went wrong, what was got, and what to do, in one line. Mistakes of the user (`BadInput` and below)
+leave the command line with exit code 2; everything else with 1. Each class also inherits the standard exception it refines,
+so library callers can catch `ValueError` or `OSError` without knowing Tether's names.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+
+class TetherError(Exception):
+    """Base of every error Tether raises on purpose."""
+
+    exit_code = 1
+
+
+class BadInput(TetherError, ValueError):
+    """The user gave something that cannot be used."""
+
+    exit_code = 2
+
+
+class UnknownName(BadInput):
+    """A name that is in no registry; the message suggests the nearest one."""
+
+
+class ConfigError(BadInput):
+    """One or more settings are wrong; every problem is listed, one a line."""
+
+
+class MissingDependency(TetherError, ImportError):
+    """An optional package is needed; the message names the command that installs it."""
+
+    exit_code = 2
+
+
+class ModelUnavailable(BadInput):
+    """A model cannot be had here; the message says how to get it."""
+
+
+class CheckpointError(TetherError):
+    """A checkpoint cannot be read or written; nothing already on disk was changed."""
+
+
+class StorageError(TetherError, OSError):
+    """The run folder cannot be written (disk full, no permission)."""
+
+
+class EnvironmentFailure(TetherError):
+    """An environment raised; it ends that episode and is recorded on it, its siblings go on."""
+
+
+@contextmanager
+def environment_boundary(what: str) -> Iterator[None]:
+    """Attribute whatever escapes from an environment's code to the environment, with the step that raised it."""
+    try:
+        yield
+    except Exception as error:
+        raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The tail of a message about an unknown name: the nearest known one, or all of them.
+
+    >>> did_you_mean("frozenlake", ["sokoban", "frozen_lake"])
+    "did you mean 'frozen_lake'? (known: frozen_lake, sokoban)"
+    """
+    names = sorted(known)
+    listing = ", ".join(names) if names else "none"
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'? (known: {listing})" if near else f"known: {listing}"

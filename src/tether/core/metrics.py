@@ -1,0 +1,95 @@
+"""Every number a run logs, named and explained once.
+
+`CATALOGUE` is the single list of metric names: `StepMetrics` refuses a name that is not in it, and a test compares it with
+docs/metrics.md. Rates carry a Wilson interval, because success over a few hundred episodes is not exact.
+"""
+
+import math
+from collections.abc import Mapping
+
+from tether.core.errors import UnknownName, did_you_mean
+
+CATALOGUE: dict[str, str] = {
+    "rollout/success": "share of training episodes solved",
+    "rollout/reward_mean": "mean episode return, format penalties included",
+    "rollout/reward_std": "standard deviation of the episode return over the batch",
+    "rollout/turns": "mean turns per episode",
+    "rollout/response_tokens": "mean sampled tokens per response",
+    "rollout/reasoning_tokens": "mean reasoning tokens per response that closed its think tag",
+    "rollout/format_valid": "share of turns that were well formed with legal actions only",
+    "rollout/tokens_sampled": "tokens sampled in the step",
+    "rollout/turn_limit": "share of episodes that ran out of turns",
+    "rollout/context_full": "share of episodes that ran out of context",
+    "rollout/errors": "episodes ended by an environment error",
+    "groups/rv_mean": "mean over prompts of the reward variance within a prompt (ddof 1)",
+    "groups/rv_std": "standard deviation over prompts of the reward variance",
+    "groups/rv_ratio": "rv_std / rv_mean; filtering helps where it is large",
+    "groups/kept_ratio": "groups kept by the filter / groups",
+    "groups/zero_variance": "groups whose rewards are all equal",
+    "groups/all_fail": "share of groups without a success",
+    "groups/mixed": "share of groups with both successes and failures",
+    "groups/all_succeed": "share of groups in which every member succeeded",
+    "groups/fail_but_varied": "share of groups that all fail yet vary in reward: a variance filter ranks these up",
+    "update/loss": "mean training loss over the step's optimiser updates",
+    "update/policy_loss": "its clipped policy-gradient part",
+    "update/entropy": "mean entropy of the policy over the trained tokens, in nats",
+    "update/ratio_mean": "mean importance ratio new / sampled over the trained tokens",
+    "update/ratio_max": "largest importance ratio",
+    "update/clip_low": "share of trained tokens clipped at the lower bound",
+    "update/clip_high": "share of trained tokens clipped at the upper bound",
+    "update/kl_sampled": "k3 estimate of KL(sampled || new) over the trained tokens",
+    "update/mismatch": "mean |log-prob of the learner - log-prob of the sampler| before the first update of the step",
+    "update/grad_norm": "mean gradient norm before clipping",
+    "update/learning_rate": "learning rate of the step",
+    "update/num_updates": "optimiser updates made",
+    "update/nonfinite": "updates left out because their gradient was not finite",
+    "update/tokens_trained": "sampled tokens that entered the loss",
+    "update/skipped": "1 if nothing was kept and the step made no update",
+    "information/retrieval_acc": "share of reasonings whose own prompt explains them best",
+    "information/chance": "retrieval accuracy of input-agnostic reasoning, 1 / prompts",
+    "information/recall_2": "share of reasonings whose own prompt is among the best 2",
+    "information/recall_4": "the same for the best 4",
+    "information/recall_8": "the same for the best 8",
+    "information/mi": "MI-Est: nats per token that the reasoning tells about its prompt",
+    "information/mi_seq": "MI-Seq-Est: nats per reasoning, at most log(prompts)",
+    "information/mi_zscore": "mi over the batch's spread of the marginal",
+    "information/mi_zscore_ema": "mi over the running spread of the marginal",
+    "information/h_conditional": "H(Z|X): diversity of reasoning within a prompt, nats per token",
+    "information/h_marginal": "H(Z): diversity of reasoning over all prompts, nats per token",
+    "information/num_reasonings": "reasonings cross-scored",
+    "information/num_prompts": "distinct prompts they were scored against",
+    "information/num_empty": "reasonings left out because empty or never closed",
+    "validation/success": "share of the fixed validation prompts solved",
+    "validation/success_low": "lower end of its 95% Wilson interval",
+    "validation/success_high": "upper end of its 95% Wilson interval",
+    "validation/reward_mean": "mean episode return on validation",
+    "validation/turns": "mean turns per validation episode",
+    "validation/response_tokens": "mean sampled tokens per validation response",
+    "validation/format_valid": "share of valid turns on validation",
+    "validation/errors": "validation episodes ended by an environment error",
+    "validation/prompts": "validation prompts played",
+}
+
+
+class StepMetrics(dict[str, float]):
+    """The numbers of one step; only catalogued names and finite values go in."""
+
+    def put(self, section: str, values: Mapping[str, float]) -> None:
+        """Add `values` under "section/"."""
+        for name, value in values.items():
+            key = f"{section}/{name}"
+            if key not in CATALOGUE:
+                raise UnknownName(f"metric '{key}' is not in core/metrics.py: {did_you_mean(key, CATALOGUE)}")
+            if not math.isfinite(value):
+                raise ValueError(f"metric '{key}' is {value}; a step must not log what it could not compute")
+            self[key] = float(value)
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a rate (95% by default); (0, 1) where nothing was tried."""
+    if trials == 0:
+        return 0.0, 1.0
+    rate = successes / trials
+    centre = (rate + z * z / (2 * trials)) / (1 + z * z / trials)
+    margin = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
+    return max(0.0, centre - margin), min(1.0, centre + margin)

@@ -1,0 +1,92 @@
+"""The contracts between the layers, as structural types: whoever has these methods fits.
+
+Env and Dialogue are what the rollout drives; Engine is what samples; Scorer is all that diagnosis needs of a model.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from tether.core.types import Completion, Observation, Step
+
+
+@runtime_checkable
+class Env(Protocol):
+    """A task for an agent: reset with a seed, then step with answers until done."""
+
+    name: str
+    max_turns: int
+
+    @property
+    def instructions(self) -> str:
+        """The rules of the task, for the system message."""
+        ...
+
+    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+        """Begin the instance of this seed. `luck` seeds the environment's own chance; by default it follows from the seed."""
+        ...
+
+    def step(self, answer: str) -> Step:
+        """Take one answer (the text between the answer tags; empty if the response was malformed)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How responses are drawn."""
+
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    max_tokens: int = 400
+    """Budget of one response."""
+
+
+class Dialogue(Protocol):
+    """A conversation that an engine keeps alive: it is handed completions and answers with the next tokens to feed."""
+
+    @property
+    def prefix_key(self) -> int:
+        """Dialogues with equal keys begin with the same tokens; their prefill is computed once."""
+        ...
+
+    @property
+    def uniforms(self) -> np.random.Generator:
+        """The source of this dialogue's token draws, so that a sample does not depend on its batch."""
+        ...
+
+    def begin(self) -> tuple[int, ...] | None:
+        """The first tokens to feed, or None if there is nothing to say."""
+        ...
+
+    def receive(self, completion: Completion) -> tuple[int, ...] | None:
+        """Take a response; return the tokens to feed before the next one, or None when the conversation is over."""
+        ...
+
+
+class Engine(Protocol):
+    """Whatever samples responses."""
+
+    def run(self, dialogues: Sequence[Dialogue], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
+        """Drive every dialogue to its end; `on_finished` is called once for each."""
+        ...
+
+    def sync(self) -> None:
+        """Take over the learner's current weights (nothing to do where they are the same tensors)."""
+        ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """log p(z | x) of a reasoning after a prompt, both as token ids."""
+
+    def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float: ...
+
+
+@runtime_checkable
+class BatchScorer(Protocol):
+    """A scorer that scores many reasonings after one prompt at once, computing the prompt a single time."""
+
+    def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]: ...

@@ -1,0 +1,138 @@
+"""The typed records of the data flow, one per stage: Observation and Step -> Turn -> Trajectory -> Group.
+
+A trajectory carries the very token ids that were sampled, their log-probs at the sampling temperature, the loss mask and the
+span of the reasoning. Nothing downstream re-tokenises text or rebuilds a mask: packing, filtering and diagnosis read these fields.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tether.core.enums import FinishReason, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the agent is shown: the text of a user message and, in image mode, a picture."""
+
+    text: str
+    image: npt.NDArray[np.uint8] | None = None
+    """RGB, [height, width, 3]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the environment says to one answer."""
+
+    observation: Observation
+    reward: float
+    """Sum of the rewards of the actions executed in this step."""
+    done: bool
+    """The episode is over, for whatever reason."""
+    success: bool
+    """The task is solved; implies done."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Always holds `valid` (the answer was a clean action) and `truncated` (ended because turns ran out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One response as the engine sampled it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """log p of each sampled token at the sampling temperature."""
+    finish: FinishReason
+
+
+@dataclass(slots=True)
+class Turn:
+    """One exchange: the tokens fed, the tokens sampled, and what came of them.
+
+    Example: context_ids end with the tokens of "<think>"; response_ids decode to " go right </think> <answer> Right </answer>";
+    reasoning_span (0, 3) says that response_ids[0:3] are the thoughts.
+    """
+
+    context_ids: tuple[int, ...]
+    """Tokens fed since the previous response (for turn 0 the whole prompt), up to and including the opening think tag."""
+    response_ids: tuple[int, ...]
+    """The sampled tokens, exactly."""
+    logprobs: tuple[float, ...]
+    """One per response token, at the sampling temperature."""
+    finish: FinishReason
+    text: str
+    """The response decoded, for people and for the parser."""
+    reasoning_span: tuple[int, int] | None
+    """Start and end in response_ids of the reasoning, tags excluded; None if the think tag was never closed."""
+    reward: float = 0.0
+    """What the environment paid for this turn."""
+    penalty: float = 0.0
+    """Format penalty (zero or negative), kept apart from the reward."""
+    valid: bool = False
+    """The response was well formed and every action in it was legal."""
+    observation: str = ""
+    """The text the agent was shown before this response."""
+
+    @property
+    def reasoning_ids(self) -> tuple[int, ...]:
+        return self.response_ids[slice(*self.reasoning_span)] if self.reasoning_span else ()
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode of one member of a group."""
+
+    group: int
+    """Index of the group within the step."""
+    member: int
+    """Index of the member within the group."""
+    seed: int
+    """The instance played; equal for all members of a group."""
+    turns: list[Turn]
+    stop_reason: StopReason
+    success: bool = False
+    error: str | None = None
+    """What went wrong, where stop_reason is ENV_ERROR."""
+
+    @property
+    def reward(self) -> float:
+        """The episode's return: rewards of all turns plus format penalties."""
+        return sum(turn.reward + turn.penalty for turn in self.turns)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Every token of the episode in order."""
+        return [token for turn in self.turns for token in (*turn.context_ids, *turn.response_ids)]
+
+    @property
+    def loss_mask(self) -> list[bool]:
+        """True where token_ids holds a sampled token."""
+        return [flag for turn in self.turns for flag in [False] * len(turn.context_ids) + [True] * len(turn.response_ids)]
+
+    @property
+    def sampled_logprobs(self) -> list[float]:
+        """Aligned with token_ids; 0 where the token was not sampled."""
+        return [value for turn in self.turns for value in (*[0.0] * len(turn.context_ids), *turn.logprobs)]
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(turn.response_ids) for turn in self.turns)
+
+
+@dataclass(slots=True)
+class Group:
+    """All trajectories of one prompt."""
+
+    index: int
+    seed: int
+    trajectories: list[Trajectory]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [trajectory.reward for trajectory in self.trajectories]
+
+    @property
+    def successes(self) -> list[bool]:
+        return [trajectory.success for trajectory in self.trajectories]

@@ -1,0 +1,1 @@
+"""Cross a frozen lake to the goal without falling into a hole; the ice is slippery."""

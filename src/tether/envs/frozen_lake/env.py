@@ -1,0 +1,84 @@
+"""FrozenLake as a turn-based task in words; gymnasium's dynamics, a map per seed, slips per member.
+
+The seed fixes the map, `luck` the slips: members of a group play the same map with chances of their own. Falling into a hole ends
+the episode with nothing; reaching the goal pays 1.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tether.envs.base import ActionEnv, ActionOptions
+from tether.envs.frozen_lake import render
+from tether.envs.frozen_lake.dynamics import INTENDED, choose, transitions
+from tether.envs.frozen_lake.generator import Generator, Lake, RandomLake
+from tether.envs.frozen_lake.reward import GoalReward, Reward
+
+
+class FrozenLakeOptions(ActionOptions):
+    """Options of frozen_lake."""
+
+    size: int = Field(default=4, ge=2, le=12)
+    """Rows and columns."""
+    frozen: float = Field(default=0.9, ge=0, le=1)
+    """Probability that a tile is ice rather than a hole."""
+    slip: float = Field(default=0.02, ge=0, le=1)
+    """Probability that a step goes to one of the two perpendicular directions instead, half each."""
+
+
+class FrozenLake(ActionEnv[FrozenLakeOptions]):
+    """Reach the goal over slippery ice."""
+
+    name = "frozen_lake"
+    actions = ("Left", "Down", "Right", "Up")
+    Options = FrozenLakeOptions
+
+    def __init__(
+        self, options: FrozenLakeOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None
+    ) -> None:
+        super().__init__(options or FrozenLakeOptions())
+        self._make: Generator = generator or RandomLake(self.options.size, self.options.frozen)
+        self._pay: Reward = reward or GoalReward()
+
+    def _generate(self, seed: int) -> None:
+        self.lake: Lake = self._make(seed, self.options.split)
+        self.player = self.lake.tiles.index("S")
+        self._table = transitions(self.lake.size, self.options.slip)
+        self._slips = 0
+
+    def _seed_luck(self, luck: int) -> None:
+        self._luck = random.Random(luck)
+
+    def _act(self, index: int) -> tuple[float, bool, bool]:
+        outcomes = self._table[self.player][index]
+        place = choose(outcomes, self._luck.random())
+        self._slips += place != INTENDED
+        self.player = outcomes[place][1]
+        tile = self.lake.tiles[self.player]
+        return self._pay(tile), tile in "GH", tile == "G"
+
+    def _info(self) -> dict[str, Any]:
+        return {"player": divmod(self.player, self.lake.size), "slips": self._slips}
+
+    def state_text(self) -> str:
+        if self.options.observation == "coordinates":
+            return render.coordinate_text(self.lake, self.player)
+        grid = render.grid_text(self.lake, self.player)
+        if self.options.observation == "grid_coordinates":
+            return f"Coordinates:\n{render.coordinate_text(self.lake, self.player)}\nGrid Map:\n{grid}"
+        return grid
+
+    def state_image(self) -> npt.NDArray[np.uint8]:
+        return render.image(self.lake, self.player)
+
+    @property
+    def _task(self) -> str:
+        task = "Walk over the frozen lake to the goal; a hole ends the game."
+        return f"{task} The ice is slippery: a step may go sideways." if self.options.slip > 0 else task
+
+    @property
+    def _symbols(self) -> str:
+        return render.LEGEND

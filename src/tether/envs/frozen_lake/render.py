@@ -1,0 +1,55 @@
+"""How a lake is shown: symbols, coordinates, or a picture. The start tile looks like any other ice."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from tether.envs.frozen_lake.generator import Lake
+from tether.envs.grid_image import Sprite, draw_grid
+
+SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
+PLAYER_SYMBOLS = {"S": "P", "F": "P", "H": "X", "G": "√"}
+LEGEND = "P you, _ ice, O hole, G goal, X you in a hole, √ you on the goal"
+
+_SPRITES: dict[str, tuple[Sprite, ...]] = {
+    "_": ("ice",),
+    "P": ("ice", "player"),
+    "O": ("ice", "hole"),
+    "G": ("ice", "flag"),
+    "X": ("ice", "hole", "player_down"),
+    "√": ("ice", "flag", "player"),
+}
+
+
+def grid_rows(lake: Lake, player: int) -> list[str]:
+    symbols = [SYMBOLS[letter] for letter in lake.tiles]
+    symbols[player] = PLAYER_SYMBOLS[lake.tiles[player]]
+    flat = "".join(symbols)
+    return [flat[at : at + lake.size] for at in range(0, len(flat), lake.size)]
+
+
+def grid_text(lake: Lake, player: int) -> str:
+    return "\n".join(grid_rows(lake, player))
+
+
+def coordinate_text(lake: Lake, player: int) -> str:
+    """Board, goal, player and holes, one line each; a line that would be empty is left out."""
+    standing = {"H": "Player in hole", "G": "Player on goal"}.get(lake.tiles[player], "Player")
+    lines = [
+        f"Board size: {lake.size} rows x {lake.size} cols (zero-indexed).",
+        f"Goal: {_places([lake.tiles.index('G')], lake.size)}",
+        f"{standing}: {_places([player], lake.size)}",
+    ]
+    holes = [tile for tile, letter in enumerate(lake.tiles) if letter == "H"]
+    if holes:
+        lines.append(f"Holes: {_places(holes, lake.size)}")
+    return "\n".join(lines)
+
+
+def image(lake: Lake, player: int) -> npt.NDArray[np.uint8]:
+    return draw_grid(grid_rows(lake, player), _SPRITES)
+
+
+def _places(tiles: Iterable[int], size: int) -> str:
+    return ", ".join(f"({tile // size}, {tile % size})" for tile in tiles)

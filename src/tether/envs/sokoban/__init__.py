@@ -1,0 +1,1 @@
+"""Push every box onto a target; pushes cannot be taken back by pulling."""

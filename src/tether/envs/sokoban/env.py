@@ -1,0 +1,133 @@
+"""Sokoban as a turn-based task in words: moves and pushes on integers, levels by seed, gym-sokoban's rewards.
+
+Moving into a box pushes it if the cell behind is free; two boxes in a row never move. The level is solved when every target holds a
+box. There is no chance in it: `luck` changes nothing.
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from tether.envs.base import ActionEnv, ActionOptions
+from tether.envs.sokoban import render
+from tether.envs.sokoban.generator import Generator, ReversePlay
+from tether.envs.sokoban.levels import FileLevels, Level
+from tether.envs.sokoban.reward import PushReward, Reward
+from tether.envs.sokoban.solver import ACTIONS
+
+
+class SokobanOptions(ActionOptions):
+    """Options of sokoban."""
+
+    height: int = Field(default=6, ge=5, le=30)
+    """Rows, outer walls included."""
+    width: int = Field(default=6, ge=5, le=30)
+    """Columns, outer walls included."""
+    boxes: int = Field(default=1, ge=1)
+    min_pushes: int = Field(default=1, ge=1)
+    """Every generated level takes at least so many pushes."""
+    max_pushes: int | None = Field(default=None, ge=1)
+    """How far the generator pulls the boxes away, in all; by default 4 for each box."""
+    max_moves: int | None = Field(default=None, ge=1)
+    """Every generated level can be solved in so many actions; by default height + width - 2 for each box (10 on 6 x 6)."""
+    levels: Path | None = None
+    """An XSB or Boxoban file to take levels from instead of generating them."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        interior = (self.height - 2) * (self.width - 2)
+        room = interior // 4
+        if self.levels is None and self.boxes > room:
+            raise ValueError(f"boxes: got {self.boxes} for {self.height} x {self.width}; use at most {room} or a larger board")
+        farthest = (self.height + self.width - 8) * self.boxes  # pulling takes the player one cell further than the box
+        if self.levels is None and self.min_pushes > farthest:
+            raise ValueError(f"min_pushes: got {self.min_pushes}, this board allows {farthest}; use fewer or a larger board")
+        if self.min_pushes > min(self.push_limit, self.move_limit):
+            low = "max_pushes" if self.push_limit < self.min_pushes else "max_moves"
+            raise ValueError(f"min_pushes: got {self.min_pushes}, above {low} {min(self.push_limit, self.move_limit)}; raise {low}")
+        return self
+
+    @property
+    def push_limit(self) -> int:
+        """max_pushes, with its default filled in."""
+        return self.max_pushes or max(4 * self.boxes, self.min_pushes)
+
+    @property
+    def move_limit(self) -> int:
+        """max_moves, with its default filled in."""
+        return self.max_moves or max((self.height + self.width - 2) * self.boxes, 2 * self.min_pushes)
+
+
+class Sokoban(ActionEnv[SokobanOptions]):
+    """Push every box onto a target."""
+
+    name = "sokoban"
+    actions = ACTIONS
+    Options = SokobanOptions
+
+    def __init__(self, options: SokobanOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None) -> None:
+        super().__init__(options or SokobanOptions())
+        self._make: Generator = generator or _generator(self.options)
+        self._pay: Reward = reward or PushReward()
+
+    def _generate(self, seed: int) -> None:
+        self.level: Level = self._make(seed, self.options.split)
+        self.boxes, self.player = self.level.boxes, self.level.player
+
+    def _act(self, index: int) -> tuple[float, bool, bool]:
+        before = self._boxes_on_target()
+        self._move(self.level.deltas[index])
+        solved = not self.level.targets & ~self.boxes
+        return self._pay(before, self._boxes_on_target(), solved), solved, solved
+
+    def _move(self, delta: int) -> None:
+        """One step; into a box it is a push; against a wall or two boxes it is nothing."""
+        ahead = self.player + delta
+        if self.level.walls >> ahead & 1:
+            return
+        if self.boxes >> ahead & 1:
+            beyond = ahead + delta
+            if (self.level.walls | self.boxes) >> beyond & 1:
+                return
+            self.boxes ^= 1 << ahead | 1 << beyond
+        self.player = ahead
+
+    def _boxes_on_target(self) -> int:
+        return (self.boxes & self.level.targets).bit_count()
+
+    def position(self) -> Level:
+        """The position as it is now, as a level of its own (for the solver)."""
+        level = self.level
+        return Level(level.height, level.width, level.walls, level.targets, self.boxes, self.player)
+
+    def _info(self) -> dict[str, Any]:
+        return {"player": divmod(self.player, self.level.width), "boxes_on_target": self._boxes_on_target()}
+
+    def state_text(self) -> str:
+        where = self.level, self.boxes, self.player
+        if self.options.observation == "coordinates":
+            return render.coordinate_text(*where, walls=True)
+        grid = render.grid_text(*where)
+        if self.options.observation == "grid_coordinates":
+            return f"Coordinates:\n{render.coordinate_text(*where, walls=False)}\nGrid Map:\n{grid}"
+        return grid
+
+    def state_image(self) -> npt.NDArray[np.uint8]:
+        return render.image(self.level, self.boxes, self.player)
+
+    @property
+    def _task(self) -> str:
+        return "Push every box onto a target. You cannot pull, and cannot push two boxes at once or a box into a wall."
+
+    @property
+    def _symbols(self) -> str:
+        return render.LEGEND
+
+
+def _generator(options: SokobanOptions) -> Generator:
+    if options.levels is not None:
+        return FileLevels(options.levels)
+    return ReversePlay(options.height, options.width, options.boxes, options.min_pushes, options.push_limit, options.move_limit)

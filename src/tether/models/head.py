@@ -1,0 +1,44 @@
+"""A causal language model in two halves: features for every position, logits only for the positions that are wanted.
+
+The vocabulary is the widest thing in a small model: computing logits for prompt tokens that nobody reads wastes most of the time and
+memory of a forward pass. Some architectures do more than a matrix product after the last layer (scaling, soft caps), so the split is
+probed once per model: where the halves do not reproduce the model's own logits, the features are the logits and the second half does nothing.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+PROBE_TOKENS = 4
+
+
+class SplitModel:
+    """Features and head of a Hugging Face causal language model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._head: Any = model.get_output_embeddings()
+        self._splits = self._head is not None and self._halves_agree()
+
+    @torch.inference_mode()
+    def _halves_agree(self) -> bool:
+        ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None]
+        whole = self.model(input_ids=ids, use_cache=False).logits
+        halves = self._head(self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        return bool(whole.shape == halves.shape and torch.allclose(whole, halves, rtol=1e-3, atol=1e-3))
+
+    def features(self, **inputs: Any) -> Tensor:
+        """[B, T, D] (or [B, T, V] for a model that does not split) for the model's usual inputs."""
+        output: Tensor
+        if self._splits:
+            output = self.model.base_model(**inputs).last_hidden_state
+        else:
+            output = self.model(**inputs).logits
+        return output
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[..., V] from any selection of features."""
+        output: Tensor = self._head(features) if self._splits else features
+        return output

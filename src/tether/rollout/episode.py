@@ -1,0 +1,117 @@
+"""One environment played by one member of a group, as a dialogue that an engine drives.
+
+The episode feeds observations, takes completions, steps the environment and writes down every turn with the exact tokens. Whatever
+the environment raises ends this episode with ENV_ERROR and its message; the other episodes do not notice.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tether.core.enums import StopReason
+from tether.core.errors import EnvironmentFailure, environment_boundary
+from tether.core.grammar import parse_response
+from tether.core.protocols import Env
+from tether.core.types import Completion, Step, Trajectory, Turn
+from tether.models.chat import ChatFormat
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRules:
+    """What every episode of a run has in common."""
+
+    max_context: int
+    """Tokens of a conversation; an episode whose next response would not fit ends with CONTEXT_FULL."""
+    max_tokens: int
+    """Budget of one response."""
+    format_penalty: float
+    """Added once per turn that is malformed or holds an illegal action; zero or negative."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSeeds:
+    """Where an episode stands in its step, and its three sources of chance."""
+
+    group: int
+    member: int
+    instance: int
+    luck: int
+    sampling: int
+
+
+class Episode:
+    """A Dialogue over one environment."""
+
+    def __init__(self, env: Env, chat: ChatFormat, seeds: EpisodeSeeds, rules: EpisodeRules) -> None:
+        self._env = env
+        self._chat = chat
+        self._rules = rules
+        self._seeds = seeds
+        self._context: tuple[int, ...] = ()
+        self._observation = ""
+        self._num_tokens = 0
+        self.prefix_key = seeds.group
+        self.uniforms = np.random.Generator(np.random.PCG64(seeds.sampling))
+        self.trajectory = Trajectory(seeds.group, seeds.member, seeds.instance, turns=[], stop_reason=StopReason.TURN_LIMIT)
+
+    def begin(self) -> tuple[int, ...] | None:
+        try:
+            with environment_boundary("reset"):
+                observation = self._env.reset(self._seeds.instance, luck=self._seeds.luck)
+        except EnvironmentFailure as failure:
+            return self._fail(failure)
+        return self._show(observation.text, self._chat.first_prompt(self._env.instructions, observation.text))
+
+    def receive(self, completion: Completion) -> tuple[int, ...] | None:
+        turn, answer = self._read(completion)
+        self.trajectory.turns.append(turn)
+        self._num_tokens += len(turn.response_ids)
+        try:
+            with environment_boundary(f"step {len(self.trajectory.turns)}"):
+                step = self._env.step(answer)
+        except EnvironmentFailure as failure:
+            return self._fail(failure)
+        turn.reward = float(step.reward)
+        turn.valid = bool(step.info.get("valid", True)) and bool(answer)
+        turn.penalty = 0.0 if turn.valid else self._rules.format_penalty
+        if step.done:
+            return self._end(step)
+        return self._show(step.observation.text, self._chat.next_prompt(step.observation.text, turn.response_ids))
+
+    def _read(self, completion: Completion) -> tuple[Turn, str]:
+        """The turn as sampled, and the answer in it (empty if malformed)."""
+        text = self._chat.decode(completion.token_ids)
+        parsed = parse_response(text)
+        span = None
+        if parsed.reasoning_end is not None:
+            span = (0, self._chat.tokens_before(completion.token_ids, parsed.reasoning_end))
+        turn = Turn(
+            context_ids=self._context,
+            response_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            finish=completion.finish,
+            text=text,
+            reasoning_span=span,
+            observation=self._observation,
+        )
+        return turn, parsed.answer or ""
+
+    def _show(self, observation: str, context: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Put the next observation before the model, if a response to it still fits."""
+        self._num_tokens += len(context)
+        if self._num_tokens + self._rules.max_tokens > self._rules.max_context:
+            self.trajectory.stop_reason = StopReason.CONTEXT_FULL
+            return None
+        self._context, self._observation = context, observation
+        return context
+
+    def _end(self, step: Step) -> None:
+        self.trajectory.success = bool(step.success)
+        if step.success:
+            self.trajectory.stop_reason = StopReason.SUCCESS
+        else:
+            self.trajectory.stop_reason = StopReason.TURN_LIMIT if step.info.get("truncated") else StopReason.FAILURE
+
+    def _fail(self, failure: EnvironmentFailure) -> None:
+        self.trajectory.stop_reason = StopReason.ENV_ERROR
+        self.trajectory.error = str(failure)

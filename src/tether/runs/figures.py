@@ -1,0 +1,273 @@
+"""Plotly figures of one run or of several: the small curves and the regime plane.
+
+One look for all: white ground, hairline grid, the system's font, lines labelled at their end instead of by a legend (one run) or
+coloured by run (several; the page shows the key once). Every function takes runs by name and returns None where the runs hold nothing
+to draw, so that the caller can say so instead of showing an empty chart.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tether.core.enums import REGIME_FRACTION, Regime
+from tether.runs.panels import Panel, Series, Style, drawn
+from tether.runs.schema import StepRecord
+
+Runs = Mapping[str, Sequence[StepRecord]]
+
+INK, MUTED, GRID = "#1f2933", "#6b7785", "#e9edf1"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+RUN_COLOURS = ("#2b6cb0", "#c2622d", "#2f855a", "#805ad5", "#b7791f", "#b83280", "#2c7a7b", "#4a5568")
+REGIME_TINTS = {
+    Regime.DIVERSE: "#eaf5ee",
+    Regime.TEMPLATE_COLLAPSE: "#fbeceb",
+    Regime.COMPRESSED: "#eaf1f9",
+    Regime.LOW_ENTROPY_COLLAPSE: "#f0f1f3",
+}
+_PALEST = 0.75
+"""How far the first point of a path is mixed with white."""
+_LABEL_GAP = 0.085
+"""Least distance of two end-of-line labels, as a share of the axis."""
+
+
+def run_colours(names: Sequence[str]) -> dict[str, str]:
+    """The colour of each run, the same in every chart and in the key of the page."""
+    return dict(zip(names, RUN_COLOURS, strict=False))
+
+
+def curve(panel: Panel, runs: Runs) -> go.Figure | None:
+    """One small chart over the steps; None if no run holds any of its series."""
+    shown = drawn(panel, list(runs.values()))
+    if not shown:
+        return None
+    figure = go.Figure()
+    several = len(runs) > 1
+    colours = run_colours(list(runs))
+    for name, records in runs.items():
+        for series in shown:
+            steps, values = series.points(records)
+            if not steps:
+                continue
+            colour = colours[name] if several and series.style is not Style.REFERENCE else series.colour
+            label = html.escape(name) if several else series.label
+            if several and series.style is Style.REFERENCE:
+                label += f" ({series.label})"
+            if series.band:
+                _add_band(figure, series.band, records, colour)
+            figure.add_trace(_line(series, steps, values, colour, label, panel.percent))
+    low, high = _value_range(panel, shown, runs)
+    _dress(figure, right_margin=20 if several else 76)
+    figure.update_yaxes(range=[low, high], tickformat="~g", nticks=5)
+    if panel.percent:
+        figure.update_yaxes(tickformat=".0%", dtick=0.25)
+    first, last = _step_range(runs)
+    figure.update_xaxes(title_text="step", range=[first, last])
+    if last - first < 8:
+        # Left alone, plotly would put ticks between the steps.
+        figure.update_xaxes(dtick=1)
+    if not several:
+        _label_ends(figure, shown, next(iter(runs.values())), (low, high), panel.percent)
+    return figure
+
+
+def regime_plane(runs: Runs, *, h_threshold: float = REGIME_FRACTION, mi_threshold: float = REGIME_FRACTION) -> go.Figure | None:
+    """Each run's path over H(Z|X) and MI-Seq-Est, both relative to the run's own start; a path goes from pale to full colour.
+
+    None if no run has a start to be relative to: no information metrics, or none above zero at the first measurement.
+    """
+    paths = {name: path for name, records in runs.items() if (path := _relative_path(records))}
+    if not paths:
+        return None
+    right = max(1.6 if len(runs) > 1 else 1.45, 1.12 * max(x for path in paths.values() for x in path["x"]))
+    top = max(1.45, 1.12 * max(y for path in paths.values() for y in path["y"]))
+    bottom = min(0.0, 1.1 * min(y for path in paths.values() for y in path["y"]))
+    figure = go.Figure()
+    _shade_quadrants(figure, h_threshold, mi_threshold, (bottom, right, top))
+    colours = run_colours(list(runs))
+    for name, path in paths.items():
+        _add_path(figure, path, colours[name], html.escape(name), several=len(runs) > 1)
+    _dress(figure, right_margin=20)
+    figure.update_layout(height=440, hovermode="closest")
+    figure.update_xaxes(title_text="H(Z|X), times its start", range=[0, right], tickformat="~g", showgrid=False, nticks=6)
+    figure.update_yaxes(title_text="MI, times its start", range=[bottom, top], tickformat="~g", showgrid=False, nticks=6)
+    return figure
+
+
+def _line(series: Series, steps: list[int], values: list[float], colour: str, label: str, percent: bool) -> go.Scatter:
+    """One series as a plotly trace. A lone point is drawn as a dot: a line through it would be invisible."""
+    value = "%{y:.1%}" if percent else "%{y:.4~g}"
+    look: dict[str, Any] = {"x": steps, "y": values, "name": label, "hovertemplate": f"{label} {value}<extra></extra>"}
+    if series.style is Style.SHARE:
+        return go.Scatter(**look, mode="lines", line={"width": 0}, stackgroup="shares", fillcolor=colour)
+    sparse = len(steps) <= 2 or series.band is not None
+    width = {Style.MAIN: 2.2, Style.LIGHT: 1.6, Style.REFERENCE: 1.3}[series.style]
+    dash = "dash" if series.style is Style.REFERENCE else "solid"
+    mode = "lines+markers" if sparse and series.style is not Style.REFERENCE else "lines"
+    return go.Scatter(**look, mode=mode, line={"color": colour, "width": width, "dash": dash}, marker={"size": 5, "color": colour})
+
+
+def _add_band(figure: go.Figure, band: tuple[str, str], records: Sequence[StepRecord], colour: str) -> None:
+    """The shaded interval around a series, below its line."""
+    held = [record for record in records if band[0] in record.metrics and band[1] in record.metrics]
+    steps = [record.step for record in held]
+    outline = [record.metrics[band[1]] for record in held] + [record.metrics[band[0]] for record in reversed(held)]
+    figure.add_trace(
+        go.Scatter(
+            x=steps + steps[::-1], y=outline, fill="toself", fillcolor=_faint(colour), line={"width": 0}, mode="lines", hoverinfo="skip"
+        )
+    )
+
+
+def _value_range(panel: Panel, shown: Sequence[Series], runs: Runs) -> tuple[float, float]:
+    """The y axis: always from zero (or below it), so that heights compare."""
+    if panel.percent:
+        return -0.02, 1.04
+    values = [value for records in runs.values() for series in shown for value in series.points(records)[1]]
+    low, high = min(0.0, *values), max(0.0, *values)
+    room = 0.1 * (high - low) or 1.0
+    return low - (room if low < 0 else 0.02 * room), high + room
+
+
+def _step_range(runs: Runs) -> tuple[float, float]:
+    """The same x axis in every chart, so that they compare down the page."""
+    steps = [record.step for records in runs.values() for record in records]
+    first, last = min(steps), max(steps)
+    room = 0.02 * (last - first) or 0.5
+    return first - room, last + room
+
+
+def _label_ends(
+    figure: go.Figure, shown: Sequence[Series], records: Sequence[StepRecord], value_range: tuple[float, float], percent: bool
+) -> None:
+    """Write each series' name in its colour beside its last value, pushed apart where they would overlap."""
+    low, high = value_range
+    places: list[tuple[float, Series]] = []
+    stacked = 0.0
+    for series in shown:
+        last = series.points(records)[1][-1]
+        if series.style is Style.SHARE:
+            places.append((stacked + last / 2, series))
+            stacked += last
+        else:
+            places.append((last, series))
+    # A layer thinner than its label has no room for it; hovering still names it.
+    places = [(y, series) for y, series in places if series.style is not Style.SHARE or series.points(records)[1][-1] > _LABEL_GAP / 2]
+    places.sort(key=lambda place: place[0])
+    heights = _pushed_apart([(y - low) / (high - low) for y, _ in places])
+    for height, (_, series) in zip(heights, places, strict=True):
+        colour = MUTED if series.style is Style.SHARE else _mixed(series.colour, INK, 0.25)
+        # A line on its own is named by the title already; its last value says more.
+        text = _shown(series.points(records)[1][-1], percent) if len(shown) == 1 else series.label
+        figure.add_annotation(
+            x=1.012, xref="paper", y=height, yref="paper", text=text, showarrow=False, xanchor="left",
+            yanchor="middle", font={"color": colour, "size": 12},
+        )  # fmt: skip
+
+
+def _shown(value: float, percent: bool) -> str:
+    return f"{value:.0%}" if percent else f"{value:.3g}"
+
+
+def _pushed_apart(heights: list[float]) -> list[float]:
+    """Ascending heights in [0, 1], moved as little as a single sweep up and one back down allow to lie _LABEL_GAP apart."""
+    apart = list(heights)
+    for index in range(1, len(apart)):
+        apart[index] = max(apart[index], apart[index - 1] + _LABEL_GAP)
+    ceiling = 0.98
+    for index in reversed(range(len(apart))):
+        apart[index] = min(apart[index], ceiling)
+        ceiling = apart[index] - _LABEL_GAP
+    return apart
+
+
+def _relative_path(records: Sequence[StepRecord]) -> dict[str, list[float]] | None:
+    """The run's measurements on the plane, divided by the first one."""
+    held = [record for record in records if {"information/h_conditional", "information/mi_seq"} <= record.metrics.keys()]
+    if not held:
+        return None
+    h_start, mi_start = held[0].metrics["information/h_conditional"], held[0].metrics["information/mi_seq"]
+    if h_start <= 0 or mi_start <= 0:
+        return None
+    h = [record.metrics["information/h_conditional"] for record in held]
+    mi = [record.metrics["information/mi_seq"] for record in held]
+    steps = [float(record.step) for record in held]
+    return {"x": [value / h_start for value in h], "y": [value / mi_start for value in mi], "h": h, "mi": mi, "step": steps}
+
+
+def _shade_quadrants(figure: go.Figure, h_threshold: float, mi_threshold: float, edges: tuple[float, float, float]) -> None:
+    """Tint and name the four regimes, each name in the upper outer corner of its quadrant: a path that collapses ends at the bottom."""
+    bottom, right, top = edges
+    quadrants = {
+        Regime.COMPRESSED: (0.0, h_threshold, mi_threshold, top),
+        Regime.DIVERSE: (h_threshold, right, mi_threshold, top),
+        Regime.LOW_ENTROPY_COLLAPSE: (0.0, h_threshold, bottom, mi_threshold),
+        Regime.TEMPLATE_COLLAPSE: (h_threshold, right, bottom, mi_threshold),
+    }
+    for regime, (x0, x1, y0, y1) in quadrants.items():
+        tint = REGIME_TINTS[regime]
+        figure.add_shape(type="rect", x0=x0, x1=x1, y0=y0, y1=y1, fillcolor=tint, line={"color": "white", "width": 2}, layer="below")
+        outer_right = x1 == right
+        figure.add_annotation(
+            x=x1 if outer_right else x0, y=y1, text=regime.value.replace(" ", "<br>", 1), showarrow=False,
+            xanchor="right" if outer_right else "left", yanchor="top", xshift=-8 if outer_right else 8,
+            yshift=-6, align="right" if outer_right else "left", font={"color": _mixed(tint, INK, 0.62), "size": 13},
+        )  # fmt: skip
+
+
+def _add_path(figure: go.Figure, path: dict[str, list[float]], colour: str, name: str, several: bool) -> None:
+    """A thin line through dots that darken with the steps; hollow at the start, a large solid dot at the end."""
+    count = len(path["x"])
+    shades = [_mixed(colour, "#ffffff", _PALEST * (1 - index / max(1, count - 1))) for index in range(count)]
+    shades[-1] = colour
+    sizes = [7.0] * count
+    sizes[-1] = 14
+    sizes[0] = 13
+    symbols = ["circle"] * count
+    symbols[0] = "circle-open"
+    shades[0] = colour
+    figure.add_trace(
+        go.Scatter(
+            x=path["x"], y=path["y"], mode="lines+markers", name=name,
+            customdata=list(zip(path["step"], path["h"], path["mi"], strict=True)),
+            line={"color": _mixed(colour, "#ffffff", 0.6), "width": 1.4}, cliponaxis=False,
+            marker={"color": shades, "size": sizes, "symbol": symbols, "opacity": 1, "line": {"width": 2, "color": shades}},
+            hovertemplate=f"{name}, step %{{customdata[0]}}<br>H(Z|X) %{{customdata[1]:.3f}} (%{{x:.2f}}×)"
+            "<br>MI %{customdata[2]:.3f} (%{y:.2f}×)<extra></extra>",
+        )
+    )  # fmt: skip
+    ends = [(0, "start")] if count == 1 else [(0, "start"), (count - 1, f"step {path['step'][-1]:.0f}")]
+    for index, words in ends:
+        if several and index == 0:
+            continue
+        # On the side away from where the path came from, so that the label does not lie on it.
+        leftward = index > 0 and path["x"][index] < path["x"][0]
+        figure.add_annotation(
+            x=path["x"][index], y=path["y"][index], text=name if several else words, showarrow=False,
+            xanchor="right" if leftward else "left", xshift=-12 if leftward else 12, font={"color": colour, "size": 12},
+        )  # fmt: skip
+
+
+def _dress(figure: go.Figure, right_margin: int) -> None:
+    """The common look."""
+    figure.update_layout(
+        template="none", height=250, showlegend=False, hovermode="x unified", paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+        margin={"l": 46, "r": right_margin, "t": 10, "b": 40}, font={"family": FONT, "size": 12, "color": MUTED},
+        hoverlabel={"bgcolor": "white", "bordercolor": "#cbd2d9", "font": {"family": FONT, "size": 12, "color": INK}, "namelength": -1},
+        dragmode=False,
+    )  # fmt: skip
+    figure.update_xaxes(showgrid=False, zeroline=False, linecolor="#cbd2d9", ticks="outside", tickcolor="#cbd2d9", ticklen=4, nticks=7)
+    figure.update_yaxes(gridcolor=GRID, zeroline=False, linewidth=0)
+    figure.update_xaxes(title={"standoff": 6, "font": {"size": 12}})
+    figure.update_yaxes(title={"standoff": 8, "font": {"size": 12}})
+
+
+def _mixed(colour: str, other: str, share: float) -> str:
+    """`colour` with a share of `other` mixed in, both as #rrggbb."""
+    channels = [round(int(colour[i : i + 2], 16) * (1 - share) + int(other[i : i + 2], 16) * share) for i in (1, 3, 5)]
+    return "#" + "".join(f"{channel:02x}" for channel in channels)
+
+
+def _faint(colour: str) -> str:
+    return f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.13)"

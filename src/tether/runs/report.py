@@ -1,0 +1,216 @@
+"""One self-contained HTML file about a run, or about several compared.
+
+The page reads from the answer down: the verdict in words, the key figures, the curves with how to read them, the regime plane, sample
+episodes from different prompts, then the settings, times and the command that repeats the run. Everything is inside the file: plotly.js
+is inlined once and a content-security policy forbids the browser to load anything else. All text goes through jinja2's escaping,
+because model output may hold HTML. Pieces a run did not record are named as missing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import plotly.graph_objects as go
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from tether.core.enums import REGIME_FRACTION, Regime
+from tether.core.errors import BadInput
+from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, Runs, curve, regime_plane, run_colours
+from tether.runs.panels import SECTIONS, Panel, drawn
+from tether.runs.samples import SampleStep, sample_steps
+from tether.runs.schema import StepRecord
+from tether.runs.store import RunStore, write_whole
+from tether.runs.verdict import Tile, comparison, number, percent, tiles, verdict
+
+_PLOTLY_CONFIG = {"displayModeBar": False}
+
+_REGIME_MEANINGS = {
+    Regime.DIVERSE: "varied within a prompt, different across prompts: healthy.",
+    Regime.TEMPLATE_COLLAPSE: "looks varied, ignores the prompt; entropy alone does not show it.",
+    Regime.COMPRESSED: "terse, and still about the prompt.",
+    Regime.LOW_ENTROPY_COLLAPSE: "one fixed text for everything.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """One row of the table of times."""
+
+    stage: str
+    total: str
+    per_step: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """Everything the page says about one run."""
+
+    name: str
+    colour: str
+    folder: Path
+    about: dict[str, Any]
+    version: str
+    ending: str
+    num_steps: int
+    verdict: list[str]
+    tiles: list[Tile]
+    notes: list[tuple[int, str]]
+    samples: list[SampleStep]
+    stage_times: list[StageTime]
+    rates: list[tuple[str, str]]
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure with its words; `html` is None where nothing was recorded."""
+
+    title: str
+    reading: str
+    html: Markup | None
+    needs: str
+    """What was not recorded, for the page to name where `html` is None."""
+
+
+def write_report(stores: Sequence[RunStore], out: Path) -> Path:
+    """Write the report of one run, or the comparison of several, and return its path."""
+    if not stores:
+        raise BadInput("a report needs at least one run; give its folder")
+    if len(stores) > len(RUN_COLOURS):
+        raise BadInput(f"a report compares at most {len(RUN_COLOURS)} runs, got {len(stores)}; more lines cannot be told apart")
+    names = _names(stores)
+    records = {name: store.steps() for name, store in zip(names, stores, strict=True)}
+    colours = run_colours(names)
+    views = [_view(name, colours[name], store, records[name]) for name, store in zip(names, stores, strict=True)]
+    stepped = {name: steps for name, steps in records.items() if steps}
+    page = _template().render(
+        runs=views,
+        title=_title(views),
+        comparison=comparison(records) if len(views) > 1 else None,
+        sections=[(section.question, _charts(section.panels, stepped)) for section in SECTIONS],
+        plane=_plane(stepped),
+        regimes=[(regime.value, REGIME_TINTS[regime], meaning) for regime, meaning in _REGIME_MEANINGS.items()],
+        # A closing tag inside the library would end its script element; the library ships none, which the tests hold.
+        plotly_js=Markup(get_plotlyjs()),
+    )
+    write_whole(out, page)
+    return out
+
+
+def _template() -> jinja2.Template:
+    source = resources.files("tether.runs").joinpath("report_template.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["percent"] = percent
+    environment.filters["number"] = number
+    return environment.from_string(source)
+
+
+def _names(stores: Sequence[RunStore]) -> list[str]:
+    """Folder names; whole paths where two runs share one."""
+    short = [store.folder.resolve().name for store in stores]
+    names = short if len(set(short)) == len(short) else [str(store.folder) for store in stores]
+    if len(set(names)) < len(names):
+        raise BadInput(f"a run was given twice: {', '.join(names)}; give each folder once")
+    return names
+
+
+def _view(name: str, colour: str, store: RunStore, records: list[StepRecord]) -> RunView:
+    timings = store.timings()
+    samples = sample_steps(store)
+    torn = sum(len(lines) for lines in store.torn_lines.values())
+    ending = f"Finished: {store.finished}." if store.finished else "Not marked as finished: still running, or stopped from outside."
+    if torn:
+        ending += f" {torn} incomplete {'line was' if torn == 1 else 'lines were'} skipped, as a kill leaves behind."
+    return RunView(
+        name=name,
+        colour=colour,
+        folder=store.folder,
+        about=store.about(),
+        version=store.version,
+        ending=ending,
+        num_steps=len(records),
+        verdict=verdict(records),
+        tiles=tiles(records),
+        notes=[(record.step, note) for record in records for note in record.notes],
+        samples=samples,
+        stage_times=_stage_times(timings),
+        rates=_rates(timings),
+        config=store.config_text(),
+    )
+
+
+def _title(views: Sequence[RunView]) -> str:
+    return views[0].name if len(views) == 1 else f"{len(views)} runs compared"
+
+
+def _charts(panels: Sequence[Panel], runs: Runs) -> list[Chart]:
+    charts = []
+    for panel in panels:
+        figure = curve(panel, runs) if runs else None
+        shown = drawn(panel, list(runs.values()))
+        reading = panel.reading if len(shown) == len(panel.series) else f"{panel.reading} Drawn here: {', '.join(s.label for s in shown)}."
+        wanted = ", ".join(series.metric for series in panel.series)
+        charts.append(Chart(panel.title, reading, _html(figure, panel.key), wanted))
+    return charts
+
+
+def _plane(runs: Runs) -> Chart:
+    reading = (
+        "Each dot is one measurement, divided by the run's first: right is more variety within a prompt, up is more dependence on the "
+        f"prompt. The path starts at the hollow dot and darkens with the steps; an axis counts as low below {percent(REGIME_FRACTION)} "
+        "of its start."
+    )
+    measured = any("information/mi_seq" in record.metrics for records in runs.values() for record in records)
+    needs = (
+        "The first measurement found no information above zero, so there is no start to compare with."
+        if measured
+        else "Not recorded: no step measured information."
+    )
+    return Chart("The regime plane", reading, _html(regime_plane(runs) if runs else None, "regime-plane"), needs)
+
+
+def _html(figure: go.Figure | None, key: str) -> Markup | None:
+    if figure is None:
+        return None
+    # plotly escapes angle brackets inside the script it writes, so its output is safe to place as it is.
+    return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=_PLOTLY_CONFIG, div_id=f"chart-{key}"))
+
+
+def _stage_times(timings: Sequence[dict[str, Any]]) -> list[StageTime]:
+    """Seconds by stage, the longest first."""
+    totals: dict[str, float] = {}
+    for record in timings:
+        for stage, seconds in (record.get("seconds") or {}).items():
+            totals[stage] = totals.get(stage, 0.0) + float(seconds)
+    whole = sum(totals.values())
+    ordered = sorted(totals.items(), key=lambda item: -item[1])
+    return [
+        StageTime(stage, _duration(total), _duration(total / len(timings)), total / whole if whole else 0.0) for stage, total in ordered
+    ]
+
+
+def _rates(timings: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The mean of every other number that was timed, such as tokens per second."""
+    values: dict[str, list[float]] = {}
+    for record in timings:
+        for key, value in record.items():
+            if key != "step" and isinstance(value, int | float):
+                values.setdefault(key, []).append(float(value))
+    return [(key.replace("_", " "), f"{sum(seen) / len(seen):,.0f}") for key, seen in values.items()]
+
+
+def _duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> _duration(0.25), _duration(75), _duration(7260)
+    ('0.25 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,94 @@
+"""The versioned records of a run folder and their JSON form.
+
+Two kinds are written while a run trains: a `StepRecord` per step (numbers, regime, notes) and a dictionary per trajectory, with the
+very tokens that were sampled. Both hold only what follows from the seed and the settings: two runs of one seed write the same bytes,
+and whatever depends on the clock goes elsewhere. The version of the whole folder stands once, in its run.json.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tether.core.errors import BadInput
+from tether.core.types import Trajectory, Turn
+
+SCHEMA_VERSION = 1
+"""Raised whenever a file of the run folder changes its meaning."""
+
+LOGPROB_DECIMALS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """The numbers of one training step.
+
+    Example: StepRecord(3, {"rollout/success": 0.25}, regime="diverse reasoning", notes=["2 episodes ended by an environment error"]).
+    """
+
+    step: int
+    metrics: dict[str, float]
+    """Names of core.metrics.CATALOGUE to finite values."""
+    regime: str | None = None
+    """A value of core.enums.Regime; None where information was not measured in this step."""
+    notes: list[str] = field(default_factory=list)
+    """Alarms and remarks, one sentence each."""
+
+    def to_json(self) -> dict[str, Any]:
+        for name, value in self.metrics.items():
+            if not math.isfinite(value):
+                raise ValueError(f"metric '{name}' of step {self.step} is {value}; leave out what could not be computed")
+        return {"step": self.step, "metrics": dict(sorted(self.metrics.items())), "regime": self.regime, "notes": list(self.notes)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "StepRecord":
+        try:
+            metrics = {str(name): float(value) for name, value in data["metrics"].items()}
+            return cls(int(data["step"]), metrics, data.get("regime"), list(data.get("notes", [])))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadInput(f"not a step record: {error!r}; expected the keys step and metrics") from error
+
+
+def trajectory_record(trajectory: Trajectory, step: int, split: str, kept: bool) -> dict[str, Any]:
+    """One episode, ready for JSON; `kept` says whether the filter let its group into the update."""
+    return {
+        "step": step,
+        "split": str(split),
+        "group": trajectory.group,
+        "member": trajectory.member,
+        "seed": trajectory.seed,
+        "reward": _finite(trajectory.reward),
+        "success": trajectory.success,
+        "stop_reason": str(trajectory.stop_reason),
+        "error": trajectory.error,
+        "kept": kept,
+        "turns": [_turn_record(turn) for turn in trajectory.turns],
+    }
+
+
+def _turn_record(turn: Turn) -> dict[str, Any]:
+    return {
+        "observation": turn.observation,
+        "response": turn.text,
+        "reasoning_span": list(turn.reasoning_span) if turn.reasoning_span else None,
+        "reward": _finite(turn.reward),
+        "penalty": _finite(turn.penalty),
+        "valid": turn.valid,
+        "finish": str(turn.finish),
+        "context_ids": [int(token) for token in turn.context_ids],
+        "response_ids": [int(token) for token in turn.response_ids],
+        "logprobs": [_finite(round(float(value), LOGPROB_DECIMALS)) for value in turn.logprobs],
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity; an environment that pays one is recorded as null rather than ending the run."""
+    return float(value) if math.isfinite(value) else None
+
+
+def check_schema(version: object, where: str) -> None:
+    """Refuse a folder that a newer Tether wrote: its numbers may not mean what this version takes them for."""
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BadInput(f"{where} has schema {version!r}; expected a number from 1 to {SCHEMA_VERSION}: is this a Tether run?")
+    if version > SCHEMA_VERSION:
+        raise BadInput(f"{where} has schema {version}, this Tether reads up to {SCHEMA_VERSION}; upgrade Tether to read this run")

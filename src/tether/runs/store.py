@@ -1,0 +1,289 @@
+"""The run folder: append-only files that a kill cannot spoil.
+
+    run.json            schema, Tether's version, what the run is (environment, model, algorithm, seed, start), how it ended
+    config.yaml         the resolved settings; training from it repeats the run
+    metrics.jsonl       one StepRecord a line; equal bytes for equal seeds
+    timings.jsonl       everything measured by the clock
+    trajectories.jsonl  one episode a line
+    checkpoints/        written by the trainer
+    report.html         written by `tether report`
+
+Nothing is ever deleted. A run resumed from an earlier checkpoint writes its steps again, and readers take the last record of a step;
+each block of trajectories carries an `attempt`, the number of earlier blocks of that step and split, and readers take the highest.
+A kill can tear the last line: readers skip it and remember it in `torn_lines`, and the next append starts on a line of its own.
+"""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tether.core.errors import BadInput, StorageError
+from tether.runs.schema import SCHEMA_VERSION, StepRecord, check_schema
+
+ABOUT, CONFIG, METRICS, TIMINGS, TRAJECTORIES = "run.json", "config.yaml", "metrics.jsonl", "timings.jsonl", "trajectories.jsonl"
+CHECKPOINTS, REPORT = "checkpoints", "report.html"
+
+# Trajectory lines are long (they hold every token id), so which block a line belongs to is read from its first bytes.
+_BLOCK = re.compile(rb'\{"step": (\d+), "split": "([^"\\]*)", "attempt": (\d+), ')
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, then go on with --resume",
+    errno.EDQUOT: "free some of your quota, then go on with --resume",
+    errno.EACCES: "make it writable or choose another --out",
+    errno.EROFS: "choose another --out",
+}
+
+
+class RunStore:
+    """One run's folder. Make it with `create` or `open`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.torn_lines: dict[str, list[int]] = {}
+        """File name to the numbers of the incomplete lines that its latest reading skipped."""
+        self._attempts: dict[tuple[int, str], int] | None = None
+
+    @classmethod
+    def create(cls, folder: Path, config_yaml: str, about: Mapping[str, Any]) -> "RunStore":
+        """A new run folder; a folder that holds anything is never touched."""
+        store = cls(folder)
+        try:
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise BadInput(f"run folder '{folder}' exists; resume it with --resume or choose another --out")
+            (folder / CHECKPOINTS).mkdir(parents=True)
+        except OSError as error:
+            raise storage_error(folder, error) from error
+        store._replace(CONFIG, config_yaml)
+        # Last, because run.json is what makes a folder a run.
+        store._replace(ABOUT, _pretty({"schema": SCHEMA_VERSION, "tether": _version(), "about": dict(about), "finished": None}))
+        return store
+
+    @classmethod
+    def open(cls, folder: Path) -> "RunStore":
+        """An existing run folder."""
+        if not folder.is_dir():
+            raise BadInput(f"run folder '{folder}' does not exist; check the path")
+        missing = [name for name in (ABOUT, CONFIG) if not (folder / name).is_file()]
+        if missing:
+            raise BadInput(
+                f"'{folder}' is not a run folder: {' and '.join(missing)} missing; give the folder that `tether train --out` wrote"
+            )
+        store = cls(folder)
+        check_schema(store._run_json().get("schema"), f"'{folder / ABOUT}'")
+        return store
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / CHECKPOINTS
+
+    @property
+    def finished(self) -> str | None:
+        """The note of `finish`; None while the run is going on, and after a kill."""
+        note = self._run_json().get("finished")
+        return None if note is None else str(note)
+
+    @property
+    def version(self) -> str:
+        """The version of Tether that began the run."""
+        return str(self._run_json().get("tether", "unknown"))
+
+    def about(self) -> dict[str, Any]:
+        """What `create` was told about the run."""
+        return dict(self._run_json().get("about") or {})
+
+    def config_text(self) -> str:
+        """The resolved settings, as written."""
+        try:
+            return (self.folder / CONFIG).read_text(encoding="utf-8")
+        except OSError as error:
+            raise storage_error(self.folder / CONFIG, error) from error
+
+    def config(self) -> dict[str, Any]:
+        """The resolved settings."""
+        try:
+            data = yaml.safe_load(self.config_text()) or {}
+        except yaml.YAMLError as error:
+            raise BadInput(f"'{self.folder / CONFIG}' does not parse: {' '.join(str(error).split())}") from error
+        if not isinstance(data, dict):
+            raise BadInput(f"'{self.folder / CONFIG}' holds a {type(data).__name__}; expected sections of key: value")
+        return data
+
+    def append(self, record: StepRecord) -> None:
+        """Add the numbers of a step."""
+        self._append(METRICS, [record.to_json()])
+
+    def append_timings(self, step: int, timings: Mapping[str, Any]) -> None:
+        """Add what the clock said of a step, such as {"seconds": {"rollout": 3.1}, "tokens_per_second": 900.0}."""
+        self._append(TIMINGS, [{"step": step, **timings}])
+
+    def append_trajectories(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add the trajectories of a step, all of one split in one call: a later call for that step and split replaces them for readers."""
+        blocks = {(int(record["step"]), str(record["split"])) for record in records}
+        if self._attempts is None:
+            self._attempts = self._last_attempts()
+        attempts = {block: self._attempts.get(block, -1) + 1 for block in blocks}
+        lines = []
+        for record in records:
+            block = (int(record["step"]), str(record["split"]))
+            # The key order is what _BLOCK reads.
+            lines.append({"step": block[0], "split": block[1], "attempt": attempts[block], **_without(record, "step", "split", "attempt")})
+        # Counted even if the write fails half-way: what it left behind is then an earlier attempt.
+        self._attempts.update(attempts)
+        self._append(TRAJECTORIES, lines)
+
+    def steps(self) -> list[StepRecord]:
+        """The last record of every step, in order of the steps."""
+        records = {}
+        for number, data in self._records(METRICS):
+            try:
+                record = StepRecord.from_json(data)
+            except BadInput as error:
+                raise BadInput(f"line {number} of '{self.folder / METRICS}' is {error}") from error
+            records[record.step] = record
+        return [records[step] for step in sorted(records)]
+
+    def timings(self) -> list[dict[str, Any]]:
+        """The last timings of every step, in order of the steps."""
+        records = {int(data["step"]): data for _, data in self._records(TIMINGS) if "step" in data}
+        return [records[step] for step in sorted(records)]
+
+    def trajectory_blocks(self) -> list[tuple[int, str]]:
+        """Every (step, split) that has trajectories, in order."""
+        return sorted(self._last_attempts())
+
+    def trajectories(self, step: int | None = None, split: str | None = None) -> Iterator[dict[str, Any]]:
+        """The trajectories of each step's last attempt, one at a time, in the order they were written."""
+        last = self._last_attempts()
+        wanted = {block for block in last if step in (None, block[0]) and split in (None, block[1])}
+        torn = self.torn_lines[TRAJECTORIES] = []
+        for number, line in self._lines(TRAJECTORIES):
+            block, attempt = _block_of(line)
+            if block is None:
+                torn.append(number)
+            elif block in wanted and attempt == last[block]:
+                data = _parsed(line)
+                if data is None:
+                    torn.append(number)
+                else:
+                    yield data
+
+    def finish(self, note: str) -> None:
+        """Say how the run ended."""
+        self._replace(ABOUT, _pretty({**self._run_json(), "finished": note}))
+
+    def _run_json(self) -> dict[str, Any]:
+        path = self.folder / ABOUT
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise storage_error(path, error) from error
+        except ValueError as error:
+            raise BadInput(f"'{path}' does not parse: {error}; restore it or choose another run") from error
+        if not isinstance(data, dict):
+            raise BadInput(f"'{path}' holds a {type(data).__name__}; expected an object with schema and about")
+        return data
+
+    def _last_attempts(self) -> dict[tuple[int, str], int]:
+        """The highest attempt of every (step, split)."""
+        last: dict[tuple[int, str], int] = {}
+        for _, line in self._lines(TRAJECTORIES):
+            block, attempt = _block_of(line)
+            if block is not None:
+                last[block] = max(attempt, last.get(block, 0))
+        return last
+
+    def _lines(self, name: str) -> Iterator[tuple[int, bytes]]:
+        """Numbered lines of a file; none if it was not written yet."""
+        path = self.folder / name
+        if not path.exists():
+            return
+        try:
+            with path.open("rb") as file:
+                yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+        except OSError as error:
+            raise storage_error(path, error, doing="read") from error
+
+    def _records(self, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Numbered records of a file; torn lines are skipped and remembered."""
+        torn = self.torn_lines[name] = []
+        for number, line in self._lines(name):
+            data = _parsed(line)
+            if data is None:
+                torn.append(number)
+            else:
+                yield number, data
+
+    def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write all records in one go, on lines of their own."""
+        path = self.folder / name
+        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+        try:
+            with path.open("ab+") as file:
+                size = os.fstat(file.fileno()).st_size
+                torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+                file.write(b"\n" + text if torn else text)
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def _replace(self, name: str, text: str) -> None:
+        """Write a small file whole: a reader sees the old one or the new one, never half of it."""
+        write_whole(self.folder / name, text)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and move it there, so that failing leaves the old one as it was."""
+    draft = path.with_name(path.name + ".part")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def storage_error(path: Path, error: OSError, doing: str = "write") -> StorageError:
+    """The one line for a file that cannot be written or read."""
+    reason = (error.strerror or type(error).__name__).lower()
+    if doing == "read":
+        return StorageError(f"cannot read '{path}': {reason}; check the file and its permissions")
+    remedy = _REMEDIES.get(error.errno or 0, "check the disk and the folder's permissions")
+    return StorageError(f"cannot write '{path}': {reason}; nothing already written is lost: {remedy}")
+
+
+def _block_of(line: bytes) -> tuple[tuple[int, str] | None, int]:
+    """The (step, split) and the attempt a trajectory line belongs to; (None, -1) if it was torn before it says so."""
+    head = _BLOCK.match(line)
+    if head is None:
+        return None, -1
+    return (int(head[1]), head[2].decode("utf-8", "replace")), int(head[3])
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The object on a line; None if the line is torn."""
+    try:
+        data = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _without(record: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in keys}
+
+
+def _pretty(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tether")
+    except metadata.PackageNotFoundError:
+        # Run from a source tree that was never installed.
+        return "unreleased"

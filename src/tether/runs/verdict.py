@@ -1,0 +1,225 @@
+"""What happened, in plain words built from the numbers: the sentences at the top of a report and its key figures.
+
+Two claims are made, and each only as far as the numbers carry it. Success changed: only if the 95% interval of the difference leaves
+out zero (Newcombe's hybrid of the two Wilson intervals, which treats the two measurements as independent; they share their prompts,
+so it errs on the careful side). Reasoning is tied to its input: only if retrieval accuracy is above chance beyond its own interval and
+the regime is not a collapse. What was not measured is said to be missing.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tether.core.enums import Regime
+from tether.core.metrics import wilson_interval
+from tether.runs.schema import StepRecord
+
+MINUS = "−"
+_COLLAPSED = (Regime.TEMPLATE_COLLAPSE, Regime.LOW_ENTROPY_COLLAPSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A measured share with its interval, such as validation success at one step."""
+
+    step: int
+    value: float
+    low: float
+    high: float
+    count: int | None
+    """What it was measured on; None if that was not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One key figure. Example: Tile("Validation success", "64%", "58% to 70%; 31% at the start")."""
+
+    label: str
+    value: str
+    note: str
+
+
+def verdict(records: Sequence[StepRecord]) -> list[str]:
+    """The headline of one run, a sentence or two per claim."""
+    if not records:
+        return ["No step was recorded, so there is nothing to judge yet."]
+    return [_success_words(records), _information_words(records)]
+
+
+def comparison(runs: Mapping[str, Sequence[StepRecord]]) -> str:
+    """Which run validates best at its end, and whether that is more than chance between the best two."""
+    finals = sorted(
+        ((rates[-1], name) for name, records in runs.items() if (rates := validation(records))), key=lambda pair: -pair[0].value
+    )
+    if len(finals) < 2:
+        return "Fewer than two of these runs recorded validation, so their success cannot be ranked."
+    (best, best_name), (second, second_name) = finals[:2]
+    low, high = difference_interval(second, best)
+    lead = f"{best_name} ends with {percent(best.value)} validation success, {second_name} with {percent(second.value)}"
+    gap = f"{points(second.value, best.value)}, 95% interval {_signed(low)} to {_signed(high)}"
+    if low <= 0 <= high:
+        return f"{lead} ({gap}). The interval includes zero: the data do not tell the best two apart."
+    return f"{lead} ({gap}): {best_name} is ahead beyond chance."
+
+
+def validation(records: Sequence[StepRecord]) -> list[Rate]:
+    """Every validation of a run, with the recorded intervals."""
+    rates = []
+    for record in records:
+        if (value := record.metrics.get("validation/success")) is None:
+            continue
+        count = record.metrics.get("validation/prompts")
+        low, high = wilson_interval(round(value * count), round(count)) if count else (0.0, 1.0)
+        low, high = record.metrics.get("validation/success_low", low), record.metrics.get("validation/success_high", high)
+        rates.append(Rate(record.step, value, low, high, round(count) if count else None))
+    return rates
+
+
+def difference_interval(first: Rate, last: Rate) -> tuple[float, float]:
+    """95% interval of last - first (Newcombe 1998, method 10).
+
+    >>> low, high = difference_interval(Rate(0, 0.5, 0.4, 0.6, 96), Rate(9, 0.6, 0.5, 0.69, 96))
+    >>> round(low, 3), round(high, 3)
+    (-0.041, 0.235)
+    """
+    change = last.value - first.value
+    below = math.hypot(last.value - last.low, first.high - first.value)
+    above = math.hypot(last.high - last.value, first.value - first.low)
+    return change - below, change + above
+
+
+def _success_words(records: Sequence[StepRecord]) -> str:
+    rates = validation(records)
+    if not rates:
+        return _training_words(records)
+    first, last = rates[0], rates[-1]
+    on = f"{last.count} prompts" if last.count else "an unrecorded number of prompts"
+    if len(rates) == 1:
+        at = f"measured once, at step {last.step}"
+        return f"Validation success is {percent(last.value)} (95% interval {percent(last.low)} to {percent(last.high)}; {on}), {at}."
+    low, high = difference_interval(first, last)
+    gap = points(first.value, last.value)
+    between = f"from {percent(first.value)} to {percent(last.value)}"
+    if low <= 0 <= high:
+        interval = f"its 95% interval, {_signed(low)} to {_signed(high)}, includes zero"
+        return f"Validation success did not measurably change: {between} ({gap}; {on}); {interval}."
+    moved = "rose" if last.value > first.value else "fell"
+    words = f"Validation success {moved} {between} ({gap}; {on}; 95% interval {_signed(low)} to {_signed(high)})."
+    best = max(rates, key=lambda rate: rate.value)
+    if difference_interval(last, best)[0] > 0:
+        words += f" It had been higher: {percent(best.value)} at step {best.step}."
+    return words
+
+
+def _training_words(records: Sequence[StepRecord]) -> str:
+    held = [record for record in records if "rollout/success" in record.metrics]
+    if not held:
+        return "No validation and no training success was recorded, so learning cannot be judged."
+    first, last = held[0], held[-1]
+    start, end = first.metrics["rollout/success"], last.metrics["rollout/success"]
+    if len(held) == 1:
+        return f"No validation was recorded. Training success is {percent(end)} at step {last.step}, the only one recorded."
+    return (
+        f"No validation was recorded. Training success went from {percent(start)} (step {first.step}) "
+        f"to {percent(end)} (step {last.step}); each step plays new prompts, so take the difference as a rough guide only."
+    )
+
+
+def _information_words(records: Sequence[StepRecord]) -> str:
+    held = [record for record in records if {"information/retrieval_acc", "information/chance"} <= record.metrics.keys()]
+    if not held:
+        return "Whether the reasoning depends on its input was not measured in this run."
+    start, last = held[0], held[-1]
+    accuracy, chance = last.metrics["information/retrieval_acc"], last.metrics["information/chance"]
+    numbers = f"retrieval accuracy {exact_percent(accuracy)} against {exact_percent(chance)} by chance"
+    if len(held) > 1:
+        numbers += f" ({exact_percent(start.metrics['information/retrieval_acc'])} at the start)"
+    if last.regime:
+        numbers += f"; regime: {last.regime}"
+    if _at_chance(last):
+        return f"Reasoning does not depend on its input: {numbers}. Nothing in it tells one prompt from another."
+    if last.regime in _COLLAPSED:
+        return f"Reasoning has come loose from its input: {numbers}."
+    return f"Reasoning is {'still ' if len(held) > 1 else ''}tied to its input: {numbers}."
+
+
+def _at_chance(record: StepRecord) -> bool:
+    """Retrieval accuracy is not above chance by more than its interval; without a count the plain comparison decides."""
+    accuracy, chance = record.metrics["information/retrieval_acc"], record.metrics["information/chance"]
+    count = round(record.metrics.get("information/num_reasonings", 0))
+    return (wilson_interval(round(accuracy * count), count)[0] if count else accuracy) <= chance
+
+
+def tiles(records: Sequence[StepRecord]) -> list[Tile]:
+    """The key figures of one run; what was not recorded says so."""
+    rates = validation(records)
+    if rates:
+        interval = f"95% interval {percent(rates[-1].low)} to {percent(rates[-1].high)}"
+        first = Tile("Validation success", percent(rates[-1].value), f"{interval}; {percent(rates[0].value)} at the start")
+    else:
+        first = _tile(records, "Training success", "rollout/success", percent)
+    chance = _last(records, "information/chance")
+    against = "" if chance is None else f"{exact_percent(chance)} is chance"
+    regimes = [record.regime for record in records if record.regime]
+    return [
+        first,
+        _tile(records, "Retrieval accuracy", "information/retrieval_acc", exact_percent, against),
+        Tile("Regime", regimes[-1] if regimes else "—", f"{regimes[0]} at the start" if regimes else "not measured"),
+        _tile(records, "Information (MI), nats", "information/mi_seq", number),
+        _tile(records, "Diversity H(Z|X), nats", "information/h_conditional", number),
+        _tile(records, "Reward variance", "groups/rv_mean", number),
+        _tile(records, "Prompts kept by the filter", "groups/kept_ratio", percent),
+        _tile(records, "Valid turns", "rollout/format_valid", percent),
+    ]
+
+
+def _tile(records: Sequence[StepRecord], label: str, metric: str, show: Callable[[float], str], note: str = "") -> Tile:
+    values = [record.metrics[metric] for record in records if metric in record.metrics]
+    if not values:
+        return Tile(label, "—", "not recorded")
+    start = f"{show(values[0])} at the start" if len(values) > 1 else "measured once"
+    return Tile(label, show(values[-1]), "; ".join(part for part in (note, start) if part))
+
+
+def _last(records: Sequence[StepRecord], metric: str) -> float | None:
+    return next((record.metrics[metric] for record in reversed(records) if metric in record.metrics), None)
+
+
+def percent(value: float) -> str:
+    """A share in whole percent, never rounding something to nothing or almost all to all.
+
+    >>> percent(0.3125), percent(0.001), percent(0.999), percent(1.0)
+    ('31%', 'under 1%', 'over 99%', '100%')
+    """
+    if 0 < value < 0.005:
+        return "under 1%"
+    return "over 99%" if 0.995 <= value < 1 else f"{100 * value:.0f}%"
+
+
+def exact_percent(value: float) -> str:
+    """A share to three digits, for those that are read against chance.
+
+    >>> exact_percent(0.125)
+    '12.5%'
+    """
+    return f"{100 * value:.3g}%"
+
+
+def points(first: float, last: float) -> str:
+    """The difference of two shares in percentage points, as a reader would subtract the rounded numbers."""
+    change = round(100 * last) - round(100 * first)
+    return f"{_sign(change)}{abs(change)} point{'' if abs(change) == 1 else 's'}"
+
+
+def number(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:.3g}".replace("-", MINUS)
+
+
+def _signed(value: float) -> str:
+    rounded = round(100 * value)
+    return f"{_sign(rounded)}{abs(rounded)}"
+
+
+def _sign(value: int) -> str:
+    return MINUS if value < 0 else "+" if value > 0 else "±"

@@ -1,0 +1,1 @@
+"""Training: the loop, the learner, evaluation, checkpoints, and the recipe of the embedded model."""

@@ -1,0 +1,170 @@
+"""`tether warmstart`: from nothing to the embedded model, reproducibly.
+
+1. Fallible experts play the grid environments (training split) and write down what they think.
+2. A tokenizer is trained on those words, a Llama-architecture model is initialised, and both are seeded.
+3. The model imitates the experts' responses: cross-entropy on response tokens only, in the very token layout of a rollout.
+
+The result is a Hugging Face folder. The same settings on the same machine give the same weights.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from tether.core.config import Settings
+from tether.core.grammar import parse_response
+from tether.core.protocols import Env
+from tether.core.seeding import derive_seed, seed_everything
+from tether.envs.registry import make_env
+from tether.models.chat import ChatFormat
+from tether.models.head import SplitModel
+from tether.training.warmstart.demonstrators import demonstrate
+from tether.training.warmstart.tokenizer import train_tokenizer
+
+TOKENIZER_EPISODES = 400
+ENVIRONMENTS = ("frozen_lake", "sokoban")
+
+
+class WarmstartSettings(Settings):
+    """What `tiny` is made of."""
+
+    steps: int = 2000
+    episodes: int = 24_000
+    """Demonstrated episodes, half of each environment; training goes round them as often as the steps need."""
+    batch: int = 64
+    learning_rate: float = 1.5e-3
+    warmup: int = 100
+    width: int = 192
+    hidden: int = 512
+    layers: int = 5
+    heads: int = 4
+    positions: int = 1024
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One episode as tokens; `responses` marks the expert's."""
+
+    ids: list[int]
+    responses: list[bool]
+
+
+Progress = Callable[[str, int, int, str], None]
+"""Called with stage, done, total, and a short remark."""
+
+
+def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Progress) -> None:
+    """Make the model and write it to `out`."""
+    seed_everything(derive_seed("warmstart", settings.seed))
+    envs = [make_env(name) for name in ENVIRONMENTS]
+    tokenizer = train_tokenizer(_texts(envs, settings.seed))
+    demonstrations = _record(envs, ChatFormat(tokenizer), settings, progress)
+    model = LlamaForCausalLM(_architecture(settings, tokenizer)).to(device)
+    _train(SplitModel(model), demonstrations, settings, progress)
+    model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def play_expert(env: Env, seed: int, rng: random.Random) -> list[tuple[str, str]]:
+    """An expert's episode as (observation, response) pairs."""
+    shown, exchanges = env.reset(seed).text, []
+    while True:
+        thought = demonstrate(env, rng)
+        exchanges.append((shown, thought.text))
+        step = env.step(parse_response(thought.text).answer or "")
+        if step.done:
+            return exchanges
+        shown = step.observation.text
+
+
+def _texts(envs: Sequence[Env], seed: int) -> list[str]:
+    rng = random.Random(derive_seed("warmstart-words", seed))
+    texts = []
+    for index in range(TOKENIZER_EPISODES):
+        env = envs[index % len(envs)]
+        texts.append(env.instructions)
+        texts += [text for exchange in play_expert(env, index, rng) for text in exchange]
+    return texts
+
+
+def _record(envs: Sequence[Env], chat: ChatFormat, settings: WarmstartSettings, progress: Progress) -> list[Demonstration]:
+    demonstrations = []
+    for index in range(settings.episodes):
+        env = envs[index % len(envs)]
+        rng = random.Random(derive_seed("warmstart-expert", settings.seed, index))
+        exchanges = play_expert(env, derive_seed("warmstart-instance", settings.seed, index), rng)
+        demonstrations.append(_tokens(env, chat, exchanges))
+        if index % 500 == 0:
+            progress("demonstrations", index, settings.episodes, "")
+    return demonstrations
+
+
+def _tokens(env: Env, chat: ChatFormat, exchanges: list[tuple[str, str]]) -> Demonstration:
+    ids: list[int] = []
+    responses: list[bool] = []
+    written: tuple[int, ...] = ()
+    for turn, (observation, response) in enumerate(exchanges):
+        context = chat.next_prompt(observation, written) if turn else chat.first_prompt(env.instructions, observation)
+        written = chat.encode(response)
+        ids += [*context, *written]
+        responses += [False] * len(context) + [True] * len(written)
+    return Demonstration(ids, responses)
+
+
+def _architecture(settings: WarmstartSettings, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.width,
+        intermediate_size=settings.hidden,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        max_position_embeddings=settings.positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _train(model: SplitModel, demonstrations: list[Demonstration], settings: WarmstartSettings, progress: Progress) -> None:
+    rng = random.Random(derive_seed("warmstart-order", settings.seed))
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings))
+    for step in range(settings.steps):
+        ids_BT, mask_BT = _batch(rng.sample(demonstrations, settings.batch), model.model.device)
+        features_BTD = model.features(input_ids=ids_BT, use_cache=False)
+        logits_NV = model.logits(features_BTD[:, :-1][mask_BT[:, 1:]])
+        loss = torch.nn.functional.cross_entropy(logits_NV.float(), ids_BT[:, 1:][mask_BT[:, 1:]])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 20 == 0 or step + 1 == settings.steps:
+            progress("training", step + 1, settings.steps, f"loss {float(loss.detach()):.3f}")
+
+
+def _rate(step: int, settings: WarmstartSettings) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    if step < settings.warmup:
+        return (step + 1) / settings.warmup
+    share = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def _batch(demonstrations: list[Demonstration], device: torch.device) -> tuple[Tensor, Tensor]:
+    longest = max(len(d.ids) for d in demonstrations)
+    ids_BT = torch.zeros(len(demonstrations), longest, dtype=torch.long)
+    mask_BT = torch.zeros(len(demonstrations), longest, dtype=torch.bool)
+    for b, demonstration in enumerate(demonstrations):
+        ids_BT[b, : len(demonstration.ids)] = torch.tensor(demonstration.ids)
+        mask_BT[b, : len(demonstration.ids)] = torch.tensor(demonstration.responses)
+    return ids_BT.to(device), mask_BT.to(device)

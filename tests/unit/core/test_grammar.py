@@ -1,0 +1,78 @@
+"""The think/answer grammar: vectors of the original rule, positions in the text, and actions."""
+
+import pytest
+
+from tether.core.grammar import FORMAT_RULE, ParsedResponse, match_actions, parse_response, split_actions
+
+NAMES = ["Up", "Down", "Left", "Right"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "answer", "reasoning_end"),
+    [
+        # The plain case; the prompt has already written the opening think tag.
+        (" go right </think> <answer> Right || Up </answer>", "go right", "Right || Up", 10),
+        ("..</think><answer>Up||Down||Left</answer>", "..", "Up||Down||Left", 2),
+        # Any whitespace may stand between the blocks, nothing else.
+        ("a</think>\n\t <answer>Up</answer>", "a", "Up", 1),
+        ("a</think> so <answer>Up</answer>", "a", None, 1),
+        ("a</think><answer>Up", "a", None, 1),
+        ("a</think>", "a", None, 1),
+        # Valid tags, nothing in them.
+        ("a</think><answer></answer>", "a", "", 1),
+        ("</think><answer>Up</answer>", "", "Up", 0),
+        # The dot matches newlines; what follows the answer is ignored.
+        ("line 1\nline 2</think><answer>x\ny</answer> and more </answer>", "line 1\nline 2", "x\ny", 13),
+        # Tags inside a part are deleted.
+        ("<think>a</think><answer>Up</answer>", "a", "Up", 8),
+        ("a <answer>b</answer> c</think><answer>Up<|im_end|></answer>", "a b c", "Up", 22),
+        ("a</think><answer><answer><|im_start|> Up</answer>", "a", "Up", 1),
+        # The first match decides, and the reasoning reaches up to it, over a closing tag that begins no answer.
+        ("a</think><answer>Up</answer></think><answer>Down</answer>", "a", "Up", 1),
+        ("a</think>b</think><answer>Up</answer>", "ab", "Up", 10),
+        # Never closed.
+        ("a <answer>Up</answer>", None, None, None),
+        ("", None, None, None),
+    ],
+)
+def test_parse(text: str, reasoning: str | None, answer: str | None, reasoning_end: int | None) -> None:
+    parsed = parse_response(text)
+    assert parsed == ParsedResponse(reasoning, answer, reasoning_end)
+    assert parsed.well_formed is (answer is not None)
+    if reasoning_end is not None:
+        assert text[reasoning_end:].startswith("</think>")
+
+
+def test_the_rule_told_to_the_model_parses() -> None:
+    reply = FORMAT_RULE.partition("<think>")[2]
+    assert parse_response(reply) == ParsedResponse("your thoughts", "your answer", len(" your thoughts "))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Up||Down||Left", ["Up", "Down", "Left"]),
+        (" Up || Down ", ["Up", "Down"]),
+        ("|| Up |||| ", ["Up"]),
+        ("", []),
+        ("||", []),
+        ("Up | Down", ["Up | Down"]),
+    ],
+)
+def test_split_actions(answer: str, expected: list[str]) -> None:
+    assert split_actions(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "found", "clean"),
+    [
+        ("Up || right", [0, 3], True),
+        ("LEFT", [2], True),
+        ("Up || jump || Down", [0, 1], False),
+        ("jump", [], False),
+        ("", [], False),
+        ("Up Up", [], False),
+    ],
+)
+def test_match_actions(answer: str, found: list[int], clean: bool) -> None:
+    assert match_actions(answer, NAMES) == (found, clean)

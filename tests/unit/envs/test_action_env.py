@@ -1,0 +1,231 @@
+"""The contract that every environment with named actions keeps, whatever its game."""
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tether.core.errors import BadInput
+from tether.core.grammar import FORMAT_RULE
+from tether.envs.base import NOTHING_EXECUTED
+from tether.envs.frozen_lake.env import FrozenLake, FrozenLakeOptions
+from tether.envs.frozen_lake.generator import Lake
+from tether.envs.registry import make_env
+from tether.envs.sokoban.env import Sokoban, SokobanOptions
+from tether.envs.sokoban.levels import Level
+
+NAMES = ["frozen_lake", "sokoban"]
+OPEN_LAKE = Lake.of(["SFFF", "FFFF", "FFFF", "FFFG"])
+
+
+def open_lake(**options: object) -> FrozenLake:
+    """A lake without holes and without slips: nothing happens that the test does not make happen."""
+    return FrozenLake(FrozenLakeOptions.model_validate({"slip": 0.0} | options), generator=lambda seed, split: OPEN_LAKE)
+
+
+def test_observation_tells_turns_and_actions_left() -> None:
+    env = open_lake(max_turns=3, actions_per_turn=2)
+    assert env.reset(0).text == "Turn 1 of 3, 6 actions left.\nP___\n____\n____\n___G"
+    assert env.step("Right").observation.text == "Turn 2 of 3, 4 actions left.\n_P__\n____\n____\n___G"
+
+
+def test_last_action_is_singular() -> None:
+    assert open_lake(max_turns=1, actions_per_turn=1).reset(0).text.startswith("Turn 1 of 1, 1 action left.\n")
+
+
+def test_surplus_actions_are_cut_without_a_word() -> None:
+    env = open_lake()
+    env.reset(0)
+    step = env.step("Right || Down || Down || Down")
+    assert step.info["executed"] == ["Right", "Down"]
+    assert step.info["valid"] is True
+    assert env.player == 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "executed", "valid"),
+    [
+        ("right||DOWN", ["Right", "Down"], True),
+        ("|| Right ||", ["Right"], True),
+        ("Right || Jump", ["Right"], False),
+        ("Jump || Right", ["Right"], False),
+        ("Right Down", [], False),
+        ("", [], False),
+        ("||", [], False),
+    ],
+)
+def test_answers_are_matched_by_name(answer: str, executed: list[str], valid: bool) -> None:
+    env = open_lake()
+    env.reset(0)
+    step = env.step(answer)
+    assert (step.info["executed"], step.info["valid"]) == (executed, valid)
+
+
+def test_answer_without_action_costs_a_turn_and_warns() -> None:
+    env = open_lake(max_turns=2)
+    env.reset(0)
+    step = env.step("Jump")
+    assert step.observation.text == f"{NOTHING_EXECUTED}\nTurn 2 of 2, 2 actions left.\nP___\n____\n____\n___G"
+    assert (step.reward, step.done) == (0.0, False)
+    assert NOTHING_EXECUTED not in env.step("Jump || Up").observation.text
+
+
+def test_running_out_of_turns_is_truncation_not_failure() -> None:
+    env = open_lake(max_turns=2)
+    env.reset(0)
+    assert env.step("Up").done is False
+    step = env.step("Up")
+    assert (step.done, step.success, step.info["truncated"]) == (True, False, True)
+    assert step.observation.text.startswith("No turns left.\n")
+
+
+def test_success_in_the_last_turn_is_not_truncation() -> None:
+    env = open_lake(max_turns=1, actions_per_turn=9)
+    env.reset(0)
+    step = env.step("Right || Right || Right || Down || Down || Down || Left")
+    assert (step.done, step.success, step.info["truncated"], len(step.info["executed"])) == (True, True, False, 6)
+    assert step.observation.text.startswith("Solved.\n")
+
+
+def test_step_needs_a_running_episode() -> None:
+    env = open_lake(max_turns=1)
+    with pytest.raises(BadInput, match=r"^frozen_lake: step was called but the episode has not been reset; call reset\(seed\) first$"):
+        env.step("Up")
+    env.reset(0)
+    env.step("Up")
+    with pytest.raises(BadInput, match="the episode is over; call reset"):
+        env.step("Up")
+    env.reset(0)
+    env.step("Up")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_seed_must_be_whole_and_numpy_integers_count(name: str) -> None:
+    env = make_env(name)
+    with pytest.raises(BadInput, match=r"reset got seed 1\.5; give a whole number"):
+        env.reset(1.5)  # type: ignore[arg-type]
+    assert env.reset(np.int64(7)).text == env.reset(7).text  # type: ignore[arg-type]
+    assert env.reset(-3).text != env.reset(3).text
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", ["grid", "coordinates", "grid_coordinates", "image"])
+def test_every_mode_shows_and_explains_what_it_should(name: str, mode: str) -> None:
+    env = make_env(name, observation=mode)
+    observation = env.reset(5)
+    assert ("Symbols:" in env.instructions) == (mode in ("grid", "grid_coordinates"))
+    assert ("counted from 0 at the top left" in env.instructions) == ("coordinates" in mode)
+    assert ("Board size:" in observation.text) == ("coordinates" in mode)
+    if mode == "image":
+        assert observation.text == "Turn 1 of 5, 10 actions left.\nSee the image."
+        side = 4 if name == "frozen_lake" else 6
+        assert observation.image is not None
+        assert (observation.image.shape, observation.image.dtype) == ((16 * side, 16 * side, 3), np.uint8)
+    else:
+        assert observation.image is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_instructions_are_short_and_end_with_the_format(name: str) -> None:
+    env = make_env(name)
+    assert len(env.instructions.split()) <= 75
+    assert env.instructions.endswith(FORMAT_RULE)
+    assert "Give up to 2 per turn, separated by ||." in env.instructions
+    assert "Give one per turn." in make_env(name, actions_per_turn=1).instructions
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_image_changes_with_the_state(name: str) -> None:
+    env = make_env(name, observation="image")
+    first = env.reset(1).image
+    second = env.reset(2).image
+    assert first is not None
+    assert second is not None
+    assert (first != second).any()
+    again = env.reset(1).image
+    assert again is not None
+    assert (first == again).all()
+
+
+def test_every_symbol_has_a_tile_of_its_own() -> None:
+    from tether.envs.frozen_lake import render as lake
+    from tether.envs.grid_image import draw_grid
+    from tether.envs.sokoban import render as sokoban
+
+    for sprites in (lake._SPRITES, sokoban._SPRITES):
+        tiles = {draw_grid([symbol], sprites).tobytes() for symbol in sprites}
+        assert len(tiles) == len(sprites)
+    corners = draw_grid(["#_", "OX"], sokoban._SPRITES)
+    assert (corners[:16, 16:] == draw_grid(["_"], sokoban._SPRITES)).all()
+    assert (corners[16:, :16] == draw_grid(["O"], sokoban._SPRITES)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_text_never_raises_and_always_ends(name: str) -> None:
+    rng = random.Random(0)
+    words = ["Up", "down", "LEFT", "Right", "||", "|", " ", "", "jump", "√", "\n", "</answer>", "上", "\x00", "🙂"]
+    env = make_env(name)
+    for seed in range(200):
+        env.reset(seed)
+        for turn in range(1, 6):  # noqa: B007 - read after the loop
+            step = env.step("".join(rng.choice(words) for _ in range(rng.randrange(12))))
+            assert np.isfinite(step.reward)
+            if step.done:
+                break
+        assert step.done
+        assert step.info["truncated"] == (turn == 5 and not step.success and "Failed" not in step.observation.text)
+
+
+DIGEST = """
+import hashlib
+from tether.envs.registry import make_env
+digest = hashlib.sha256()
+for name in ("frozen_lake", "sokoban"):
+    env = make_env(name, split="validation")
+    for seed in range(40):
+        digest.update(env.reset(seed).text.encode())
+        digest.update(repr(env.step("Left || Up")).encode())
+print(digest.hexdigest())
+"""
+
+
+def test_same_seed_gives_the_same_episode_in_every_process() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": salt}
+        ).stdout
+        for salt in ("1", "2")
+    }
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == hashlib.sha256().digest_size * 2
+
+
+def test_pinned_instances() -> None:
+    """Change these only on purpose: every stored seed then means another instance."""
+    assert make_env("frozen_lake").reset(0).text.split("\n")[1:] == ["_P__", "__O_", "____", "_G__"]
+    assert make_env("sokoban").reset(0).text.split("\n")[1:] == ["######", "#__###", "##___#", "#PX__#", "##_O_#", "######"]
+
+
+def test_global_random_state_is_neither_read_nor_changed() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
+    texts = [make_env(name).reset(3).text for name in NAMES]
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index, union-attr]
+    random.seed(2)
+    np.random.seed(2)
+    assert texts == [make_env(name).reset(3).text for name in NAMES]
+
+
+def test_generator_and_reward_are_injected() -> None:
+    level = Level.of(["#####", "#@$.#", "#####"])
+    env = Sokoban(SokobanOptions(), generator=lambda seed, split: level, reward=lambda before, after, solved: 7.0)
+    env.reset(0)
+    assert env.step("Right").reward == 7.0
+    lake = FrozenLake(FrozenLakeOptions(slip=0.0), generator=lambda seed, split: OPEN_LAKE, reward=lambda tile: {"F": -0.5}.get(tile, 0.0))
+    lake.reset(0)
+    assert lake.step("Right || Right").reward == -1.0

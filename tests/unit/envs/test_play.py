@@ -1,0 +1,77 @@
+"""`tether play` as a person meets it: keys, pipes, pictures, endings."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from tether.cli.play import EXAMPLES, play
+from tether.core.errors import BadInput, ConfigError, UnknownName
+
+app = typer.Typer(rich_markup_mode=None)
+app.command(epilog=EXAMPLES)(play)
+LAKE = ["frozen_lake", "--set", "slip=0"]  # seed 0: player (0, 1), goal (3, 1)
+
+
+def run(arguments: list[str], typed: str) -> str:
+    result = CliRunner().invoke(app, arguments, input=typed, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize("typed", ["Down || Down\nDown\n", "dd\nd\n", "ss\nS\n", "↓↓\n↓\n", "\x1b[B\x1b[B\nd\n", "d, d\n\nd\n"])
+def test_keys_and_words_solve_the_lake(typed: str) -> None:
+    assert "Solved after 2 turns with reward 1." in run(LAKE, typed)
+
+
+def test_capital_d_is_right() -> None:
+    assert "Executed: Right, Up." in run(LAKE, "DW\nq\n")
+
+
+@pytest.mark.parametrize("typed", ["Left\n", "Left\nq\nDown\n", "Left\nquit\n"])
+def test_end_of_input_and_q_end_politely(typed: str) -> None:
+    assert run(LAKE, typed).endswith("Stopped after 1 turn with reward 0.\n")
+
+
+def test_what_the_agent_is_told_is_shown() -> None:
+    output = run(LAKE, "")
+    assert "Actions: Left, Down, Right, Up." in " ".join(output.split())
+    assert "Turn 1 of 5, 10 actions left.\n_P__\n__O_\n____\n_G__\n" in output
+
+
+def test_endings() -> None:
+    assert "Failed after 1 turn with reward 0." in run(LAKE, "Right || Down\n")
+    assert "Out of turns after 1 turn with reward -0.1." in run(["sokoban", "--set", "max_turns=1"], "Up\n")
+    assert "Executed: nothing." in run(LAKE, "sing\n")
+
+
+def test_pictures_are_saved(tmp_path: Path) -> None:
+    run([*LAKE, "--observation", "image", "--save-images", str(tmp_path / "frames")], "Left\n")
+    frames = [np.asarray(Image.open(tmp_path / "frames" / f"turn_{turn}.png")) for turn in range(2)]
+    assert [frame.shape for frame in frames] == [(64, 64, 3)] * 2
+    assert (frames[0] != frames[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["sokobn"], UnknownName, "did you mean 'sokoban'"),
+        (["sokoban", "--observation", "grd"], ConfigError, "got 'grd'"),
+        (["sokoban", "--split", "val"], ConfigError, "got 'val'"),
+        (["sokoban", "--set", "boxs=2"], ConfigError, "did you mean 'boxes'"),
+        (["sokoban", "--set", "boxes"], ConfigError, "write it as key=value"),
+        (["sokoban", "--observation", "image"], BadInput, "add --save-images DIR"),
+    ],
+)
+def test_mistakes_are_raised_as_errors_of_ours(arguments: list[str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_help_ends_with_examples_line_by_line() -> None:
+    lines = run(["--help"], "").rstrip().split("\n")
+    assert '    echo "Right || Up" | tether play frozen_lake' in lines[-1]
+    assert "tether play sokoban" in lines[-5]

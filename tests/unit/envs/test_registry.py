@@ -1,0 +1,87 @@
+"""Environments by name: near misses are suggested, options are checked, users can add their own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tether.core.errors import BadInput, ConfigError, UnknownName
+from tether.core.protocols import Env
+from tether.core.registry import Registry
+from tether.envs import registry
+from tether.envs.base import ActionEnv
+from tether.envs.registry import ENVIRONMENTS, make_env, register_env
+from tether.envs.sokoban.env import Sokoban
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "sokoban"])
+def test_made_environment_fits_the_protocol(name: str) -> None:
+    env = make_env(name, max_turns=3)
+    assert isinstance(env, Env)
+    assert isinstance(env, ActionEnv)
+    assert (env.name, env.max_turns) == (name, 3)
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"^unknown environment 'frozenlake': did you mean 'frozen_lake'\?"):
+        make_env("frozenlake")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("frozen_lake", {"slp": 0.1}, "unknown frozen_lake option key 'slp': did you mean 'slip'?"),
+        ("frozen_lake", {"slip": 1.5}, "frozen_lake option key 'slip': got 1.5; it should be less than or equal to 1"),
+        ("frozen_lake", {"observation": "grd"}, "frozen_lake option key 'observation': got 'grd'; it should be 'grid',"),
+        ("sokoban", {"boxs": 2}, "unknown sokoban option key 'boxs': did you mean 'boxes'?"),
+        ("sokoban", {"max_turns": 0}, "sokoban option key 'max_turns': got 0; it should be greater than or equal to 1"),
+        ("sokoban", {"boxes": 5}, "sokoban option: boxes: got 5 for 6 x 6; use at most 4 or a larger board"),
+        ("sokoban", {"min_pushes": 5}, "sokoban option: min_pushes: got 5, this board allows 4; use fewer or a larger board"),
+        ("sokoban", {"min_pushes": 3, "max_pushes": 2}, "sokoban option: min_pushes: got 3, above max_pushes 2; raise max_pushes"),
+        ("sokoban", {"min_pushes": 3, "max_moves": 2}, "sokoban option: min_pushes: got 3, above max_moves 2; raise max_moves"),
+    ],
+)
+def test_bad_option_is_one_clear_line(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_env(name, **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_bad_options_are_all_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_env("frozen_lake", size=1, slp=0)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_user_environment_can_be_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Warehouse(Sokoban):
+        name = "warehouse"
+
+    monkeypatch.setattr(registry, "ENVIRONMENTS", Registry("environment", {}))
+    register_env("warehouse", Warehouse)
+    assert make_env("warehouse", boxes=2).name == "warehouse"
+    with pytest.raises(BadInput, match="registered already"):
+        register_env("warehouse", Warehouse)
+
+
+def test_the_example_of_the_documentation_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "environments" / "README.md").read_text(encoding="utf-8")
+    example = next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "register_env" in code)
+    monkeypatch.setattr(registry, "ENVIRONMENTS", Registry("environment", {}))
+    exec(example, {})
+    env = make_env("coin")
+    assert env.reset(1).text == "Turn 1 of 5, 10 actions left.\nThe coin is in the air."
+    assert "Symbols" not in env.instructions
+    assert env.step("tails").success
+
+
+def test_listing_names_imports_no_environment() -> None:
+    code = (
+        "import sys; from tether.envs.registry import ENVIRONMENTS; print(*ENVIRONMENTS.names());"
+        "assert not {'torch', 'gymnasium', 'tether.envs.sokoban.env'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ENVIRONMENTS.names()

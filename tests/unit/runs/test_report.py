@@ -1,0 +1,167 @@
+"""The report holds its numbers, escapes what models write, loads nothing from outside, and copes with missing pieces."""
+
+import html.parser
+import re
+from pathlib import Path
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+from tether.core.enums import FinishReason, StopReason
+from tether.core.errors import BadInput
+from tether.core.metrics import CATALOGUE, wilson_interval
+from tether.core.types import Trajectory, Turn
+from tether.runs.figures import curve, regime_plane
+from tether.runs.panels import SECTIONS
+from tether.runs.report import write_report
+from tether.runs.schema import StepRecord, trajectory_record
+from tether.runs.store import RunStore
+
+HOSTILE = "<script>alert('owned')</script><img src=http://evil.example/x.png>"
+
+
+def full_metrics(successes: int) -> dict[str, float]:
+    low, high = wilson_interval(successes, 256)
+    metrics = dict.fromkeys(CATALOGUE, 0.5) | {"validation/success": successes / 256, "validation/prompts": 256.0}
+    return metrics | {
+        "validation/success_low": low, "validation/success_high": high, "information/retrieval_acc": 0.81, "information/chance": 0.125,
+        "information/num_prompts": 8.0, "information/num_reasonings": 128.0,
+    }  # fmt: skip
+
+
+def make_run(folder: Path, first: int = 79, last: int = 164) -> RunStore:
+    store = RunStore.create(folder, "algo: grpo\n", {"env": "frozen_lake", "model": HOSTILE})
+    for step, successes in ((1, first), (2, last)):
+        store.append(StepRecord(step, full_metrics(successes), "diverse reasoning", [f"note of step {step}"]))
+        store.append_timings(step, {"seconds": {"rollout": 45.0, "update": 15.0}, "tokens_per_second": 1500.0})
+        episodes = []
+        for group in range(5):
+            text = f" think{group}at{step} {HOSTILE} </think> <answer> Up{group} </answer>"
+            turn = Turn((1,), (2,), (-0.5,), FinishReason.STOP_TEXT, text, (0, 1), 1.0, 0.0, True, f"P _\n_ G map{group}")
+            episodes.append(Trajectory(group, 0, group, [turn], StopReason.SUCCESS, True))
+        store.append_trajectories([trajectory_record(episode, step, "train", kept=True) for episode in episodes])
+    store.finish("2 of 2 steps")
+    return store
+
+
+def page_of(stores: list[RunStore], out: Path) -> str:
+    """The report without plotly.js itself, which the page holds exactly once."""
+    text = write_report(stores, out).read_text()
+    library = get_plotlyjs()
+    assert text.count(library) == 1
+    return text.replace(library, "")
+
+
+class Resources(html.parser.HTMLParser):
+    """Collects what a browser would execute or load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loaded += [f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+
+
+def test_the_report_states_the_verdict_the_times_and_how_to_repeat(tmp_path: Path) -> None:
+    page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+    assert "Validation success rose from 31% to 64% (+33 points; 256 prompts; 95% interval +25 to +41)." in page
+    assert "retrieval accuracy 81% against 12.5% by chance (81% at the start); regime: diverse reasoning." in page
+    for words in (
+        "1 min 30 s",
+        "75%",
+        "1,500",
+        "algo: grpo",
+        "tether train --config config.yaml --out NEW",
+        "2 of 2 steps",
+        "note of step 2",
+    ):
+        assert words in page
+    assert '<td class="num">45 s</td>' in page
+    assert page.count('class="plotly-graph-div"') == sum(len(section.panels) for section in SECTIONS) + 1
+    assert "Not recorded" not in page
+
+
+def test_samples_come_from_four_prompts_at_the_first_and_the_last_step(tmp_path: Path) -> None:
+    page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+    assert re.findall(r"think\d+at\d+", page) == [f"think{group}at{step}" for step in (1, 2) for group in range(4)]
+    assert "P _\n_ G map3" in page and "→ Up3" in page
+
+
+def test_text_of_models_and_settings_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "<b>bold"
+    page = page_of([make_run(folder)], tmp_path / "report.html")
+    assert "alert(" in page
+    assert "<script>alert" not in page and "<img" not in page and "<b>bold" not in page
+    resources = Resources()
+    resources.feed(page)
+    assert resources.loaded == []
+    assert not {"link", "iframe", "img", "object", "base"} & set(resources.tags)
+    assert not re.search(r"@import|url\(", page)
+    assert "default-src 'none'" in page
+    assert "</script" not in get_plotlyjs().lower()
+
+
+def test_several_runs_are_compared(tmp_path: Path) -> None:
+    stores = [make_run(tmp_path / "alpha", 79, 164), make_run(tmp_path / "beta", 79, 90)]
+    page = page_of(stores, tmp_path / "compare.html")
+    assert "alpha ends with 64% validation success, beta with 35% (+29 points" in page
+    assert "2 runs compared" in page and page.count("run-verdict") >= 2
+    figure = curve(SECTIONS[0].panels[0], {store.folder.name: store.steps() for store in stores})
+    assert figure is not None
+    assert [trace.name for trace in figure.data if trace.name] == ["alpha", "beta"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        (None, ["No step was recorded", "No trajectories were recorded", "No timings were recorded"]),
+        ({"rollout/success": 0.2}, ["No validation was recorded", "was not measured in this run", "no step measured information"]),
+        ({"information/mi_seq": 0.0, "information/h_conditional": 1.0}, ["found no information above zero"]),
+        ({"groups/rv_mean": 0.0}, ["learning cannot be judged"]),
+    ],
+)
+def test_missing_pieces_are_named(tmp_path: Path, metrics: dict[str, float] | None, words: list[str]) -> None:
+    store = RunStore.create(tmp_path / "run", "", {})
+    if metrics is not None:
+        store.append(StepRecord(0, metrics))
+    page = page_of([store], tmp_path / "report.html")
+    for phrase in [*words, "Not recorded", "Not marked as finished"]:
+        assert phrase in page
+
+
+def test_a_run_without_steps_compares_with_one_that_has_them(tmp_path: Path) -> None:
+    empty = RunStore.create(tmp_path / "empty", "", {})
+    assert "cannot be ranked" in page_of([make_run(tmp_path / "run"), empty], tmp_path / "report.html")
+
+
+def test_no_runs_too_many_runs_and_a_run_given_twice_are_refused(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path / "run", "", {})
+    for stores, words in (([], "at least one run"), ([store] * 9, "at most 8 runs, got 9"), ([store, store], "given twice")):
+        with pytest.raises(BadInput, match=words):
+            write_report(stores, tmp_path / "report.html")
+
+
+def test_the_regime_plane_divides_by_the_start() -> None:
+    records = [
+        StepRecord(step, {"information/h_conditional": h, "information/mi_seq": mi}) for step, h, mi in ((1, 2.0, 0.8), (2, 1.0, 0.2))
+    ]
+    figure = regime_plane({"run": records})
+    assert figure is not None
+    path = figure.data[0]
+    assert (tuple(path.x), tuple(path.y)) == ((1.0, 0.5), (1.0, 0.25))
+    assert path.marker.symbol[0] == "circle-open" and path.marker.symbol[-1] == "circle"
+    names = {annotation.text.replace("<br>", " ") for annotation in figure.layout.annotations}
+    assert {"diverse reasoning", "template collapse", "compressed reasoning", "low-entropy collapse"} <= names
+
+
+def test_every_panel_reads_catalogued_metrics_and_draws_their_values() -> None:
+    panels = [panel for section in SECTIONS for panel in section.panels]
+    assert {series.metric for panel in panels for series in panel.series} <= CATALOGUE.keys()
+    retrieval = next(panel for panel in panels if panel.key == "retrieval")
+    figure = curve(retrieval, {"run": [StepRecord(1, full_metrics(9)), StepRecord(2, full_metrics(9))]})
+    assert figure is not None
+    assert {trace.name: tuple(trace.y) for trace in figure.data}["chance"] == (0.125, 0.125)
+    assert curve(retrieval, {"run": [StepRecord(1, {"information/chance": 0.1})]}) is None

@@ -1,0 +1,102 @@
+"""The shape of the code, checked from its syntax tree: sizes, docstrings, names, honest error handling, and no torch where it is not due.
+
+The direction of imports between packages is import-linter's business (`make lint`).
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "tether"
+FILES = sorted(SOURCE.rglob("*.py"))
+IDS = [str(path.relative_to(SOURCE)) for path in FILES]
+LIGHT = ("core", "envs", "runs", "cli")
+HEAVY = {"torch", "transformers"}
+every_file = pytest.mark.parametrize("path", FILES, ids=IDS)
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _run_on_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that importing a module runs: everything but the bodies of functions and of `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        if not guarded and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from _run_on_import(child)
+
+
+def _imported(node: ast.AST) -> set[str]:
+    """Top-level packages an import statement names."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    return {(node.module or "").partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
+
+
+def _is_broad(handler: ast.ExceptHandler) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(kind is None or ast.unparse(kind) in ("Exception", "BaseException") for kind in kinds)
+
+
+def test_there_is_code_to_check() -> None:
+    assert len(FILES) > 10
+
+
+@every_file
+def test_size(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= 400, f"{path.name} has {lines} lines; the ceiling is 400: split it"
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= 60, f"{path.name}:{node.lineno} {node.name} has {length} lines; the ceiling is 60"
+
+
+@every_file
+def test_name_and_docstring(path: Path) -> None:
+    assert not re.search(r"utils?|helpers?|manager", path.stem), f"{path.name}: name it after what it holds"
+    assert ast.get_docstring(_tree(path)), f"{path.name} has no module docstring"
+
+
+@every_file
+def test_nothing_left_for_later(path: Path) -> None:
+    found = re.search(r"\b(TODO|FIXME)\b.*", path.read_text(encoding="utf-8"))
+    assert not found, f"{path.name}: {found and found.group()}"
+
+
+@every_file
+def test_no_print_outside_the_command_line(path: Path) -> None:
+    if path.relative_to(SOURCE).parts[0] == "cli":
+        return
+    calls = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"]
+    assert not calls, f"{path.name}:{calls[0].lineno} prints; return it, or raise"
+
+
+@every_file
+def test_no_error_is_swallowed(path: Path) -> None:
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.ExceptHandler) and _is_broad(node):
+            raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+            assert raises, f"{path.name}:{node.lineno}: a broad except must raise again; else name the errors you expect"
+
+
+@every_file
+def test_light_packages_import_no_torch(path: Path) -> None:
+    if path.relative_to(SOURCE).parts[0] in LIGHT:
+        for node in _run_on_import(_tree(path)):
+            assert not _imported(node) & HEAVY, f"{path.name} imports {_imported(node) & HEAVY} when it is imported"
+
+
+@pytest.mark.parametrize("module", ["tether", "tether.cli.main"])
+def test_importing_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
