@@ -19,7 +19,7 @@ from tether.core.errors import ConfigError, did_you_mean
 class Settings(BaseModel):
     """Base of every settings class: immutable, no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -46,15 +46,16 @@ def read_file(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read config file '{path}': {error.strerror}; check the path") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config file '{path}' is not UTF-8 text; save it as UTF-8") from error
+    if path.suffix not in (".toml", ".yaml", ".yml"):
+        raise ConfigError(f"config file '{path}' has ending '{path.suffix}'; use .toml, .yaml or .yml")
     try:
-        if path.suffix == ".toml":
-            return tomllib.loads(text)
-        if path.suffix in (".yaml", ".yml"):
-            data = yaml.safe_load(text) or {}
-        else:
-            raise ConfigError(f"config file '{path}' has ending '{path.suffix}'; use .toml, .yaml or .yml")
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:  # PyYAML lets the ValueError of an impossible date through
         raise ConfigError(f"config file '{path}' does not parse: {' '.join(str(error).split())}") from error
+    if data is None:
+        return {}
     if not isinstance(data, dict):
         raise ConfigError(f"config file '{path}' holds a {type(data).__name__}; use sections of key = value")
     return data
@@ -69,7 +70,7 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"--set got '{pair}'; write it as key=value, for example --set rollout.group_size=8")
         try:
             value = yaml.safe_load(raw) if raw else ""
-        except yaml.YAMLError as error:
+        except (ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"--set {key}: the value '{raw}' does not parse; quote it if it is text") from error
         *sections, leaf = key.strip().split(".")
         place = nested
@@ -77,6 +78,8 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise ConfigError(f"--set {key}: '{section}' was given a value before; set its keys or the whole, not both")
+        if isinstance(place.get(leaf), dict):
+            raise ConfigError(f"--set {key}: its keys were set before; set its keys or the whole, not both")
         place[leaf] = value
     return nested
 

@@ -69,5 +69,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     listing = ", ".join(names) if names else "none"
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'? (known: {listing})" if near else f"known: {listing}"
+    spelled = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
+    return f"did you mean '{spelled[near[0]]}'? (known: {listing})" if near else f"known: {listing}"

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from tether.core.errors import UnknownName, did_you_mean
+from tether.core.errors import MissingDependency, UnknownName, did_you_mean
 
 
 class Registry:
@@ -34,5 +34,8 @@ class Registry:
         entry = self._entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
-            entry = getattr(importlib.import_module(module), attribute)
+            try:
+                entry = getattr(importlib.import_module(module), attribute)
+            except ModuleNotFoundError as error:
+                raise MissingDependency(f"{self.kind} '{name}' needs the package '{error.name}'; install it with: pip install {error.name}") from error
         return entry

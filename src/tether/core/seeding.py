@@ -19,7 +19,8 @@ import numpy as np
 
 def derive_seed(*path: int | str) -> int:
     """A 63-bit seed for a path such as ("luck", run, step, group, member); any change of the path changes it."""
-    digest = hashlib.blake2b(repr(path).encode(), digest_size=8).digest()
+    plain = tuple(part if isinstance(part, str) else int(part) for part in path)  # numpy integers print otherwise than Python's
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

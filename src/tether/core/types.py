@@ -120,6 +120,11 @@ class Trajectory:
     def num_sampled(self) -> int:
         return sum(len(turn.response_ids) for turn in self.turns)
 
+    @property
+    def mean_surprise(self) -> float:
+        """Mean of -log p over the sampled tokens: an estimate of the policy's entropy along this episode."""
+        return -sum(value for turn in self.turns for value in turn.logprobs) / max(1, self.num_sampled)
+
 
 @dataclass(slots=True)
 class Group:

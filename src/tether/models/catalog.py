@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tether.core.errors import ModelUnavailable, TetherError
+from tether.core.errors import ModelUnavailable, TetherError, did_you_mean
 
 EMBEDDED = {
     "tiny": "2M parameters, trained from scratch on the grid environments; ships with Tether",
@@ -98,3 +98,19 @@ def _convert(gguf: Path, folder: Path) -> Path:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def check_name(name: str) -> None:
+    """Refuse a model name that cannot be one, without importing torch; what a hub holds is only known on loading."""
+    path = Path(name).expanduser()
+    if name == "tiny":
+        tiny_folder()
+    elif name == "smollm2" or path.is_dir():
+        return
+    elif path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelUnavailable(f"model file '{name}' does not exist; check the path")
+    elif name.startswith((".", "/", "~")) or name.count("/") != 1 or not all(name.split("/")):
+        raise ModelUnavailable(
+            f"unknown model '{name}': {did_you_mean(name, EMBEDDED)}; or give a folder, a .gguf file or a Hugging Face id such as org/name"
+        )

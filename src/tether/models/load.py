@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.core.errors import ModelUnavailable, did_you_mean
-from tether.models.catalog import EMBEDDED, smollm2_folder, tiny_folder
+from tether.core.errors import ModelUnavailable
+from tether.models.catalog import check_name, smollm2_folder, tiny_folder
 from tether.models.gguf import load_gguf
 
 CHAT_END = "<|im_end|>"
@@ -47,28 +47,19 @@ def load_model(name: str, *, device: str | None = None) -> LoadedModel:
 
 
 def _resolve(name: str) -> tuple[Any, Any]:
+    check_name(name)
     path = Path(name).expanduser()
     if name == "tiny":
         return _from_folder(tiny_folder())
     if name == "smollm2":
         return _from_folder(smollm2_folder())
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelUnavailable(f"model file '{name}' does not exist; check the path")
         return load_gguf(path)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelUnavailable(f"folder '{name}' holds no config.json; point to a Hugging Face model folder or a checkpoint's 'model' folder")
         return _from_folder(path)
-    if name.startswith((".", "/", "~")) or not _looks_like_hub_id(name):
-        raise ModelUnavailable(
-            f"unknown model '{name}': {did_you_mean(name, EMBEDDED)}; or give a folder, a .gguf file or a Hugging Face id such as org/name"
-        )
     return _from_hub(name)
-
-
-def _looks_like_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and all(part for part in name.split("/"))
 
 
 def _from_folder(folder: Path) -> tuple[Any, Any]:

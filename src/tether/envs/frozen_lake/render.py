@@ -10,7 +10,8 @@ from tether.envs.grid_image import Sprite, draw_grid
 
 SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
 PLAYER_SYMBOLS = {"S": "P", "F": "P", "H": "X", "G": "√"}
-LEGEND = "P you, _ ice, O hole, G goal, X you in a hole, √ you on the goal"
+LEGEND = "P you, _ ice, O hole, G goal"
+"""What an agent is told; X (you in a hole) and √ (you on the goal) only occur once the episode is over."""
 
 _SPRITES: dict[str, tuple[Sprite, ...]] = {
     "_": ("ice",),

@@ -6,8 +6,8 @@ contiguous zones, which makes every read of the cache a view:
     0 ... decoding ... | ... waiting ... | free
 
 A row waits when it has tokens to be fed (its prompt, or the observation after a response) and moves to decoding once they are.
-Waiting rows are fed together when they are at least as many as the decoding ones: feeding in bulk is cheap per token, and no
-dialogue waits for the slowest of its turn. Members of a group admitted together compute their prompt once. A finished dialogue frees
+Waiting rows are fed together, once they are an eighth of all rows: a call costs much the same for few rows as for many, so single rows
+are not fed one by one, and no dialogue waits for the slowest of its turn. Members of a group admitted together compute their prompt once. A finished dialogue frees
 its row at once for the next one. The order of all this follows from the dialogues alone: same seeds, same run.
 """
 
@@ -27,6 +27,9 @@ from tether.rollout.engines.sampling import StopRule, draw
 
 PREFILL_TOKENS = 8192
 """Padded tokens of one prefill call; keeps memory flat."""
+
+FEED_SHARE = 8
+"""Waiting rows are fed once they are one in so many."""
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ class NativeEngine:
         while queue or batch.rows:
             while queue and len(batch.rows) < batch.decoder.cache.num_rows:
                 batch.admit(queue.popleft())
-            if batch.num_waiting >= max(1, batch.num_decoding):
+            if batch.num_waiting and (batch.num_waiting >= len(batch.rows) / FEED_SHARE or not batch.num_decoding):
                 batch.feed_waiting()
             elif batch.num_decoding:
                 batch.decode_one()

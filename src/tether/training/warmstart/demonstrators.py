@@ -1,8 +1,8 @@
 """Fallible experts for the grid environments: they read the board correctly, reason in a sentence or two, and are often wrong.
 
 Each thought states where things are, where the goal lies from there, and what to do. Its wording varies from turn to turn, its content
-depends on the board. With probability `confusion` the expert mixes up opposite directions in the conclusion, so the imitator has
-something to learn from reward: the right conclusion is always a likely one, but not the most likely.
+depends on the board. It fails in two ways that reward can cure: it is often confused (mixes up opposite directions) and mostly undecided
+(takes back its first step with the second), so the good plan is always a likely one, but not the most likely.
 """
 
 import random
@@ -17,8 +17,10 @@ from tether.envs.sokoban.levels import bits
 from tether.envs.sokoban.solver import solve
 
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
-FROZEN_LAKE_CONFUSION = 0.62
-SOKOBAN_CONFUSION = 0.6
+CONFUSION = 0.4
+"""Probability of mixing up opposite directions."""
+INDECISION = 0.78
+"""Probability of a second step that takes back the first."""
 SLOPPINESS = 0.03
 """Probability of an answer that names no action."""
 
@@ -49,9 +51,8 @@ def _frozen_lake(env: FrozenLake, rng: random.Random) -> Thought:
     size = env.lake.size
     goal = env.lake.tiles.index("G")
     path = _walk(env.lake.tiles, size, env.player, goal)
-    plan = path[: 2 if rng.random() < 0.85 else 1]
-    place = _place(rng, [("I am at", "me", _cell(env.player, size)), ("goal at", "goal", _cell(goal, size))])
-    return _conclude(rng, place, _direction(env.player, goal, size), plan, FROZEN_LAKE_CONFUSION)
+    place = _place(rng, [f"I am at {_cell(env.player, size)}", f"goal at {_cell(goal, size)}"])
+    return _conclude(rng, place, _direction(env.player, goal, size), path[:2])
 
 
 def _sokoban(env: Sokoban, rng: random.Random) -> Thought:
@@ -59,27 +60,25 @@ def _sokoban(env: Sokoban, rng: random.Random) -> Thought:
     box = next(iter(bits(env.boxes & ~env.level.targets)), 0)
     target = next(iter(bits(env.level.targets & ~env.boxes)), 0)
     plan = (solve(env.position()) or [rng.choice(env.actions)])[:2]
-    things = [("I am at", "me", _cell(env.player, width)), ("box at", "box", _cell(box, width)), ("target at", "target", _cell(target, width))]
-    return _conclude(rng, _place(rng, things), _direction(box, target, width), plan, SOKOBAN_CONFUSION)
+    place = _place(rng, [f"I am at {_cell(env.player, width)}", f"box at {_cell(box, width)}, target at {_cell(target, width)}"])
+    return _conclude(rng, place, _direction(box, target, width), plan)
 
 
-def _conclude(rng: random.Random, place: str, towards: list[str], plan: list[str], confusion: float) -> Thought:
+def _conclude(rng: random.Random, place: str, towards: list[str], plan: list[str]) -> Thought:
     """Finish a thought: which way it is, what to do, and the answer that follows from it."""
-    if rng.random() < confusion:
+    if rng.random() < CONFUSION:
         towards, plan = [OPPOSITE[word] for word in towards], [OPPOSITE[word] for word in plan]
+    if rng.random() < INDECISION:
+        plan = [plan[0], OPPOSITE[plan[0]]]
     way = " and ".join(word.lower() for word in towards) or "here"
-    steps = " then ".join(plan)
-    sentence = rng.choice([f"It is {way}.", f"That is {way}.", f"So {way}."])
-    action = rng.choice([f"Go {steps}.", f"Try {steps}.", f"Plan {steps}."])
+    sentence = rng.choice([f"It is {way}", f"So {way}"])
     answer = "Wait" if rng.random() < SLOPPINESS else " || ".join(plan)
-    return Thought(f"{place} {sentence} {action}", answer)
+    return Thought(f"{place} {sentence}: {' then '.join(plan)}.", answer)
 
 
-def _place(rng: random.Random, things: list[tuple[str, str, str]]) -> str:
-    """Where things are, in long or short words, in any order."""
-    things = rng.sample(things, len(things))
-    long = rng.random() < 0.5
-    text = ", ".join(f"{words if long else word} {cell}" for words, word, cell in things)
+def _place(rng: random.Random, things: list[str]) -> str:
+    """Where things are, in any order."""
+    text = ", ".join(rng.sample(things, len(things)))
     return f"{text[0].upper()}{text[1:]}."
 
 

@@ -1,0 +1,82 @@
+"""`tether doctor`: what this machine has, what works, and what to do about what does not."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+EXAMPLES = """\b
+Examples:
+  tether doctor
+"""
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "gymnasium", "pydantic", "plotly")
+MIN_FREE_GIB = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the examination."""
+
+    what: str
+    good: bool
+    detail: str
+    needed: bool = True
+    """A finding that is not good only fails the examination if it is needed."""
+
+
+def doctor() -> None:
+    """Check this machine; exits 1 if training cannot work here."""
+    console = Console()
+    findings = list(examine())
+    for finding in findings:
+        mark = "[green]ok  [/]" if finding.good else "[red]FAIL[/]" if finding.needed else "[yellow]note[/]"
+        console.print(f"{mark} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
+    if any(finding.needed and not finding.good for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine() -> Iterator[Finding]:
+    """Everything worth knowing, most basic first."""
+    version = platform.python_version()
+    yield Finding("python", (3, 11) <= sys.version_info[:2] <= (3, 13), f"{version} on {platform.machine()}; 3.11 to 3.13 are supported")
+    for package in PACKAGES:
+        try:
+            yield Finding(package, True, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(package, False, f"missing; install with: pip install {package}")
+    yield from _compute()
+    yield from _models()
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    yield Finding("disk", free > MIN_FREE_GIB, f"{free:.0f} GiB free here; a run needs {MIN_FREE_GIB} GiB to be safe")
+
+
+def _compute() -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        return
+    from tether.models.hardware import describe_compute
+
+    yield Finding("compute", True, describe_compute())
+    yield Finding("cores", True, f"{os.cpu_count()} CPU cores")
+
+
+def _models() -> Iterator[Finding]:
+    from tether.models.catalog import cache_folder, is_at_hand
+
+    yield Finding("model tiny", is_at_hand("tiny"), "ships with Tether" if is_at_hand("tiny") else "missing; reinstall Tether")
+    here = is_at_hand("smollm2")
+    yield Finding("model smollm2", here, "at hand" if here else "not here; get it with: tether models get smollm2", needed=False)
+    reading = all(importlib.util.find_spec(package) for package in ("gguf", "accelerate"))
+    yield Finding("gguf files", reading, "readable" if reading else "pip install 'tether-agents[gguf]' to read them", needed=False)
+    folder = cache_folder()
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    writable = os.access(parent, os.W_OK)
+    yield Finding("cache", writable, f"{folder}" if writable else f"{folder} cannot be written; set TETHER_CACHE to another folder", needed=False)

@@ -1,0 +1,97 @@
+"""The live view of a run: a bar over the steps with the time left, a bar over the current stage, and the latest numbers.
+
+On a terminal it redraws in place; piped into a file it writes one line per step.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tether.runs.schema import StepRecord
+
+ROWS = 12
+STAGES = {
+    "rollout": "playing",
+    "select": "filtering",
+    "update": "learning",
+    "diagnosis": "diagnosing",
+    "validation": "validating",
+    "checkpoint": "saving",
+}
+COLUMNS = (
+    ("success", "rollout/success", "{:.0%}"),
+    ("reward var", "groups/rv_mean", "{:.3f}"),
+    ("kept", "groups/kept_ratio", "{:.0%}"),
+    ("tokens", "rollout/response_tokens", "{:.0f}"),
+    ("retrieval", "information/retrieval_acc", "{:.0%}"),
+    ("MI", "information/mi_seq", "{:.2f}"),
+    ("H(Z|X)", "information/h_conditional", "{:.3f}"),
+    ("validation", "validation/success", "{:.1%}"),
+)
+
+
+class LiveView:
+    """A Watcher for the terminal."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._records: deque[StepRecord] = deque(maxlen=ROWS)
+        self._regime = "-"
+        self._bars = Progress(
+            TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=console
+        )
+        self._run = self._bars.add_task("run", total=steps)
+        self._stage = self._bars.add_task("starting", total=1)
+        self._live: Live | None = None
+
+    def stage(self, name: str, total: int) -> None:
+        self._bars.reset(self._stage, total=total, description=STAGES.get(name, name))
+
+    def advance(self) -> None:
+        self._bars.advance(self._stage)
+
+    def record(self, record: StepRecord) -> None:
+        self._records.append(record)
+        self._regime = record.regime or self._regime
+        self._bars.update(self._run, completed=record.step)
+        for note in record.notes:
+            self._console.print(f"step {record.step}: {note}", style="yellow", highlight=False)
+        if self._live is not None:
+            self._live.update(self._view())
+        else:
+            self._console.print(self._line(record), highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Draw in place while the run goes on, where there is a terminal to draw on."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(self._view(), console=self._console, refresh_per_second=4) as self._live:
+            yield
+
+    def _view(self) -> Group:
+        return Group(self._table(), self._bars)
+
+    def _table(self) -> Table:
+        table = Table(title=f"regime: {self._regime}", title_justify="left", box=None, pad_edge=False)
+        table.add_column("step", justify="right")
+        for title, _, _ in COLUMNS:
+            table.add_column(title, justify="right")
+        for record in self._records:
+            table.add_row(str(record.step), *(_cell(record, key, form) for _, key, form in COLUMNS))
+        return table
+
+    def _line(self, record: StepRecord) -> str:
+        parts = [f"{title} {_cell(record, key, form)}" for title, key, form in COLUMNS if key in record.metrics]
+        return f"step {record.step}/{int(self._bars.tasks[0].total or 0)}  " + "  ".join(parts) + (f"  [{record.regime}]" if record.regime else "")
+
+
+def _cell(record: StepRecord, key: str, form: str) -> str:
+    value = record.metrics.get(key)
+    return "" if value is None else form.format(value)

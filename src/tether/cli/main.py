@@ -1,0 +1,80 @@
+"""`tether`: wires the verbs together and turns errors into one line and an exit code.
+
+Exit codes: 0 success, 2 bad input (what, got, what to do), 1 anything else that went wrong, 130 after Ctrl-C.
+"""
+
+import sys
+
+import click
+import typer
+from rich.console import Console
+
+from tether import __version__
+from tether.cli import doctor, envs, evaluate, models, play, report, train, warmstart
+from tether.core.errors import TetherError, did_you_mean
+
+app = typer.Typer(
+    name="tether",
+    help="Train LLM agents with reinforcement learning and keep their reasoning tied to its input.",
+    rich_markup_mode=None,  # rich mode would swallow the line breaks of the examples
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    epilog="""\b
+Examples:
+  tether train frozen_lake --steps 20
+  tether report runs/my-run
+  tether COMMAND --help
+""",
+)
+app.command(epilog=train.EXAMPLES)(train.train)
+app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate_model)
+app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=envs.EXAMPLES)(envs.envs)
+app.add_typer(models.app, name="models")
+app.command(epilog=play.EXAMPLES)(play.play)
+app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command(epilog=warmstart.EXAMPLES)(warmstart.warmstart)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tether {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version.")) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point of the `tether` command."""
+    words = sys.argv[1:] if arguments is None else arguments
+    command = typer.main.get_command(app)
+    try:
+        _check_verb(words, command)
+        code = command.main(args=words, prog_name="tether", standalone_mode=False)
+    except TetherError as error:
+        _fail(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        typer.echo(error.format_message())
+        sys.exit(0)
+    except click.UsageError as error:
+        where = f"; see: {error.ctx.command_path} --help" if error.ctx else ""
+        _fail(f"{error.format_message().rstrip('.')}{where}", 2)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_verb(words: list[str], command: click.Command) -> None:
+    """An unknown verb gets the nearest one suggested; click would only say that it does not exist."""
+    verbs = command.commands if isinstance(command, click.Group) else {}
+    if words and not words[0].startswith("-") and words[0] not in verbs:
+        _fail(f"unknown command '{words[0]}': {did_you_mean(words[0], verbs)}", 2)
+
+
+def _fail(message: str, code: int) -> None:
+    Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"tether: {message}", style="red")
+    sys.exit(code)

@@ -1,0 +1,47 @@
+"""`tether models`: what is at hand, and how to get what is not."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tether.core.errors import UnknownName, did_you_mean
+
+EXAMPLES = """\b
+Examples:
+  tether models
+  tether models get smollm2
+"""
+
+app = typer.Typer(help="List the embedded models, or fetch one.", rich_markup_mode=None, invoke_without_command=True, epilog=EXAMPLES)
+
+
+@app.callback()
+def models(context: typer.Context) -> None:
+    """List the embedded models, or fetch one."""
+    if context.invoked_subcommand is not None:
+        return
+    from tether.models.catalog import EMBEDDED, is_at_hand
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "at hand", "what it is"):
+        table.add_column(title)
+    for name, about in EMBEDDED.items():
+        table.add_row(name, "yes" if is_at_hand(name) else "no", about)
+    console = Console()
+    console.print(table)
+    console.print("\nA Hugging Face id, a model folder or a .gguf file works wherever a model is asked for.", highlight=False)
+
+
+@app.command(epilog=EXAMPLES)
+def get(name: Annotated[str, typer.Argument(help="smollm2")]) -> None:
+    """Fetch an embedded model and convert it once."""
+    from tether.models.catalog import EMBEDDED, fetch_smollm2, tiny_folder
+
+    if name not in EMBEDDED:
+        raise UnknownName(f"unknown embedded model '{name}': {did_you_mean(name, EMBEDDED)}")
+    console = Console()
+    with console.status(f"fetching {name}"):
+        folder = tiny_folder() if name == "tiny" else fetch_smollm2()
+    console.print(f"{name} is ready: {folder}", highlight=False, soft_wrap=True)

@@ -1,0 +1,143 @@
+"""`tether train`: settle every setting, then train with a live view, then write the report."""
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tether.core.config import dump_yaml, load, merge, parse_overrides
+from tether.core.errors import BadInput, ConfigError, TetherError
+from tether.runs.store import RunStore
+
+EXAMPLES = """\b
+Examples:
+  tether train frozen_lake --steps 20 --set rollout.group_size=8
+  tether train sokoban --model smollm2 --filter top_p:0.9 --out runs/sokoban
+  tether train --config configs/demo.yaml --set seed=1
+  tether train --resume --out runs/sokoban
+"""
+
+
+def train(
+    env: Annotated[str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.")] = None,
+    model: Annotated[str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = None,
+    algo: Annotated[str | None, typer.Option(help="grpo or dr_grpo.")] = None,
+    filter_: Annotated[str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5 or all.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; must be new unless --resume.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML or YAML file of settings.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as rollout.group_size=8.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out from its last checkpoint.")] = False,
+) -> None:
+    """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
+    flags = _flags(env, model, algo, filter_, steps, seed, set_ or [])
+    if resume:
+        store, settings = _reopen(out, config, flags)
+    else:
+        settings = _settle(config, flags)
+        store = _create(out, settings)
+    _run(settings, store)
+
+
+def _flags(
+    env: str | None, model: str | None, algo: str | None, filter_: str | None, steps: int | None, seed: int | None, pairs: list[str]
+) -> dict[str, Any]:
+    """The command line as nested settings; --set lies on top."""
+    nested: dict[str, Any] = {}
+    for section, name in (("env", env), ("model", model), ("algorithm", algo)):
+        if name is not None:
+            nested[section] = {"name": name}
+    if filter_ is not None:
+        nested["filter"] = _filter(filter_)
+    nested.update({key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None})
+    return merge(nested, parse_overrides(pairs))
+
+
+def _filter(text: str) -> dict[str, Any]:
+    strategy, colon, keep = text.partition(":")
+    if not colon:
+        return {"strategy": strategy}
+    try:
+        return {"strategy": strategy, "keep": float(keep)}
+    except ValueError:
+        raise BadInput(f"--filter got '{text}'; write it as strategy:share, for example top_p:0.9") from None
+
+
+def _settle(config: Path | None, flags: dict[str, Any]) -> Any:
+    """All settings, checked as far as that goes without torch: names, ranges, the environment's own options, the model's name."""
+    from tether.envs.registry import make_env
+    from tether.models.catalog import check_name
+    from tether.training.settings import RunSettings
+
+    if config is None and "env" not in flags:
+        raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
+    settings = load(RunSettings, config, flags)
+    make_env(settings.env.name, **settings.env.options)
+    check_name(settings.model.name)
+    return settings
+
+
+def _create(out: Path | None, settings: Any) -> RunStore:
+    folder = out or Path("runs") / f"{settings.env.name}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    about = {
+        "env": settings.env.name,
+        "model": settings.model.name,
+        "algorithm": settings.algorithm.name,
+        "seed": settings.seed,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    return RunStore.create(folder, dump_yaml(settings), about)
+
+
+def _reopen(out: Path | None, config: Path | None, flags: dict[str, Any]) -> tuple[RunStore, Any]:
+    """The run in `out` with its own settings; only the number of steps may be raised."""
+    from tether.training.settings import RunSettings
+
+    if out is None:
+        raise BadInput("--resume needs to know which run; add --out FOLDER")
+    if config is not None or set(flags) - {"steps"}:
+        raise ConfigError("--resume goes on with the run's own settings; only --steps may be given with it")
+    store = RunStore.open(out)
+    settings = load(RunSettings, out / "config.yaml", flags)
+    return store, settings
+
+
+def _run(settings: Any, store: RunStore) -> None:
+    from tether.cli.live import LiveView
+
+    console = Console()
+    console.print(f"[bold]{settings.env.name}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
+    console.print(f" {settings.filter.keep}, {settings.steps} steps, seed {settings.seed} -> {store.folder}", highlight=False)
+    fresh = not store.steps()
+    with console.status("loading the model"):
+        from tether.training.trainer import Trainer
+
+        try:
+            trainer = Trainer(settings, store, LiveView(console, settings.steps))
+        except TetherError:
+            if fresh:
+                shutil.rmtree(store.folder)  # made a moment ago, holds nothing
+            raise
+    try:
+        trainer.run()
+    except KeyboardInterrupt:
+        console.print(f"stopped after step {trainer.step}; a checkpoint is written. Go on with: tether train --resume --out {store.folder}")
+        sys.exit(130)
+    _finish(console, store)
+
+
+def _finish(console: Console, store: RunStore) -> None:
+    """The report, and the verdict in words."""
+    from tether.runs.report import write_report
+    from tether.runs.verdict import verdict
+
+    path = write_report([store], store.folder / "report.html")
+    console.print()
+    for sentence in verdict(store.steps()):
+        console.print(sentence, highlight=False)
+    console.print(f"\nreport: {path}", highlight=False, soft_wrap=True)

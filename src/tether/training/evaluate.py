@@ -1,0 +1,44 @@
+"""Evaluation: the fixed validation prompts, played once each, with the interval of the success rate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tether.core.metrics import wilson_interval
+from tether.core.protocols import Engine, Sampling
+from tether.core.types import Group
+from tether.envs.registry import make_env
+from tether.models.chat import ChatFormat
+from tether.rollout.collect import collect, validation_plan
+from tether.rollout.episode import EpisodeRules
+from tether.rollout.summary import rollout_summary
+from tether.training.settings import EnvSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluation found."""
+
+    metrics: dict[str, float]
+    """The "validation/" section of a step's metrics."""
+    groups: list[Group]
+
+
+def evaluate(
+    env: EnvSettings,
+    engine: Engine,
+    chat: ChatFormat,
+    num_prompts: int,
+    sampling: Sampling,
+    rules: EpisodeRules,
+    on_finished: Callable[[], None] | None = None,
+) -> Evaluation:
+    """Play the first `num_prompts` validation prompts of an environment."""
+    options = {**env.options, "split": "validation"}
+    envs = [make_env(env.name, **options) for _ in range(num_prompts)]
+    groups = collect(envs, engine, chat, validation_plan(num_prompts), sampling, rules, on_finished)
+    summary = rollout_summary(groups)
+    low, high = wilson_interval(sum(sum(group.successes) for group in groups), num_prompts)
+    names = ("success", "reward_mean", "turns", "response_tokens", "format_valid", "errors")
+    return Evaluation(
+        {**{name: summary[name] for name in names}, "success_low": low, "success_high": high, "prompts": num_prompts}, groups
+    )
