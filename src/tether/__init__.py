@@ -32,7 +32,30 @@ _PUBLIC = {
     "select_groups": "tether.algorithms.filters.select",
 }
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = [
+    "__version__",
+    "BadInput",
+    "Completion",
+    "Env",
+    "Group",
+    "Information",
+    "LoadedModel",
+    "Observation",
+    "Regime",
+    "Scorer",
+    "Selection",
+    "Step",
+    "StopReason",
+    "TetherError",
+    "Trajectory",
+    "Turn",
+    "cross_score",
+    "load_model",
+    "make_env",
+    "measure_information",
+    "register_env",
+    "select_groups",
+]
 
 if TYPE_CHECKING:
     from tether.algorithms.filters.select import Selection, select_groups

@@ -20,6 +20,4 @@ def group_relative(rewards_G: Tensor, scale_by_std: bool) -> Tensor:
 
 def trajectory_advantages(groups: list[list[float]], scale_by_std: bool) -> list[float]:
     """Advantages of all trajectories, group after group, computed in double precision."""
-    return [
-        value for rewards in groups for value in group_relative(torch.tensor(rewards, dtype=torch.float64), scale_by_std).tolist()
-    ]
+    return [value for rewards in groups for value in group_relative(torch.tensor(rewards, dtype=torch.float64), scale_by_std).tolist()]

@@ -79,4 +79,6 @@ def _models() -> Iterator[Finding]:
     folder = cache_folder()
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     writable = os.access(parent, os.W_OK)
-    yield Finding("cache", writable, f"{folder}" if writable else f"{folder} cannot be written; set TETHER_CACHE to another folder", needed=False)
+    yield Finding(
+        "cache", writable, f"{folder}" if writable else f"{folder} cannot be written; set TETHER_CACHE to another folder", needed=False
+    )

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
-from tether.core.config import parse_overrides, validate
+from tether.core.config import merge, parse_overrides, validate
 from tether.core.errors import BadInput
 
 EXAMPLES = """\b
@@ -28,7 +28,6 @@ def evaluate_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
     """Measure success on fixed validation prompts, with its 95% interval."""
-    from tether.core.config import merge
     from tether.envs.registry import make_env
     from tether.models.catalog import check_name
     from tether.training.settings import RunSettings
@@ -80,15 +79,15 @@ def _play(settings: Any, quiet: bool) -> dict[str, float]:
     loaded = load_model(settings.model.name, device=settings.model.device)
     engine = NativeEngine(loaded.model, loaded.tokenizer, max_rows=settings.rollout.max_rows)
     num_prompts = settings.evaluation.prompts
-    ticks = iter(track(range(num_prompts), description="playing", transient=True, console=Console(stderr=True, quiet=quiet)))
-    result = evaluate(
-        settings.env,
-        engine,
-        ChatFormat(loaded.tokenizer),
-        num_prompts,
-        settings.evaluation_sampling(),
-        episode_rules(settings, loaded.model),
-        on_finished=lambda: next(ticks, None) and None,
-    )
-    list(ticks)
+    with Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bars:
+        task = bars.add_task("playing", total=num_prompts)
+        result = evaluate(
+            settings.env,
+            engine,
+            ChatFormat(loaded.tokenizer),
+            num_prompts,
+            settings.evaluation_sampling(),
+            episode_rules(settings, loaded.model),
+            on_finished=lambda: bars.advance(task),
+        )
     return result.metrics

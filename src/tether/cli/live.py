@@ -43,7 +43,12 @@ class LiveView:
         self._records: deque[StepRecord] = deque(maxlen=ROWS)
         self._regime = "-"
         self._bars = Progress(
-            TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=console
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
         )
         self._run = self._bars.add_task("run", total=steps)
         self._stage = self._bars.add_task("starting", total=1)
@@ -89,7 +94,11 @@ class LiveView:
 
     def _line(self, record: StepRecord) -> str:
         parts = [f"{title} {_cell(record, key, form)}" for title, key, form in COLUMNS if key in record.metrics]
-        return f"step {record.step}/{int(self._bars.tasks[0].total or 0)}  " + "  ".join(parts) + (f"  [{record.regime}]" if record.regime else "")
+        return (
+            f"step {record.step}/{int(self._bars.tasks[0].total or 0)}  "
+            + "  ".join(parts)
+            + (f"  [{record.regime}]" if record.regime else "")
+        )
 
 
 def _cell(record: StepRecord, key: str, form: str) -> str:

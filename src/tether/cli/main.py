@@ -4,8 +4,8 @@ Exit codes: 0 success, 2 bad input (what, got, what to do), 1 anything else that
 """
 
 import sys
+from typing import Any, NoReturn
 
-import click
 import typer
 from rich.console import Console
 
@@ -13,12 +13,14 @@ from tether import __version__
 from tether.cli import doctor, envs, evaluate, models, play, report, train, warmstart
 from tether.core.errors import TetherError, did_you_mean
 
+# Typer carries its own copy of click in newer versions, an outside one in older: take the class from what it exports.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
 app = typer.Typer(
     name="tether",
     help="Train LLM agents with reinforcement learning and keep their reasoning tied to its input.",
     rich_markup_mode=None,  # rich mode would swallow the line breaks of the examples
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     epilog="""\b
 Examples:
   tether train frozen_lake --steps 20
@@ -49,32 +51,33 @@ def _options(version: bool = typer.Option(False, "--version", callback=_show_ver
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point of the `tether` command."""
-    words = sys.argv[1:] if arguments is None else arguments
-    command = typer.main.get_command(app)
+    words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        _check_verb(words, command)
-        code = command.main(args=words, prog_name="tether", standalone_mode=False)
+        _check_verb(words[0])
+        code = app(args=words, prog_name="tether", standalone_mode=False)
     except TetherError as error:
         _fail(str(error), error.exit_code)
-    except click.exceptions.NoArgsIsHelpError as error:
-        typer.echo(error.format_message())
-        sys.exit(0)
-    except click.UsageError as error:
-        where = f"; see: {error.ctx.command_path} --help" if error.ctx else ""
-        _fail(f"{error.format_message().rstrip('.')}{where}", 2)
-    except (KeyboardInterrupt, click.Abort):
+    except UsageError as error:
+        _fail(_usage(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     else:
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _check_verb(words: list[str], command: click.Command) -> None:
-    """An unknown verb gets the nearest one suggested; click would only say that it does not exist."""
-    verbs = command.commands if isinstance(command, click.Group) else {}
-    if words and not words[0].startswith("-") and words[0] not in verbs:
-        _fail(f"unknown command '{words[0]}': {did_you_mean(words[0], verbs)}", 2)
+def _check_verb(word: str) -> None:
+    """An unknown verb gets the nearest one suggested; typer would only say that it does not exist."""
+    verbs = getattr(typer.main.get_command(app), "commands", {})
+    if not word.startswith("-") and word not in verbs:
+        _fail(f"unknown command '{word}': {did_you_mean(word, verbs)}", 2)
 
 
-def _fail(message: str, code: int) -> None:
+def _usage(error: Any) -> str:
+    """A mistake in the arguments, in one line, with where to look."""
+    where = f"; see: {error.ctx.command_path} --help" if error.ctx else ""
+    return f"{error.format_message().rstrip('.')}{where}"
+
+
+def _fail(message: str, code: int) -> NoReturn:
     Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"tether: {message}", style="red")
     sys.exit(code)

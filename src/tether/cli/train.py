@@ -26,7 +26,9 @@ def train(
     env: Annotated[str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.")] = None,
     model: Annotated[str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = None,
     algo: Annotated[str | None, typer.Option(help="grpo or dr_grpo.")] = None,
-    filter_: Annotated[str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5 or all.")] = None,
+    filter_: Annotated[
+        str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5 or all.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new unless --resume.")] = None,
@@ -111,7 +113,9 @@ def _run(settings: Any, store: RunStore) -> None:
     from tether.cli.live import LiveView
 
     console = Console()
-    console.print(f"[bold]{settings.env.name}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
+    console.print(
+        f"[bold]{settings.env.name}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end=""
+    )
     console.print(f" {settings.filter.keep}, {settings.steps} steps, seed {settings.seed} -> {store.folder}", highlight=False)
     fresh = not store.steps()
     with console.status("loading the model"):

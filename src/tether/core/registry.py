@@ -37,5 +37,7 @@ class Registry:
             try:
                 entry = getattr(importlib.import_module(module), attribute)
             except ModuleNotFoundError as error:
-                raise MissingDependency(f"{self.kind} '{name}' needs the package '{error.name}'; install it with: pip install {error.name}") from error
+                raise MissingDependency(
+                    f"{self.kind} '{name}' needs the package '{error.name}'; install it with: pip install {error.name}"
+                ) from error
         return entry

@@ -118,7 +118,8 @@ def own_in_top(scores: Floats, own: Ints, k: int) -> Floats:
     mine = scores[np.arange(len(own)), own][:, None]
     better = (scores > mine).sum(axis=1)
     equal = (scores == mine).sum(axis=1)
-    return np.clip((k - better) / equal, 0.0, 1.0)
+    share: Floats = np.clip((k - better) / equal, 0.0, 1.0)
+    return share
 
 
 def _clustered_interval(gain: Floats, own: Ints, resamples: int, rng: np.random.Generator) -> tuple[float, float]:
@@ -134,7 +135,7 @@ def _clustered_interval(gain: Floats, own: Ints, resamples: int, rng: np.random.
 def _permutation_p_value(scores: Floats, own: Ints, permutations: int, rng: np.random.Generator) -> float:
     """How often shuffled labels retrieve at least as well; never below 1 / (permutations + 1)."""
     observed = own_in_top(scores, own, 1).mean()
-    hits = sum(own_in_top(scores, rng.permutation(own), 1).mean() >= observed - 1e-12 for _ in range(permutations))
+    hits = sum(bool(own_in_top(scores, rng.permutation(own), 1).mean() >= observed - 1e-12) for _ in range(permutations))
     return (1 + hits) / (1 + permutations)
 
 

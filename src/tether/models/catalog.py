@@ -33,7 +33,9 @@ def tiny_folder() -> Path:
     """The folder of the model that ships with the package."""
     folder = Path(__file__).parent / "tiny"
     if not (folder / "model.safetensors").is_file():
-        raise ModelUnavailable("the weights of 'tiny' are missing from this installation; reinstall Tether, or make them with: tether warmstart")
+        raise ModelUnavailable(
+            "the weights of 'tiny' are missing from this installation; reinstall Tether, or make them with: tether warmstart"
+        )
     return folder
 
 

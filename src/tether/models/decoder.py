@@ -99,7 +99,9 @@ class CachedDecoder:
         positions_BT = starts_B[:, None] + torch.arange(num_new, device=ids_BT.device)
         visible = int(starts_B.max()) + num_new
         if visible > self.max_positions:
-            raise BadInput(f"a conversation of {visible} tokens exceeds the model's {self.max_positions} positions; lower rollout.max_context")
+            raise BadInput(
+                f"a conversation of {visible} tokens exceeds the model's {self.max_positions} positions; lower rollout.max_context"
+            )
         self.cache.place(rows, positions_BT, visible)
         hidden = torch.arange(visible, device=ids_BT.device) > positions_BT[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=ids_BT.device)

@@ -23,13 +23,11 @@ def load_gguf(path: Path) -> tuple[Any, Any]:
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         )
     except (ValueError, KeyError) as error:  # what transformers raises for a file it cannot read or an architecture it does not know
         raise ModelUnavailable(f"cannot read '{path}' as GGUF: {' '.join(str(error).split())[:200]}") from error
-    finally:
-        transformers_logging.enable_progress_bar()
     # The loaded module remembers that it was quantised and would refuse to be trained or saved.
     model.config.quantization_config = None
     model.is_quantized = False

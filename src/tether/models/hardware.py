@@ -3,6 +3,11 @@
 import torch
 
 
+def default_device() -> str:
+    """The GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def describe_compute() -> str:
     """The GPU, or the CPU's threads."""
     if torch.cuda.is_available():

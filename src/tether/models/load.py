@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from tether.core.errors import ModelUnavailable
 from tether.models.catalog import check_name, smollm2_folder, tiny_folder
 from tether.models.gguf import load_gguf
+from tether.models.hardware import default_device
 
 CHAT_END = "<|im_end|>"
 
@@ -42,8 +44,7 @@ def load_model(name: str, *, device: str | None = None) -> LoadedModel:
     """
     model, tokenizer = _resolve(str(name))
     complete_tokenizer(tokenizer)
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return LoadedModel(model.to(where).eval(), tokenizer, str(name))
+    return LoadedModel(model.to(device or default_device()).eval(), tokenizer, str(name))
 
 
 def _resolve(name: str) -> tuple[Any, Any]:
@@ -57,12 +58,15 @@ def _resolve(name: str) -> tuple[Any, Any]:
         return load_gguf(path)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelUnavailable(f"folder '{name}' holds no config.json; point to a Hugging Face model folder or a checkpoint's 'model' folder")
+            raise ModelUnavailable(
+                f"folder '{name}' holds no config.json; point to a Hugging Face model folder or a checkpoint's 'model' folder"
+            )
         return _from_folder(path)
     return _from_hub(name)
 
 
 def _from_folder(folder: Path) -> tuple[Any, Any]:
+    transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
 

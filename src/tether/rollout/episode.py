@@ -59,7 +59,8 @@ class Episode:
             with environment_boundary("reset"):
                 observation = self._env.reset(self._seeds.instance, luck=self._seeds.luck)
         except EnvironmentFailure as failure:
-            return self._fail(failure)
+            self._fail(failure)
+            return None
         return self._show(observation.text, self._chat.first_prompt(self._env.instructions, observation.text))
 
     def receive(self, completion: Completion) -> tuple[int, ...] | None:
@@ -70,12 +71,14 @@ class Episode:
             with environment_boundary(f"step {len(self.trajectory.turns)}"):
                 step = self._env.step(answer)
         except EnvironmentFailure as failure:
-            return self._fail(failure)
+            self._fail(failure)
+            return None
         turn.reward = float(step.reward)
         turn.valid = bool(step.info.get("valid", True)) and bool(answer)
         turn.penalty = 0.0 if turn.valid else self._rules.format_penalty
         if step.done:
-            return self._end(step)
+            self._end(step)
+            return None
         return self._show(step.observation.text, self._chat.next_prompt(step.observation.text, turn.response_ids))
 
     def _read(self, completion: Completion) -> tuple[Turn, str]:

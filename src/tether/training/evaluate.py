@@ -39,6 +39,4 @@ def evaluate(
     summary = rollout_summary(groups)
     low, high = wilson_interval(sum(sum(group.successes) for group in groups), num_prompts)
     names = ("success", "reward_mean", "turns", "response_tokens", "format_valid", "errors")
-    return Evaluation(
-        {**{name: summary[name] for name in names}, "success_low": low, "success_high": high, "prompts": num_prompts}, groups
-    )
+    return Evaluation({**{name: summary[name] for name in names}, "success_low": low, "success_high": high, "prompts": num_prompts}, groups)

@@ -204,7 +204,9 @@ class Trainer:
             self.monitor.restore(state["monitor"])
             self.step = int(state["step"])
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"checkpoint '{checkpoint}' does not fit this run: {error}; resume with the config it was made by") from error
+            raise CheckpointError(
+                f"checkpoint '{checkpoint}' does not fit this run: {error}; resume with the config it was made by"
+            ) from error
 
     @contextmanager
     def _timed(self, stage: str, total: int = 1) -> Iterator[None]:

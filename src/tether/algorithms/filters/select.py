@@ -165,7 +165,9 @@ def _is_flat(variance: float, score_value: float, score: str) -> bool:
     return variance <= ZERO or (score in SPREAD_SCORES and score_value <= ZERO)
 
 
-def _selection(ids: Sequence[Hashable], ranking: list[Hashable], kept: list[Hashable], scores: dict[Hashable, float], rv: Floats) -> Selection:
+def _selection(
+    ids: Sequence[Hashable], ranking: list[Hashable], kept: list[Hashable], scores: dict[Hashable, float], rv: Floats
+) -> Selection:
     chosen = set(kept)
     mean, std = float(rv.mean()), float(rv.std())
     return Selection(

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +67,8 @@ def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Pro
     envs = [make_env(name) for name in ENVIRONMENTS]
     tokenizer = train_tokenizer(_texts(envs, settings.seed))
     demonstrations = _record(envs, ChatFormat(tokenizer), settings, progress)
-    model = LlamaForCausalLM(_architecture(settings, tokenizer)).to(device)
+    model: Any = LlamaForCausalLM(_architecture(settings, tokenizer))  # Any: a decorator of transformers hides the signature of .to
+    model.to(device)
     _train(SplitModel(model), demonstrations, settings, progress)
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
