@@ -1,9 +1,10 @@
 """`tether warmstart`: from nothing to the embedded model, reproducibly.
 
-1. Fallible experts play the grid environments (training split) and write down what they think.
-2. A tokenizer is trained on those words, a Llama-architecture model is initialised, and both are seeded.
-3. The model imitates the experts' responses: cross-entropy on response tokens only, in the very token layout of a rollout.
+1. A tokenizer is trained on the words of the environments and of the experts, a Llama-architecture model is initialised; both are seeded.
+2. Lesson one: the model imitates experts that always read the board. It learns to read.
+3. Lesson two, short: it imitates experts that mostly fall back on a template. It can still read, but mostly does not.
 
+Imitating is cross-entropy on the experts' responses only, in the very token layout of a rollout, on the training split.
 The result is a Hugging Face folder. The same settings on the same machine give the same weights.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.config import Settings
 from tether.core.grammar import parse_response
@@ -25,7 +26,7 @@ from tether.core.seeding import derive_seed, seed_everything
 from tether.envs.registry import make_env
 from tether.models.chat import ChatFormat
 from tether.models.head import SplitModel
-from tether.training.warmstart.demonstrators import demonstrate
+from tether.training.warmstart.demonstrators import DRIFTER, READER, Expert, demonstrate
 from tether.training.warmstart.tokenizer import train_tokenizer
 
 TOKENIZER_EPISODES = 400
@@ -35,18 +36,39 @@ ENVIRONMENTS = ("frozen_lake", "sokoban")
 class WarmstartSettings(Settings):
     """What `tiny` is made of."""
 
-    steps: int = 2000
-    episodes: int = 24_000
-    """Demonstrated episodes, half of each environment; training goes round them as often as the steps need."""
+    reading_steps: int = 2000
+    reading_episodes: int = 24_000
+    """Demonstrated episodes of lesson one, half of each environment; training goes round them as often as the steps need."""
+    reading_rate: float = 1.5e-3
+    drifting_steps: int = 80
+    drifting_episodes: int = 6000
+    drifting_rate: float = 5e-4
     batch: int = 64
-    learning_rate: float = 1.5e-3
-    warmup: int = 100
     width: int = 192
     hidden: int = 512
     layers: int = 5
     heads: int = 4
     positions: int = 1024
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Whom to imitate, on how many episodes, for how many steps, at which peak learning rate."""
+
+    name: str
+    expert: Expert
+    episodes: int
+    steps: int
+    rate: float
+
+
+def lessons(settings: WarmstartSettings) -> tuple[Lesson, Lesson]:
+    """The curriculum."""
+    return (
+        Lesson("reading", READER, settings.reading_episodes, settings.reading_steps, settings.reading_rate),
+        Lesson("drifting", DRIFTER, settings.drifting_episodes, settings.drifting_steps, settings.drifting_rate),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +88,26 @@ def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Pro
     seed_everything(derive_seed("warmstart", settings.seed))
     envs = [make_env(name) for name in ENVIRONMENTS]
     tokenizer = train_tokenizer(_texts(envs, settings.seed))
-    demonstrations = _record(envs, ChatFormat(tokenizer), settings, progress)
     model: Any = LlamaForCausalLM(_architecture(settings, tokenizer))  # Any: a decorator of transformers hides the signature of .to
     model.to(device)
-    _train(SplitModel(model), demonstrations, settings, progress)
+    for lesson in lessons(settings):
+        teach(model, ChatFormat(tokenizer), lesson, settings, progress)
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def play_expert(env: Env, seed: int, rng: random.Random) -> list[tuple[str, str]]:
+def teach(model: PreTrainedModel, chat: ChatFormat, lesson: Lesson, settings: WarmstartSettings, progress: Progress) -> None:
+    """Record a lesson's demonstrations and train the model on them."""
+    envs = [make_env(name) for name in ENVIRONMENTS]
+    demonstrations = _record(envs, chat, lesson, settings.seed, progress)
+    _train(SplitModel(model), demonstrations, lesson, settings, progress)
+
+
+def play_expert(env: Env, expert: Expert, seed: int, rng: random.Random) -> list[tuple[str, str]]:
     """An expert's episode as (observation, response) pairs."""
     shown, exchanges = env.reset(seed).text, []
     while True:
-        thought = demonstrate(env, rng)
+        thought = demonstrate(env, expert, rng)
         exchanges.append((shown, thought.text))
         step = env.step(parse_response(thought.text).answer or "")
         if step.done:
@@ -92,19 +121,19 @@ def _texts(envs: Sequence[Env], seed: int) -> list[str]:
     for index in range(TOKENIZER_EPISODES):
         env = envs[index % len(envs)]
         texts.append(env.instructions)
-        texts += [text for exchange in play_expert(env, index, rng) for text in exchange]
+        texts += [text for exchange in play_expert(env, READER, index, rng) for text in exchange]
     return texts
 
 
-def _record(envs: Sequence[Env], chat: ChatFormat, settings: WarmstartSettings, progress: Progress) -> list[Demonstration]:
+def _record(envs: Sequence[Env], chat: ChatFormat, lesson: Lesson, seed: int, progress: Progress) -> list[Demonstration]:
     demonstrations = []
-    for index in range(settings.episodes):
+    for index in range(lesson.episodes):
         env = envs[index % len(envs)]
-        rng = random.Random(derive_seed("warmstart-expert", settings.seed, index))
-        exchanges = play_expert(env, derive_seed("warmstart-instance", settings.seed, index), rng)
+        rng = random.Random(derive_seed("warmstart-expert", seed, index))
+        exchanges = play_expert(env, lesson.expert, derive_seed("warmstart-instance", seed, index), rng)
         demonstrations.append(_tokens(env, chat, exchanges))
-        if index % 500 == 0:
-            progress("demonstrations", index, settings.episodes, "")
+        if index % 500 == 499 or index + 1 == lesson.episodes:
+            progress(f"{lesson.name}: demonstrations", index + 1, lesson.episodes, "")
     return demonstrations
 
 
@@ -136,12 +165,12 @@ def _architecture(settings: WarmstartSettings, tokenizer: PreTrainedTokenizerBas
     )
 
 
-def _train(model: SplitModel, demonstrations: list[Demonstration], settings: WarmstartSettings, progress: Progress) -> None:
+def _train(model: SplitModel, demonstrations: list[Demonstration], lesson: Lesson, settings: WarmstartSettings, progress: Progress) -> None:
     rng = random.Random(derive_seed("warmstart-order", settings.seed))
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings))
-    for step in range(settings.steps):
-        ids_BT, mask_BT = _batch(rng.sample(demonstrations, settings.batch), model.model.device)
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=lesson.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, lesson.steps))
+    for step in range(lesson.steps):
+        ids_BT, mask_BT = _batch(rng.sample(demonstrations, min(settings.batch, len(demonstrations))), model.model.device)
         features_BTD = model.features(input_ids=ids_BT, use_cache=False)
         logits_NV = model.logits(features_BTD[:, :-1][mask_BT[:, 1:]])
         loss = torch.nn.functional.cross_entropy(logits_NV.float(), ids_BT[:, 1:][mask_BT[:, 1:]])
@@ -150,15 +179,16 @@ def _train(model: SplitModel, demonstrations: list[Demonstration], settings: War
         torch.nn.utils.clip_grad_norm_(model.model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 20 == 0 or step + 1 == settings.steps:
-            progress("training", step + 1, settings.steps, f"loss {float(loss.detach()):.3f}")
+        if step % 10 == 9 or step + 1 == lesson.steps:
+            progress(f"{lesson.name}: training", step + 1, lesson.steps, f"loss {float(loss.detach()):.3f}")
 
 
-def _rate(step: int, settings: WarmstartSettings) -> float:
-    """Linear warm-up, then a cosine down to a tenth."""
-    if step < settings.warmup:
-        return (step + 1) / settings.warmup
-    share = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+def _rate(step: int, steps: int) -> float:
+    """Linear warm-up over a twentieth of the steps, then a cosine down to a tenth."""
+    warmup = max(1, steps // 20)
+    if step < warmup:
+        return (step + 1) / warmup
+    share = (step - warmup) / max(1, steps - warmup)
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share))
 
 

@@ -1,0 +1,34 @@
+"""What all tests share: one thread, no network, and the real embedded model, loaded once per worker."""
+
+import os
+
+# Before anything imports torch or huggingface_hub; subprocesses inherit both.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Any:
+    """The embedded model with its tokenizer. Read only: a test that trains takes `tiny_model`."""
+    from tether.models.load import load_model
+
+    return load_model("tiny", device="cpu")
+
+
+@pytest.fixture
+def tiny_model(tiny: Any) -> Iterator[Any]:
+    """A copy of the embedded model that a test may change."""
+    yield copy.deepcopy(tiny.model)
+
+
+@pytest.fixture(scope="session")
+def chat(tiny: Any) -> Any:
+    from tether.models.chat import ChatFormat
+
+    return ChatFormat(tiny.tokenizer)

@@ -1,0 +1,103 @@
+"""A conversation built by appending equals the chat template rendered in one go, and a response is never tokenised again."""
+
+import copy
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tether.core.errors import BadInput
+from tether.models.chat import ChatFormat
+
+SYSTEM, SHOWN, AGAIN = "Walk to the goal.", "Turn 1 of 5.\n_P_\n_OG", "Turn 2 of 5.\n__P\n_OG"
+RESPONSE = " The goal is right. </think> <answer> Right </answer>"
+NO_SYSTEM = (
+    "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def _with_template(tokenizer: Any, template: str | None) -> Any:
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = template
+    return other
+
+
+def test_appending_equals_rendering_in_one_go(tiny: Any, chat: ChatFormat) -> None:
+    appended = chat.first_prompt(SYSTEM, SHOWN) + chat.encode(RESPONSE)
+    appended += chat.next_prompt(AGAIN, chat.encode(RESPONSE)) + chat.encode(RESPONSE)
+    appended += chat.next_prompt(SHOWN, chat.encode(RESPONSE))
+    reply = {"role": "assistant", "content": "<think>" + RESPONSE}
+    messages = [{"role": "system", "content": SYSTEM}]
+    messages += [{"role": "user", "content": SHOWN}, reply, {"role": "user", "content": AGAIN}, reply, {"role": "user", "content": SHOWN}]
+    rendered = tiny.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) + "<think>"
+    assert chat.decode(appended) == rendered
+    assert list(appended) == tiny.tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def test_the_first_prompt_literally(chat: ChatFormat) -> None:
+    assert chat.decode(chat.first_prompt("S", "U")) == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>"
+    )
+
+
+def test_the_end_of_turn_is_not_doubled(chat: ChatFormat) -> None:
+    between = "<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>"
+    cut_off = chat.encode(" no tag here")
+    ended = (*cut_off, chat.end_of_turn)
+    assert chat.decode(chat.next_prompt("U", cut_off)) == between
+    assert chat.decode(chat.next_prompt("U", ())) == between
+    assert chat.decode(ended + chat.next_prompt("U", ended)) == " no tag here" + between
+
+
+def test_a_template_that_opens_the_think_tag_itself_is_left_alone(tiny: Any) -> None:
+    template = tiny.tokenizer.chat_template.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+    assert template != tiny.tokenizer.chat_template
+    other = ChatFormat(_with_template(tiny.tokenizer, template))
+    assert other.decode(other.first_prompt("S", "U")).endswith("assistant\n<think>\n")
+    assert other.decode(other.next_prompt("U", ())).endswith("assistant\n<think>\n")
+
+
+def test_a_template_without_system_role_gets_the_rules_in_the_first_message(tiny: Any) -> None:
+    other = ChatFormat(_with_template(tiny.tokenizer, NO_SYSTEM))
+    assert other.decode(other.first_prompt("S", "U")) == "<|im_start|>user\nS\n\nU<|im_end|>\n<|im_start|>assistant\n<think>"
+    assert other.decode(other.next_prompt("V", ())) == "<|im_end|>\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n<think>"
+
+
+def test_no_template_is_bad_input(tiny: Any) -> None:
+    with pytest.raises(BadInput, match="has no chat template; use an instruction-tuned model"):
+        ChatFormat(_with_template(tiny.tokenizer, None))
+
+
+def test_no_end_of_turn_token_is_bad_input(tiny: Any) -> None:
+    other = copy.deepcopy(tiny.tokenizer)
+    other.eos_token = None
+    with pytest.raises(BadInput, match="end-of-turn"):
+        ChatFormat(other)
+
+
+def _characters(merge: tuple[str, str]) -> PreTrainedTokenizerFast:
+    """One token a byte, and one that joins two of them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: index for index, piece in enumerate([*alphabet, "".join(merge)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[merge]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template="{{ messages[0].content }}")
+
+
+def test_a_token_across_the_border_is_not_counted() -> None:
+    chat = ChatFormat(_characters((".", "<")))
+    ids = chat.encode("go.</think>")
+    assert len(ids) == 10  # g o .< / t h i n k >
+    assert [chat.tokens_before(ids, n) for n in (0, 1, 2, 3, 4, 11)] == [0, 1, 2, 2, 3, 10]
+
+
+def test_a_letter_of_several_tokens_is_counted_whole() -> None:
+    chat = ChatFormat(_characters((".", "<")))
+    ids = chat.encode("a√</think>")  # √ is three bytes
+    assert chat.tokens_before(ids, 2) == 4
+    assert chat.decode(ids[:4]) == "a√"

