@@ -43,7 +43,7 @@ def train(
     else:
         settings = _settle(config, flags)
         store = _create(out, settings)
-    _run(settings, store)
+    _run(settings, store, resume)
 
 
 def _flags(
@@ -109,7 +109,7 @@ def _reopen(out: Path | None, config: Path | None, flags: dict[str, Any]) -> tup
     return store, settings
 
 
-def _run(settings: Any, store: RunStore) -> None:
+def _run(settings: Any, store: RunStore, resumed: bool) -> None:
     from tether.cli.live import LiveView
 
     console = Console()
@@ -117,14 +117,13 @@ def _run(settings: Any, store: RunStore) -> None:
         f"[bold]{settings.env.name}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end=""
     )
     console.print(f" {settings.filter.keep}, {settings.steps} steps, seed {settings.seed} -> {store.folder}", highlight=False)
-    fresh = not store.steps()
     with console.status("loading the model"):
         from tether.training.trainer import Trainer
 
         try:
             trainer = Trainer(settings, store, LiveView(console, settings.steps))
         except TetherError:
-            if fresh:
+            if not resumed:
                 shutil.rmtree(store.folder)  # made a moment ago, holds nothing
             raise
     try:

@@ -22,8 +22,8 @@ def cross_score(scorer: Any, prompts: Sequence[Sequence[int]], reasonings: Seque
         prompts: P lists of token ids, each ending where the reasoning would begin.
         reasonings: N lists of token ids.
     """
-    columns = [tuple(int(token) for token in prompt) for prompt in prompts]
-    rows = [tuple(int(token) for token in reasoning) for reasoning in reasonings]
+    columns = [[int(token) for token in prompt] for prompt in prompts]
+    rows = [[int(token) for token in reasoning] for reasoning in reasonings]
     for what, sequences in (("prompt", columns), ("reasoning", rows)):
         empty = [index for index, sequence in enumerate(sequences) if not sequence]
         if not sequences or empty:
@@ -33,10 +33,10 @@ def cross_score(scorer: Any, prompts: Sequence[Sequence[int]], reasonings: Seque
     scores = np.empty((len(rows), len(columns)), dtype=np.float64)
     first: dict[tuple[int, ...], int] = {}
     for column, prompt in enumerate(columns):
-        if prompt in first:
-            scores[:, column] = scores[:, first[prompt]]
+        earlier = first.setdefault(tuple(prompt), column)
+        if earlier < column:
+            scores[:, column] = scores[:, earlier]
             continue
-        first[prompt] = column
         if isinstance(scorer, BatchScorer):
             scores[:, column] = scorer.score_many(prompt, rows)
         else:

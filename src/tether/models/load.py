@@ -10,11 +10,11 @@ in Tether compares ids with pad: masks are carried from the rollout.
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -26,13 +26,11 @@ from tether.models.hardware import default_device
 CHAT_END = "<|im_end|>"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A causal language model, its tokenizer, and the name both were asked for by."""
+class LoadedModel(NamedTuple):
+    """A causal language model and its tokenizer."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    name: str = ""
 
 
 def load_model(name: str, *, device: str | None = None) -> LoadedModel:
@@ -44,7 +42,7 @@ def load_model(name: str, *, device: str | None = None) -> LoadedModel:
     """
     model, tokenizer = _resolve(str(name))
     complete_tokenizer(tokenizer)
-    return LoadedModel(model.to(device or default_device()).eval(), tokenizer, str(name))
+    return LoadedModel(model.to(device or default_device()).eval(), tokenizer)
 
 
 def _resolve(name: str) -> tuple[Any, Any]:
@@ -67,8 +65,13 @@ def _resolve(name: str) -> tuple[Any, Any]:
 
 def _from_folder(folder: Path) -> tuple[Any, Any]:
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, SafetensorError) as error:  # a missing, torn or foreign file
+        raise ModelUnavailable(
+            f"cannot read the model in '{folder}': {' '.join(str(error).split())[:200]}; check or replace its files"
+        ) from error
 
 
 def _from_hub(name: str) -> tuple[Any, Any]:

@@ -32,6 +32,14 @@ class PrefixScorer:
     @torch.inference_mode()
     def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         """log p of every reasoning after one prompt."""
+        was_training = self._model.training
+        self._model.eval()  # dropout would make scores random
+        try:
+            return self._score(prompt, reasonings)
+        finally:
+            self._model.train(was_training)
+
+    def _score(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         order = sorted(range(len(reasonings)), key=lambda n: len(reasonings[n]))  # similar lengths together: little padding
         batches = self._batches([len(reasonings[n]) for n in order])
         decoder = CachedDecoder(self._model, max(stop - start for start, stop in batches))

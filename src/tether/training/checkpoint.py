@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.core.errors import CheckpointError
+from tether.core.errors import CheckpointError, ModelUnavailable
+from tether.models.load import LoadedModel, load_model
 
 MODEL, STATE = "model", "state.pt"
 
@@ -55,6 +56,14 @@ def save_checkpoint(
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step_*") if (path / STATE).is_file())
+
+
+def load_checkpoint(checkpoint: Path, device: str | None) -> LoadedModel:
+    """The model of a checkpoint."""
+    try:
+        return load_model(str(checkpoint / MODEL), device=device)
+    except ModelUnavailable as error:
+        raise CheckpointError(f"{error}; or move '{checkpoint}' away to resume from the one before it") from error
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:

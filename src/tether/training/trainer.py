@@ -36,7 +36,7 @@ from tether.rollout.pack import pack
 from tether.rollout.summary import group_summary, rollout_summary
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
-from tether.training.checkpoint import MODEL, list_checkpoints, load_state, save_checkpoint
+from tether.training.checkpoint import list_checkpoints, load_checkpoint, load_state, save_checkpoint
 from tether.training.evaluate import evaluate
 from tether.training.interrupts import Interrupts
 from tether.training.learner import Learner
@@ -52,7 +52,11 @@ class Trainer:
     def __init__(self, settings: RunSettings, store: RunStore, watcher: Watcher | None = None) -> None:
         seed_everything(settings.seed)
         checkpoint = next(reversed(list_checkpoints(store.checkpoints)), None)
-        loaded = load_model(str(checkpoint / MODEL) if checkpoint else settings.model.name, device=settings.model.device)
+        loaded = (
+            load_checkpoint(checkpoint, settings.model.device)
+            if checkpoint
+            else load_model(settings.model.name, device=settings.model.device)
+        )
         rollout = settings.rollout
         self.settings, self.store, self._watcher = settings, store, watcher or Unwatched()
         self.model, self.tokenizer, self.chat = loaded.model, loaded.tokenizer, ChatFormat(loaded.tokenizer)

@@ -40,8 +40,8 @@ class WarmstartSettings(Settings):
     reading_episodes: int = 24_000
     """Demonstrated episodes of lesson one, half of each environment; training goes round them as often as the steps need."""
     reading_rate: float = 1.5e-3
-    drifting_steps: int = 80
-    drifting_episodes: int = 6000
+    drifting_steps: int = 60
+    drifting_episodes: int = 4000
     drifting_rate: float = 5e-4
     batch: int = 64
     width: int = 192
@@ -179,7 +179,7 @@ def _train(model: SplitModel, demonstrations: list[Demonstration], lesson: Lesso
         torch.nn.utils.clip_grad_norm_(model.model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 10 == 9 or step + 1 == lesson.steps:
+        if step % 5 == 4 or step + 1 == lesson.steps:
             progress(f"{lesson.name}: training", step + 1, lesson.steps, f"loss {float(loss.detach()):.3f}")
 
 

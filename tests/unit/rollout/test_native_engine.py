@@ -1,0 +1,166 @@
+"""The native engine says what transformers would say, token for token, whatever shares its batch, its rows or its prefill."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tether
+from tether.core.protocols import Sampling
+from tether.core.types import Completion
+from tether.models.head import SplitModel
+from tether.models.logprobs import token_logprobs
+from tether.rollout.engines import native
+from tether.rollout.engines.native import NativeEngine
+
+GREEDY = Sampling(temperature=0.0, max_tokens=45)
+WARM = Sampling(temperature=0.9, max_tokens=45)
+
+
+class Talk:
+    """A dialogue with its words laid down beforehand; it remembers what it was answered."""
+
+    def __init__(self, contexts: list[tuple[int, ...]], key: int, seed: int = 0) -> None:
+        self.contexts = contexts
+        self.prefix_key = key
+        self.uniforms = np.random.Generator(np.random.PCG64(seed))
+        self.completions: list[Completion] = []
+
+    def begin(self) -> tuple[int, ...] | None:
+        return self.contexts[0] if self.contexts else None
+
+    def receive(self, completion: Completion) -> tuple[int, ...] | None:
+        self.completions.append(completion)
+        said = len(self.completions)
+        return self.contexts[said] if said < len(self.contexts) else None
+
+    @property
+    def said(self) -> list[tuple[int, ...]]:
+        return [completion.token_ids for completion in self.completions]
+
+
+@pytest.fixture(scope="module")
+def contexts(chat: Any) -> list[list[tuple[int, ...]]]:
+    """Conversations of different lengths and numbers of turns; the appended parts do not depend on the answers."""
+    conversations = []
+    for seed, (name, options, turns) in enumerate(
+        [("frozen_lake", {}, 2), ("sokoban", {}, 1), ("frozen_lake", {"size": 6}, 3), ("frozen_lake", {"observation": "coordinates"}, 1), ("frozen_lake", {}, 2)]
+    ):
+        env = tether.make_env(name, **options)
+        shown = env.reset(seed).text
+        more = [chat.next_prompt(env.reset(seed + 100 + n).text, chat.encode("</answer>")) for n in range(turns - 1)]
+        conversations.append([chat.first_prompt(env.instructions, shown), *more])
+    return conversations
+
+
+def _talk(tiny: Any, talks: list[Talk], sampling: Sampling, max_rows: int = 128) -> list[Talk]:
+    finished: list[int] = []
+    NativeEngine(tiny.model, tiny.tokenizer, max_rows=max_rows).run(talks, sampling, lambda: finished.append(1))
+    assert len(finished) == len(talks)
+    return talks
+
+
+@pytest.fixture(scope="module")
+def generated(tiny: Any, contexts: list[list[tuple[int, ...]]]) -> list[list[tuple[int, ...]]]:
+    """What `generate` answers greedily, with the whole conversation given anew for each turn."""
+    answers = []
+    ends = [tiny.tokenizer.eos_token_id, tiny.tokenizer.convert_tokens_to_ids("</answer>")]
+    for conversation in contexts:
+        so_far: list[int] = []
+        said = []
+        for context in conversation:
+            so_far += context
+            ids = torch.tensor([so_far])
+            with torch.inference_mode():
+                full = tiny.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=45, eos_token_id=ends, pad_token_id=ends[0]
+                )
+            said.append(tuple(full[0, len(so_far) :].tolist()))
+            so_far += said[-1]
+        answers.append(said)
+    return answers
+
+
+@pytest.mark.parametrize("max_rows", [128, 2, 1])
+def test_greedy_equals_generate(tiny: Any, contexts: Any, generated: Any, max_rows: int) -> None:
+    talks = _talk(tiny, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows)
+    assert [talk.said for talk in talks] == generated
+    assert {len(talk.said) for talk in talks} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(("share", "prefill_tokens"), [(1, 8192), (10**9, 8192), (8, 1), (2, 400)])
+def test_when_and_how_much_is_fed_changes_nothing(
+    tiny: Any, contexts: Any, generated: Any, share: int, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "FEED_SHARE", share)
+    monkeypatch.setattr(native, "PREFILL_TOKENS", prefill_tokens)
+    talks = _talk(tiny, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows=4)
+    assert [talk.said for talk in talks] == generated
+
+
+def test_a_sample_does_not_depend_on_its_batch(tiny: Any, contexts: Any) -> None:
+    together = _talk(tiny, [Talk(conversation, key, seed=key) for key, conversation in enumerate(contexts)], WARM, max_rows=3)
+    for key in (0, 2, 4):
+        alone = _talk(tiny, [Talk(contexts[key], 0, seed=key)], WARM)[0]
+        assert alone.said == together[key].said
+        for a, b in zip(alone.completions, together[key].completions, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4) and a.finish is b.finish
+
+
+def _group(contexts: Any, keys: list[int]) -> list[Talk]:
+    """Three members each of two groups, every one with draws of its own."""
+    return [Talk(contexts[(0, 2)[n // 3]], key, seed=50 + n) for n, key in enumerate(keys)]
+
+
+def test_a_shared_prefill_gives_the_same(tiny: Any, contexts: Any) -> None:
+    fed: list[int] = []
+    hook = tiny.model.get_input_embeddings().register_forward_hook(lambda _module, inputs, _output: fed.append(inputs[0].shape[0]))
+    try:
+        shared = _talk(tiny, _group(contexts, [0, 0, 0, 1, 1, 1]), WARM)
+        rows_shared = max(fed[:3])
+        fed.clear()
+        apart = _talk(tiny, _group(contexts, [0, 1, 2, 3, 4, 5]), WARM)
+    finally:
+        hook.remove()
+    assert [talk.said for talk in shared] == [talk.said for talk in apart]
+    assert len({tuple(talk.said[0]) for talk in shared[:3]}) > 1  # members draw for themselves
+    assert rows_shared == 2 and max(fed[:3]) == 6  # one prompt a group went through the model
+
+
+def test_sampled_log_probs_are_the_learners(tiny: Any, contexts: Any) -> None:
+    split = SplitModel(tiny.model)
+    for talk in _talk(tiny, [Talk(conversation, key, seed=key) for key, conversation in enumerate(contexts)], WARM, max_rows=3):
+        ids: list[int] = []
+        mask: list[bool] = []
+        for context, completion in zip(talk.contexts, talk.completions, strict=True):
+            ids += [*context, *completion.token_ids]
+            mask += [False] * len(context) + [True] * len(completion.token_ids)
+        with torch.inference_mode():
+            want, _ = token_logprobs(split, torch.tensor([ids]), torch.tensor([mask]), temperature=0.9)
+        got = [value for completion in talk.completions for value in completion.logprobs]
+        assert got == pytest.approx(want.tolist(), abs=1e-4)
+
+
+def test_a_dialogue_with_nothing_to_say_does_not_stop_the_others(tiny: Any, contexts: Any, generated: Any) -> None:
+    talks = _talk(tiny, [Talk([], 0), Talk(contexts[1], 1), Talk([], 2), Talk(contexts[0], 3), Talk([], 4)], GREEDY, max_rows=1)
+    assert [talk.said for talk in talks] == [[], generated[1], [], generated[0], []]
+
+
+def test_nobody_to_talk_to(tiny: Any) -> None:
+    assert _talk(tiny, [], GREEDY) == []
+
+
+def test_the_budget_of_a_response(tiny: Any, contexts: Any, generated: Any) -> None:
+    talk = _talk(tiny, [Talk(contexts[1], 0)], Sampling(0.0, 7))[0]
+    assert talk.said == [generated[1][0][:7]]
+    assert str(talk.completions[0].finish) == "length"
+
+
+def test_a_long_conversation_beside_a_new_prompt_stays_within_the_positions(tiny: Any) -> None:
+    """900 tokens here, a new prompt of 300 there: neither is longer than the 1024 positions of the model, so neither may fail."""
+    long = [tuple(range(10, 310)), tuple(range(10, 300)), tuple(range(10, 300)), (7, 8)]
+    short = [tuple(range(20, 320))]
+    talks = [Talk(long, 0)] + [Talk(short, key) for key in range(1, 12)]
+    _talk(tiny, talks, Sampling(0.0, 3), max_rows=2)
+    assert [len(talk.said) for talk in talks] == [4] + [1] * 11

@@ -1,0 +1,171 @@
+"""The documents do not rot: their examples run, their links lead somewhere, their tables say what the code says.
+
+Every python block of a document is run in order, in one namespace per document and in an empty folder. A line that ends with
+`# -> text` prints that text.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tether.algorithms.aggregate import AGGREGATIONS
+from tether.algorithms.filters.scores import SCORES
+from tether.algorithms.filters.select import ORDERS, STRATEGIES
+from tether.algorithms.presets import PRESETS
+from tether.core.config import known_keys
+from tether.core.metrics import CATALOGUE
+from tether.envs import registry
+from tether.training.settings import RunSettings
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "src" / "tether" / "models" / "tiny"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", TINY / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+every_page = pytest.mark.parametrize("page", PAGES, ids=IDS)
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_PRINTS = re.compile(r"# -> (.*)$", re.MULTILINE)
+_FENCED = re.compile(r"^```.*?^```|^    .*?$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
+_CELL = re.compile(r"(?<!\\)\|")
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _rows(page: Path) -> list[list[str]]:
+    """The cells of every table row whose first cell is one name in backticks."""
+    rows = [[cell.strip().replace("\\|", "|") for cell in _CELL.split(row)] for row in _ROW.findall(_text(page))]
+    return [row for row in rows if re.fullmatch(r"`[^`]+`", row[0])]
+
+
+def _slug(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def _anchors(page: Path) -> set[str]:
+    return {_slug(heading) for heading in re.findall(r"^#+ (.*)$", _FENCED.sub("", _text(page)), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _BLOCK.search(_text(page))], ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry.ENVIRONMENTS, "_entries", dict(registry.ENVIRONMENTS._entries))  # examples may register their own
+    namespace: dict[str, Any] = {"__name__": "example"}
+    for number, block in enumerate(_BLOCK.findall(_text(page)), start=1):
+        exec(compile(block, f"{page.name}, python block {number}", "exec"), namespace)
+        printed = capsys.readouterr().out.splitlines()
+        expected = _PRINTS.findall(block)
+        if expected:
+            assert printed == expected, f"block {number} prints something else than it says"
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_FENCED.sub("", _text(page))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} links to {link}, which does not exist"
+        if anchor:
+            assert anchor in _anchors(target), f"{page.name} links to {link}, but {target.name} has no such heading"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(_text(index))}
+    assert {page for page in (ROOT / "docs").rglob("*.md") if page != index} <= linked
+
+
+def test_metrics_page_is_the_catalogue() -> None:
+    rows = _rows(ROOT / "docs" / "metrics.md")
+    assert [row[0].strip("`") for row in rows] == list(CATALOGUE), "docs/metrics.md lists each metric once, in the order of the catalogue"
+    for row in rows:
+        assert row[1] == CATALOGUE[row[0].strip("`")]
+        assert len(row) == 4 and row[2] and row[3]
+
+
+def test_configuration_page_is_the_settings() -> None:
+    rows = {row[0].strip("`"): row[1] for row in _rows(ROOT / "docs" / "configuration.md") if len(row) == 4}
+    every = known_keys(RunSettings)
+    leaves = [key for key in every if not any(other.startswith(f"{key}.") for other in every)]
+    assert list(rows) == leaves
+    for key, default in rows.items():
+        field = _field(key)
+        if field.is_required():
+            assert default == "required", key
+        else:
+            assert default.startswith("`") and yaml.safe_load(default.strip("`")) == field.default, key
+
+
+def _field(key: str) -> Any:
+    model: Any = RunSettings
+    *sections, leaf = key.split(".")
+    for section in sections:
+        model = model.model_fields[section].annotation
+    return model.model_fields[leaf]
+
+
+def test_names_that_settings_accept_are_documented() -> None:
+    allowed = {row[0].strip("`"): set(re.findall(r"`([^`]+)`", row[2])) for row in _rows(ROOT / "docs" / "configuration.md") if len(row) == 4}
+    assert allowed["algorithm.name"] == set(PRESETS)
+    assert allowed["filter.strategy"] == set(STRATEGIES)
+    assert allowed["filter.score"] == set(SCORES)
+    assert allowed["filter.order"] == set(ORDERS)
+    described = {row[0].strip("`") for row in _rows(ROOT / "docs" / "algorithms.md")}
+    assert described >= set(STRATEGIES) | set(SCORES) | set(AGGREGATIONS)
+    listed = {re.sub(r"\W+", " ", row[0]).split()[0] for row in _link_rows(ROOT / "docs" / "environments" / "README.md")}
+    assert listed == set(registry.ENVIRONMENTS.names())
+
+
+def _link_rows(page: Path) -> list[list[str]]:
+    return [row.split(" | ") for row in _ROW.findall(_text(page)) if row.startswith("[`")]
+
+
+def test_presets_are_as_documented() -> None:
+    table = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in _ROW.findall(_text(ROOT / "docs" / "algorithms.md"))}
+    for column, name in enumerate(("grpo", "dr_grpo")):
+        preset = PRESETS[name]
+        assert table["divides by std"][column] == ("yes" if preset.scale_by_std else "no")
+        assert table["aggregation"][column] == f"`{preset.aggregation}`"
+        assert table["`clip_low`, `clip_high`"][column] == f"{preset.clip_low}, {preset.clip_high}"
+        assert table["`entropy_coef`"][column] == str(preset.entropy_coef)
+
+
+def test_every_verb_has_its_section() -> None:
+    import typer
+
+    from tether.cli.main import app
+
+    verbs = getattr(typer.main.get_command(app), "commands", {})
+    sections = set(re.findall(r"^## (\w+)$", _text(ROOT / "docs" / "cli.md"), re.MULTILINE))
+    assert verbs and sections == set(verbs)
+
+
+def test_model_card_is_about_the_weights_beside_it(tiny: Any) -> None:
+    card = _text(TINY / "README.md")
+    config = json.loads(_text(TINY / "config.json"))
+    facts = dict(re.findall(r"^\| ([a-z ]+) \| ([\d,]+)", card, re.MULTILINE))
+    numbers = {name: int(value.replace(",", "")) for name, value in facts.items()}
+    assert numbers["layers"] == config["num_hidden_layers"]
+    assert numbers["width"] == config["hidden_size"]
+    assert numbers["heads"] == config["num_attention_heads"]
+    assert numbers["vocabulary"] == config["vocab_size"]
+    assert numbers["positions"] == config["max_position_embeddings"]
+    assert numbers["parameters"] == sum(parameter.numel() for parameter in tiny.model.parameters())
+    digest = hashlib.sha256((TINY / "model.safetensors").read_bytes()).hexdigest()
+    assert digest in card, "the weights are new: measure them again, then put the numbers and the new sha256 into the model card"
+
+
+def test_no_page_names_this_machine() -> None:
+    for page in PAGES:
+        assert not re.search(r"/(root|tmp|work|home)/", _text(page)), f"{page.name} holds a path of somebody's machine"

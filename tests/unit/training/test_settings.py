@@ -1,0 +1,109 @@
+"""Settings: the paper's defaults, what is filled in, and what is refused before anything is loaded."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from tether.core.config import dump_yaml, validate
+from tether.core.errors import ConfigError
+from tether.training.settings import EnvSettings, ModelSettings, RunSettings
+from tether.training.trainer import episode_rules, resolve_algorithm
+
+LAKE = {"env": {"name": "frozen_lake"}}
+
+
+def _settings(**sections: Any) -> RunSettings:
+    return validate(RunSettings, {**LAKE, **sections})
+
+
+def test_defaults_are_the_papers() -> None:
+    settings = _settings()
+    rollout, learner = settings.rollout, settings.learner
+    assert (rollout.num_groups, rollout.group_size, rollout.temperature, rollout.format_penalty) == (8, 16, 1.0, -0.1)
+    assert (rollout.max_tokens, rollout.max_context) == (400, 3600)
+    assert (settings.filter.strategy, settings.filter.keep, settings.filter.score, settings.filter.eps) == ("top_p", 0.9, "reward_variance", 0.01)
+    assert settings.filter.loss_scale == "kept_ratio"
+    assert (learner.beta1, learner.beta2, learner.update_batch, learner.max_grad_norm) == (0.9, 0.999, 32, 1.0)
+    assert (settings.evaluation.prompts, settings.evaluation.temperature) == (512, 0.5)
+    algorithm = resolve_algorithm(settings.algorithm)
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coef) == (0.2, 0.28, 0.001)
+    assert settings.sampling().temperature == 1.0 and settings.evaluation_sampling().temperature == 0.5
+
+
+def test_departures_from_a_preset() -> None:
+    algorithm = resolve_algorithm(_settings(algorithm={"name": "dr_grpo", "clip_high": 0.3, "entropy_coef": 0.0}).algorithm)
+    assert (algorithm.name, algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coef) == ("dr_grpo", 0.2, 0.3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("sections", "rate"),
+    [
+        ({}, 3e-4),
+        ({"model": {"name": "tiny"}}, 3e-4),
+        ({"model": {"name": "smollm2"}}, 1e-6),
+        ({"model": {"name": "smollm2"}, "learner": {"learning_rate": None}}, 1e-6),
+        ({"model": {"name": "smollm2"}, "learner": {"learning_rate": 0.01}}, 0.01),
+    ],
+)
+def test_the_learning_rate_is_filled_in_by_model(sections: dict[str, Any], rate: float) -> None:
+    settings = _settings(**sections)
+    assert settings.learner.learning_rate == rate
+    assert yaml.safe_load(dump_yaml(settings))["learner"]["learning_rate"] == rate
+
+
+def test_the_learning_rate_is_filled_in_for_library_callers_too() -> None:
+    settings = RunSettings(env=EnvSettings(name="frozen_lake"), model=ModelSettings(name="smollm2"))
+    assert settings.learner.learning_rate == 1e-6
+
+
+def test_a_dumped_config_is_the_same_settings() -> None:
+    settings = _settings(seed=4, filter={"strategy": "band", "band": [0.25, 0.75]})
+    assert validate(RunSettings, yaml.safe_load(dump_yaml(settings))) == settings
+
+
+@pytest.mark.parametrize("score", ["reward_variance", "reward_std", "outcome_variance", "entropy_variance"])
+def test_a_variance_needs_two_members(score: str) -> None:
+    with pytest.raises(ConfigError, match=f"rollout.group_size is 1 but filter.score is '{score}'"):
+        _settings(rollout={"group_size": 1}, filter={"score": score})
+
+
+def test_a_group_of_one_is_fine_where_no_variance_is_asked_for() -> None:
+    assert _settings(rollout={"group_size": 1}, filter={"strategy": "all"}).rollout.group_size == 1
+    assert _settings(rollout={"group_size": 1}, filter={"score": "entropy"}).rollout.group_size == 1
+
+
+@pytest.mark.parametrize("band", [None, [0.9, 0.1], [-0.5, 0.5], [0.5, 1.5], [0.5, 0.5]])
+def test_a_band_is_checked_before_the_run(band: list[float] | None) -> None:
+    with pytest.raises(ConfigError, match="band"):
+        _settings(filter={"strategy": "band", "band": band})
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"env": {"name": "frozenlake"}}, "did you mean 'frozen_lake'"),
+        ({"algorithm": {"name": "grppo"}}, "did you mean 'grpo'"),
+        ({"filter": {"strategy": "topp"}}, "did you mean 'top_p'"),
+        ({"filter": {"keep": 0}}, "filter.keep': got 0; it should be greater than 0"),
+        ({"filter": {"keep": 1.5}}, "should be less than or equal to 1"),
+        ({"rollout": {"temperature": 0}}, "rollout.temperature"),
+        ({"rollout": {"group_sise": 8}}, "unknown config key 'rollout.group_sise': did you mean 'rollout.group_size'"),
+        ({"group_size": 8}, "unknown config key 'group_size': did you mean 'rollout.group_size'"),
+        ({"learner": {"learning_rate": float("nan")}}, "learner.learning_rate"),
+        ({"seed": -1}, "seed"),
+        ({"steps": 0}, "steps"),
+    ],
+)
+def test_what_is_refused(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _settings(**sections)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_episode_lives_within_the_models_positions(tiny: Any) -> None:
+    rules = episode_rules(_settings(rollout={"max_tokens": 100}), tiny.model)
+    assert (rules.max_context, rules.max_tokens, rules.format_penalty) == (1024, 100, -0.1)
+    assert episode_rules(_settings(rollout={"max_context": 600}), tiny.model).max_context == 600
+    with pytest.raises(ValueError, match="rollout.max_tokens is 1024 but a conversation holds only 1024 tokens"):
+        episode_rules(_settings(rollout={"max_tokens": 1024}), tiny.model)
