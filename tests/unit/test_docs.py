@@ -70,14 +70,17 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @every_page
 def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
     for link in _LINK.findall(_FENCED.sub("", _text(page))):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        assert target.exists(), f"{page.name} links to {link}, which does not exist"
-        if anchor:
-            assert anchor in _anchors(target), f"{page.name} links to {link}, but {target.name} has no such heading"
+        if not target.exists():
+            broken.append(f"{link} does not exist")
+        elif anchor and anchor not in _anchors(target):
+            broken.append(f"{link}: {target.name} has no such heading")
+    assert not broken
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -116,7 +119,9 @@ def _field(key: str) -> Any:
 
 
 def test_names_that_settings_accept_are_documented() -> None:
-    allowed = {row[0].strip("`"): set(re.findall(r"`([^`]+)`", row[2])) for row in _rows(ROOT / "docs" / "configuration.md") if len(row) == 4}
+    allowed = {
+        row[0].strip("`"): set(re.findall(r"`([^`]+)`", row[2])) for row in _rows(ROOT / "docs" / "configuration.md") if len(row) == 4
+    }
     assert allowed["algorithm.name"] == set(PRESETS)
     assert allowed["filter.strategy"] == set(STRATEGIES)
     assert allowed["filter.score"] == set(SCORES)

@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 import typer
-from pydantic_core import PydanticUndefined
 from rich.console import Console
 from rich.table import Table
 
@@ -41,6 +40,6 @@ def _show(console: Console, name: str) -> None:
         table.add_column(title)
     options: Any = ENVIRONMENTS.get(name).Options
     for key, field in options.model_fields.items():
-        default = "required" if field.default is PydanticUndefined else str(field.default)
+        default = "required" if field.is_required() else str(field.default)
         table.add_row(key, default, str(getattr(field.annotation, "__name__", field.annotation)).replace("typing.", ""))
     console.print(table)

@@ -69,7 +69,7 @@ class LiveView:
         if self._live is not None:
             self._live.update(self._view())
         else:
-            self._console.print(self._line(record), highlight=False, soft_wrap=True)
+            self._console.print(self._line(record), highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def showing(self) -> Iterator[None]:

@@ -105,7 +105,14 @@ def _reopen(out: Path | None, config: Path | None, flags: dict[str, Any]) -> tup
     if config is not None or set(flags) - {"steps"}:
         raise ConfigError("--resume goes on with the run's own settings; only --steps may be given with it")
     store = RunStore.open(out)
+    before = load(RunSettings, out / "config.yaml")
     settings = load(RunSettings, out / "config.yaml", flags)
+    if settings.steps < before.steps:
+        raise BadInput(
+            f"the run has {before.steps} steps and cannot be cut to {settings.steps}; give at least {before.steps}, or no --steps"
+        )
+    if settings.steps > before.steps:
+        store.replace_config(dump_yaml(settings))
     return store, settings
 
 

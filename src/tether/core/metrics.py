@@ -31,7 +31,7 @@ CATALOGUE: dict[str, str] = {
     "groups/all_succeed": "share of groups in which every member succeeded",
     "groups/fail_but_varied": "share of groups that all fail yet vary in reward: a variance filter ranks these up",
     "update/loss": "mean training loss over the step's optimiser updates",
-    "update/policy_loss": "its clipped policy-gradient part",
+    "update/policy_loss": "clipped policy-gradient loss, plain mean over the trained tokens",
     "update/entropy": "mean entropy of the policy over the trained tokens, in nats",
     "update/ratio_mean": "mean importance ratio new / sampled over the trained tokens",
     "update/ratio_max": "largest importance ratio",

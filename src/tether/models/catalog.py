@@ -34,7 +34,7 @@ def tiny_folder() -> Path:
     folder = Path(__file__).parent / "tiny"
     if not (folder / "model.safetensors").is_file():
         raise ModelUnavailable(
-            "the weights of 'tiny' are missing from this installation; reinstall Tether, or make them with: tether warmstart"
+            "the weights of 'tiny' are missing from this installation; reinstall Tether, or make them with: tether warmstart --out FOLDER"
         )
     return folder
 

@@ -77,15 +77,19 @@ class SlotCache:
             buffer[second, :, :length] = kept
 
 
+def max_positions(model: PreTrainedModel) -> int:
+    """How long a conversation may get: the model's positions, or its attention window, inside which full attention is the same thing."""
+    positions = int(getattr(model.config, "max_position_embeddings", 0) or 2**31)
+    window = getattr(model.config, "sliding_window", None)
+    return min(positions, int(window)) if window and getattr(model.config, "use_sliding_window", True) else positions
+
+
 class CachedDecoder:
     """A model with a slot cache: feed tokens to rows, get features and logits."""
 
     def __init__(self, model: PreTrainedModel, num_rows: int) -> None:
         self.split = SplitModel(model)
-        window = getattr(model.config, "sliding_window", None)
-        self.max_positions = int(getattr(model.config, "max_position_embeddings", 0) or 2**31)
-        if window and getattr(model.config, "use_sliding_window", True):
-            self.max_positions = min(self.max_positions, int(window))  # inside the window, full attention is the same thing
+        self.max_positions = max_positions(model)
         self.model = model
         self.cache = SlotCache(num_rows)
 

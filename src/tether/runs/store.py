@@ -115,6 +115,10 @@ class RunStore:
             raise BadInput(f"'{self.folder / CONFIG}' holds a {type(data).__name__}; expected sections of key: value")
         return data
 
+    def replace_config(self, config_yaml: str) -> None:
+        """Write other settings in place of the old ones, for a run that goes on for longer than it was begun for."""
+        self._replace(CONFIG, config_yaml)
+
     def append(self, record: StepRecord) -> None:
         """Add the numbers of a step."""
         self._append(METRICS, [record.to_json()])

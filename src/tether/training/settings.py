@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tether.algorithms.filters.scores import SCORES
+from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
 from tether.algorithms.presets import PRESETS
 from tether.core.config import Settings
@@ -18,7 +18,6 @@ from tether.envs.registry import ENVIRONMENTS
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-VARIANCE_SCORES = ("reward_variance", "reward_std", "outcome_variance", "entropy_variance")
 
 
 def _known(what: str, name: str, known: Any) -> str:
@@ -150,7 +149,7 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _groups_can_vary(self) -> "RunSettings":
-        if self.filter.strategy != "all" and self.filter.score in VARIANCE_SCORES and self.rollout.group_size < 2:
+        if self.filter.strategy != "all" and self.filter.score in SPREAD_SCORES and self.rollout.group_size < 2:
             raise ValueError(
                 f"rollout.group_size is {self.rollout.group_size} but filter.score is '{self.filter.score}', which needs at least 2 "
                 "trajectories per prompt; raise group_size or set filter.strategy=all"

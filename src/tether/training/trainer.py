@@ -26,6 +26,7 @@ from tether.core.types import Group
 from tether.diagnostics.monitor import Health, Monitor
 from tether.envs.registry import make_env
 from tether.models.chat import ChatFormat
+from tether.models.decoder import max_positions
 from tether.models.head import SplitModel
 from tether.models.load import load_model
 from tether.models.scorer import PrefixScorer
@@ -70,6 +71,7 @@ class Trainer:
         self.monitor, self.scorer = Monitor(settings.diagnosis.every), PrefixScorer(self.model)
         self.step = 0
         """The last complete step."""
+        self._monitor_state = self.monitor.state()  # as of that step: an interrupted one may already have observed
         self._interrupts, self._seconds = Interrupts(), dict[str, float]()
         if checkpoint:
             self._restore(checkpoint)
@@ -101,7 +103,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of the last complete step."""
-        state = {"optimizer": self.learner.optimizer.state_dict(), "monitor": self.monitor.state()}
+        state = {"optimizer": self.learner.optimizer.state_dict(), "monitor": self._monitor_state}
         with self._interrupts.shield():
             return save_checkpoint(self.store.checkpoints, self.step, self.model, self.tokenizer, state, self.settings.checkpoint.keep)
 
@@ -152,11 +154,13 @@ class Trainer:
         metrics.put("information", health.metrics)
         notes = [health.note] if health.note else []
         if not kept.kept:
-            notes.append("every group has the same score: nothing to learn from, the update was skipped")
+            notes.append(
+                f"the filter kept none of {len(groups)} groups ({kept.zero_variance} without reward variance); the update was skipped"
+            )
         record = StepRecord(step, dict(metrics), health.regime, notes)
         self._append_trajectories(step, "train", groups, set(kept.kept))
         self.store.append(record)
-        self.step = step
+        self.step, self._monitor_state = step, self.monitor.state()
         return record
 
     def _append_trajectories(self, step: int, split: str, groups: Sequence[Group], kept: set[Hashable]) -> None:
@@ -206,7 +210,7 @@ class Trainer:
         try:
             self.learner.optimizer.load_state_dict(state["optimizer"])
             self.monitor.restore(state["monitor"])
-            self.step = int(state["step"])
+            self.step, self._monitor_state = int(state["step"]), self.monitor.state()
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"checkpoint '{checkpoint}' does not fit this run: {error}; resume with the config it was made by"
@@ -228,8 +232,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
 
 def episode_rules(settings: RunSettings, model: PreTrainedModel) -> EpisodeRules:
     """The budgets of an episode, within what the model can hold."""
-    positions = int(getattr(model.config, "max_position_embeddings", 0) or settings.rollout.max_context)
-    max_context = min(settings.rollout.max_context, positions)
+    max_context = min(settings.rollout.max_context, max_positions(model))
     if settings.rollout.max_tokens >= max_context:
         raise BadInput(
             f"rollout.max_tokens is {settings.rollout.max_tokens} but a conversation holds only {max_context} tokens; lower rollout.max_tokens"

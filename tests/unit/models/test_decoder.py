@@ -164,5 +164,5 @@ def test_tiny_splits(tiny: Any) -> None:
     split = SplitModel(tiny.model)
     with torch.inference_mode():
         features = split.features(input_ids=ids[None], use_cache=False)
-        assert features.shape == (1, 12, 192)
+        assert features.shape == (1, 12, tiny.model.config.hidden_size)
         _assert_close(split.logits(features[0, 3:5]), _plain(tiny.model, ids)[3:5])

@@ -15,7 +15,6 @@ from tether.models.load import complete_tokenizer, load_model
 
 
 def test_tiny_is_ready_to_use(tiny: Any) -> None:
-    assert tiny.name == "tiny"
     assert not tiny.model.training
     assert {parameter.dtype for parameter in tiny.model.parameters()} == {torch.float32}
     assert 2_000_000 < sum(parameter.numel() for parameter in tiny.model.parameters()) < 3_000_000
@@ -42,7 +41,9 @@ def test_a_name_that_is_nothing(name: str, words: str, tmp_path: Path, monkeypat
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnavailable, match=r"holds no config.json; point to a Hugging Face model folder or a checkpoint's 'model' folder"):
+    with pytest.raises(
+        ModelUnavailable, match=r"holds no config.json; point to a Hugging Face model folder or a checkpoint's 'model' folder"
+    ):
         load_model(str(tmp_path))
 
 
@@ -123,7 +124,7 @@ def test_smollm2_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.Mon
     tiny.model.save_pretrained(tmp_path / "models" / "smollm2")
     tiny.tokenizer.save_pretrained(tmp_path / "models" / "smollm2")
     assert is_at_hand("smollm2")
-    assert load_model("smollm2", device="cpu").model.config.hidden_size == 192
+    assert load_model("smollm2", device="cpu").model.num_parameters() == tiny.model.num_parameters()
 
 
 @pytest.mark.slow

@@ -66,9 +66,15 @@ def test_a_whole_episode(chat: Any) -> None:
     assert (trajectory.stop_reason, trajectory.success, trajectory.error) == (StopReason.SUCCESS, True, None)
     assert env.answers == ["Right", "Left", "Right"]
     assert [turn.context_ids for turn in trajectory.turns] == contexts[:3]
-    assert [(turn.response_ids, turn.logprobs, turn.finish) for turn in trajectory.turns] == [(c.token_ids, c.logprobs, c.finish) for c in given]
+    assert [(turn.response_ids, turn.logprobs, turn.finish) for turn in trajectory.turns] == [
+        (c.token_ids, c.logprobs, c.finish) for c in given
+    ]
     assert [turn.observation for turn in trajectory.turns] == ["begin", "shown 1", "shown 2"]
-    assert [(turn.reward, turn.penalty, turn.valid) for turn in trajectory.turns] == [(1.0, 0.0, True), (0.0, -0.25, False), (1.0, 0.0, True)]
+    assert [(turn.reward, turn.penalty, turn.valid) for turn in trajectory.turns] == [
+        (1.0, 0.0, True),
+        (0.0, -0.25, False),
+        (1.0, 0.0, True),
+    ]
     assert trajectory.reward == 1.75
     assert [chat.decode(turn.reasoning_ids) for turn in trajectory.turns] == [" Go right. ", " Hm ", " Go right. "]
 
@@ -138,7 +144,9 @@ def test_an_environment_that_breaks_ends_its_own_episode(tiny: Any, chat: Any) -
 
 
 @pytest.mark.parametrize(
-    "broken", [{"reward": math.nan}, {"reward": math.inf}, {"reward": None}, {"return": None}], ids=["nan", "infinite", "no reward", "no step"]
+    "broken",
+    [{"reward": math.nan}, {"reward": math.inf}, {"reward": None}, {"return": None}],
+    ids=["nan", "infinite", "no reward", "no step"],
 )
 def test_an_answer_that_is_no_step_is_an_environment_error(chat: Any, broken: dict[str, Any]) -> None:
     episode = Episode(Counter(**broken), chat, SEEDS, RULES)

@@ -45,7 +45,13 @@ def contexts(chat: Any) -> list[list[tuple[int, ...]]]:
     """Conversations of different lengths and numbers of turns; the appended parts do not depend on the answers."""
     conversations = []
     for seed, (name, options, turns) in enumerate(
-        [("frozen_lake", {}, 2), ("sokoban", {}, 1), ("frozen_lake", {"size": 6}, 3), ("frozen_lake", {"observation": "coordinates"}, 1), ("frozen_lake", {}, 2)]
+        [
+            ("frozen_lake", {}, 2),
+            ("sokoban", {}, 1),
+            ("frozen_lake", {"size": 6}, 3),
+            ("frozen_lake", {"observation": "coordinates"}, 1),
+            ("frozen_lake", {}, 2),
+        ]
     ):
         env = tether.make_env(name, **options)
         shown = env.reset(seed).text

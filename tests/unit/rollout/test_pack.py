@@ -49,7 +49,9 @@ def _groups() -> list[Group]:
     penalised = _trajectory(
         [_turn((1,), (2, 3, 4, 5), span=(0, 3), reward=0.5, valid=True), _turn((1,), (2,), penalty=-0.1)], StopReason.TURN_LIMIT, member=1
     )
-    failed = [_trajectory([_turn((1,), (2, 3), reward=reward, valid=True)], StopReason.CONTEXT_FULL, 1, m) for m, reward in enumerate((0.2, 0.6))]
+    failed = [
+        _trajectory([_turn((1,), (2, 3), reward=reward, valid=True)], StopReason.CONTEXT_FULL, 1, m) for m, reward in enumerate((0.2, 0.6))
+    ]
     nothing = [_trajectory([], StopReason.ENV_ERROR, 2, m) for m in range(2)]
     winners = [_trajectory([_turn((1,), (2, 3), reward=1.0, valid=True)], StopReason.SUCCESS, 3, m) for m in range(2)]
     return [Group(0, 0, [solved, penalised]), Group(1, 0, failed), Group(2, 0, nothing), Group(3, 0, winners)]

@@ -40,7 +40,9 @@ def test_zero_temperature_takes_the_most_likely_whatever_the_uniform() -> None:
     for uniform in (0.0, 0.999):
         ids, logprobs = draw(rows, 0.0, torch.full((2,), uniform))
         assert ids.tolist() == [1, 0]
-        assert logprobs.tolist() == pytest.approx([3 - math.log(1 + math.e**3 + math.e), 5 - math.log(math.e**5 + math.e**3 + math.e)], abs=1e-5)
+        assert logprobs.tolist() == pytest.approx(
+            [3 - math.log(1 + math.e**3 + math.e), 5 - math.log(math.e**5 + math.e**3 + math.e)], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24, math.nextafter(1, 0)])
@@ -73,7 +75,9 @@ def test_stops_at_the_closing_tag_as_one_token(tiny: Any) -> None:
 
 def _bytes_with(*merged: str) -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate([*alphabet, *merged])}, merges=[(m[0], m[1:]) for m in merged]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={piece: i for i, piece in enumerate([*alphabet, *merged])}, merges=[(m[0], m[1:]) for m in merged])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True)])

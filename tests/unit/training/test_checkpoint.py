@@ -49,7 +49,9 @@ def test_a_full_disk_leaves_the_earlier_one(tmp_path: Path, tiny: Any, error: Ex
 
     monkeypatch.setattr(checkpoint.torch, "save", fail)
     for step in (1, 2):
-        with pytest.raises(CheckpointError, match=f"cannot write checkpoint '.*step_00000{step}': .*[Nn]o space left.*go on with --resume") as caught:
+        with pytest.raises(
+            CheckpointError, match=f"cannot write checkpoint '.*step_00000{step}': .*[Nn]o space left.*go on with --resume"
+        ) as caught:
             _save(tmp_path, step, tiny, keep=1)
         assert "\n" not in str(caught.value) and caught.value.exit_code == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
@@ -61,9 +63,16 @@ def test_a_full_disk_leaves_the_earlier_one(tmp_path: Path, tiny: Any, error: Ex
 def test_an_unreadable_state_is_named(tmp_path: Path, tiny: Any, damage: str) -> None:
     path = _save(tmp_path, 3, tiny)
     whole = (path / "state.pt").read_bytes()
-    damaged = {"empty": b"", "text": b"hello, this is no checkpoint", "cut": whole[: len(whole) // 2], "zip of nothing": b"PK\x05\x06" + bytes(18)}
+    damaged = {
+        "empty": b"",
+        "text": b"hello, this is no checkpoint",
+        "cut": whole[: len(whole) // 2],
+        "zip of nothing": b"PK\x05\x06" + bytes(18),
+    }
     (path / "state.pt").write_bytes(damaged[damage])
-    with pytest.raises(CheckpointError, match=r"cannot read checkpoint '.*step_000003'.*; move it away to resume from the one before it") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"cannot read checkpoint '.*step_000003'.*; move it away to resume from the one before it"
+    ) as caught:
         load_state(path)
     assert "\n" not in str(caught.value)
 

@@ -22,7 +22,12 @@ def test_defaults_are_the_papers() -> None:
     rollout, learner = settings.rollout, settings.learner
     assert (rollout.num_groups, rollout.group_size, rollout.temperature, rollout.format_penalty) == (8, 16, 1.0, -0.1)
     assert (rollout.max_tokens, rollout.max_context) == (400, 3600)
-    assert (settings.filter.strategy, settings.filter.keep, settings.filter.score, settings.filter.eps) == ("top_p", 0.9, "reward_variance", 0.01)
+    assert (settings.filter.strategy, settings.filter.keep, settings.filter.score, settings.filter.eps) == (
+        "top_p",
+        0.9,
+        "reward_variance",
+        0.01,
+    )
     assert settings.filter.loss_scale == "kept_ratio"
     assert (learner.beta1, learner.beta2, learner.update_batch, learner.max_grad_norm) == (0.9, 0.999, 32, 1.0)
     assert (settings.evaluation.prompts, settings.evaluation.temperature) == (512, 0.5)

@@ -13,9 +13,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -33,41 +34,47 @@ TOKENIZER_EPISODES = 400
 ENVIRONMENTS = ("frozen_lake", "sokoban")
 
 
+Positive = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0)]
+
+
 class WarmstartSettings(Settings):
     """What `tiny` is made of."""
 
-    reading_steps: int = 2000
-    reading_episodes: int = 24_000
+    reading_steps: Positive = 2000
+    reading_episodes: Positive = 24_000
     """Demonstrated episodes of lesson one, half of each environment; training goes round them as often as the steps need."""
-    reading_rate: float = 1.5e-3
-    drifting_steps: int = 60
-    drifting_episodes: int = 4000
-    drifting_rate: float = 5e-4
-    batch: int = 64
-    width: int = 192
-    hidden: int = 512
-    layers: int = 5
-    heads: int = 4
-    positions: int = 1024
-    seed: int = 0
+    reading_batch: Positive = 64
+    reading_rate: Rate = 1.5e-3
+    drifting_steps: Positive = 50
+    drifting_episodes: Positive = 2000
+    drifting_batch: Positive = 32
+    drifting_rate: Rate = 5e-4
+    width: Positive = 192
+    hidden: Positive = 512
+    layers: Positive = 5
+    heads: Positive = 4
+    positions: Positive = 1024
+    seed: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Whom to imitate, on how many episodes, for how many steps, at which peak learning rate."""
+    """Whom to imitate, on how many episodes, for how many steps of which batch, at which peak learning rate."""
 
     name: str
     expert: Expert
     episodes: int
     steps: int
+    batch: int
     rate: float
 
 
 def lessons(settings: WarmstartSettings) -> tuple[Lesson, Lesson]:
     """The curriculum."""
     return (
-        Lesson("reading", READER, settings.reading_episodes, settings.reading_steps, settings.reading_rate),
-        Lesson("drifting", DRIFTER, settings.drifting_episodes, settings.drifting_steps, settings.drifting_rate),
+        Lesson("reading", READER, settings.reading_episodes, settings.reading_steps, settings.reading_batch, settings.reading_rate),
+        Lesson("drifting", DRIFTER, settings.drifting_episodes, settings.drifting_steps, settings.drifting_batch, settings.drifting_rate),
     )
 
 
@@ -100,7 +107,7 @@ def teach(model: PreTrainedModel, chat: ChatFormat, lesson: Lesson, settings: Wa
     """Record a lesson's demonstrations and train the model on them."""
     envs = [make_env(name) for name in ENVIRONMENTS]
     demonstrations = _record(envs, chat, lesson, settings.seed, progress)
-    _train(SplitModel(model), demonstrations, lesson, settings, progress)
+    _train(SplitModel(model), demonstrations, lesson, settings.seed, progress)
 
 
 def play_expert(env: Env, expert: Expert, seed: int, rng: random.Random) -> list[tuple[str, str]]:
@@ -165,12 +172,12 @@ def _architecture(settings: WarmstartSettings, tokenizer: PreTrainedTokenizerBas
     )
 
 
-def _train(model: SplitModel, demonstrations: list[Demonstration], lesson: Lesson, settings: WarmstartSettings, progress: Progress) -> None:
-    rng = random.Random(derive_seed("warmstart-order", settings.seed))
+def _train(model: SplitModel, demonstrations: list[Demonstration], lesson: Lesson, seed: int, progress: Progress) -> None:
+    rng = random.Random(derive_seed("warmstart-order", seed))
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=lesson.rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, lesson.steps))
     for step in range(lesson.steps):
-        ids_BT, mask_BT = _batch(rng.sample(demonstrations, min(settings.batch, len(demonstrations))), model.model.device)
+        ids_BT, mask_BT = _batch(rng.sample(demonstrations, min(lesson.batch, len(demonstrations))), model.model.device)
         features_BTD = model.features(input_ids=ids_BT, use_cache=False)
         logits_NV = model.logits(features_BTD[:, :-1][mask_BT[:, 1:]])
         loss = torch.nn.functional.cross_entropy(logits_NV.float(), ids_BT[:, 1:][mask_BT[:, 1:]])

@@ -1,5 +1,6 @@
 """select_groups, what goes in: lists, numpy and torch give the same selection; bad input is a ValueError that says what and where."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -113,9 +114,9 @@ def test_the_input_is_left_alone() -> None:
     ],
 )
 def test_bad_options(options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words[0])) as caught:
         select_groups([0, 1, 2, 4], [0, 0, 1, 1], **options)
-    for word in words:
+    for word in words[1:]:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -150,9 +151,9 @@ def test_names_are_checked_whatever_the_rewards(all_equal: list[int]) -> None:
     ],
 )
 def test_bad_batches(rewards: Any, groups: Any, words: list[str]) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words[0])) as caught:
         select_groups(rewards, groups)
-    for word in words:
+    for word in words[1:]:
         assert word in str(caught.value)
     assert isinstance(caught.value, BadInput)
     assert "\n" not in str(caught.value)

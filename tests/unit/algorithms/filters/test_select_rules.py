@@ -186,7 +186,7 @@ def test_reward_std_has_the_same_zeros_as_reward_variance() -> None:
 
 @pytest.mark.xfail(strict=True, reason="the mean of equal large rewards is rounded, and its error squared exceeds 1e-12")
 def test_equal_rewards_have_no_variance_however_large() -> None:
-    assert select_groups([1e12 + 0.1] * 3 + [1e15 / 7] * 7, [0] * 3 + [1] * 7).zero_variance == 2
+    assert select_groups([1e10 + 0.1] * 10 + [1e11 + 0.1] * 3, [0] * 10 + [1] * 3).zero_variance == 2
 
 
 # ---------------------------------------------------------------------------------------------------------------- top_p
@@ -340,5 +340,7 @@ def test_include_zero_drops_flat_groups_first() -> None:
 
 def test_include_zero_may_leave_nothing() -> None:
     for strategy in STRATEGIES:
-        selection = select_groups([3, 3, 4, 4], [0, 0, 1, 1], strategy=strategy, score="length", lengths=[1, 2, 3, 4], include_zero=False, band=(0, 1))
+        selection = select_groups(
+            [3, 3, 4, 4], [0, 0, 1, 1], strategy=strategy, score="length", lengths=[1, 2, 3, 4], include_zero=False, band=(0, 1)
+        )
         assert (selection.kept, selection.dropped, selection.kept_ratio) == ([], [1, 0], 0)

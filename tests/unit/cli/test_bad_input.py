@@ -1,0 +1,154 @@
+"""A mistake is one line that says what, got and what to do, exit code 2, nothing on disk; and mistakes are found without torch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tether.cli.main import main
+from tether.core.config import dump_yaml, validate
+from tether.runs.store import RunStore
+from tether.training.settings import RunSettings
+
+
+def _refused(capsys: pytest.CaptureFixture[str], words: list[str], lines: int = 1) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    out, err = capsys.readouterr()
+    assert stopped.value.code == 2, err
+    assert err.startswith("tether: ") and len(err.splitlines()) == lines and "Traceback" not in err, err
+    assert out == ""
+    return err
+
+
+TRAIN = [
+    (["train", "frozenlake"], "did you mean 'frozen_lake'"),
+    (["train"], "no environment given; name one"),
+    (["train", "frozen_lake", "--model", "tinny"], "unknown model 'tinny': did you mean 'tiny'"),
+    (["train", "frozen_lake", "--model", "missing.gguf"], "model file 'missing.gguf' does not exist"),
+    (["train", "frozen_lake", "--algo", "grop"], "did you mean 'grpo'"),
+    (["train", "frozen_lake", "--filter", "top_q:0.9"], "did you mean 'top_p'"),
+    (["train", "frozen_lake", "--filter", "top_p:much"], "write it as strategy:share, for example top_p:0.9"),
+    (["train", "frozen_lake", "--filter", "top_p:1.5"], "filter.keep': got 1.5"),
+    (["train", "frozen_lake", "--filter", "band"], "band"),
+    (["train", "frozen_lake", "--set", "rollout.group_sise=8"], "did you mean 'rollout.group_size'"),
+    (["train", "frozen_lake", "--set", "group_size=8"], "did you mean 'rollout.group_size'"),
+    (["train", "frozen_lake", "--set", "rollout.group_size"], "write it as key=value"),
+    (["train", "frozen_lake", "--set", "rollout.group_size=0"], "rollout.group_size': got 0; it should be greater than or equal to 1"),
+    (["train", "frozen_lake", "--set", "rollout.group_size=1"], "needs at least 2 trajectories per prompt"),
+    (["train", "frozen_lake", "--set", "env.options.size=99"], "frozen_lake option key 'size': got 99"),
+    (["train", "frozen_lake", "--set", "env.options.sise=4"], "did you mean 'size'"),
+    (["train", "frozen_lake", "--steps", "0"], "steps"),
+    (["train", "frozen_lake", "--steps", "many"], "many"),
+    (["train", "frozen_lake", "--seed", "-1"], "seed"),
+    (["train", "--config", "missing.yaml"], "cannot read config file 'missing.yaml': No such file or directory; check the path"),
+    (["train", "frozen_lake", "--stepz", "2"], "--stepz"),
+    (["train", "--resume"], "--resume needs to know which run; add --out FOLDER"),
+    (["train", "--resume", "--out", "nowhere"], "run folder 'nowhere' does not exist"),
+    (["trian"], "unknown command 'trian': did you mean 'train'"),
+    (["eval", "tiny"], "which environment should 'tiny' play? add --env"),
+    (["eval", "tinny", "--env", "frozen_lake"], "did you mean 'tiny'"),
+    (["eval", "tiny", "--env", "sokobann"], "did you mean 'sokoban'"),
+    (["eval", "tiny", "--env", "sokoban", "--prompts", "0"], "prompts"),
+    (["eval", "tiny", "--env", "sokoban", "--temperature", "-1"], "temperature"),
+    (["report", "nowhere"], "run folder 'nowhere' does not exist"),
+    (["report"], "RUN"),
+    (["models", "get", "smollm3"], "did you mean 'smollm2'"),
+    (["envs", "sokobann"], "did you mean 'sokoban'"),
+    (["play", "sokobann"], "did you mean 'sokoban'"),
+    (["warmstart"], "--out"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), TRAIN, ids=[" ".join(words) for words, _ in TRAIN])
+def test_one_line_and_nothing_left_behind(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in _refused(capsys, words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_problem_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = _refused(capsys, ["train", "frozenlake", "--algo", "grop", "--set", "seed=-1"], lines=3)
+    assert "frozen_lake" in error and "grpo" in error and "seed" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("torn.yaml").write_text("env: [")
+    Path("list.yaml").write_text("- 1")
+    Path("odd.txt").write_text("env: 1")
+    Path("keys.toml").write_text('steps = 2\n[env]\nname = "frozen_lake"\n[rolout]\nnum_groups = 2\n')
+    assert "does not parse" in _refused(capsys, ["train", "--config", "torn.yaml"])
+    assert "holds a list" in _refused(capsys, ["train", "--config", "list.yaml"])
+    assert "use .toml, .yaml or .yml" in _refused(capsys, ["train", "--config", "odd.txt"])
+    assert "did you mean 'rollout'" in _refused(capsys, ["train", "--config", "keys.toml"])
+
+
+def test_an_existing_folder_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for verb in (["train", "frozen_lake"], ["warmstart"]):
+        error = _refused(capsys, [*verb, "--out", str(tmp_path)])
+        assert "exists; " in error and "choose another --out" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "more", [["--seed", "1"], ["--set", "rollout.num_groups=2"], ["frozen_lake"], ["--config", "x.yaml"], ["--model", "tiny"]]
+)
+def test_a_resumed_run_keeps_its_settings(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = validate(RunSettings, {"env": {"name": "frozen_lake"}})
+    RunStore.create(tmp_path / "run", dump_yaml(settings), {})
+    error = _refused(capsys, ["train", "--resume", "--out", str(tmp_path / "run"), *more])
+    assert "--resume goes on with the run's own settings; only --steps may be given with it" in error
+
+
+def test_what_is_only_known_on_loading_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model is not cached, or cannot hold a response: the folder made for the run is gone again, whatever was beside it stays."""
+    beside = tmp_path / "runs"
+    beside.mkdir()
+    for number, (more, said) in enumerate(
+        [
+            (["--model", "nobody/nothing-0b"], "neither cached here nor reachable"),
+            (["--set", "rollout.max_tokens=5000"], "lower rollout.max_tokens"),
+            (["--set", "model.device=gpu"], "device 'gpu'"),
+        ]
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(["train", "frozen_lake", "--out", str(beside / f"run{number}"), *more])
+        err = capsys.readouterr().err
+        assert stopped.value.code == 2 and said in err and len(err.splitlines()) == 1
+        assert list(beside.iterdir()) == []
+
+
+def test_a_failed_resume_deletes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run stopped before its first record has a checkpoint and no steps; if that cannot be read, it is still the user's."""
+    settings = validate(RunSettings, {"env": {"name": "frozen_lake"}})
+    folder = tmp_path / "run"
+    RunStore.create(folder, dump_yaml(settings), {})
+    (folder / "checkpoints" / "step_000000").mkdir()
+    (folder / "checkpoints" / "step_000000" / "state.pt").write_bytes(b"")
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--resume", "--out", str(folder)])
+    assert stopped.value.code == 1 and "step_000000" in capsys.readouterr().err
+    assert (folder / "checkpoints" / "step_000000" / "state.pt").exists() and (folder / "run.json").exists()
+
+
+def test_mistakes_are_found_without_torch(tmp_path: Path) -> None:
+    commands = [words for words, _ in TRAIN]
+    code = (
+        "import contextlib, io, json, sys\nfrom tether.cli.main import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):\n        main(words)\n"
+        "    if 'torch' in sys.modules:\n        sys.exit('torch: ' + ' '.join(words))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
