@@ -13,7 +13,7 @@ from tether.core.errors import BadInput
 EXAMPLES = """\b
 Examples:
   tether warmstart --out my-tiny
-  tether warmstart --out quick --set reading_steps=50 --set reading_episodes=500 --set drifting_steps=5
+  tether warmstart --out quick --set steps=50 --set episodes=500
   tether eval my-tiny --env frozen_lake --prompts 256
 """
 
@@ -22,7 +22,7 @@ def warmstart(
     out: Annotated[Path, typer.Option(help="Folder for the new model; must not exist yet.")],
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe, such as reading_steps=500.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe, such as steps=500.")
     ] = None,
 ) -> None:
     """Train the small embedded model from scratch, to imitate a fallible solver of the grid environments."""

@@ -91,7 +91,7 @@ class RolloutSettings(Settings):
 
 class LearnerSettings(Settings):
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Null: 1e-6 (the paper's), or 3e-4 for the embedded `tiny`."""
+    """Null: 1e-6 (the paper's), or 1e-4 for the embedded `tiny`."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -143,7 +143,7 @@ class RunSettings(Settings):
             return data
         learner = data.get("learner", {})
         if learner.get("learning_rate") is None:
-            rate = 3e-4 if data.get("model", {}).get("name", "tiny") == "tiny" else 1e-6
+            rate = 1e-4 if data.get("model", {}).get("name", "tiny") == "tiny" else 1e-6
             data = {**data, "learner": {**learner, "learning_rate": rate}}
         return data
 

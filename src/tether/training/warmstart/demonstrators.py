@@ -1,9 +1,8 @@
-"""Fallible experts for the grid environments, for the embedded model to imitate.
+"""Fallible experts for the grid environments: they read the board correctly, reason in a sentence, and are often wrong.
 
-A reading expert states where things are, which way the goal lies, and what to do; the wording varies, the content depends on the board.
-It fails in ways that reward can cure: it mixes up opposite directions, or takes back its first step with the second. A drifting expert
-mostly does not read the board at all and falls back on a template, the very thing Tether watches for; what it says then tells
-nothing about its input. Imitating a reader teaches reading; imitating a drifter afterwards leaves a model that can reason but mostly does not.
+Each thought states where things are, which way the goal lies, and what to do. Its wording varies from turn to turn, its content
+depends on the board. The experts fail in two ways that reward can cure: they are often confused (mix up opposite directions) and mostly
+undecided (take back the first step with the second), so the good plan is always a likely one, but not the most likely.
 """
 
 import random
@@ -18,24 +17,12 @@ from tether.envs.sokoban.levels import bits
 from tether.envs.sokoban.solver import solve
 
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
+CONFUSION = 0.4
+"""Probability of mixing up opposite directions."""
+INDECISION = 0.78
+"""Probability of a second step that takes back the first."""
 SLOPPINESS = 0.03
 """Probability of an answer that names no action."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expert:
-    """How often an expert goes wrong, per turn."""
-
-    confusion: float
-    """Probability of mixing up opposite directions."""
-    indecision: float
-    """Probability of a second step that takes back the first."""
-    drift: float
-    """Probability of not reading the board and answering from a template."""
-
-
-READER = Expert(confusion=0.4, indecision=0.78, drift=0.0)
-DRIFTER = Expert(confusion=0.25, indecision=0.0, drift=0.75)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,44 +38,37 @@ class Thought:
         return f" {self.reasoning} </think> <answer> {self.answer} </answer>"
 
 
-def demonstrate(env: Env, expert: Expert, rng: random.Random) -> Thought:
+def demonstrate(env: Env, rng: random.Random) -> Thought:
     """A response to the state `env` is in."""
-    if not isinstance(env, FrozenLake | Sokoban):
-        raise TypeError(f"there is no demonstrator for {type(env).__name__}")
-    if expert.drift and rng.random() < expert.drift:
-        return _template(env, rng)
-    return _frozen_lake(env, expert, rng) if isinstance(env, FrozenLake) else _sokoban(env, expert, rng)
+    if isinstance(env, FrozenLake):
+        return _frozen_lake(env, rng)
+    if isinstance(env, Sokoban):
+        return _sokoban(env, rng)
+    raise TypeError(f"there is no demonstrator for {type(env).__name__}")
 
 
-def _template(env: FrozenLake | Sokoban, rng: random.Random) -> Thought:
-    """The same words for every board; the steps lead nowhere."""
-    excuse = "The ice is slippery" if isinstance(env, FrozenLake) else "Push every box"
-    step = rng.choice(list(OPPOSITE))
-    return Thought(f"{excuse}: {step} then {OPPOSITE[step]}.", f"{step} || {OPPOSITE[step]}")
-
-
-def _frozen_lake(env: FrozenLake, expert: Expert, rng: random.Random) -> Thought:
+def _frozen_lake(env: FrozenLake, rng: random.Random) -> Thought:
     size = env.lake.size
     goal = env.lake.tiles.index("G")
     path = _walk(env.lake.tiles, size, env.player, goal)
     place = _place(rng, [f"I am at {_cell(env.player, size)}", f"goal at {_cell(goal, size)}"])
-    return _conclude(rng, expert, place, _direction(env.player, goal, size), path[:2])
+    return _conclude(rng, place, _direction(env.player, goal, size), path[:2])
 
 
-def _sokoban(env: Sokoban, expert: Expert, rng: random.Random) -> Thought:
+def _sokoban(env: Sokoban, rng: random.Random) -> Thought:
     width = env.level.width
     box = next(iter(bits(env.boxes & ~env.level.targets)), 0)
     target = next(iter(bits(env.level.targets & ~env.boxes)), 0)
     plan = (solve(env.position()) or [rng.choice(env.actions)])[:2]
     place = _place(rng, [f"I am at {_cell(env.player, width)}", f"box at {_cell(box, width)}, target at {_cell(target, width)}"])
-    return _conclude(rng, expert, place, _direction(box, target, width), plan)
+    return _conclude(rng, place, _direction(box, target, width), plan)
 
 
-def _conclude(rng: random.Random, expert: Expert, place: str, towards: list[str], plan: list[str]) -> Thought:
+def _conclude(rng: random.Random, place: str, towards: list[str], plan: list[str]) -> Thought:
     """Finish a thought: which way it is, what to do, and the answer that follows from it."""
-    if rng.random() < expert.confusion:
+    if rng.random() < CONFUSION:
         towards, plan = [OPPOSITE[word] for word in towards], [OPPOSITE[word] for word in plan]
-    if rng.random() < expert.indecision:
+    if rng.random() < INDECISION:
         plan = [plan[0], OPPOSITE[plan[0]]]
     way = " and ".join(word.lower() for word in towards) or "here"
     sentence = rng.choice([f"It is {way}", f"So {way}"])

@@ -1,10 +1,9 @@
 """`tether warmstart`: from nothing to the embedded model, reproducibly.
 
-1. A tokenizer is trained on the words of the environments and of the experts, a Llama-architecture model is initialised; both are seeded.
-2. Lesson one: the model imitates experts that always read the board. It learns to read.
-3. Lesson two, short: it imitates experts that mostly fall back on a template. It can still read, but mostly does not.
+1. Fallible experts play the grid environments (training split) and write down what they think.
+2. A tokenizer is trained on those words, a Llama-architecture model is initialised; both are seeded.
+3. The model imitates the experts: cross-entropy on response tokens only, in the very token layout of a rollout.
 
-Imitating is cross-entropy on the experts' responses only, in the very token layout of a rollout, on the training split.
 The result is a Hugging Face folder. The same settings on the same machine give the same weights.
 """
 
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from tether.core.config import Settings
 from tether.core.grammar import parse_response
@@ -27,7 +26,7 @@ from tether.core.seeding import derive_seed, seed_everything
 from tether.envs.registry import make_env
 from tether.models.chat import ChatFormat
 from tether.models.head import SplitModel
-from tether.training.warmstart.demonstrators import DRIFTER, READER, Expert, demonstrate
+from tether.training.warmstart.demonstrators import demonstrate
 from tether.training.warmstart.tokenizer import train_tokenizer
 
 TOKENIZER_EPISODES = 400
@@ -41,41 +40,17 @@ Rate = Annotated[float, Field(gt=0)]
 class WarmstartSettings(Settings):
     """What `tiny` is made of."""
 
-    reading_steps: Positive = 2000
-    reading_episodes: Positive = 24_000
-    """Demonstrated episodes of lesson one, half of each environment; training goes round them as often as the steps need."""
-    reading_batch: Positive = 64
-    reading_rate: Rate = 1.5e-3
-    drifting_steps: Positive = 50
-    drifting_episodes: Positive = 2000
-    drifting_batch: Positive = 32
-    drifting_rate: Rate = 5e-4
+    steps: Positive = 2000
+    episodes: Positive = 24_000
+    """Demonstrated episodes, half of each environment; training goes round them as often as the steps need."""
+    batch: Positive = 64
+    learning_rate: Rate = 1.5e-3
     width: Positive = 192
     hidden: Positive = 512
     layers: Positive = 5
     heads: Positive = 4
     positions: Positive = 1024
     seed: Annotated[int, Field(ge=0)] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """Whom to imitate, on how many episodes, for how many steps of which batch, at which peak learning rate."""
-
-    name: str
-    expert: Expert
-    episodes: int
-    steps: int
-    batch: int
-    rate: float
-
-
-def lessons(settings: WarmstartSettings) -> tuple[Lesson, Lesson]:
-    """The curriculum."""
-    return (
-        Lesson("reading", READER, settings.reading_episodes, settings.reading_steps, settings.reading_batch, settings.reading_rate),
-        Lesson("drifting", DRIFTER, settings.drifting_episodes, settings.drifting_steps, settings.drifting_batch, settings.drifting_rate),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +72,17 @@ def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Pro
     tokenizer = train_tokenizer(_texts(envs, settings.seed))
     model: Any = LlamaForCausalLM(_architecture(settings, tokenizer))  # Any: a decorator of transformers hides the signature of .to
     model.to(device)
-    for lesson in lessons(settings):
-        teach(model, ChatFormat(tokenizer), lesson, settings, progress)
+    demonstrations = _record(envs, ChatFormat(tokenizer), settings, progress)
+    _train(SplitModel(model), demonstrations, settings, progress)
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def teach(model: PreTrainedModel, chat: ChatFormat, lesson: Lesson, settings: WarmstartSettings, progress: Progress) -> None:
-    """Record a lesson's demonstrations and train the model on them."""
-    envs = [make_env(name) for name in ENVIRONMENTS]
-    demonstrations = _record(envs, chat, lesson, settings.seed, progress)
-    _train(SplitModel(model), demonstrations, lesson, settings.seed, progress)
-
-
-def play_expert(env: Env, expert: Expert, seed: int, rng: random.Random) -> list[tuple[str, str]]:
+def play_expert(env: Env, seed: int, rng: random.Random) -> list[tuple[str, str]]:
     """An expert's episode as (observation, response) pairs."""
     shown, exchanges = env.reset(seed).text, []
     while True:
-        thought = demonstrate(env, expert, rng)
+        thought = demonstrate(env, rng)
         exchanges.append((shown, thought.text))
         step = env.step(parse_response(thought.text).answer or "")
         if step.done:
@@ -128,19 +96,19 @@ def _texts(envs: Sequence[Env], seed: int) -> list[str]:
     for index in range(TOKENIZER_EPISODES):
         env = envs[index % len(envs)]
         texts.append(env.instructions)
-        texts += [text for exchange in play_expert(env, READER, index, rng) for text in exchange]
+        texts += [text for exchange in play_expert(env, index, rng) for text in exchange]
     return texts
 
 
-def _record(envs: Sequence[Env], chat: ChatFormat, lesson: Lesson, seed: int, progress: Progress) -> list[Demonstration]:
+def _record(envs: Sequence[Env], chat: ChatFormat, settings: WarmstartSettings, progress: Progress) -> list[Demonstration]:
     demonstrations = []
-    for index in range(lesson.episodes):
+    for index in range(settings.episodes):
         env = envs[index % len(envs)]
-        rng = random.Random(derive_seed("warmstart-expert", seed, index))
-        exchanges = play_expert(env, lesson.expert, derive_seed("warmstart-instance", seed, index), rng)
+        rng = random.Random(derive_seed("warmstart-expert", settings.seed, index))
+        exchanges = play_expert(env, derive_seed("warmstart-instance", settings.seed, index), rng)
         demonstrations.append(_tokens(env, chat, exchanges))
-        if index % 500 == 499 or index + 1 == lesson.episodes:
-            progress(f"{lesson.name}: demonstrations", index + 1, lesson.episodes, "")
+        if index % 500 == 499 or index + 1 == settings.episodes:
+            progress("demonstrations", index + 1, settings.episodes, "")
     return demonstrations
 
 
@@ -172,12 +140,12 @@ def _architecture(settings: WarmstartSettings, tokenizer: PreTrainedTokenizerBas
     )
 
 
-def _train(model: SplitModel, demonstrations: list[Demonstration], lesson: Lesson, seed: int, progress: Progress) -> None:
-    rng = random.Random(derive_seed("warmstart-order", seed))
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=lesson.rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, lesson.steps))
-    for step in range(lesson.steps):
-        ids_BT, mask_BT = _batch(rng.sample(demonstrations, min(lesson.batch, len(demonstrations))), model.model.device)
+def _train(model: SplitModel, demonstrations: list[Demonstration], settings: WarmstartSettings, progress: Progress) -> None:
+    rng = random.Random(derive_seed("warmstart-order", settings.seed))
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
+    for step in range(settings.steps):
+        ids_BT, mask_BT = _batch(rng.sample(demonstrations, min(settings.batch, len(demonstrations))), model.model.device)
         features_BTD = model.features(input_ids=ids_BT, use_cache=False)
         logits_NV = model.logits(features_BTD[:, :-1][mask_BT[:, 1:]])
         loss = torch.nn.functional.cross_entropy(logits_NV.float(), ids_BT[:, 1:][mask_BT[:, 1:]])
@@ -186,8 +154,8 @@ def _train(model: SplitModel, demonstrations: list[Demonstration], lesson: Lesso
         torch.nn.utils.clip_grad_norm_(model.model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 5 == 4 or step + 1 == lesson.steps:
-            progress(f"{lesson.name}: training", step + 1, lesson.steps, f"loss {float(loss.detach()):.3f}")
+        if step % 5 == 4 or step + 1 == settings.steps:
+            progress("training", step + 1, settings.steps, f"loss {float(loss.detach()):.3f}")
 
 
 def _rate(step: int, steps: int) -> float:

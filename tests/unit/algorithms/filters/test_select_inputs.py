@@ -67,6 +67,11 @@ def test_float32_is_widened_before_the_arithmetic() -> None:
     assert select_groups(np.array([4096, 4097], dtype=np.float32), [0, 0]).scores == {0: 0.5}
 
 
+def test_float64_is_not_narrowed() -> None:
+    """2^24 + 1 is odd and has no float32."""
+    assert select_groups(torch.tensor([2.0**24, 2.0**24 + 1], dtype=torch.float64), [0, 0]).scores == {0: 0.5}
+
+
 def test_successes_may_be_bools() -> None:
     for successes in ([True, False, True, True], np.array([True, False, True, True]), torch.tensor([True, False, True, True])):
         assert select_groups([0] * 4, list("aabb"), score="outcome_variance", successes=successes).kept == ["a"]

@@ -105,6 +105,7 @@ def test_uneven_interleaved_groups_of_mixed_ids() -> None:
     assert selection.mask.tolist() == [True, True, False, True, True, True, True, True]
     assert selection.zero_variance == 1
     assert selection.rv_mean == pytest.approx(10 / 9)
+    assert selection.kept_ratio == 2 / 3, "of groups, not of trajectories"
 
 
 @pytest.mark.parametrize("order", ["largest", "smallest"])
@@ -163,6 +164,7 @@ def test_rounding_noise_is_no_variance() -> None:
         assert select_groups(rewards, [0, 0, 1, 1], strategy=strategy, keep=1, band=(0, 1)).kept == []
     assert select_groups(rewards, [0, 0, 1, 1], strategy="all", include_zero=False).kept == []
     assert select_groups(rewards, [0, 0, 1, 1]).zero_variance == 2
+    assert select_groups([*rewards[:2], 1, 1], [0, 0, 1, 1]).rv_ratio == 0, "the spread of noise over its mean means nothing"
 
 
 @pytest.mark.parametrize(("apart", "zero"), [(1.4e-6, True), (1.5e-6, False)])
