@@ -7,7 +7,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,9 +21,9 @@ def tiny() -> Any:
 
 
 @pytest.fixture
-def tiny_model(tiny: Any) -> Iterator[Any]:
+def tiny_model(tiny: Any) -> Any:
     """A copy of the embedded model that a test may change."""
-    yield copy.deepcopy(tiny.model)
+    return copy.deepcopy(tiny.model)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ def group_relative(rewards_G: Tensor, scale_by_std: bool) -> Tensor:
     With the division this is GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2); without it Dr. GRPO (arXiv 2503.20783, section 3.2),
     which does not favour prompts whose rewards hardly differ. A group of one, or of equal rewards, has advantage zero.
     """
-    centred_G = rewards_G - rewards_G.mean()
+    offset_G = rewards_G - rewards_G[0]  # equal rewards are then exactly zero, whatever their mean rounds to
+    centred_G = offset_G - offset_G.mean()
     if not scale_by_std or len(rewards_G) < 2:
         return centred_G
     return centred_G / (rewards_G.std(correction=1) + STD_FLOOR)

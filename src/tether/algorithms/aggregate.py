@@ -13,12 +13,12 @@ from tether.core.errors import UnknownName, did_you_mean
 
 def token_mean(mask_BT: Tensor, max_tokens: int) -> Tensor:
     """Every token of the minibatch weighs the same (DAPO, arXiv 2503.14476, equation 12)."""
-    return mask_BT / mask_BT.sum()
+    return mask_BT / mask_BT.sum().clamp(min=1)
 
 
 def sequence_mean_token_mean(mask_BT: Tensor, max_tokens: int) -> Tensor:
     """Mean over tokens within a sequence, then over sequences (GRPO, arXiv 2402.03300, equation 3)."""
-    return mask_BT / mask_BT.sum(dim=1, keepdim=True) / len(mask_BT)
+    return mask_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1) / len(mask_BT)
 
 
 def sequence_mean_token_sum(mask_BT: Tensor, max_tokens: int) -> Tensor:

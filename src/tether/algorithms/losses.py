@@ -36,4 +36,4 @@ def clipped_policy_loss(logprobs_N: Tensor, sampled_N: Tensor, advantages_N: Ten
 def k3_divergence(logprobs_N: Tensor, sampled_N: Tensor) -> Tensor:
     """k3 = r - 1 - log r, an unbiased and never negative estimate of KL(sampled || new) (Schulman, 2020)."""
     log_ratio_N = logprobs_N - sampled_N
-    return torch.exp(log_ratio_N) - 1 - log_ratio_N
+    return torch.expm1(log_ratio_N) - log_ratio_N  # exp - 1 would cancel where the two are close

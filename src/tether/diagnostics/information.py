@@ -82,15 +82,15 @@ def measure_information(
         ValueError: bad shapes, non-finite values, lengths below 1, source outside the columns.
     """
     scores, tokens, own = _checked(logprobs, lengths, source)
+    _check_options(recall_at, sigma_ema, bootstrap, permutations)
     num_prompts = scores.shape[1]
     matched_seq = scores[np.arange(len(own)), own]
-    marginal_seq = _logsumexp(scores) - math.log(num_prompts)
+    marginal_seq = _log_mean_exp(scores)
     matched, marginal = matched_seq / tokens, marginal_seq / tokens
 
     gain = matched - marginal
     mi, sigma = float(gain.mean()), float(marginal.std())
     running = sigma if sigma_ema is None else SIGMA_DECAY * float(sigma_ema) + (1 - SIGMA_DECAY) * sigma
-    rng = np.random.default_rng(seed)
     return Information(
         retrieval_acc=float(own_in_top(scores, own, 1).mean()),
         chance=1 / num_prompts,
@@ -105,8 +105,8 @@ def measure_information(
         h_marginal=float(-marginal.mean()),
         h_conditional_seq=float(-matched_seq.mean()),
         h_marginal_seq=float(-marginal_seq.mean()),
-        mi_interval=_clustered_interval(gain, own, bootstrap, rng) if bootstrap else None,
-        retrieval_p_value=_permutation_p_value(scores, own, permutations, rng) if permutations else None,
+        mi_interval=_clustered_interval(gain, own, bootstrap, np.random.default_rng([seed, 0])) if bootstrap else None,
+        retrieval_p_value=_permutation_p_value(scores, own, permutations, np.random.default_rng([seed, 1])) if permutations else None,
     )
 
 
@@ -139,9 +139,10 @@ def _permutation_p_value(scores: Floats, own: Ints, permutations: int, rng: np.r
     return (1 + hits) / (1 + permutations)
 
 
-def _logsumexp(scores: Floats) -> Floats:
+def _log_mean_exp(scores: Floats) -> Floats:
+    """logsumexp - log P; exactly the row's value where all its columns are equal."""
     peak = scores.max(axis=1, keepdims=True)
-    total: Floats = (peak + np.log(np.exp(scores - peak).sum(axis=1, keepdims=True)))[:, 0]
+    total: Floats = (peak + np.log(np.exp(scores - peak).mean(axis=1, keepdims=True)))[:, 0]
     return total
 
 
@@ -169,3 +170,14 @@ def _array(name: str, values: Any) -> Floats:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{name} must be an array of numbers; got {type(values).__name__} that does not convert") from error
+
+
+def _check_options(recall_at: Sequence[int], sigma_ema: float | None, bootstrap: int, permutations: int) -> None:
+    for k in recall_at:
+        if k < 1 or k != int(k):
+            raise BadInput(f"recall_at holds {k}; every k must be a whole number of at least 1")
+    if sigma_ema is not None and not (math.isfinite(sigma_ema) and sigma_ema >= 0):
+        raise BadInput(f"sigma_ema is {sigma_ema}; hand over the sigma_ema of the previous call, or None to start")
+    for name, count in (("bootstrap", bootstrap), ("permutations", permutations)):
+        if count < 0:
+            raise BadInput(f"{name} is {count}; give the number of resamples, 0 for none")

@@ -87,8 +87,8 @@ def max_positions(model: PreTrainedModel) -> int:
 class CachedDecoder:
     """A model with a slot cache: feed tokens to rows, get features and logits."""
 
-    def __init__(self, model: PreTrainedModel, num_rows: int) -> None:
-        self.split = SplitModel(model)
+    def __init__(self, model: PreTrainedModel, num_rows: int, split: SplitModel | None = None) -> None:
+        self.split = split or SplitModel(model)
         self.max_positions = max_positions(model)
         self.model = model
         self.cache = SlotCache(num_rows)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.models.decoder import CachedDecoder
+from tether.models.head import SplitModel
 
 TOKENS_PER_CALL = 8192
 """Padded reasoning tokens of one forward pass; keeps memory flat."""
@@ -23,6 +24,7 @@ class PrefixScorer:
 
     def __init__(self, model: PreTrainedModel, tokens_per_call: int = TOKENS_PER_CALL) -> None:
         self._model = model
+        self._split = SplitModel(model)
         self._tokens_per_call = tokens_per_call
 
     def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
@@ -42,7 +44,7 @@ class PrefixScorer:
     def _score(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         order = sorted(range(len(reasonings)), key=lambda n: len(reasonings[n]))  # similar lengths together: little padding
         batches = self._batches([len(reasonings[n]) for n in order])
-        decoder = CachedDecoder(self._model, max(stop - start for start, stop in batches))
+        decoder = CachedDecoder(self._model, max(stop - start for start, stop in batches), self._split)
         device = self._model.device
         prompt_1T = torch.tensor([list(prompt)], device=device)
         last_D = decoder.extend(slice(0, 1), prompt_1T, torch.zeros(1, dtype=torch.long, device=device))[0, -1]

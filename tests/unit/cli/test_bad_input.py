@@ -42,7 +42,7 @@ TRAIN = [
     (["train", "frozen_lake", "--set", "env.options.size=99"], "frozen_lake option key 'size': got 99"),
     (["train", "frozen_lake", "--set", "env.options.sise=4"], "did you mean 'size'"),
     (["train", "frozen_lake", "--steps", "0"], "steps"),
-    (["train", "frozen_lake", "--steps", "many"], "many"),
+    (["train", "frozen_lake", "--steps", "many"], "--steps"),
     (["train", "frozen_lake", "--seed", "-1"], "seed"),
     (["train", "--config", "missing.yaml"], "cannot read config file 'missing.yaml': No such file or directory; check the path"),
     (["train", "frozen_lake", "--stepz", "2"], "--stepz"),

@@ -153,6 +153,17 @@ def test_batches_smaller_than_the_input(model: Any, sample: Any, tokens_per_call
     assert np.abs(cross_score(PrefixScorer(model, tokens_per_call), prompts, reasonings) - expected).max() < 1e-4
 
 
+def test_the_token_budget_of_a_call(model: Any) -> None:
+    """Four reasonings of 5 tokens, 10 a call: the prompt, then two calls of two rows (last tokens predict nothing and are not fed)."""
+    shapes: list[tuple[int, ...]] = []
+    hook = model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape)))
+    try:
+        PrefixScorer(model, 10).score_many([3, 4, 5], texts([5, 5, 5, 5], seed=4))
+    finally:
+        hook.remove()
+    assert shapes[-3:] == [(1, 3), (2, 4), (2, 4)]  # after the passes that probe the head
+
+
 def test_order_does_not_matter(model: Any, sample: Any) -> None:
     prompts, reasonings, expected = sample
     columns, rows = [2, 0, 3, 1], [4, 2, 0, 1, 3]

@@ -65,7 +65,7 @@ def test_a_damaged_folder(damage: str, tmp_path: Path, tiny: Any) -> None:
 
 def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
     (tmp_path / "fake.gguf").write_bytes(b"not a model" * 100)
-    with pytest.raises(TetherError, match="fake.gguf") as caught:
+    with pytest.raises(TetherError, match=r"fake\.gguf") as caught:
         load_model(str(tmp_path / "fake.gguf"))
     assert "\n" not in str(caught.value)
 

@@ -44,8 +44,8 @@ def test_departures_from_a_preset() -> None:
 @pytest.mark.parametrize(
     ("sections", "rate"),
     [
-        ({}, 3e-4),
-        ({"model": {"name": "tiny"}}, 3e-4),
+        ({}, 1e-4),
+        ({"model": {"name": "tiny"}}, 1e-4),
         ({"model": {"name": "smollm2"}}, 1e-6),
         ({"model": {"name": "smollm2"}, "learner": {"learning_rate": None}}, 1e-6),
         ({"model": {"name": "smollm2"}, "learner": {"learning_rate": 0.01}}, 0.01),
@@ -110,5 +110,5 @@ def test_an_episode_lives_within_the_models_positions(tiny: Any) -> None:
     rules = episode_rules(_settings(rollout={"max_tokens": 100}), tiny.model)
     assert (rules.max_context, rules.max_tokens, rules.format_penalty) == (1024, 100, -0.1)
     assert episode_rules(_settings(rollout={"max_context": 600}), tiny.model).max_context == 600
-    with pytest.raises(ValueError, match="rollout.max_tokens is 1024 but a conversation holds only 1024 tokens"):
+    with pytest.raises(ValueError, match=r"rollout\.max_tokens is 1024 but a conversation holds only 1024 tokens"):
         episode_rules(_settings(rollout={"max_tokens": 1024}), tiny.model)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def test_one_seed_one_run(straight: Path, tmp_path: Path) -> None:
 
 def test_another_seed_another_run(straight: Path, tmp_path: Path) -> None:
     _run(tmp_path / "other", steps=1, seed=1)
-    here, other = ([t for t in RunStore.open(folder).trajectories(step=1, split="train")] for folder in (straight, tmp_path / "other"))
+    here, other = (list(RunStore.open(folder).trajectories(step=1, split="train")) for folder in (straight, tmp_path / "other"))
     assert not {t["seed"] for t in here} & {t["seed"] for t in other}
     assert _lines(tmp_path / "other")[0] == _lines(straight)[0]  # the untrained policy, on the same validation prompts
 
@@ -194,9 +193,8 @@ class _Broken(_Flat):
 
 
 @pytest.fixture
-def odd_envs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def odd_envs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "flat": _Flat, "broken": _Broken})
-    yield
 
 
 @pytest.mark.usefixtures("odd_envs")

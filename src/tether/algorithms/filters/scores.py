@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tether.core.errors import BadInput
+
 Floats = npt.NDArray[np.float64]
 
 ZERO = 1e-12
@@ -27,19 +29,19 @@ class GroupColumns:
 
 
 def sample_variance(values: Floats) -> float:
-    """Variance with ddof 1; a group of one has variance zero."""
-    return float(np.var(values, ddof=1)) if values.size > 1 else 0.0
+    """Variance with ddof 1; a group of one, or of equal values however large, has variance zero."""
+    return float(np.var(values - values[0], ddof=1)) if values.size > 1 else 0.0
 
 
 def _column(name: str, values: Floats | None) -> Floats:
     if values is None:
-        raise ValueError(f"this score needs {name}, one per trajectory; pass {name}=... to select_groups")
+        raise BadInput(f"this score needs {name}, one per trajectory; pass {name}=... to select_groups")
     return values
 
 
 SCORES: dict[str, Callable[[GroupColumns], float]] = {
     "reward_variance": lambda g: sample_variance(g.rewards),
-    "reward_std": lambda g: float(np.sqrt(sample_variance(g.rewards))),
+    "reward_std": lambda g: float(np.sqrt(variance)) if (variance := sample_variance(g.rewards)) > ZERO else 0.0,
     "outcome_variance": lambda g: sample_variance(_column("successes", g.successes)),
     "reward_sum": lambda g: float(g.rewards.sum()),
     "entropy": lambda g: float(_column("entropies", g.entropies).mean()),

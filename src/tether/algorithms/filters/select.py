@@ -13,7 +13,7 @@ order in which the groups first appear, so the result is deterministic.
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,11 +83,8 @@ def _min_p(ranked: Floats, rule: _Rule) -> slice:
 
 
 def _band(ranked: Floats, rule: _Rule) -> slice:
-    if rule.band is None:
-        raise BadInput("strategy 'band' needs band=(low, high), quantiles such as (0.25, 0.75)")
+    assert rule.band is not None  # checked before anything else
     low, high = rule.band
-    if not 0 <= low < high <= 1:
-        raise BadInput(f"band is ({low}, {high}); quantiles must satisfy 0 <= low < high <= 1")
     num = len(ranked)
     start, end = math.floor(low * num + ROUNDING), math.floor(high * num + ROUNDING)
     # Quantiles count from the lowest score; the ranking starts at the highest, unless the order is reversed.
@@ -137,6 +134,8 @@ def select_groups(
         ValueError: non-finite values, mismatched lengths, an empty batch, an unknown name, keep outside (0, 1].
     """
     _check_names(strategy, keep, score, order, eps)
+    if strategy == "band":
+        _check_band(band)
     columns = {"rewards": _floats("rewards", rewards)}
     for name, values in (("successes", successes), ("entropies", entropies), ("lengths", lengths)):
         if values is not None:
@@ -193,6 +192,13 @@ def _check_names(strategy: str, keep: float, score: str, order: str, eps: float)
         raise BadInput(f"eps is {eps}; it must be zero or a positive number")
 
 
+def _check_band(band: tuple[float, float] | None) -> None:
+    if band is None or len(band) != 2:
+        raise BadInput("strategy 'band' needs band=(low, high), quantiles such as (0.25, 0.75)")
+    if not 0 <= band[0] < band[1] <= 1:
+        raise BadInput(f"band is ({band[0]}, {band[1]}); quantiles must satisfy 0 <= low < high <= 1")
+
+
 def _check_lengths(columns: dict[str, Floats], num_ids: int) -> None:
     if num_ids == 0:
         raise BadInput("the batch is empty; give at least one trajectory")
@@ -211,7 +217,7 @@ def _floats(name: str, values: Any) -> Floats:
         values = values.detach().double().cpu().numpy()
     try:
         array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # torch refuses to convert numbers that need a gradient with a RuntimeError
         raise BadInput(f"{name} must be numbers, one per trajectory; got {type(values).__name__} that does not convert") from error
     if array.ndim != 1:
         raise BadInput(f"{name} has shape {array.shape}; it must be one-dimensional, one value per trajectory")
@@ -219,7 +225,13 @@ def _floats(name: str, values: Any) -> Floats:
 
 
 def _ids(groups: Any) -> list[Hashable]:
-    ids = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-    if ids and isinstance(ids[0], list):
-        raise BadInput("groups has more than one dimension; give one id per trajectory")
+    ids = groups.tolist() if hasattr(groups, "tolist") else groups
+    if not isinstance(ids, Iterable):
+        raise BadInput(f"groups is {type(groups).__name__}; give a sequence with one id per trajectory")
+    ids = [group.tolist() if hasattr(group, "tolist") else group for group in ids]  # torch's numbers hash by identity
+    for row, group in enumerate(ids):
+        if isinstance(group, list):
+            raise BadInput("groups has more than one dimension; give one id per trajectory")
+        if not isinstance(group, Hashable):
+            raise BadInput(f"groups[{row}] is of type {type(group).__name__}, which cannot name a group; use numbers, text or tuples")
     return ids

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tether.core.protocols import Dialogue, Sampling
 from tether.core.types import Completion
 from tether.models.decoder import CachedDecoder
+from tether.models.head import SplitModel
 from tether.rollout.engines.sampling import StopRule, draw
 
 PREFILL_TOKENS = 8192
@@ -54,6 +55,7 @@ class NativeEngine:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_rows: int = 128) -> None:
         self._model = model
+        self._split = SplitModel(model)
         self._stop = StopRule(tokenizer)
         self._max_rows = max_rows
 
@@ -63,7 +65,8 @@ class NativeEngine:
     @torch.inference_mode()
     def run(self, dialogues: Sequence[Dialogue], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
         """Drive every dialogue to its end."""
-        batch = _Batch(CachedDecoder(self._model, min(self._max_rows, max(1, len(dialogues)))), self._stop, sampling, on_finished)
+        decoder = CachedDecoder(self._model, min(self._max_rows, max(1, len(dialogues))), self._split)
+        batch = _Batch(decoder, self._stop, sampling, on_finished)
         queue = deque(dialogues)
         while queue or batch.rows:
             while queue and len(batch.rows) < batch.decoder.cache.num_rows:

@@ -164,25 +164,21 @@ def test_bad_batches(rewards: Any, groups: Any, words: list[str]) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.xfail(strict=True, reason="band is looked at only where some score is not zero")
 def test_a_missing_band_is_told_whatever_the_rewards() -> None:
     with pytest.raises(ValueError, match="band"):
         select_groups([1, 1], [0, 0], strategy="band")
 
 
-@pytest.mark.xfail(strict=True, reason="torch tensors hash by identity, so every one is a group of its own")
 def test_a_list_of_torch_scalars_as_ids() -> None:
     same(select_groups(REWARDS, list(torch.tensor(GROUPS)), keep=0.8), EXPECTED)
 
 
-@pytest.mark.xfail(strict=True, reason="raises TypeError", raises=TypeError)
 @pytest.mark.parametrize("groups", [[0, [1]], np.array(0), 5, None], ids=str)
 def test_ids_that_are_no_ids(groups: Any) -> None:
     with pytest.raises(ValueError, match="groups"):
         select_groups([0, 1], groups)
 
 
-@pytest.mark.xfail(strict=True, reason="scores.py raises a plain ValueError, which the command line does not take for bad input")
 def test_a_missing_column_is_bad_input() -> None:
     with pytest.raises(BadInput, match="lengths"):
         select_groups([0, 1], [0, 0], score="length")
