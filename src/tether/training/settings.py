@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES
-from tether.algorithms.filters.select import ORDERS, STRATEGIES
+from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
 from tether.algorithms.presets import PRESETS
 from tether.core.config import Settings
 from tether.core.errors import did_you_mean
@@ -72,6 +72,12 @@ class FilterSettings(Settings):
     def _names(cls, name: str, info: Any) -> str:
         known: dict[str, Any] = {"strategy": STRATEGIES, "score": SCORES, "order": ORDERS}
         return _known(f"filter {info.field_name}", name, known[info.field_name])
+
+    @model_validator(mode="after")
+    def _band_is_given(self) -> "FilterSettings":
+        if self.strategy == "band":
+            check_band(self.band)
+        return self
 
 
 class RolloutSettings(Settings):
@@ -139,11 +145,12 @@ class RunSettings(Settings):
     @classmethod
     def _fill_learning_rate(cls, data: Any) -> Any:
         """The default learning rate depends on the model; fill it in so that the saved config states it."""
-        if not isinstance(data, dict) or not all(isinstance(data.get(key, {}), dict) for key in ("learner", "model")):
+        if not isinstance(data, dict):
             return data
-        learner = data.get("learner", {})
-        if learner.get("learning_rate") is None:
-            rate = 1e-4 if data.get("model", {}).get("name", "tiny") == "tiny" else 1e-6
+        sections = [data.get(key, {}) for key in ("learner", "model")]
+        learner, model = (section.model_dump() if isinstance(section, Settings) else section for section in sections)
+        if isinstance(learner, dict) and isinstance(model, dict) and learner.get("learning_rate") is None:
+            rate = 1e-4 if model.get("name", "tiny") == "tiny" else 1e-6
             data = {**data, "learner": {**learner, "learning_rate": rate}}
         return data
 

@@ -135,7 +135,7 @@ def select_groups(
     """
     _check_names(strategy, keep, score, order, eps)
     if strategy == "band":
-        _check_band(band)
+        check_band(band)
     columns = {"rewards": _floats("rewards", rewards)}
     for name, values in (("successes", successes), ("entropies", entropies), ("lengths", lengths)):
         if values is not None:
@@ -192,7 +192,8 @@ def _check_names(strategy: str, keep: float, score: str, order: str, eps: float)
         raise BadInput(f"eps is {eps}; it must be zero or a positive number")
 
 
-def _check_band(band: tuple[float, float] | None) -> None:
+def check_band(band: tuple[float, float] | None) -> None:
+    """Refuse what is not an interval of quantiles."""
     if band is None or len(band) != 2:
         raise BadInput("strategy 'band' needs band=(low, high), quantiles such as (0.25, 0.75)")
     if not 0 <= band[0] < band[1] <= 1:
