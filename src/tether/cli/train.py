@@ -136,7 +136,10 @@ def _run(settings: Any, store: RunStore, resumed: bool) -> None:
     try:
         trainer.run()
     except KeyboardInterrupt:
-        console.print(f"stopped after step {trainer.step}; a checkpoint is written. Go on with: tether train --resume --out {store.folder}")
+        console.print(
+            f"stopped after step {trainer.step}; a checkpoint is written. Go on with: tether train --resume --out {store.folder}",
+            soft_wrap=True,
+        )
         sys.exit(130)
     _finish(console, store)
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import tether
 from tether.core.protocols import Sampling
@@ -170,3 +171,12 @@ def test_a_long_conversation_beside_a_new_prompt_stays_within_the_positions(tiny
     talks = [Talk(long, 0)] + [Talk(short, key) for key in range(1, 12)]
     _talk(tiny, talks, Sampling(0.0, 3), max_rows=2)
     assert [len(talk.said) for talk in talks] == [4] + [1] * 11
+
+
+def test_the_same_with_a_table_of_positions(tiny: Any) -> None:
+    """A model that looks its 64 positions up in a table cannot even be asked for the 65th."""
+    size = {"vocab_size": len(tiny.tokenizer), "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0)).eval()
+    talks = [Talk([tuple(range(10, 30)), tuple(range(10, 28)), (7, 8)], 0)] + [Talk([tuple(range(20, 44))], key) for key in range(1, 9)]
+    NativeEngine(model, tiny.tokenizer, max_rows=2).run(talks, Sampling(0.0, 3))
+    assert [len(talk.said) for talk in talks] == [3] + [1] * 8

@@ -217,11 +217,22 @@ def _start(tmp_path: Path, changes: dict[str, Any]) -> Trainer:
     return trainer
 
 
-def test_filtering_drops_groups_and_scales_the_loss(tmp_path: Path) -> None:
-    """One of two groups is kept: half the trajectories are trained on, with half the weight."""
+def test_filtering_drops_groups(tmp_path: Path) -> None:
     _run(tmp_path / "run", steps=1, filter={"strategy": "top_k", "keep": 0.5, "score": "length"})
     store = RunStore.open(tmp_path / "run")
     metrics = store.steps()[1].metrics
     kept = [t for t in store.trajectories(step=1, split="train") if t["kept"]]
     assert metrics["groups/kept_ratio"] == 0.5 and len({t["group"] for t in kept}) == 1 and len(kept) == 2
     assert metrics["update/tokens_trained"] == sum(len(turn["response_ids"]) for t in kept for turn in t["turns"])
+
+
+def test_filtering_scales_the_loss(tmp_path: Path) -> None:
+    """Half of the groups are kept, so the loss weighs a half, its root, or one; it is not zero, because the entropy bonus is in it."""
+    losses = {}
+    for scale in ("none", "kept_ratio", "sqrt"):
+        rule = {"strategy": "top_k", "keep": 0.5, "score": "length", "loss_scale": scale}
+        _run(tmp_path / scale, steps=1, filter=rule, learner={"update_batch": 8}, diagnosis={"every": 0})
+        losses[scale] = RunStore.open(tmp_path / scale).steps()[1].metrics["update/loss"]
+    assert abs(losses["none"]) > 1e-6
+    assert losses["kept_ratio"] == pytest.approx(0.5 * losses["none"], rel=1e-5)
+    assert losses["sqrt"] == pytest.approx(0.5**0.5 * losses["none"], rel=1e-5)
