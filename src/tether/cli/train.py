@@ -137,11 +137,17 @@ def _run(settings: Any, store: RunStore, resumed: bool) -> None:
         trainer.run()
     except KeyboardInterrupt:
         console.print(
-            f"stopped after step {trainer.step}; a checkpoint is written. Go on with: tether train --resume --out {store.folder}",
+            f"stopped after step {trainer.step}; the last checkpoint is {_last_checkpoint(store)}. "
+            f"Go on with: tether train --resume --out {store.folder}",
             soft_wrap=True,
         )
         sys.exit(130)
     _finish(console, store)
+
+
+def _last_checkpoint(store: RunStore) -> str:
+    names = sorted(path.name for path in store.checkpoints.glob("step_*"))
+    return names[-1] if names else "none: the run would begin anew"
 
 
 def _finish(console: Console, store: RunStore) -> None:

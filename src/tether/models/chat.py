@@ -23,6 +23,8 @@ class ChatFormat:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not tokenizer.chat_template:
             raise BadInput(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template; use an instruction-tuned model")
+        if tokenizer.eos_token_id is None:
+            raise BadInput(f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-turn token; use an instruction-tuned model")
         self._tokenizer = tokenizer
         self.end_of_turn = int(tokenizer.eos_token_id)
         self._system_role = self._accepts_system_role()

@@ -94,24 +94,30 @@ class CachedDecoder:
         self.cache = SlotCache(num_rows)
 
     @torch.inference_mode()
-    def extend(self, rows: slice, ids_BT: Tensor, starts_B: Tensor) -> Tensor:
+    def extend(self, rows: slice, ids_BT: Tensor, starts_B: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         """Feed `ids_BT` to `rows`, row b continuing at position starts_B[b]; returns the features of every fed position.
 
         Rows may be padded on the right with any id: what padding writes lies beyond the row's true length and is overwritten later.
+        `lengths_B` says how many tokens of each row are no padding (all, if not given): only those count against the model's positions.
         """
         num_new = ids_BT.shape[1]
         positions_BT = starts_B[:, None] + torch.arange(num_new, device=ids_BT.device)
         visible = int(starts_B.max()) + num_new
-        if visible > self.max_positions:
+        longest = visible if lengths_B is None else int((starts_B + lengths_B).max())
+        if longest > self.max_positions:
             raise BadInput(
-                f"a conversation of {visible} tokens exceeds the model's {self.max_positions} positions; lower rollout.max_context"
+                f"a conversation of {longest} tokens exceeds the model's {self.max_positions} positions; lower rollout.max_context"
             )
         self.cache.place(rows, positions_BT, visible)
         hidden = torch.arange(visible, device=ids_BT.device) > positions_BT[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=ids_BT.device)
         mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)
         return self.split.features(
-            input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask[:, None], past_key_values=self.cache, use_cache=True
+            input_ids=ids_BT,
+            position_ids=positions_BT.clamp(max=self.max_positions - 1),
+            attention_mask=mask[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
         )
 
     @torch.inference_mode()

@@ -27,7 +27,7 @@ class SplitModel:
         ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None]
         whole = self.model(input_ids=ids, use_cache=False).logits
         halves = self._head(self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-        return bool(whole.shape == halves.shape and torch.allclose(whole, halves, rtol=1e-3, atol=1e-3))
+        return bool(whole.shape == halves.shape and torch.equal(whole, halves))
 
     def features(self, **inputs: Any) -> Tensor:
         """[B, T, D] (or [B, T, V] for a model that does not split) for the model's usual inputs."""

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from tether.core.errors import ModelUnavailable
 from tether.models.catalog import check_name, smollm2_folder, tiny_folder
 from tether.models.gguf import load_gguf
-from tether.models.hardware import default_device
+from tether.models.hardware import check_device, default_device
 
 CHAT_END = "<|im_end|>"
 
@@ -40,9 +40,10 @@ def load_model(name: str, *, device: str | None = None) -> LoadedModel:
         name: tiny, smollm2, a .gguf file, a folder, or a Hugging Face id.
         device: where to put it; None picks the GPU if there is one.
     """
+    place = check_device(device or default_device())
     model, tokenizer = _resolve(str(name))
     complete_tokenizer(tokenizer)
-    return LoadedModel(model.to(device or default_device()).eval(), tokenizer)
+    return LoadedModel(model.to(place).eval(), tokenizer)
 
 
 def _resolve(name: str) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ The episode feeds observations, takes completions, steps the environment and wri
 the environment raises ends this episode with ENV_ERROR and its message; the other episodes do not notice.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,11 +58,12 @@ class Episode:
     def begin(self) -> tuple[int, ...] | None:
         try:
             with environment_boundary("reset"):
-                observation = self._env.reset(self._seeds.instance, luck=self._seeds.luck)
+                shown = str(self._env.reset(self._seeds.instance, luck=self._seeds.luck).text)
+                instructions = str(self._env.instructions)
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
-        return self._show(observation.text, self._chat.first_prompt(self._env.instructions, observation.text))
+        return self._show(shown, self._chat.first_prompt(instructions, shown))
 
     def receive(self, completion: Completion) -> tuple[int, ...] | None:
         turn, answer = self._read(completion)
@@ -70,16 +72,17 @@ class Episode:
         try:
             with environment_boundary(f"step {len(self.trajectory.turns)}"):
                 step = self._env.step(answer)
+                turn.reward = _finite(step.reward)
+                turn.valid = bool(step.info.get("valid", True)) and bool(answer)
+                shown = str(step.observation.text)
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
-        turn.reward = float(step.reward)
-        turn.valid = bool(step.info.get("valid", True)) and bool(answer)
         turn.penalty = 0.0 if turn.valid else self._rules.format_penalty
         if step.done:
             self._end(step)
             return None
-        return self._show(step.observation.text, self._chat.next_prompt(step.observation.text, turn.response_ids))
+        return self._show(shown, self._chat.next_prompt(shown, turn.response_ids))
 
     def _read(self, completion: Completion) -> tuple[Turn, str]:
         """The turn as sampled, and the answer in it (empty if malformed)."""
@@ -118,3 +121,11 @@ class Episode:
     def _fail(self, failure: EnvironmentFailure) -> None:
         self.trajectory.stop_reason = StopReason.ENV_ERROR
         self.trajectory.error = str(failure)
+
+
+def _finite(reward: float) -> float:
+    """A reward that can be averaged; anything else is the environment's error."""
+    value = float(reward)
+    if not math.isfinite(value):
+        raise ValueError(f"the reward is {value}")
+    return value

@@ -18,12 +18,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tether import __version__
 from tether.core.errors import BadInput, StorageError
 from tether.runs.schema import SCHEMA_VERSION, StepRecord, check_schema
 
@@ -62,7 +62,7 @@ class RunStore:
             raise storage_error(folder, error) from error
         store._replace(CONFIG, config_yaml)
         # Last, because run.json is what makes a folder a run.
-        store._replace(ABOUT, _pretty({"schema": SCHEMA_VERSION, "tether": __version__, "about": dict(about), "finished": None}))
+        store._replace(ABOUT, _pretty({"schema": SCHEMA_VERSION, "tether": _version(), "about": dict(about), "finished": None}))
         return store
 
     @classmethod
@@ -283,3 +283,10 @@ def _without(record: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 def _pretty(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tether-agents")
+    except metadata.PackageNotFoundError:
+        return "not installed"  # run from a source tree

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tether.core.errors import CheckpointError, ModelUnavailable
 from tether.models.load import LoadedModel, load_model
 
-MODEL, STATE = "model", "state.pt"
+MODEL, STATE, NEW = "model", "state.pt", "new"
 
 
 def checkpoint_name(step: int) -> str:
@@ -34,12 +34,12 @@ def save_checkpoint(
     unfinished: Path | None = None
     try:
         unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
-        model.save_pretrained(unfinished / MODEL)
-        tokenizer.save_pretrained(unfinished / MODEL)
-        torch.save({"step": step, **state}, unfinished / STATE)
-        if target.exists():
-            shutil.rmtree(target)
-        unfinished.rename(target)
+        model.save_pretrained(unfinished / NEW / MODEL)
+        tokenizer.save_pretrained(unfinished / NEW / MODEL)
+        torch.save({"step": step, **state}, unfinished / NEW / STATE)
+        if target.exists():  # the same step again: the old one stands aside until the new one is in place
+            target.rename(unfinished / "replaced")
+        (unfinished / NEW).rename(target)
     except (OSError, RuntimeError) as error:  # torch and safetensors report a full disk as RuntimeError
         raise CheckpointError(
             f"cannot write checkpoint '{target}': {' '.join(str(error).split())[:200]}; earlier checkpoints and records are untouched, "
@@ -70,7 +70,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     """The resuming state of a checkpoint."""
     try:
         state: dict[str, Any] = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"cannot read checkpoint '{checkpoint}': {' '.join(str(error).split())[:160]}; move it away to resume from the one before it"
         ) from error

@@ -5,6 +5,7 @@ is fixed before the cut, so the gradient is the same however much memory there i
 like the sampled ones they are compared with.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -32,6 +33,10 @@ class TokenTotals:
         for name, tensor in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(tensor.detach().double().sum())
 
+    @property
+    def is_finite(self) -> bool:
+        return all(math.isfinite(value) for value in (self.ratio_max, *self.sums.values()))
+
     def mean(self, name: str) -> float:
         return self.sums.get(name, 0.0) / max(1, self.count)
 
@@ -57,18 +62,19 @@ class Learner:
         mismatch: float | None = None
         for minibatch in batch.minibatches(order, self._settings.update_batch):
             before = TokenTotals()
-            losses.append(sum(self._backward(minibatch, loss_scale, before)))
-            mismatch = before.mean("mismatch") if mismatch is None else mismatch
+            loss = sum(self._backward(minibatch, loss_scale, before))
             norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
-            if norm == norm and norm != float("inf"):
+            if math.isfinite(norm) and before.is_finite:
                 self.optimizer.step()
                 norms.append(norm)
-            else:
+                losses.append(loss)
+                mismatch = before.mean("mismatch") if mismatch is None else mismatch
+                self._merge(totals, before)
+            else:  # counted, and kept out of the step's numbers, which must be finite
                 num_skipped += 1
             self.optimizer.zero_grad(set_to_none=True)
-            self._merge(totals, before)
         return {
-            "loss": sum(losses) / len(losses),
+            "loss": sum(losses) / max(1, len(losses)),
             "policy_loss": totals.mean("policy_loss"),
             "entropy": totals.mean("entropy"),
             "ratio_mean": totals.mean("ratio"),

@@ -71,6 +71,8 @@ class Trainer:
         self.monitor, self.scorer = Monitor(settings.diagnosis.every), PrefixScorer(self.model)
         self.step = 0
         """The last complete step."""
+        self._whole = True
+        """The weights are those of that step; a second Ctrl-C can tear an update, whose weights must not be saved."""
         self._monitor_state = self.monitor.state()  # as of that step: an interrupted one may already have observed
         self._interrupts, self._seconds = Interrupts(), dict[str, float]()
         if checkpoint:
@@ -84,7 +86,8 @@ class Trainer:
                 for step in range(self.step + 1, self.settings.steps + 1):
                     self.train_step(step)
             except KeyboardInterrupt:
-                self.save()
+                if self._whole:
+                    self.save()
                 raise
         self.store.finish(f"all {self.settings.steps} steps done")
 
@@ -96,9 +99,11 @@ class Trainer:
         batch = self._pack(groups, kept)
         health = self._diagnose(step, groups)  # on the policy that wrote the reasoning, always on the unfiltered groups
         with self._interrupts.shield():  # weights and record change together
+            self._whole = False
             update = self._update(step, batch, kept)
             self.engine.sync()
             record = self._append(step, groups, kept, update, health)
+            self._whole = True
         self._follow_up(record)
 
     def save(self) -> Path:
@@ -153,6 +158,8 @@ class Trainer:
         metrics.put("update", update)
         metrics.put("information", health.metrics)
         notes = [health.note] if health.note else []
+        if update["skipped"] and kept.kept:
+            notes.append("no kept episode holds a response: nothing to learn from, the update was skipped")
         if not kept.kept:
             notes.append(
                 f"the filter kept none of {len(groups)} groups ({kept.zero_variance} without reward variance); the update was skipped"

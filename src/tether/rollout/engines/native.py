@@ -159,11 +159,11 @@ class _Batch:
         for b, row in enumerate(rows):
             ids_BT[b, : len(row.feed)] = torch.tensor(row.feed)
         starts_B = torch.tensor([row.length for row in rows], device=self._device)
-        features_BTD = self.decoder.extend(slice(indices.start, indices.stop), ids_BT.to(self._device), starts_B)
-        last_B = torch.tensor([len(row.feed) - 1 for row in rows], device=self._device)
+        lengths_B = torch.tensor([len(row.feed) for row in rows], device=self._device)
+        features_BTD = self.decoder.extend(slice(indices.start, indices.stop), ids_BT.to(self._device), starts_B, lengths_B)
         for row in rows:
             row.length += len(row.feed)
-        return self.decoder.logits(features_BTD[torch.arange(len(rows), device=self._device), last_B])
+        return self.decoder.logits(features_BTD[torch.arange(len(rows), device=self._device), lengths_B - 1])
 
     def _copy_to_followers(self, leaders: list[int]) -> list[int]:
         """Copy each leader's prompt cache to the members that share it; returns, for every waiting row, the leader to sample from."""
