@@ -56,7 +56,9 @@ class RunView:
     about: dict[str, Any]
     version: str
     ending: str
-    num_steps: int
+    num_records: int
+    """Steps on record, the evaluation before training included."""
+    last_step: int
     verdict: list[str]
     tiles: list[Tile]
     notes: list[tuple[int, str]]
@@ -133,7 +135,8 @@ def _view(name: str, colour: str, store: RunStore, records: list[StepRecord]) ->
         about=store.about(),
         version=store.version,
         ending=ending,
-        num_steps=len(records),
+        num_records=len(records),
+        last_step=records[-1].step if records else 0,
         verdict=verdict(records),
         tiles=tiles(records),
         notes=[(record.step, note) for record in records for note in record.notes],
