@@ -16,6 +16,7 @@ from tether.core.errors import BadInput
 from tether.models.head import SplitModel
 
 INITIAL_POSITIONS = 256
+PROBE_TOKENS = 6
 
 
 class SlotCache:
@@ -124,3 +125,19 @@ class CachedDecoder:
     def logits(self, features: Tensor) -> Tensor:
         """[..., V] in float32 from a selection of features."""
         return self.split.logits(features).float()
+
+
+@torch.inference_mode()
+def decodes_with_cache(model: PreTrainedModel, split: SplitModel) -> bool:
+    """Whether feeding a text in two pieces gives what feeding it whole gives; not so for recurrent models and some attention biases."""
+    ids_1T = torch.arange(PROBE_TOKENS, device=model.device)[None]
+    half = torch.tensor([PROBE_TOKENS // 2], device=model.device)
+    decoder = CachedDecoder(model, 1, split)
+    whole = decoder.logits(split.features(input_ids=ids_1T, use_cache=False))
+    try:
+        first = decoder.extend(slice(0, 1), ids_1T[:, :half], torch.zeros_like(half))
+        second = decoder.extend(slice(0, 1), ids_1T[:, half:], half)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):  # however a model says that it cannot take such a cache
+        return False
+    slack = 1e-3 if model.dtype == torch.float32 else 5e-2
+    return bool(torch.allclose(whole, decoder.logits(torch.cat([first, second], dim=1)), rtol=slack, atol=slack))

@@ -5,6 +5,8 @@ memory of a forward pass. Some architectures do more than a matrix product after
 probed once per model: where the halves do not reproduce the model's own logits, the features are the logits and the second half does nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +14,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 PROBE_TOKENS = 4
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """The model without dropout inside the block, as it was afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 class SplitModel:

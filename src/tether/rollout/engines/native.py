@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from tether.core.errors import BadInput
 from tether.core.protocols import Dialogue, Sampling
 from tether.core.types import Completion
-from tether.models.decoder import CachedDecoder
+from tether.models.decoder import CachedDecoder, decodes_with_cache
 from tether.models.head import SplitModel
 from tether.rollout.engines.sampling import StopRule, draw
 
@@ -56,6 +57,11 @@ class NativeEngine:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_rows: int = 128) -> None:
         self._model = model
         self._split = SplitModel(model)
+        if not decodes_with_cache(model, self._split):
+            raise BadInput(
+                f"models of type '{model.config.model_type}' cannot be decoded with a key/value cache of this engine; "
+                "use a transformer with causal attention such as Llama, Qwen, Mistral, Gemma or GPT-2"
+            )
         self._stop = StopRule(tokenizer)
         self._max_rows = max_rows
 
