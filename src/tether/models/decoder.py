@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.core.errors import BadInput
-from tether.models.head import SplitModel
+from tether.models.head import SplitModel, probe_ids
 
 INITIAL_POSITIONS = 256
 PROBE_TOKENS = 6
@@ -130,7 +130,7 @@ class CachedDecoder:
 @torch.inference_mode()
 def decodes_with_cache(model: PreTrainedModel, split: SplitModel) -> bool:
     """Whether feeding a text in two pieces gives what feeding it whole gives; not so for recurrent models and some attention biases."""
-    ids_1T = torch.arange(PROBE_TOKENS, device=model.device)[None]
+    ids_1T = probe_ids(model, PROBE_TOKENS)
     half = torch.tensor([PROBE_TOKENS // 2], device=model.device)
     decoder = CachedDecoder(model, 1, split)
     whole = decoder.logits(split.features(input_ids=ids_1T, use_cache=False))

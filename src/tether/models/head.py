@@ -16,6 +16,11 @@ from transformers import PreTrainedModel
 PROBE_TOKENS = 4
 
 
+def probe_ids(model: PreTrainedModel, count: int) -> Tensor:
+    """A short text [1, count] of the first words of the model's vocabulary."""
+    return (torch.arange(count, device=model.device) % int(model.config.get_text_config().vocab_size))[None]
+
+
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """The model without dropout inside the block, as it was afterwards."""
@@ -37,7 +42,7 @@ class SplitModel:
 
     @torch.inference_mode()
     def _halves_agree(self) -> bool:
-        ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None]
+        ids = probe_ids(self.model, PROBE_TOKENS)
         whole = self.model(input_ids=ids, use_cache=False).logits
         halves = self._head(self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
         return bool(whole.shape == halves.shape and torch.equal(whole, halves))
