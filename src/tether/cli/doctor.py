@@ -69,14 +69,14 @@ def _compute() -> Iterator[Finding]:
 
 
 def _models() -> Iterator[Finding]:
-    from tether.models.catalog import cache_folder, is_at_hand
+    from tether.models.catalog import is_at_hand, models_folder
 
     yield Finding("model tiny", is_at_hand("tiny"), "ships with Tether" if is_at_hand("tiny") else "missing; reinstall Tether")
     here = is_at_hand("smollm2")
     yield Finding("model smollm2", here, "at hand" if here else "not here; get it with: tether models get smollm2", needed=False)
     reading = all(importlib.util.find_spec(package) for package in ("gguf", "accelerate"))
     yield Finding("gguf files", reading, "readable" if reading else "pip install 'tether-agents[gguf]' to read them", needed=False)
-    folder = cache_folder()
+    folder = models_folder()
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     writable = os.access(parent, os.W_OK)
     yield Finding(

@@ -50,8 +50,10 @@ class Regime(StrEnum):
 
 
 class Split(StrEnum):
-    """The three disjoint pools every environment draws its instances from."""
+    """The three disjoint pools every environment draws its instances from, and all of them together."""
 
     TRAIN = "train"
     VALIDATION = "validation"
     TEST = "test"
+    ALL = "all"
+    """Every instance: for a data file that is itself a test set."""

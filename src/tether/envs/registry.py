@@ -22,8 +22,13 @@ class EnvClass(Protocol):
 ENVIRONMENTS = Registry(
     "environment",
     {
+        "countdown": "tether.envs.countdown.env:Countdown",
+        "deepcoder": "tether.envs.deepcoder.env:DeepCoder",
         "frozen_lake": "tether.envs.frozen_lake.env:FrozenLake",
+        "metamathqa": "tether.envs.metamathqa.env:MetaMathQA",
+        "searchqa": "tether.envs.searchqa.env:SearchQA",
         "sokoban": "tether.envs.sokoban.env:Sokoban",
+        "webshop": "tether.envs.webshop.env:WebShop",
     },
 )
 

@@ -39,11 +39,16 @@ def split_of(fingerprint: bytes | str) -> Split:
     return {0: Split.VALIDATION, 1: Split.TEST}.get(remainder, Split.TRAIN)
 
 
+def belongs(instance: Instance, split: Split) -> bool:
+    """Whether an instance is in a split."""
+    return split is Split.ALL or split_of(instance.fingerprint) is split
+
+
 def draw(env: str, seed: int, split: Split, propose: Callable[[random.Random], T | None]) -> T:
     """The first instance of the seed's stream that `propose` accepts (does not answer None) and that belongs to the split."""
     rng = random.Random(derive_seed(env, seed))
     for _ in range(MAX_DRAWS):
         instance = propose(rng)
-        if instance is not None and split_of(instance.fingerprint) is split:
+        if instance is not None and belongs(instance, split):
             return instance
     raise BadInput(f"{env}: none of {MAX_DRAWS} draws gave a {split} instance; loosen the options (a larger board, fewer constraints)")

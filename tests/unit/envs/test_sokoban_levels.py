@@ -164,7 +164,7 @@ def test_one_level_serves_one_split(tmp_path: Path) -> None:
     path.write_text("#####\n#@$.#\n#####")
     level = load_levels(path)[0]
     assert FileLevels(path)(7, split_of(level.fingerprint)) == level
-    other = next(split for split in Split if split is not split_of(level.fingerprint))
+    other = next(split for split in (Split.TRAIN, Split.TEST) if split is not split_of(level.fingerprint))
     with pytest.raises(BadInput, match=f"has no level in split '{other}'"):
         FileLevels(path)(7, other)
 
@@ -176,7 +176,7 @@ def test_real_boxoban_files() -> None:
     assert {(level.height, level.width, level.boxes.bit_count(), level.targets.bit_count()) for level in levels} == {(10, 10, 4, 4)}
     env = make_env("sokoban", levels=BOXOBAN / "medium_valid_000.txt", max_turns=40)
     assert isinstance(env, Sokoban)
-    for split in Split:
+    for split in (Split.TRAIN, Split.VALIDATION, Split.TEST):
         level = FileLevels(BOXOBAN / "medium_valid_000.txt")(3, split)
         assert split_of(level.fingerprint) is split
     env.reset(0)

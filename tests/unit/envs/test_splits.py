@@ -23,7 +23,7 @@ def test_split_of_known_fingerprints() -> None:
 
 @pytest.mark.parametrize("generator", [RandomLake(), ReversePlay()], ids=["frozen_lake", "sokoban"])
 def test_splits_share_no_instance(generator: Callable[[int, Split], Any]) -> None:
-    pools = {split: {generator(seed, split).fingerprint for seed in range(2000)} for split in Split}
+    pools = {split: {generator(seed, split).fingerprint for seed in range(2000)} for split in (Split.TRAIN, Split.VALIDATION, Split.TEST)}
     assert not pools[Split.TRAIN] & pools[Split.VALIDATION]
     assert not pools[Split.TRAIN] & pools[Split.TEST]
     assert not pools[Split.VALIDATION] & pools[Split.TEST]

@@ -10,7 +10,7 @@ import torch
 
 from tether.core.errors import ModelUnavailable, TetherError
 from tether.models import catalog
-from tether.models.catalog import cache_folder, is_at_hand, smollm2_folder, smollm2_gguf
+from tether.models.catalog import is_at_hand, models_folder, smollm2_folder, smollm2_gguf
 from tether.models.load import complete_tokenizer, load_model
 
 
@@ -100,13 +100,13 @@ def test_what_a_tokenizer_has_is_kept(tiny: Any) -> None:
 
 def test_where_converted_models_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TETHER_CACHE", str(tmp_path / "mine"))
-    assert cache_folder() == tmp_path / "mine" / "models"
+    assert models_folder() == tmp_path / "mine" / "models"
     monkeypatch.delenv("TETHER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "tether" / "models"
+    assert models_folder() == tmp_path / "xdg" / "tether" / "models"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "tether" / "models"
+    assert models_folder() == tmp_path / ".cache" / "tether" / "models"
 
 
 def test_smollm2_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

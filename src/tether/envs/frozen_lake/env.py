@@ -63,6 +63,17 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     def _info(self) -> dict[str, Any]:
         return {"player": divmod(self.player, self.lake.size), "slips": self._slips}
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        if not isinstance(self._pay, GoalReward):
+            return super().reward_range
+        actions, tiles = self.options.actions_per_turn, (self._pay.goal, self._pay.hole, self._pay.ice)
+        return actions * min(0.0, *tiles), actions * max(0.0, *tiles)
+
+    @property
+    def instance(self) -> str:
+        return self.lake.fingerprint
+
     def state_text(self) -> str:
         if self.options.observation == "coordinates":
             return render.coordinate_text(self.lake, self.player)

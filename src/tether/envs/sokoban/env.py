@@ -106,6 +106,17 @@ class Sokoban(ActionEnv[SokobanOptions]):
     def _info(self) -> dict[str, Any]:
         return {"player": divmod(self.player, self.level.width), "boxes_on_target": self._boxes_on_target()}
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        if not isinstance(self._pay, PushReward):
+            return super().reward_range
+        actions, pay = self.options.actions_per_turn, self._pay
+        return actions * (pay.step + pay.box_off), actions * (pay.step + pay.box_on) + pay.solved
+
+    @property
+    def instance(self) -> str:
+        return self.level.fingerprint
+
     def state_text(self) -> str:
         where = self.level, self.boxes, self.player
         if self.options.observation == "coordinates":

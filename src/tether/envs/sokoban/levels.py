@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.envs.splits import split_of
+from tether.envs.splits import belongs
 
 _BOARD = frozenset("#@+$*. -_")
 
@@ -111,7 +111,7 @@ def load_levels(path: Path) -> tuple[Level, ...]:
 @lru_cache(maxsize=8)
 def _pools(path: Path) -> Mapping[Split, tuple[Level, ...]]:
     levels = load_levels(path)
-    return {split: tuple(level for level in levels if split_of(level.fingerprint) is split) for split in Split}
+    return {split: tuple(level for level in levels if belongs(level, split)) for split in Split}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,208 @@
+"""Rows of the public data sets, from a file or by name, each with the place it came from.
+
+A source is the path of a .jsonl, .json or .parquet file (the first two also gzipped), or the name of a data set that the `datasets`
+package can fetch (`owner/name`, optionally `owner/name:split`). A loader turns each row into an instance and raises `RowError` for
+one it cannot use: that is reported with file and line, or counted and skipped where the user asked for it.
+"""
+
+import gzip
+import importlib.util
+import json
+import logging
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from tether.core.enums import Split
+from tether.core.errors import BadInput, MissingDependency
+from tether.envs.splits import Instance, belongs
+
+BadRows = Literal["error", "skip"]
+"""What to do with a malformed row: stop and name it, or count it and go on."""
+
+_LOG = logging.getLogger(__name__)
+_FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".json.gz", ".jsonl.gz")
+
+
+class RowError(ValueError):
+    """A row that cannot be used; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a data set."""
+
+    value: Any
+    """Usually a dictionary; a loader checks."""
+    place: str
+    """Where it stands, such as "train.jsonl:12"."""
+
+    def checked(self) -> "Row":
+        """This row, unless it could not even be read."""
+        if isinstance(self.value, _Broken):
+            raise RowError(str(self.value))
+        return self
+
+    def fields(self, *names: str) -> list[Any]:
+        """The values of these fields; RowError if the row is no dictionary or lacks one."""
+        if not isinstance(self.value, dict):
+            raise RowError(f"is a {type(self.value).__name__}; expected an object with {', '.join(names)}")
+        missing = [name for name in names if name not in self.value]
+        if missing:
+            raise RowError(f"has no field '{missing[0]}' (it has {', '.join(map(str, self.value)) or 'none'})")
+        return [self.value[name] for name in names]
+
+
+T = TypeVar("T")
+InstanceT = TypeVar("InstanceT", bound=Instance)
+
+
+def load_instances(source: str, parse: Callable[[Row], T], *, env: str, default: str, option: str = "data", bad_rows: BadRows) -> list[T]:
+    """Every row of a source through `parse`. `option` and `default` (what is used without it) are named if the source is missing."""
+    instances: list[T] = []
+    skipped: list[str] = []
+    for row in read_rows(source, env=env, default=default, option=option):
+        try:
+            instances.append(parse(row.checked()))
+        except RowError as error:
+            if bad_rows == "error":
+                raise BadInput(f"{row.place}: {error}; mend the row, or skip such rows with bad_rows=skip") from error
+            skipped.append(f"{row.place}: {error}")
+    if skipped:
+        _LOG.warning("%s: skipped %d of %d rows of %s; the first: %s", env, len(skipped), len(skipped) + len(instances), source, skipped[0])
+    if not instances:
+        raise BadInput(f"{env}: {option}='{source}' holds no usable row; {default} is used where {option} is left out")
+    return instances
+
+
+def read_rows(source: str, *, env: str, default: str, option: str = "data") -> Iterator[Row]:
+    """The rows of a file or of a named data set."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        yield from _file_rows(path, env)
+    elif source.endswith(_FILE_ENDINGS) or source.startswith((".", "/", "~")) or path.exists() or source.count("/") != 1:
+        state = "is a folder" if path.is_dir() else "does not exist"
+        raise BadInput(f"{env}: {option}='{source}' {state}; give {option} the path of a file, or leave it out for {default}")
+    else:
+        yield from _hub_rows(source, env, default, option)
+
+
+class Pool(Generic[InstanceT]):
+    """The instances of a data set by split: a generator like any other. Seeds run through the rows of the split in the order of the
+    file, so with split `all` seed i is row i."""
+
+    def __init__(self, instances: Sequence[InstanceT], *, env: str, source: str) -> None:
+        self._env, self._source = env, source
+        self._pools = {split: tuple(instance for instance in instances if belongs(instance, split)) for split in Split}
+
+    def __len__(self) -> int:
+        return len(self._pools[Split.ALL])
+
+    def __call__(self, seed: int, split: Split) -> InstanceT:
+        pool = self._pools[split]
+        if not pool:
+            raise BadInput(
+                f"{self._env}: none of the {len(self)} rows of '{self._source}' is a {split} instance; use split=all, or a larger file"
+            )
+        return pool[seed % len(pool)]
+
+
+def _file_rows(path: Path, env: str) -> Iterator[Row]:
+    if path.name.endswith(".parquet"):
+        yield from _parquet_rows(path, env)
+        return
+    if not path.name.endswith(_FILE_ENDINGS):
+        raise BadInput(f"{env}: cannot read '{path}': its ending is '{path.suffix}'; use one of {', '.join(_FILE_ENDINGS)}")
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            if ".jsonl" in path.name:
+                yield from _line_rows(file, path)
+            else:
+                yield from _array_rows(file.read(), path)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{env}: cannot read '{path}': {getattr(error, 'strerror', None) or error}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{env}: '{path}' is not UTF-8 text; save it as UTF-8") from error
+
+
+def _line_rows(lines: Any, path: Path) -> Iterator[Row]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield Row(_decoded(line), f"{path}:{number}")
+
+
+def _decoded(line: str) -> Any:
+    """The value of a line; one that is no JSON becomes a _Broken, so that the user may skip it."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        return _Broken(f"is not JSON ({error})")
+
+
+class _Broken(str):
+    """Stands for a row that could not be read; the text is why."""
+
+
+def _array_rows(text: str, path: Path) -> Iterator[Row]:
+    """The items of a JSON array with the line each begins on, or the entries of an object as (key, value)."""
+    decoder = json.JSONDecoder()
+    at = _skip_blank(text, 0)
+    if text[at : at + 1] != "[":
+        try:
+            whole = json.loads(text)
+        except ValueError as error:
+            raise BadInput(f"{path}: is not JSON ({error})") from error
+        yield from (Row(entry, f"{path}: {entry[0]!r}") for entry in whole.items()) if isinstance(whole, dict) else [Row(whole, str(path))]
+        return
+    at = _skip_blank(text, at + 1)
+    line, counted = 1, 0
+    while text[at : at + 1] not in ("]", ""):
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except ValueError as error:
+            raise BadInput(f"{path}:{line}: is not JSON ({error})") from error
+        yield Row(value, f"{path}:{line}")
+        at = _skip_blank(text, at)
+        if text[at : at + 1] == ",":
+            at = _skip_blank(text, at + 1)
+    if at >= len(text):
+        raise BadInput(f"{path}:{line}: the array is not closed; is the file cut short?")
+
+
+def _skip_blank(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _parquet_rows(path: Path, env: str) -> Iterator[Row]:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise MissingDependency(f"{env}: reading '{path}' needs pyarrow, which is not installed; run: pip install 'tether-agents[data]'")
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        values = pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise BadInput(f"{env}: cannot read '{path}': {error}") from error
+    yield from (Row(value, f"{path}, row {number}") for number, value in enumerate(values, 1))
+
+
+def _hub_rows(name: str, env: str, default: str, option: str) -> Iterator[Row]:
+    if importlib.util.find_spec("datasets") is None:
+        raise MissingDependency(
+            f"{env}: {option}='{name}' is no file, so it would be fetched by name, which needs datasets; "
+            f"run: pip install 'tether-agents[data]', give a file, or leave {option} out for {default}"
+        )
+    import datasets
+
+    repository, _, split = name.partition(":")
+    try:
+        values = datasets.load_dataset(repository, split=split or "train")
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"{env}: cannot fetch the data set '{name}' ({reason}); give a file, or leave {option} out for {default}") from error
+    yield from (Row(dict(value), f"{name}, row {number}") for number, value in enumerate(values, 1))
