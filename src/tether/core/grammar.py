@@ -6,17 +6,20 @@ A response is what the model writes after the opening think tag, which the promp
 
 The first match decides. Tags inside either part are deleted, both are stripped. Anything else is malformed: it has no answer,
 and its reasoning is what stands before the first closing think tag, if there is one. Named actions are separated by "||".
+An environment may take other tags beside the answer's (Search-R1's <search>); the answer then keeps its tags, which say what it is.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 ACTION_SEPARATOR = "||"
 
-_ANSWER = re.compile(r"</think>\s*<answer>(.*?)</answer>", re.DOTALL)
+ANSWER_TAGS = ("answer",)
+
 _TAGS = re.compile(r"</?think>|</?answer>|<\|im_start\|>|<\|im_end\|>")
 
 FORMAT_RULE = "Always reply as: <think> your thoughts </think> <answer> your answer </answer>"
@@ -42,17 +45,21 @@ class ParsedResponse:
         return self.answer is not None
 
 
-def parse_response(text: str) -> ParsedResponse:
-    """Take apart what the model wrote after the opening think tag."""
-    match = _ANSWER.search(text)
+def parse_response(text: str, tags: tuple[str, ...] = ANSWER_TAGS) -> ParsedResponse:
+    """Take apart what the model wrote after the opening think tag. With other tags than the answer's alone, the answer keeps its own."""
+    match = _answer_pattern(tags).search(text)
     end = match.start() if match else text.find(THINK_CLOSE)
     if end < 0:
         return ParsedResponse(None, None, None)
-    return ParsedResponse(
-        reasoning=_TAGS.sub("", text[:end]).strip(),
-        answer=_TAGS.sub("", match.group(1)).strip() if match else None,
-        reasoning_end=end,
-    )
+    answer = _TAGS.sub("", match.group(2)).strip() if match else None
+    if match and tags != ANSWER_TAGS:
+        answer = f"<{match.group(1)}>{answer}</{match.group(1)}>"
+    return ParsedResponse(_TAGS.sub("", text[:end]).strip(), answer, end)
+
+
+@lru_cache(maxsize=16)
+def _answer_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"</think>\s*<({'|'.join(map(re.escape, tags))})>(.*?)</\1>", re.DOTALL)
 
 
 def split_actions(answer: str) -> list[str]:

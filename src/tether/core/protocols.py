@@ -4,6 +4,7 @@ Env and Dialogue are what the rollout drives; Engine is what samples; Scorer is 
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -34,6 +35,15 @@ class Env(Protocol):
         ...
 
 
+@runtime_checkable
+class ConcurrentEnv(Env, Protocol):
+    """An Env whose steps can run beside others; a future that fails carries the environment's failure."""
+
+    def submit_reset(self, seed: int, luck: int | None = None) -> Future[Observation]: ...
+
+    def submit_step(self, answer: str) -> Future[Step]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How responses are drawn."""
@@ -42,6 +52,13 @@ class Sampling:
     """0 takes the most likely token."""
     max_tokens: int = 400
     """Budget of one response."""
+
+
+Feed = tuple[int, ...] | None
+"""Tokens to feed before the next response, or None when the conversation is over."""
+
+Pending = Callable[[], Feed]
+"""A feed that is not there yet: calling it waits for the environment. An engine calls it when it would feed the dialogue."""
 
 
 class Dialogue(Protocol):
@@ -57,11 +74,16 @@ class Dialogue(Protocol):
         """The source of this dialogue's token draws, so that a sample does not depend on its batch."""
         ...
 
-    def begin(self) -> tuple[int, ...] | None:
+    @property
+    def closing_tags(self) -> tuple[str, ...]:
+        """Texts that end a response, such as "</answer>"."""
+        ...
+
+    def begin(self) -> Feed | Pending:
         """The first tokens to feed, or None if there is nothing to say."""
         ...
 
-    def receive(self, completion: Completion) -> tuple[int, ...] | None:
+    def receive(self, completion: Completion) -> Feed | Pending:
         """Take a response; return the tokens to feed before the next one, or None when the conversation is over."""
         ...
 

@@ -59,7 +59,6 @@ class TurnEnv(ABC, Generic[OptionsT]):
 
     name: str
     Options: ClassVar[type[TurnOptions]]
-    work: ClassVar[Work] = "inline"
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options
@@ -92,6 +91,11 @@ class TurnEnv(ABC, Generic[OptionsT]):
 
     def _seed_luck(self, luck: int) -> None:
         """Seed the environment's own chance; nothing to do where there is none."""
+
+    @property
+    def work(self) -> Work:
+        """Where this environment's steps belong when many are played at once."""
+        return "inline"
 
     @property
     def reward_range(self) -> tuple[float, float]:

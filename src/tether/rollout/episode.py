@@ -1,19 +1,21 @@
 """One environment played by one member of a group, as a dialogue that an engine drives.
 
 The episode feeds observations, takes completions, steps the environment and writes down every turn with the exact tokens. Whatever
-the environment raises ends this episode with ENV_ERROR and its message; the other episodes do not notice.
+the environment raises ends this episode with ENV_ERROR and its message; the other episodes do not notice. An environment that can
+run beside others is only asked for its answer when the engine is about to feed it, so that many wait at the same time.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tether.core.enums import StopReason
 from tether.core.errors import EnvironmentFailure, environment_boundary
-from tether.core.grammar import parse_response
-from tether.core.protocols import Env
-from tether.core.types import Completion, Step, Trajectory, Turn
+from tether.core.grammar import ANSWER_TAGS, parse_response
+from tether.core.protocols import ConcurrentEnv, Env, Feed, Pending
+from tether.core.types import Completion, Observation, Step, Trajectory, Turn
 from tether.models.chat import ChatFormat
 
 
@@ -51,27 +53,45 @@ class Episode:
         self._context: tuple[int, ...] = ()
         self._observation = ""
         self._num_tokens = 0
+        self._tags: tuple[str, ...] = getattr(env, "reply_tags", ANSWER_TAGS)
+        self.closing_tags = tuple(f"</{tag}>" for tag in self._tags)
         self.prefix_key = seeds.group
         self.uniforms = np.random.Generator(np.random.PCG64(seeds.sampling))
         self.trajectory = Trajectory(seeds.group, seeds.member, seeds.instance, turns=[], stop_reason=StopReason.TURN_LIMIT)
 
-    def begin(self) -> tuple[int, ...] | None:
+    def begin(self) -> Feed | Pending:
+        env, seeds = self._env, self._seeds
+        if isinstance(env, ConcurrentEnv):
+            submitted = env.submit_reset(seeds.instance, luck=seeds.luck)
+            return lambda: self._open(submitted.result)
+        return self._open(lambda: env.reset(seeds.instance, luck=seeds.luck))
+
+    def receive(self, completion: Completion) -> Feed | Pending:
+        turn, answer = self._read(completion)
+        self.trajectory.turns.append(turn)
+        self._num_tokens += len(turn.response_ids)
+        env = self._env
+        if isinstance(env, ConcurrentEnv):
+            submitted = env.submit_step(answer)
+            return lambda: self._advance(turn, answer, submitted.result)
+        return self._advance(turn, answer, lambda: env.step(answer))
+
+    def _open(self, reset: Callable[[], Observation]) -> Feed:
+        """Show the first observation, once the environment has it."""
         try:
             with environment_boundary("reset"):
-                shown = str(self._env.reset(self._seeds.instance, luck=self._seeds.luck).text)
+                shown = str(reset().text)
                 instructions = str(self._env.instructions)
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
         return self._show(shown, self._chat.first_prompt(instructions, shown))
 
-    def receive(self, completion: Completion) -> tuple[int, ...] | None:
-        turn, answer = self._read(completion)
-        self.trajectory.turns.append(turn)
-        self._num_tokens += len(turn.response_ids)
+    def _advance(self, turn: Turn, answer: str, take: Callable[[], Step]) -> Feed:
+        """Write down what a turn brought, once the environment says so, and show what comes next."""
         try:
             with environment_boundary(f"step {len(self.trajectory.turns)}"):
-                step = self._env.step(answer)
+                step = take()
                 turn.reward = _finite(step.reward)
                 turn.valid = bool(step.info.get("valid", True)) and bool(answer)
                 shown = str(step.observation.text)
@@ -87,7 +107,7 @@ class Episode:
     def _read(self, completion: Completion) -> tuple[Turn, str]:
         """The turn as sampled, and the answer in it (empty if malformed)."""
         text = self._chat.decode(completion.token_ids)
-        parsed = parse_response(text)
+        parsed = parse_response(text, self._tags)
         span = None
         if parsed.reasoning_end is not None:
             span = (0, self._chat.tokens_before(completion.token_ids, parsed.reasoning_end))
@@ -102,7 +122,7 @@ class Episode:
         )
         return turn, parsed.answer or ""
 
-    def _show(self, observation: str, context: tuple[int, ...]) -> tuple[int, ...] | None:
+    def _show(self, observation: str, context: tuple[int, ...]) -> Feed:
         """Put the next observation before the model, if a response to it still fits."""
         self._num_tokens += len(context)
         if self._num_tokens + self._rules.max_tokens > self._rules.max_context:

@@ -52,6 +52,11 @@ def test_boundary_attributes_what_an_environment_raises() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_boundary_says_a_failure_from_a_worker_once() -> None:
+    with pytest.raises(EnvironmentFailure, match=r"^step 3: timed out after 60 s$"), environment_boundary("step 3"):
+        raise EnvironmentFailure("timed out after 60 s")
+
+
 def test_boundary_lets_an_interrupt_through() -> None:
     with pytest.raises(KeyboardInterrupt), environment_boundary("step 3"):
         raise KeyboardInterrupt

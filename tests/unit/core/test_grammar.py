@@ -43,6 +43,19 @@ def test_parse(text: str, reasoning: str | None, answer: str | None, reasoning_e
         assert text[reasoning_end:].startswith("</think>")
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("a</think> <search> who? </search>", "<search>who?</search>"),
+        ("a</think><answer> me </answer> <search>x</search>", "<answer>me</answer>"),
+        ("a</think><search>x</answer>", None),
+        ("a</think><find>x</find>", None),
+    ],
+)
+def test_with_other_tags_the_answer_says_what_it_is(text: str, answer: str | None) -> None:
+    assert parse_response(text, ("search", "answer")).answer == answer
+
+
 def test_the_rule_told_to_the_model_parses() -> None:
     reply = FORMAT_RULE.partition("<think>")[2]
     assert parse_response(reply) == ParsedResponse("your thoughts", "your answer", len(" your thoughts "))

@@ -1,6 +1,7 @@
 """An episode writes down the exact tokens, the span of the reasoning and why it ended; whatever its environment does stays its own affair."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -199,3 +200,50 @@ def test_validation_is_the_same_for_every_run_and_a_longer_one_begins_alike() ->
     assert validation_plan(9)[:5] == plan
     for run in range(3):
         assert not {seeds.instance for seeds in plan} & {seeds.instance for seeds in training_plan(run, 0, 5, 1)}
+
+
+class Beside(Counter):
+    """The same, at work in a thread of its own."""
+
+    def __init__(self, **broken: Any) -> None:
+        super().__init__(**broken)
+        self.pool = ThreadPoolExecutor(1)
+
+    def submit_reset(self, seed: int, luck: int | None = None) -> Any:
+        return self.pool.submit(self.reset, seed, luck=luck)
+
+    def submit_step(self, answer: str) -> Any:
+        return self.pool.submit(self.step, answer)
+
+
+def test_an_environment_beside_others_gives_the_same_trajectory(chat: Any) -> None:
+    plain, beside = Episode(Counter(), chat, SEEDS, RULES), Episode(Beside(), chat, SEEDS, RULES)
+    later: Any = beside.begin()
+    assert plain.begin() == later()
+    for _ in range(3):
+        later = beside.receive(_completion(chat, GOOD))
+        assert plain.receive(_completion(chat, GOOD)) == later()
+    assert plain.trajectory == beside.trajectory
+    assert plain.trajectory.stop_reason is StopReason.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"), [({"reset": True}, "reset: RuntimeError: no such level"), ({"step": 1}, "step 1: KeyError: 'lost'")]
+)
+def test_a_failure_beside_others_is_on_the_record(chat: Any, broken: Any, message: str) -> None:
+    episode = Episode(Beside(**broken), chat, SEEDS, RULES)
+    later: Any = episode.begin()
+    if later() is not None:
+        later = episode.receive(_completion(chat, GOOD))
+        assert later() is None
+    assert (episode.trajectory.stop_reason, episode.trajectory.error) == (StopReason.ENV_ERROR, message)
+
+
+def test_an_environment_with_its_own_tags_gets_the_tagged_text(chat: Any) -> None:
+    env: Any = Counter()
+    env.reply_tags = ("search", "answer")
+    episode = Episode(env, chat, SEEDS, RULES)
+    episode.begin()
+    assert episode.closing_tags == ("</search>", "</answer>")
+    episode.receive(_completion(chat, " hm </think> <search> who </search>"))
+    assert env.answers == ["<search>who</search>"]

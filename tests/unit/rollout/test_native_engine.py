@@ -26,6 +26,7 @@ class Talk:
     def __init__(self, contexts: list[tuple[int, ...]], key: int, seed: int = 0) -> None:
         self.contexts = contexts
         self.prefix_key = key
+        self.closing_tags = ("</answer>",)
         self.uniforms = np.random.Generator(np.random.PCG64(seed))
         self.completions: list[Completion] = []
 
@@ -40,6 +41,29 @@ class Talk:
     @property
     def said(self) -> list[tuple[int, ...]]:
         return [completion.token_ids for completion in self.completions]
+
+
+class SlowTalk(Talk):
+    """The same, but what comes next has to be asked for; it counts how many answers are on their way at a time."""
+
+    on_their_way = 0
+    most_on_their_way = 0
+
+    def begin(self) -> Any:
+        return self._later(super().begin())
+
+    def receive(self, completion: Completion) -> Any:
+        return self._later(super().receive(completion))
+
+    def _later(self, feed: tuple[int, ...] | None) -> Any:
+        SlowTalk.on_their_way += 1
+        SlowTalk.most_on_their_way = max(SlowTalk.most_on_their_way, SlowTalk.on_their_way)
+
+        def ask() -> tuple[int, ...] | None:
+            SlowTalk.on_their_way -= 1
+            return feed
+
+        return ask
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +129,35 @@ def test_when_and_how_much_is_fed_changes_nothing(
     monkeypatch.setattr(native, "PREFILL_TOKENS", prefill_tokens)
     talks = _talk(tiny, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows=4)
     assert [talk.said for talk in talks] == generated
+
+
+@pytest.mark.parametrize("max_rows", [128, 2, 1])
+def test_answers_that_have_to_be_asked_for_change_nothing(tiny: Any, contexts: Any, generated: Any, max_rows: int) -> None:
+    SlowTalk.most_on_their_way = 0
+    talks = _talk(tiny, [SlowTalk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows)
+    assert [talk.said for talk in talks] == generated
+    assert SlowTalk.on_their_way == 0
+    assert SlowTalk.most_on_their_way == min(max_rows, len(contexts))  # all were at work before the first was asked
+
+
+def test_slow_and_quick_dialogues_share_a_batch(tiny: Any, contexts: Any, generated: Any) -> None:
+    kinds = [Talk, SlowTalk, Talk, SlowTalk, SlowTalk]
+    talks = _talk(tiny, [kind(conversation, key) for key, (kind, conversation) in enumerate(zip(kinds, contexts, strict=True))], GREEDY, 3)
+    assert [talk.said for talk in talks] == generated
+
+
+def test_a_slow_dialogue_that_has_nothing_to_say_is_finished(tiny: Any) -> None:
+    talks = _talk(tiny, [SlowTalk([], 0), SlowTalk([], 1)], GREEDY)
+    assert [talk.said for talk in talks] == [[], []]
+
+
+def test_a_response_ends_at_its_dialogues_own_tag(tiny: Any, contexts: Any, generated: Any) -> None:
+    talk = Talk(contexts[1], 0)
+    talk.closing_tags = ("</think>", "</answer>")
+    _talk(tiny, [talk], GREEDY)
+    (said,) = talk.said
+    assert tiny.tokenizer.decode(said).endswith("</think>")
+    assert said == generated[1][0][: len(said)] and len(said) < len(generated[1][0])
 
 
 def test_a_sample_does_not_depend_on_its_batch(tiny: Any, contexts: Any) -> None:

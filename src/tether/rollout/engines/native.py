@@ -8,7 +8,8 @@ contiguous zones, which makes every read of the cache a view:
 A row waits when it has tokens to be fed (its prompt, or the observation after a response) and moves to decoding once they are.
 Waiting rows are fed together, once they are an eighth of all rows: a call costs much the same for few rows as for many, so single rows
 are not fed one by one, and no dialogue waits for the slowest of its turn. Members of a group admitted together compute their prompt once. A finished dialogue frees
-its row at once for the next one. The order of all this follows from the dialogues alone: same seeds, same run.
+its row at once for the next one. Environments that take their time work while others decode and are asked for their answers only when
+rows are fed, always at the same point of the run: the order of all this follows from the dialogues alone. Same seeds, same run.
 """
 
 from collections import deque
@@ -21,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.errors import BadInput
-from tether.core.protocols import Dialogue, Sampling
+from tether.core.protocols import Dialogue, Feed, Pending, Sampling
 from tether.core.types import Completion
 from tether.models.decoder import CachedDecoder, decodes_with_cache
 from tether.models.head import SplitModel
@@ -40,7 +41,9 @@ class _Row:
 
     dialogue: Dialogue
     feed: tuple[int, ...]
-    """Tokens waiting to be fed; empty while decoding."""
+    """Tokens waiting to be fed; empty while decoding, or while the environment has not answered."""
+    pending: Pending | None = None
+    """Asks the environment for its answer; set while it has not been asked."""
     length: int = 0
     """Positions of the cache that are filled."""
     ids: list[int] = field(default_factory=list)
@@ -78,7 +81,9 @@ class NativeEngine:
             while queue and len(batch.rows) < batch.decoder.cache.num_rows:
                 batch.admit(queue.popleft())
             if batch.num_waiting and (batch.num_waiting >= len(batch.rows) / FEED_SHARE or not batch.num_decoding):
-                batch.feed_waiting()
+                batch.settle_waiting()
+                if batch.num_waiting:
+                    batch.feed_waiting()
             elif batch.num_decoding:
                 batch.decode_one()
 
@@ -106,7 +111,15 @@ class _Batch:
         if feed is None:
             self._announce()
         else:
-            self.rows.append(_Row(dialogue, feed))
+            self.rows.append(_Row(dialogue, (), feed) if callable(feed) else _Row(dialogue, feed))
+
+    def settle_waiting(self) -> None:
+        """Ask the environments that are still at work for their answers; a dialogue that ends with it frees its row."""
+        for index in reversed(range(self.num_decoding, len(self.rows))):  # from the end: a leaving row is replaced by a settled one
+            row = self.rows[index]
+            if row.pending is not None:
+                feed, row.pending = row.pending(), None
+                self._give(index, feed)
 
     def feed_waiting(self) -> None:
         """Prefill every waiting row, sample its first token, and let it decode."""
@@ -193,25 +206,32 @@ class _Batch:
             row.ids.append(token)
             row.logprobs.append(logprob)
         for index in reversed(indices):  # from the end: leaving rows swap with later ones, which are settled by then
-            reason = self._stop.finished(self.rows[index].ids, self._sampling.max_tokens)
+            row = self.rows[index]
+            reason = self._stop.finished(row.ids, self._sampling.max_tokens, row.dialogue.closing_tags)
             if reason is not None:
-                row = self.rows[index]
                 self._respond(index, Completion(tuple(row.ids), tuple(row.logprobs), reason))
 
     def _respond(self, index: int, completion: Completion) -> None:
         """Give a response to its dialogue; the row then waits with what comes next, or is freed."""
         row = self.rows[index]
         answer = row.dialogue.receive(completion)
-        last_decoding = self.num_decoding - 1
-        self._swap(index, last_decoding)
         self.num_decoding -= 1
-        if answer is None:
-            self._swap(last_decoding, len(self.rows) - 1)
+        self._swap(index, self.num_decoding)
+        if callable(answer):
+            row.pending = answer
+        else:
+            self._give(self.num_decoding, answer)
+
+    def _give(self, index: int, feed: Feed) -> None:
+        """What comes next for a waiting row: tokens to be fed, or nothing, which frees it."""
+        row = self.rows[index]
+        if feed is None:
+            self._swap(index, len(self.rows) - 1)
             self.rows.pop()
             self._announce()
             return
         # The last sampled token was never fed: it goes in front of the new ones.
-        row.feed = (row.ids[-1], *answer)
+        row.feed = (*row.ids[-1:], *feed)
         row.ids, row.logprobs = [], []
 
     def _swap(self, first: int, second: int) -> None:

@@ -33,7 +33,7 @@ def draw(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Ten
 
 
 class StopRule:
-    """Decides after each token whether a response is complete: end of turn, the closing answer tag, or the budget."""
+    """Decides after each token whether a response is complete: end of turn, a closing tag of its dialogue, or the budget."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -42,12 +42,12 @@ class StopRule:
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._may_close = {index for index, piece in enumerate(pieces) if piece is not None and ANSWER_CLOSE[-1] in piece}
 
-    def finished(self, ids: list[int], max_tokens: int) -> FinishReason | None:
+    def finished(self, ids: list[int], max_tokens: int, closing_tags: tuple[str, ...] = (ANSWER_CLOSE,)) -> FinishReason | None:
         """Why the response ends here, or None."""
         if ids[-1] == self._end_of_turn:
             return FinishReason.END_OF_TURN
         if ids[-1] in self._may_close:
             tail = self._tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            if ANSWER_CLOSE in str(tail):
+            if any(tag in str(tail) for tag in closing_tags):
                 return FinishReason.STOP_TEXT
         return FinishReason.LENGTH if len(ids) >= max_tokens else None
