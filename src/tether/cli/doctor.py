@@ -18,7 +18,10 @@ Examples:
   tether doctor
 """
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "gymnasium", "pydantic", "plotly")
+PACKAGES = (
+    "torch", "transformers", "tokenizers", "safetensors", "numpy", "gymnasium", "pydantic", "plotly",
+    "tantivy", "math-verify", "rapidfuzz", "httpx", "fastapi", "uvicorn",
+)  # fmt: skip
 MIN_FREE_GIB = 2
 
 

@@ -1,6 +1,7 @@
 """`tether play`: a person plays an environment in the terminal, seeing exactly what an agent is told and paid.
 
-Answers go to the environment as typed ("Right || Up"); where it knows the four directions, letters and arrows are short for them.
+Answers go to the environment as typed ("Right || Up"); where it knows the four directions, letters and arrows are short for them. An
+answer of several lines, such as a program, stands between two lines of ``` or comes from a file (@solution.py).
 Input may be piped: when it ends, so does the game. Imports no torch.
 """
 
@@ -27,7 +28,13 @@ Examples:
   tether play frozen_lake --observation coordinates --set slip=0.3
   tether play frozen_lake --observation image --save-images frames
   echo "Right || Up" | tether play frozen_lake
+  tether play countdown --seed 3
+  tether play searchqa
+  tether play webshop --split validation
+  echo "@solution.py" | tether play deepcoder
 """
+
+FENCE = "```"
 
 _SHORT = {
     **dict.fromkeys(["u", "U", "w", "W", "↑", "\x1b[A"], "Up"),
@@ -47,7 +54,7 @@ _STYLES = {
 
 
 def play(
-    env: Annotated[str, typer.Argument(help="Environment to play, such as sokoban or frozen_lake.", show_default=False)],
+    env: Annotated[str, typer.Argument(help="Environment to play; `tether envs` lists them.", show_default=False)],
     seed: Annotated[int, typer.Option(help="Which instance to play.")] = 0,
     observation: Annotated[
         str | None, typer.Option(help="What is shown: grid, coordinates, grid_coordinates or image. [default: grid]", show_default=False)
@@ -76,6 +83,7 @@ def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
     total, turn = 0.0, 0
     _show(env, observation, turn, folder, console)
     while (answer := _ask(console)) is not None:
+        answer = _whole_answer(answer, console)
         if not answer.strip():
             continue
         step = env.step(_spell_out(answer, env))
@@ -99,6 +107,31 @@ def _ask(console: Console) -> str | None:
     return None if line.strip().lower() in ("q", "quit") else line
 
 
+def _whole_answer(line: str, console: Console) -> str:
+    """The answer a line opens: the file it names, the lines up to the closing fence, or the line itself."""
+    if line.startswith("@"):
+        try:
+            return Path(line[1:].strip()).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            console.print(Text(f"Cannot read '{line[1:].strip()}': {getattr(error, 'strerror', None) or error}", style="red"))
+            return ""
+    if not line.startswith(FENCE):
+        return line
+    lines = [line]
+    while (more := _next_line()) is not None:
+        lines.append(more)
+        if more.strip() == FENCE:
+            break
+    return "\n".join(lines)
+
+
+def _next_line() -> str | None:
+    try:
+        return input()
+    except EOFError:
+        return None
+
+
 def _spell_out(line: str, env: Env) -> str:
     """Letters and arrows as the names of actions; anything else as it was typed."""
     if not _has_directions(env) or not _SHORT_RUN.fullmatch(line):
@@ -112,7 +145,7 @@ def _has_directions(env: Env) -> bool:
 
 def _key_help(env: Env) -> str:
     short = " Short: u d l r, or WASD in capitals, as in 'ru' for Right || Up." if _has_directions(env) else ""
-    return f"Type what would stand between the answer tags.{short} q quits."
+    return f"Type what would stand between the answer tags.{short} Several lines: between two lines of {FENCE}, or @file. q quits."
 
 
 def _turn_summary(step: Step, total: float) -> str:

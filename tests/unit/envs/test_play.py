@@ -73,5 +73,15 @@ def test_mistakes_are_raised_as_errors_of_ours(arguments: list[str], error: type
 
 def test_help_ends_with_examples_line_by_line() -> None:
     lines = run(["--help"], "").rstrip().split("\n")
-    assert '    echo "Right || Up" | tether play frozen_lake' in lines[-1]
+    assert '    echo "@solution.py" | tether play deepcoder' in lines[-1]
     assert "tether play sokoban" in lines[-5]
+
+
+def test_an_answer_may_have_several_lines(tmp_path: Path) -> None:
+    """A fence goes on to its end; a file is read; both reach the environment whole, as one answer."""
+    assert "Out of turns after 1 turn" in run(["sokoban", "--set", "max_turns=1"], "```\nUp ||\nDown\n```\n")
+    (tmp_path / "answer.txt").write_text("Down || Down")
+    (tmp_path / "last.txt").write_text("Down")
+    assert "Solved after 2 turns" in run(LAKE, f"@{tmp_path}/answer.txt\n@{tmp_path}/last.txt\n")
+    assert "Cannot read 'nothing.py': No such file" in run(LAKE, "@nothing.py\nq\n")
+    assert "Stopped after 1 turn" in run(LAKE, "```\nnever closed\n")
