@@ -58,6 +58,7 @@ def examine() -> Iterator[Finding]:
             yield Finding(package, False, f"missing; install with: pip install {package}")
     yield from _compute()
     yield from _models()
+    yield _sandbox()
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     yield Finding("disk", free > MIN_FREE_GIB, f"{free:.0f} GiB free here; a run needs {MIN_FREE_GIB} GiB to be safe")
 
@@ -69,6 +70,15 @@ def _compute() -> Iterator[Finding]:
 
     yield Finding("compute", True, describe_compute())
     yield Finding("cores", True, f"{os.cpu_count()} CPU cores")
+
+
+def _sandbox() -> Finding:
+    """Which isolation the programs of deepcoder would get; found out by running one."""
+    from tether.envs.deepcoder.sandbox.level import describe_isolation
+
+    level = describe_isolation()
+    strength = "kernel isolation" if level.strong else "weaker isolation only" if level.name else "not available"
+    return Finding("sandbox", level.strong, f"{strength}: {level.detail}", needed=False)
 
 
 def _models() -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from tether import __version__
-from tether.cli import doctor, envs, evaluate, models, play, report, train, warmstart
+from tether.cli import doctor, envs, evaluate, models, play, report, serve_env, serve_search, train, warmstart
 from tether.core.errors import TetherError, did_you_mean
 
 # Typer carries its own copy of click in newer versions, an outside one in older: take the class from what it exports.
@@ -34,6 +34,8 @@ app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=envs.EXAMPLES)(envs.envs)
 app.add_typer(models.app, name="models")
 app.command(epilog=play.EXAMPLES)(play.play)
+app.command("serve-env", epilog=serve_env.EXAMPLES)(serve_env.serve_env)
+app.command("serve-search", epilog=serve_search.EXAMPLES)(serve_search.serve_search)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command(epilog=warmstart.EXAMPLES)(warmstart.warmstart)
 

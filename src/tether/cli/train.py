@@ -1,5 +1,6 @@
 """`tether train`: settle every setting, then train with a live view, then write the report."""
 
+import re
 import shutil
 import sys
 import time
@@ -9,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tether.core.config import dump_yaml, load, merge, parse_overrides
+from tether.core.config import Settings, dump_yaml, load, merge, parse_overrides
 from tether.core.errors import BadInput, ConfigError, TetherError
+from tether.core.protocols import Env
 from tether.runs.store import RunStore
 
 EXAMPLES = """\b
@@ -79,13 +81,22 @@ def _settle(config: Path | None, flags: dict[str, Any]) -> Any:
     if config is None and "env" not in flags:
         raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
     settings = load(RunSettings, config, flags)
-    make_env(settings.env.name, **settings.env.options)
     check_name(settings.model.name)
-    return settings
+    return _with_all_options(settings, make_env(settings.env.name, **settings.env.options))
+
+
+def _with_all_options(settings: Any, env: Env) -> Any:
+    """The settings with every option of the environment written out, so that the run's record tells the defaults it was made with."""
+    options = getattr(env, "options", None)
+    if not isinstance(options, Settings):
+        return settings
+    written = options.model_dump(mode="json", exclude={"split"} - settings.env.options.keys())
+    return settings.model_copy(update={"env": settings.env.model_copy(update={"options": written})})
 
 
 def _create(out: Path | None, settings: Any) -> RunStore:
-    folder = out or Path("runs") / f"{settings.env.name}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    env = re.sub(r"\W+", "_", settings.env.name.partition("://")[2] or settings.env.name)
+    folder = out or Path("runs") / f"{env}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     about = {
         "env": settings.env.name,
         "model": settings.model.name,

@@ -1,13 +1,27 @@
 """Environments by name, imported on use; options are checked against the class's own `Options` before anything is built.
 
+A name is one of: a built-in; one that user code registered; one that an installed distribution offers through the entry point group
+`tether.environments`; "package.module:Class", which is imported as it stands; or the address of an environment served over HTTP.
 An environment class has an attribute `Options` (a Settings class) and takes an instance of it as its only required argument.
 """
 
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 from tether.core.config import Settings, validate
+from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, TetherError, UnknownName, did_you_mean
 from tether.core.protocols import Env
 from tether.core.registry import Registry
+
+ENTRY_POINTS = "tether.environments"
+"""The entry point group in which a distribution offers environments: name = "package.module:Class"."""
 
 
 class EnvClass(Protocol):
@@ -19,7 +33,36 @@ class EnvClass(Protocol):
     def __call__(self, options: Any, /) -> Env: ...
 
 
-ENVIRONMENTS = Registry(
+class EnvRegistry(Registry):
+    """Built-in and registered environments, then those that installed distributions offer. The former always win."""
+
+    def names(self) -> list[str]:
+        return sorted({*self._entries, *_offers()})
+
+    def get(self, name: str) -> Any:
+        if name in self._entries:
+            return super().get(name)
+        offers = _offers().get(name)
+        if offers is None:
+            raise UnknownName(f"unknown {self.kind} '{name}': {did_you_mean(name, self.names())}")
+        if len(offers) > 1:
+            origins = " and ".join(_origin(offer) for offer in offers)
+            raise BadInput(
+                f"environment '{name}' is offered by {origins}; uninstall one of them, or name the class as package.module:Class"
+            )
+        return _load(offers[0])
+
+    def clashes(self) -> list[str]:
+        """One line for each offer that stays out of reach because its name is taken by a built-in or registered environment."""
+        return [
+            f"environment '{name}' of {_origin(offer)} is not used: the name is taken; use it as {offer.value}, or rename its entry point"
+            for name, offers in sorted(_offers().items())
+            if name in self._entries
+            for offer in offers
+        ]
+
+
+ENVIRONMENTS = EnvRegistry(
     "environment",
     {
         "countdown": "tether.envs.countdown.env:Countdown",
@@ -35,10 +78,123 @@ ENVIRONMENTS = Registry(
 
 def make_env(name: str, **options: Any) -> Env:
     """The environment of this name; an unknown name or option is one clear line that suggests the nearest known one."""
-    cls = cast(EnvClass, ENVIRONMENTS.get(name))
-    return cls(validate(cls.Options, options, what=f"{name} option"))
+    if is_address(name):
+        from tether.envs.http_client import connect
+
+        return connect(name, **options)
+    return build(find_class(name), name, options)
 
 
 def register_env(name: str, cls: EnvClass) -> None:
     """Make an environment of your own available under a name."""
     ENVIRONMENTS.register(name, cls)
+
+
+def is_address(name: str) -> bool:
+    """Whether a name is the address of an environment served over HTTP."""
+    return name.startswith(("http://", "https://"))
+
+
+def check_name(name: str) -> str:
+    """The name, if it may name an environment; no module is imported and nothing is built for that."""
+    if not is_address(name) and ":" not in name and name not in ENVIRONMENTS.names():
+        raise UnknownName(f"unknown environment '{name}': {did_you_mean(name, ENVIRONMENTS.names())}")
+    return name
+
+
+def find_class(name: str) -> EnvClass:
+    """The class of a name that is no address."""
+    found = _import(name) if ":" in name else ENVIRONMENTS.get(name)
+    if not callable(found) or not hasattr(found, "Options"):
+        raise BadInput(
+            f"environment '{name}' has no Options; give its class an attribute Options, a subclass of tether.envs.turns.TurnOptions"
+        )
+    return cast(EnvClass, found)
+
+
+def build(cls: EnvClass, name: str, options: Mapping[str, Any]) -> Env:
+    """An environment of a class. What its constructor raises is told in one line; Tether's own errors are such lines already."""
+    settings = validate(cls.Options, options, what=f"{name} option")
+    try:
+        return cls(settings)
+    except TetherError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(f"environment '{name}' cannot be built: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _offers() -> dict[str, list[EntryPoint]]:
+    return _offers_on(tuple(sys.path))
+
+
+@lru_cache(maxsize=4)
+def _offers_on(search_path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    """The entry points by name, read once per search path (reading walks through every installed distribution)."""
+    found: dict[str, list[EntryPoint]] = {}
+    for offer in entry_points(group=ENTRY_POINTS):
+        found.setdefault(offer.name, []).append(offer)
+    return found
+
+
+def _origin(offer: EntryPoint) -> str:
+    distribution = offer.dist
+    return f"distribution '{distribution.name} {distribution.version}'" if distribution else f"the entry point '{offer.value}'"
+
+
+def _load(offer: EntryPoint) -> Any:
+    try:
+        return offer.load()
+    except Exception as error:
+        raise BadInput(
+            f"environment '{offer.name}' of {_origin(offer)} cannot be loaded from '{offer.value}': "
+            f"{_in_one_line(error)}; mend or uninstall that distribution"
+        ) from error
+
+
+def _import(path: str) -> Any:
+    """The object of "package.module:Class"."""
+    module_name, _, attribute = path.partition(":")
+    if module_name.endswith(".py") or "/" in module_name:
+        stem = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise BadInput(f"environment '{path}' is written as a file; write it as a module, '{stem}:{attribute or 'Class'}'")
+    try:
+        module = _import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise _not_found(path, module_name, error) from error
+    except Exception as error:
+        raise BadInput(f"environment '{path}': importing '{module_name}' failed: {_in_one_line(error)}") from error
+    if not hasattr(module, attribute):
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and hasattr(value, "Options")]
+        raise UnknownName(f"module '{module_name}' has no environment '{attribute}': {did_you_mean(attribute, classes)}")
+    return getattr(module, attribute)
+
+
+def _import_module(name: str) -> ModuleType:
+    """A module from the search path, else from the current folder, which is then searched last so that it hides nothing installed."""
+    here = os.getcwd()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] or here in sys.path:
+            raise
+    sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name.partition(".")[0]:
+            sys.path.remove(here)
+        raise
+
+
+def _not_found(path: str, module_name: str, error: ModuleNotFoundError) -> TetherError:
+    """Either the module itself cannot be found, or one that it imports."""
+    missing = error.name or ""
+    if module_name == missing or module_name.startswith(f"{missing}."):
+        return BadInput(
+            f"environment '{path}': there is no module '{missing}', neither installed nor in this folder; check the name, or run from its folder"
+        )
+    return MissingDependency(f"environment '{path}' needs the package '{missing}', which is not installed; run: pip install {missing}")

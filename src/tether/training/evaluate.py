@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tether.core.metrics import wilson_interval
 from tether.core.protocols import Engine, Sampling
 from tether.core.types import Group
-from tether.envs.registry import make_env
+from tether.envs.blueprint import blueprint
+from tether.envs.vector import make_envs
 from tether.models.chat import ChatFormat
 from tether.rollout.collect import collect, validation_plan
 from tether.rollout.episode import EpisodeRules
@@ -33,10 +35,15 @@ def evaluate(
     on_finished: Callable[[], None] | None = None,
 ) -> Evaluation:
     """Play the first `num_prompts` validation prompts of an environment."""
-    options = {**env.options, "split": "validation"}
-    envs = [make_env(env.name, **options) for _ in range(num_prompts)]
-    groups = collect(envs, engine, chat, validation_plan(num_prompts), sampling, rules, on_finished)
+    with make_envs(env.name, _validation_options(env), num_prompts, env.step_timeout) as pool:
+        groups = collect(pool.envs, engine, chat, validation_plan(num_prompts), sampling, rules, on_finished)
     summary = rollout_summary(groups)
     low, high = wilson_interval(sum(sum(group.successes) for group in groups), num_prompts)
     names = ("success", "reward_mean", "turns", "response_tokens", "format_valid", "errors")
     return Evaluation({**{name: summary[name] for name in names}, "success_low": low, "success_high": high, "prompts": num_prompts}, groups)
+
+
+def _validation_options(env: EnvSettings) -> dict[str, Any]:
+    """The environment's options with the validation split, unless it is known to have no splits."""
+    known = blueprint(env.name).options
+    return env.options if known is not None and "split" not in known.model_fields else {**env.options, "split": "validation"}

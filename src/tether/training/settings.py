@@ -14,7 +14,7 @@ from tether.algorithms.presets import PRESETS
 from tether.core.config import Settings
 from tether.core.errors import did_you_mean
 from tether.core.protocols import Sampling
-from tether.envs.registry import ENVIRONMENTS
+from tether.envs.registry import check_name
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -28,13 +28,16 @@ def _known(what: str, name: str, known: Any) -> str:
 
 class EnvSettings(Settings):
     name: str
+    """A registered name, "module:Class", or the address of a served environment."""
     options: dict[str, Any] = {}
     """Options of the environment, see `tether envs`; `split` is set by the trainer."""
+    step_timeout: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds a reset or a step may take where environments run beside each other; one that takes longer ends its episode."""
 
     @field_validator("name")
     @classmethod
     def _name(cls, name: str) -> str:
-        return _known("environment", name, ENVIRONMENTS.names())
+        return check_name(name)
 
 
 class ModelSettings(Settings):

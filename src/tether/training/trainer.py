@@ -24,7 +24,7 @@ from tether.core.metrics import StepMetrics
 from tether.core.seeding import generator, seed_everything
 from tether.core.types import Group
 from tether.diagnostics.monitor import Health, Monitor
-from tether.envs.registry import make_env
+from tether.envs.vector import make_envs
 from tether.models.chat import ChatFormat
 from tether.models.decoder import max_positions
 from tether.models.head import SplitModel
@@ -62,7 +62,8 @@ class Trainer:
         self.settings, self.store, self._watcher = settings, store, watcher or Unwatched()
         self.model, self.tokenizer, self.chat = loaded.model, loaded.tokenizer, ChatFormat(loaded.tokenizer)
         self.algorithm = resolve_algorithm(settings.algorithm)
-        self.envs = [make_env(settings.env.name, **settings.env.options) for _ in range(rollout.num_groups * rollout.group_size)]
+        num_episodes = rollout.num_groups * rollout.group_size
+        self.envs = make_envs(settings.env.name, settings.env.options, num_episodes, settings.env.step_timeout)
         self.rules = episode_rules(settings, self.model)
         self.engine = NativeEngine(self.model, self.tokenizer, max_rows=rollout.max_rows)
         self.learner = Learner(
@@ -80,7 +81,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last step; on Ctrl-C write a checkpoint and re-raise."""
-        with self._interrupts.listening(), self._watcher.showing():
+        with self.envs, self._interrupts.listening(), self._watcher.showing():
             try:
                 self._catch_up()
                 for step in range(self.step + 1, self.settings.steps + 1):
@@ -116,7 +117,7 @@ class Trainer:
         rollout = self.settings.rollout
         plan = training_plan(self.settings.seed, step, rollout.num_groups, rollout.group_size)
         with self._timed("rollout", len(plan)):
-            return collect(self.envs, self.engine, self.chat, plan, self.settings.sampling(), self.rules, self._watcher.advance)
+            return collect(self.envs.envs, self.engine, self.chat, plan, self.settings.sampling(), self.rules, self._watcher.advance)
 
     def _select(self, groups: Sequence[Group]) -> Selection:
         rule = self.settings.filter.model_dump(exclude={"loss_scale"})

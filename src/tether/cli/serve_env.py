@@ -1,0 +1,59 @@
+"""`tether serve-env`: any environment over HTTP, so that training can run in another process, on another machine or in another language.
+
+Everything that can be wrong (the name, an option, the port, a missing token) is found before the first client could connect.
+"""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tether.core.config import parse_overrides
+
+EXAMPLES = """\b
+Examples:
+  tether serve-env sokoban
+  tether serve-env frozen_lake --port 8011 --set slip=0.1 --set size=6
+  TETHER_TOKEN=$(openssl rand -hex 24) tether serve-env deepcoder --host 0.0.0.0 --lock-options
+  tether train http://127.0.0.1:8010
+"""
+
+
+def serve_env(
+    env: Annotated[str, typer.Argument(help="Environment to serve, such as sokoban.", show_default=False)],
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8010,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must bring; better set as TETHER_TOKEN.", show_default=False
+        ),
+    ] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the environment as key=value; may be repeated.", show_default=False)
+    ] = None,
+    lock_options: Annotated[bool, typer.Option("--lock-options", help="Let clients choose the split and no other option.")] = False,
+    max_sessions: Annotated[int, typer.Option(help="Episodes played at the same time, at most.", min=1)] = 1024,
+    idle_timeout: Annotated[float, typer.Option(help="Seconds after which an unused session is dropped.", min=0.1)] = 600.0,
+    step_timeout: Annotated[float, typer.Option(help="Seconds that a reset or a step may take.", min=0.1)] = 60.0,
+) -> None:
+    """Serve an environment over HTTP; make_env("http://...") and tether train http://... use it."""
+    from tether.envs.http_server import Service, address_of, bind, check, run, server_token
+    from tether.envs.http_sessions import Limits
+
+    secret = server_token(token, host)
+    service = Service(env, parse_overrides(options or []), secret, lock_options, Limits(max_sessions, idle_timeout, step_timeout))
+    check(service)
+    with bind(host, port) as listener:
+        url = address_of(listener)
+        console = Console(highlight=False, soft_wrap=True, markup=False)
+        console.print(f"Serving {env} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
+        console.print(f'Use it as make_env("{url}") or: tether train {url}')
+        if secret:
+            console.print("Clients take the token from TETHER_TOKEN or the option token.")
+        try:
+            run(service, listener)
+        except KeyboardInterrupt:  # the way to stop a server; everything is closed by now
+            console.print("Stopped.")

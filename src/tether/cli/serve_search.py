@@ -1,0 +1,49 @@
+"""`tether serve-search`: a full-text index behind HTTP, for SearchQA here and for whoever speaks either public retrieval shape.
+
+Whoever can reach the port can read the corpus: beyond this machine it is only served under a token. Imports no torch.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tether.core.errors import BadInput
+
+EXAMPLES = """\b
+Examples:
+  tether serve-search
+  tether serve-search --corpus wiki-18.jsonl --port 9000
+  TETHER_TOKEN=$(openssl rand -hex 24) tether serve-search --host 0.0.0.0
+  tether play searchqa --set retriever=http://127.0.0.1:8000
+"""
+
+
+def serve_search(
+    corpus: Annotated[Path | None, typer.Option(help="File of documents. [default: the built-in encyclopedia]", show_default=False)] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must bring; better set as TETHER_TOKEN.", show_default=False
+        ),
+    ] = None,
+    bad_rows: Annotated[str, typer.Option(help="What to do with a malformed document: error or skip.")] = "error",
+) -> None:
+    """Serve a search index over HTTP, in the shapes of Search-R1 and of rllm."""
+    from tether.envs.http_server import address_of, bind, server_token
+    from tether.envs.searchqa.corpus import of_file
+    from tether.envs.searchqa.index_store import open_index
+    from tether.envs.searchqa.server import serve
+    from tether.envs.searchqa.sources import world_corpus
+
+    if bad_rows not in ("error", "skip"):
+        raise BadInput(f"--bad-rows got '{bad_rows}'; use error or skip")
+    secret = server_token(token, host)
+    with bind(host, port) as listener:
+        index = open_index(world_corpus() if corpus is None else of_file(str(corpus), "skip" if bad_rows == "skip" else "error"))
+        typer.echo(f"Serving {len(index):,} documents at {address_of(listener)} (Ctrl-C stops){', token required' if secret else ''}.")
+        serve(index, listener, secret)

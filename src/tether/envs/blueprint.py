@@ -1,0 +1,81 @@
+"""How to build an environment, here or in another process.
+
+A blueprint comes from a name and options, from an environment class and options, or from any callable without arguments. What
+travels to another process is a reference to the class (its module and its name there) and the options, so an environment that user
+code registered works there too, as long as its module can be imported. One that was defined inside a function cannot be.
+"""
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import spawn
+from typing import Any, cast
+
+from tether.core.config import Settings
+from tether.core.errors import BadInput
+from tether.core.protocols import Env
+from tether.envs.registry import EnvClass, build, find_class, is_address, make_env
+
+EnvSource = str | EnvClass | Callable[[], Env]
+"""A name, an environment class, or whatever makes an environment when it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A way to build one kind of environment."""
+
+    label: str
+    """What to call it in messages."""
+    make: Callable[..., Env]
+    """Builds one; takes further options, if there are any to take."""
+    options: type[Settings] | None
+    """The options it takes; None if they are not known here (a plain callable, an address)."""
+
+    def pickled(self) -> bytes:
+        """`make` for another process; BadInput if that process could not import the environment."""
+        try:
+            return pickle.dumps(self.make)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise BadInput(
+                f"environment '{self.label}' cannot be built in another process ({error}); "
+                "define its class, or the function that makes it, at the top level of a module"
+            ) from error
+
+
+def blueprint(source: EnvSource, options: Mapping[str, Any] | None = None) -> Blueprint:
+    """The blueprint of a name, a class or a callable."""
+    chosen = dict(options or {})
+    if isinstance(source, str) and is_address(source):
+        return Blueprint(source, partial(make_env, source, **chosen), None)
+    if isinstance(source, str):
+        return _of_class(find_class(source), source, chosen)
+    if hasattr(source, "Options"):
+        return _of_class(cast(EnvClass, source), _name_of(source), chosen)
+    if chosen:
+        raise BadInput(f"{_name_of(source)} takes no options, but got {', '.join(sorted(chosen))}; give it an attribute Options")
+    return Blueprint(_name_of(source), source, None)
+
+
+MAIN_GUARD = "run a script from a file, with its work under: if __name__ == '__main__':"
+
+
+def refuse_while_main_is_imported() -> None:
+    """Other processes import the main script. One that does its work when it is imported would do it again in each of them."""
+    try:
+        spawn.get_preparation_data("tether")
+    except RuntimeError:
+        raise BadInput(f"environments in other processes were asked for while the main script is being imported; {MAIN_GUARD}") from None
+
+
+def _of_class(cls: EnvClass, label: str, options: dict[str, Any]) -> Blueprint:
+    return Blueprint(label, partial(_build, cls, label, options), cls.Options)
+
+
+def _build(cls: EnvClass, label: str, options: dict[str, Any], **more: Any) -> Env:
+    return build(cls, label, {**options, **more})
+
+
+def _name_of(source: Any) -> str:
+    name = getattr(source, "name", None)
+    return name if isinstance(name, str) else getattr(source, "__name__", type(source).__name__)

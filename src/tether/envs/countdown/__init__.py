@@ -1,0 +1,1 @@
+"""Reach a target number with the given numbers and the four operations."""

@@ -1,0 +1,106 @@
+"""Countdown as a task in words: make the target of the given numbers, judged by an exact parser.
+
+By default one answer decides. With more turns, a wrong answer is told what is wrong with it and may be mended; only the answer that
+ends the episode is paid, so that failing first never pays more than solving at once. There is no chance in it: `luck` changes nothing.
+"""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from tether.envs.countdown import render
+from tether.envs.countdown.data import MAX_NUMBERS, load
+from tether.envs.countdown.generator import Generator, Puzzle, RandomPuzzle
+from tether.envs.countdown.reward import Reward, TargetReward
+from tether.envs.countdown.verdict import Use, judge
+from tether.envs.dataset import BadRows
+from tether.envs.text import TextEnv
+from tether.envs.turns import Outcome, TurnOptions
+
+MAX_TARGET = 1_000_000
+"""Of a generated puzzle; taking apart larger ones would take noticeable time."""
+
+
+class CountdownOptions(TurnOptions):
+    """Options of countdown."""
+
+    use: Use = "at_most_once"
+    """How often each number may be used."""
+    numbers: tuple[int, int] = (3, 4)
+    """How many numbers a generated puzzle has, at least and at most."""
+    max_number: int = Field(default=99, ge=1, le=9999)
+    """The largest number of a generated puzzle."""
+    target: tuple[int, int] = (10, 100)
+    """The least and the largest target of a generated puzzle."""
+    data: str | None = None
+    """A file or data set of puzzles to use instead of generated ones."""
+    bad_rows: BadRows = "error"
+    """What to do with a malformed row of it."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        least, most = self.numbers
+        if not 2 <= least <= most <= MAX_NUMBERS:
+            raise ValueError(f"numbers: got {least}, {most}; give the fewest and the most, from 2 to {MAX_NUMBERS}, such as 3, 4")
+        low, high = self.target
+        if not 1 <= low <= high <= MAX_TARGET:
+            raise ValueError(f"target: got {low}, {high}; give the least and the largest, from 1 to {MAX_TARGET}, such as 10, 100")
+        reach = max(self.max_number**most, self.max_number * most)
+        if low > reach:
+            raise ValueError(f"target: got {low} at least, but {most} numbers up to {self.max_number} make {reach} at most; lower it")
+        return self
+
+
+class Countdown(TextEnv[CountdownOptions]):
+    """Make the target of the numbers."""
+
+    name = "countdown"
+    Options = CountdownOptions
+
+    def __init__(
+        self, options: CountdownOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None
+    ) -> None:
+        super().__init__(options or CountdownOptions())
+        self._make: Generator = generator or _generator(self.options)
+        self._pay: Reward = reward or TargetReward()
+
+    def _generate(self, seed: int) -> None:
+        self.puzzle: Puzzle = self._make(seed, self.options.split)
+
+    def _take(self, answer: str) -> Outcome:
+        verdict = judge(answer, self.puzzle, self.options.use)
+        last = self._turns + 1 >= self.max_turns
+        over = verdict.solved or last
+        return Outcome(
+            text=render.reply(verdict, self.puzzle, over=over),
+            reward=self._pay(verdict) if over else 0.0,
+            # No answer at all is nothing to judge: that episode runs out of turns instead of failing.
+            done=verdict.solved or (last and bool(answer.strip())),
+            success=verdict.solved,
+            valid=verdict.legal,
+            info={"value": None if verdict.value is None else str(verdict.value), "reason": verdict.reason},
+        )
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        if not isinstance(self._pay, TargetReward):
+            return super().reward_range
+        amounts = (self._pay.solved, self._pay.missed, self._pay.refused, 0.0)
+        return min(amounts), max(amounts)
+
+    @property
+    def instance(self) -> str:
+        return self.puzzle.fingerprint
+
+    @property
+    def _task(self) -> str:
+        return render.rules(self.options.use)
+
+    def _opening(self) -> str:
+        return render.puzzle_text(self.puzzle)
+
+
+def _generator(options: CountdownOptions) -> Generator:
+    if options.data is not None:
+        return load(options.data, options.bad_rows)
+    return RandomPuzzle(options.numbers, options.max_number, options.target)

@@ -1,0 +1,113 @@
+"""Random puzzles that are solvable because they are made from a solution.
+
+The target is drawn first and taken apart: a value becomes a sum, a difference, a product or a quotient of two others until there are
+as many values as numbers are wanted. Read backwards that is a solution that uses every number once, with whole, positive values on
+the way, as a person would compute them. Targets are thus evenly spread, and all four operations are common.
+A generator is any callable from seed and split to a puzzle.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isqrt
+
+from tether.core.enums import Split
+from tether.envs.splits import draw
+
+Generator = Callable[[int, Split], "Puzzle"]
+
+_OPERATIONS = "+-*/"
+_SLACK = 10
+"""A value that will be taken apart further may be so many times the largest number: 47 = 940 / 20 = (94 * 10) / (79 - 59)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Puzzle:
+    """Numbers and what to make of them. Example: Puzzle(24, (1, 5, 6, 7), "1 + ((5 * 6) - 7)")."""
+
+    target: int
+    numbers: tuple[int, ...]
+    """In the order shown."""
+    solution: str | None = None
+    """An expression that makes the target of every number, each used once; None where the data tells none."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The order of the numbers does not matter to the task, so it does not matter to the split."""
+        return f"{self.target} from {' '.join(map(str, sorted(self.numbers)))}"
+
+
+@dataclass(slots=True, eq=False)
+class _Term:
+    """A value and, once it is taken apart, the operation that makes it."""
+
+    value: int
+    parts: "tuple[_Term, str, _Term] | None" = None
+
+    def __str__(self) -> str:
+        if self.parts is None:
+            return str(self.value)
+        left, symbol, right = self.parts
+        return f"({left} {symbol} {right})"
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPuzzle:
+    """Puzzles with `count` numbers from 1 to `max_number` and a target in `target`; both ranges include their ends."""
+
+    count: tuple[int, int] = (3, 4)
+    max_number: int = 99
+    target: tuple[int, int] = (10, 100)
+
+    def __call__(self, seed: int, split: Split) -> Puzzle:
+        return draw("countdown", seed, split, self._propose)
+
+    def _propose(self, rng: random.Random) -> Puzzle | None:
+        count, target = _between(rng, *self.count), _between(rng, *self.target)
+        root = _Term(target)
+        terms = [root]
+        while len(terms) < count:
+            place = max(range(len(terms)), key=lambda at: terms[at].value)
+            if terms[place].value <= self.max_number:  # nothing has to be taken apart, so anything may be
+                place = int(rng.random() * len(terms))
+            term = terms.pop(place)
+            limit = self.max_number if len(terms) == count - 2 else _SLACK * self.max_number
+            parts = _take_apart(rng, term.value, limit, self.max_number)
+            if parts is None:
+                return None
+            left, symbol, right = parts
+            term.parts = _Term(left), symbol, _Term(right)
+            terms += term.parts[0], term.parts[2]
+        numbers = [term.value for term in terms]
+        if max(numbers) > self.max_number or target in numbers:  # a number that is the target leaves nothing to do
+            return None
+        rng.shuffle(numbers)  # the order must not give the solution away
+        return Puzzle(target, tuple(numbers), str(root)[1:-1])
+
+
+def _between(rng: random.Random, low: int, high: int) -> int:
+    return low + int(rng.random() * (high - low + 1))
+
+
+def _take_apart(rng: random.Random, value: int, limit: int, largest: int) -> tuple[int, str, int] | None:
+    """Two values up to the limit and the operation that makes `value` of them, the operation drawn first; None if there is no such pair.
+
+    What is subtracted or divided by is at most `largest`, the largest number of a puzzle.
+    """
+    first = int(rng.random() * 4)
+    for symbol in _OPERATIONS[first:] + _OPERATIONS[:first]:
+        if symbol == "+" and 2 <= value <= 2 * limit:
+            left = _between(rng, max(1, value - limit), min(limit, value - 1))
+            return left, "+", value - left
+        if symbol == "-" and value < limit:
+            right = _between(rng, 1, min(largest, limit - value))
+            return value + right, "-", right
+        if symbol == "*":
+            factors = [factor for factor in range(2, isqrt(value) + 1) if value % factor == 0 and value // factor <= limit]
+            if factors:
+                factor = factors[int(rng.random() * len(factors))]
+                return factor, "*", value // factor
+        if symbol == "/" and 2 * value <= limit:
+            right = _between(rng, 2, min(largest, limit // value))
+            return value * right, "/", right
+    return None

@@ -1,0 +1,102 @@
+"""An exact solver, for demonstrations and tests: an expression that makes the target, or the certainty that there is none.
+
+A set of numbers makes what its two parts make, joined. Instead of listing everything that all the numbers make, the search goes
+backwards: for each part and each of its values, the value the other part would have to make follows from the target, and is looked
+up in a table (up to `TABLED` numbers) or searched for in turn. Negative values are never needed on the way to a positive target:
+where one occurs, the same expression with the terms of a difference exchanged does without it.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import combinations
+
+from tether.envs.countdown.verdict import Use
+
+TABLED = 3
+"""Sets of up to so many numbers are listed in full; four numbers make some thousand values, five a hundred thousand."""
+
+_Table = dict[Fraction, str]
+
+
+def solve(target: int, numbers: Sequence[int], use: Use = "at_most_once") -> str | None:
+    """An expression with the target's value that uses the numbers as told, the shortest first; None if there is none.
+
+    >>> solve(24, [4, 7, 8, 8])
+    '(7 - (8 / 8)) * 4'
+    """
+    search = _Search(tuple(numbers))
+    least = len(numbers) if use == "exactly_once" else 1
+    for count in range(least, len(numbers) + 1):
+        for chosen in combinations(range(len(numbers)), count):
+            found = search.make(Fraction(target), chosen)
+            if found is not None:
+                return found[1:-1] if found.startswith("(") else found
+    return None
+
+
+class _Search:
+    """What the members of one list of numbers make; a set is a sorted tuple of places in the list."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self._numbers = numbers
+        self._table = cache(self._listed)
+
+    def make(self, target: Fraction, places: tuple[int, ...]) -> str | None:
+        """An expression of all these places with the target's value (not negative)."""
+        if len(places) <= TABLED:
+            return self._table(places).get(target)
+        for small, large in _halves(places):
+            for value, text in self._table(small).items():
+                for wanted, form in _missing(value, target):
+                    other = self.make(wanted, large)
+                    if other is not None:
+                        return form.format(text, other)
+        return None
+
+    def _listed(self, places: tuple[int, ...]) -> _Table:
+        """Everything these places make, each value with one expression."""
+        if len(places) == 1:
+            number = self._numbers[places[0]]
+            return {Fraction(number): str(number)}
+        table: _Table = {}
+        for small, large in _halves(places):
+            for left, left_text in self._table(small).items():
+                for right, right_text in self._table(large).items():
+                    for value, form in _joined(left, right):
+                        if value not in table:
+                            table[value] = form.format(left_text, right_text)
+        return table
+
+
+def _halves(places: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Every way to part a set in two, the smaller part first."""
+    for count in range(1, len(places) // 2 + 1):
+        for small in combinations(places, count):
+            large = tuple(place for place in places if place not in small)
+            if count < len(large) or small[0] == places[0]:  # two halves of one size: once, not twice
+                yield small, large
+
+
+def _joined(left: Fraction, right: Fraction) -> Iterator[tuple[Fraction, str]]:
+    yield left + right, "({0} + {1})"
+    yield (left - right, "({0} - {1})") if left >= right else (right - left, "({1} - {0})")
+    yield left * right, "({0} * {1})"
+    if right:
+        yield left / right, "({0} / {1})"
+    if left:
+        yield right / left, "({1} / {0})"
+
+
+def _missing(value: Fraction, target: Fraction) -> Iterator[tuple[Fraction, str]]:
+    """What must stand at {1} for the form, with the value at {0}, to be the target; never negative."""
+    if target >= value:
+        yield target - value, "({0} + {1})"
+    if value >= target:
+        yield value - target, "({0} - {1})"
+    yield value + target, "({1} - {0})"
+    if value:
+        yield target / value, "({0} * {1})"
+        yield target * value, "({1} / {0})"
+        if target:
+            yield value / target, "({0} / {1})"

@@ -1,0 +1,1 @@
+"""Programs written by a model, scored by the tests they pass in a sandbox."""

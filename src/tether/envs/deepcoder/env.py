@@ -1,0 +1,151 @@
+"""DeepCoder: write a program, judged by tests that run in a sandbox; the reward is the fraction that passes.
+
+By default one answer decides. With more turns, a failed attempt is told of the first public test it failed and may be followed by
+another; only the attempt that ends the episode is paid, so that failing first never pays more than solving at once. An answer without
+a program (nothing, or prose that is no Python) is invalid and uses up its turn; a program in a code fence that does not compile is an
+answer like any other, and a wrong one. There is no chance in it: `luck` changes nothing.
+"""
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from tether.core.enums import Split
+from tether.envs.dataset import BadRows
+from tether.envs.deepcoder import render
+from tether.envs.deepcoder.assemble import assemble
+from tether.envs.deepcoder.data import load_pool
+from tether.envs.deepcoder.extract import extract
+from tether.envs.deepcoder.judge import Verdict, judge, reject
+from tether.envs.deepcoder.parsing import NotPython
+from tether.envs.deepcoder.problem import Problem
+from tether.envs.deepcoder.problem_files import LEVELS, builtin_pool
+from tether.envs.deepcoder.reward import FractionPassed, Reward
+from tether.envs.deepcoder.sandbox.client import Isolation, running_warden
+from tether.envs.deepcoder.sandbox.jobs import Limits, ProgramRunner
+from tether.envs.deepcoder.sandbox.sandbox import Sandbox
+from tether.envs.text import TextEnv
+from tether.envs.turns import Outcome, TurnOptions, Work
+
+Generator = Callable[[int, Split], Problem]
+
+_MOST_CONCURRENT = 4
+_OUTPUT_KIB = 4096
+
+
+class DeepCoderOptions(TurnOptions):
+    """Options of deepcoder."""
+
+    data: str | None = None
+    """A file or data set of problems to use instead of the built-in ones."""
+    bad_rows: BadRows = "error"
+    """What to do with a malformed row of it."""
+    difficulty: tuple[int, int] | None = None
+    """The easiest and the hardest level of the built-in problems, from 1 to 5."""
+    max_tests: int | None = Field(default=None, ge=1)
+    """The most tests per problem: the first public one and evenly spaced hidden ones; None for all."""
+    time_limit: float = Field(default=6.0, gt=0, le=600)
+    """Seconds of CPU for each test."""
+    total_limit: float = Field(default=60.0, gt=0)
+    """Seconds that the tests of an answer may run, added up; no test is started after that."""
+    memory_mib: int = Field(default=512, ge=64)
+    """For each test."""
+    concurrency: int | None = Field(default=None, ge=1, le=256)
+    """Tests that run at a time, of all environments of a process together; None for one per CPU, at most 4."""
+    isolation: Isolation = "kernel"
+    """"process" accepts weaker isolation where the machine offers none by the kernel."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.difficulty is not None:
+            least, most = self.difficulty
+            if not LEVELS[0] <= least <= most <= LEVELS[1]:
+                raise ValueError(f"difficulty: got {least}, {most}; give the easiest and the hardest level, such as 1, 3")
+            if self.data is not None:
+                raise ValueError("difficulty: it is for the built-in problems; leave it out with data")
+        return self
+
+
+class DeepCoder(TextEnv[DeepCoderOptions]):
+    """Write a program that passes the tests."""
+
+    name = "deepcoder"
+    Options = DeepCoderOptions
+
+    def __init__(
+        self,
+        options: DeepCoderOptions | None = None,
+        *,
+        generator: Generator | None = None,
+        reward: Reward | None = None,
+        runner: ProgramRunner | None = None,
+    ) -> None:
+        super().__init__(options or DeepCoderOptions())
+        self._make: Generator = generator or _pool(self.options)
+        self._pay: Reward = reward or FractionPassed()
+        self._concurrency = self.options.concurrency or min(os.cpu_count() or 1, _MOST_CONCURRENT)
+        self._runner: ProgramRunner = runner or _sandbox(_limits(self.options), self.options.isolation, self._concurrency)
+
+    def _generate(self, seed: int) -> None:
+        self.problem: Problem = self._make(seed, self.options.split)
+
+    def _take(self, answer: str) -> Outcome:
+        found = extract(answer)
+        try:
+            if not found.code.strip():
+                raise NotPython("there is no code")
+            program = assemble(found.code, self.problem.starter, self.problem.entry_point)
+        except NotPython as error:
+            if not found.fenced:
+                return Outcome(render.NO_PROGRAM, valid=False, info={"passed": 0, "total": len(self.problem.cases)})
+            return self._outcome(reject(self.problem.cases, str(error)))
+        return self._outcome(judge(program, self.problem.cases, self._runner, wave=self._concurrency, total_limit=self.options.total_limit))
+
+    def _outcome(self, verdict: Verdict) -> Outcome:
+        done = verdict.solved or self._turns + 1 >= self.max_turns
+        info = {"passed": verdict.passed, "total": verdict.total, "failures": verdict.endings}
+        if verdict.failures:
+            info["first_failure"] = render.failure_line(verdict.failures[0])
+        return Outcome(render.feedback(verdict), self._pay(verdict) if done else 0.0, done, verdict.solved, info=info)
+
+    @property
+    def work(self) -> Work:
+        return "wait"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return (0.0, 1.0) if isinstance(self._pay, FractionPassed) else super().reward_range
+
+    @property
+    def instance(self) -> str:
+        return self.problem.fingerprint
+
+    @property
+    def _task(self) -> str:
+        return render.rules(self.max_turns)
+
+    def _opening(self) -> str:
+        return render.opening(self.problem)
+
+
+def _pool(options: DeepCoderOptions) -> Generator:
+    if options.data is None:
+        return builtin_pool(options.difficulty, options.max_tests)
+    return load_pool(options.data, options.bad_rows, options.max_tests)
+
+
+def _limits(options: DeepCoderOptions) -> Limits:
+    """Of one test. On the clock, twice the CPU seconds and two more: a busy machine is no fault of the program, sleeping is."""
+    return Limits(
+        cpu_seconds=options.time_limit, wall_seconds=2 * options.time_limit + 2, memory_mib=options.memory_mib, output_kib=_OUTPUT_KIB
+    )
+
+
+@lru_cache(maxsize=8)
+def _sandbox(limits: Limits, isolation: Isolation, concurrency: int) -> ProgramRunner:
+    """A sandbox; that this machine has none is told when the environment is built, not in the middle of a run."""
+    running_warden(isolation)
+    return Sandbox(limits, isolation=isolation, concurrency=concurrency)

@@ -1,0 +1,215 @@
+"""Rows whose tests are pairs of input and output: DeepCoder-Preview, TACO and APPS, and PrimeIntellect's verification_info.
+
+Tests come as a list of {input, output, ...} or as {inputs, outputs, fn_name}, either as they are or as JSON (or a Python literal) in a
+text. A pair is a function call if its row or the pair itself names a function (`fn_name`, `metadata.func_name`, a testtype or type
+that says so), else text for standard input. No format but LiveCodeBench's says which tests are public; the first one is taken as
+such, it being the sample of the statement as a rule.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tether.envs.dataset import Row, RowError
+from tether.envs.deepcoder.extract import extract
+from tether.envs.deepcoder.literals import read_json, read_value
+from tether.envs.deepcoder.parsing import NotPython, parse
+from tether.envs.deepcoder.problem import Case, Prints, Problem, Returns, check_arguments, digest_of
+from tether.envs.deepcoder.sandbox.jobs import CallTask, StdinTask
+
+_FUNCTION_TYPES = ("functional", "function_call")
+_IDENTITIES = ("question_id", "problem_id", "task_id", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One test of a row."""
+
+    given: Any
+    expected: Any
+    function: str
+    """Empty for a test of standard input."""
+
+
+def deepcoder(row: Row) -> Problem:
+    """DeepCoder-Preview: {problem, tests, starter_code?, metadata?, solutions?}."""
+    statement, tests = row.fields("problem", "tests")
+    starter = text_field(row, "starter_code")
+    metadata = decoded(row.value.get("metadata") or {}, "metadata")
+    function = str(metadata.get("func_name") or "") if isinstance(metadata, dict) else ""
+    pairs = read_pairs(decoded(tests, "tests"), function=function, starter=starter)
+    return problem_of(row, "deepcoder", statement, starter, pairs)
+
+
+def input_output(row: Row) -> Problem:
+    """TACO and APPS: {question, input_output, starter_code?, difficulty?, solutions?}."""
+    statement, tests = row.fields("question", "input_output")
+    starter = text_field(row, "starter_code")
+    return problem_of(row, "input_output", statement, starter, read_pairs(decoded(tests, "input_output"), function="", starter=starter))
+
+
+def verification_info(row: Row) -> Problem:
+    """PrimeIntellect and open-r1: {prompt, verification_info: {language, test_cases}}."""
+    statement, info = row.fields("prompt", "verification_info")
+    info = decoded(info, "verification_info")
+    if not isinstance(info, dict) or "test_cases" not in info:
+        raise RowError("has a verification_info without test_cases")
+    if info.get("language", "python") != "python":
+        raise RowError(f"is for the language {info['language']!r}; only python can be run")
+    return problem_of(row, "verification_info", statement, "", read_pairs(info["test_cases"], function="", starter=""))
+
+
+def problem_of(row: Row, source: str, statement: Any, starter: str, pairs: Sequence[Pair], *, num_public: int = 1) -> Problem:
+    """The problem of a statement and its tests, the first `num_public` of them public, with what else the row has."""
+    if not isinstance(statement, str) or not statement.strip():
+        raise RowError("has an empty statement")
+    cases = [replace(case, public=at < num_public) for at, case in enumerate(_cases(pairs))]
+    return Problem(
+        statement=statement.strip(),
+        cases=tuple(cases),
+        digest=digest_of(cases),
+        starter=starter,
+        entry_point=next((pair.function for pair in pairs if pair.function), ""),
+        solution=_solution(row),
+        source=f"{source} {next((row.value[name] for name in _IDENTITIES if row.value.get(name) is not None), '')}".strip(),
+        difficulty=text_field(row, "difficulty"),
+    )
+
+
+def read_pairs(tests: Any, *, function: str, starter: str) -> list[Pair]:
+    """The tests of a row, in either layout; `function` is what the row says of all of them."""
+    if isinstance(tests, Mapping) and "inputs" in tests and "outputs" in tests:
+        pairs = _from_columns(tests, function)
+    elif isinstance(tests, list | tuple):
+        pairs = [_from_entry(entry, number, function, starter) for number, entry in enumerate(tests, 1)]
+    else:
+        raise RowError(f"has tests of an unknown layout ({type(tests).__name__}); expected a list of pairs, or inputs and outputs")
+    if not pairs:
+        raise RowError("has no tests")
+    return pairs
+
+
+def _cases(pairs: Sequence[Pair]) -> list[Case]:
+    """A case per pair."""
+    called = [pair.expected for pair in pairs if pair.function]
+    wrapped = bool(called) and all(isinstance(expected, list) and len(expected) == 1 for expected in called)
+    return [_call_case(pair, wrapped) if pair.function else _stdin_case(pair) for pair in pairs]
+
+
+def decoded(value: Any, what: str) -> Any:
+    """A field that may be a text holding JSON or a Python literal."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        raise RowError(f"has an empty {what}")
+    try:
+        return read_value(value)
+    except ValueError as error:
+        raise RowError(f"has a field '{what}' that does not parse: {error}") from error
+
+
+def text_field(row: Row, name: str) -> str:
+    """A field of the row as text; empty where it is missing or null."""
+    value = row.value.get(name)
+    return "" if value is None else str(value)
+
+
+def _from_columns(tests: Mapping[str, Any], function: str) -> list[Pair]:
+    inputs, outputs = tests["inputs"], tests["outputs"]
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise RowError("has inputs and outputs that are not lists of the same length")
+    name = str(tests.get("fn_name") or function)
+    return [Pair(given, expected, name) for given, expected in zip(inputs, outputs, strict=True)]
+
+
+def _from_entry(entry: Any, number: int, function: str, starter: str) -> Pair:
+    if not isinstance(entry, Mapping) or "input" not in entry or "output" not in entry:
+        raise RowError(f"test {number} has no input or no output")
+    inner = entry.get("metadata") or {}
+    named = str(entry.get("fn_name") or (inner.get("func_name") if isinstance(inner, Mapping) else "") or function)
+    kind = entry.get("testtype") or entry.get("type") or ("functional" if entry.get("fn_name") else "stdin")
+    if kind not in _FUNCTION_TYPES:
+        return Pair(entry["input"], entry["output"], "")
+    named = named or _starter_function(starter)
+    if not named:
+        raise RowError(f"test {number} calls a function but the row does not name it (metadata.func_name)")
+    return Pair(entry["input"], entry["output"], named)
+
+
+def _starter_function(starter: str) -> str:
+    """The one function of the starter code; empty if there is not exactly one."""
+    try:
+        tree = parse(starter.rstrip() + " pass" if starter.rstrip().endswith(":") else starter)
+    except NotPython:
+        return ""
+    names = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")]
+    return names[0] if len(names) == 1 else ""
+
+
+def _stdin_case(pair: Pair) -> Case:
+    return Case(StdinTask(_lines(pair.given, "input")), Prints(_lines(pair.expected, "output")))
+
+
+def _lines(value: Any, what: str) -> str:
+    """A text, or the lines of one."""
+    if isinstance(value, list) and all(isinstance(line, str | int | float) for line in value):
+        return "\n".join(map(str, value))
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise RowError(f"has a test whose {what} is a {type(value).__name__}; expected a text or its lines")
+
+
+def _call_case(pair: Pair, wrapped: bool) -> Case:
+    if isinstance(pair.given, str):
+        arguments = _arguments(pair.given)
+    elif isinstance(pair.given, list | tuple):
+        arguments = tuple(map(_with_whole_keys, pair.given))
+    else:
+        raise RowError(f"has a call whose input is a {type(pair.given).__name__}; expected the list of its arguments")
+    try:
+        check_arguments(arguments)
+    except ValueError as error:
+        raise RowError(f"has a call whose arguments cannot be handed to a program: {error}") from error
+    return Case(CallTask(pair.function, arguments), Returns(_expected(pair.expected), wrapped))
+
+
+def _arguments(text: str) -> tuple[Any, ...]:
+    """One value per line, or a single one over several lines."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    try:
+        return tuple(read_value(line) for line in lines)
+    except ValueError as error:
+        try:
+            return (read_json(text),)
+        except ValueError:
+            raise RowError(f"has a call whose input does not parse: {error}") from error
+
+
+def _expected(value: Any) -> Any:
+    """The value of an output; a text that is neither JSON nor a literal is the string itself."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return read_value(value)
+    except ValueError:
+        return value
+
+
+def _with_whole_keys(argument: Any) -> Any:
+    """A dictionary that JSON gave texts for its whole-number keys, with the numbers back, as TACO's own harness does."""
+    if isinstance(argument, dict) and all(isinstance(key, str) and key.removeprefix("-").isdecimal() for key in argument):
+        return {int(key): value for key, value in argument.items()}
+    return argument
+
+
+def _solution(row: Row) -> str:
+    """The first reference solution of the row, without its code fence."""
+    value = row.value.get("solutions") or row.value.get("gold_standard_solution") or ""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = read_json(value)
+        except ValueError:
+            return ""
+    first = value[0] if isinstance(value, list) and value else value
+    return extract(first).code if isinstance(first, str) else ""

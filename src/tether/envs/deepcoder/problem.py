@@ -1,0 +1,197 @@
+"""A programming problem: what it asks, and its tests, each a run of the program and a check of the report.
+
+The check is made outside the sandbox on what the sandbox reports, so a program never sees what was expected of it; only a test that
+had to stay a script (`Passes`) is judged by its own assertions. The fingerprint is the statement and a digest of every test of the
+row, also of those that `max_tests` leaves out: the split of a problem does not depend on the options.
+"""
+
+import ast
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tether.envs.deepcoder.compare import same_output, same_value
+from tether.envs.deepcoder.expressions import RESULT, holds
+from tether.envs.deepcoder.literals import show
+from tether.envs.deepcoder.sandbox import codec
+from tether.envs.deepcoder.sandbox.jobs import CallTask, Report, ScriptTask, StdinTask, Task
+
+_MAX_ARGUMENTS = 2**26
+"""Characters, as the sandbox writes them."""
+
+TRUTH_OF = "_truth_of_"
+"""A function added to every program that is called: whether what a function returns is true. A test that asks no more than that must
+not depend on the value being one that can leave the sandbox, such as a match object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prints:
+    """The program prints this."""
+
+    expected: str
+
+    def holds(self, report: Report) -> bool:
+        return same_output(report.stdout, self.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """The function returns this, as JSON would have it."""
+
+    expected: Any
+    wrapped: bool = False
+    """The expected value stands in a list of its own, as APPS and TACO write it; with or without it will do."""
+
+    def holds(self, report: Report) -> bool:
+        return same_value(report.value, self.expected) or (self.wrapped and same_value(report.value, self.expected[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Satisfies:
+    """What the function returns makes the expression true, in which the name RESULT stands for it. Equality is Python's own."""
+
+    expression: ast.expr
+
+    def holds(self, report: Report) -> bool:
+        return holds(self.expression, report.value)
+
+    def worded(self, call: str) -> str:
+        """The assertion with the call written out."""
+        return f"assert {ast.unparse(self.expression).replace(RESULT, call)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The function returns this, or numbers near these item by item: |got - expected| <= absolute + relative * |expected|."""
+
+    expected: Any
+    absolute: float
+    relative: float
+
+    def holds(self, report: Report) -> bool:
+        try:
+            return bool(report.value == self.expected) or self._near(report.value, self.expected)
+        except (RecursionError, OverflowError):  # nested too deep; an integer beyond every float
+            return False
+
+    def _near(self, got: Any, expected: Any) -> bool:
+        if isinstance(expected, list | tuple):
+            return isinstance(got, list | tuple) and len(got) == len(expected) and all(map(self._near, got, expected))
+        numbers = isinstance(got, int | float) and isinstance(expected, int | float)
+        return numbers and abs(got - expected) <= self.absolute + self.relative * abs(expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The script ran to its end: its own assertions are the check."""
+
+    def holds(self, report: Report) -> bool:
+        return True
+
+
+Check = Prints | Returns | Satisfies | Near | Passes
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test."""
+
+    task: Task
+    check: Check
+    public: bool = False
+    """An agent may be shown it."""
+
+    def passed(self, report: Report) -> bool:
+        return report.ending == "ok" and self.check.holds(report)
+
+    @property
+    def given(self) -> str:
+        """The input: what stands on standard input, the call, or the script."""
+        match self.task:
+            case StdinTask(stdin=text):
+                return text
+            case CallTask(function=function, args=args):
+                name, given = args if function == TRUTH_OF else (function, args)
+                return f"{name}({', '.join(map(show, given))})"
+            case ScriptTask(script=script):
+                return script
+
+    @property
+    def expected(self) -> str:
+        """The right answer in words; empty where the script says it all."""
+        match self.check:
+            case Prints(expected=text):
+                return text
+            case Returns(expected=value, wrapped=wrapped):
+                return show(value[0] if wrapped else value)
+            case Near(expected=value):
+                return show(value)
+            case Satisfies():
+                return self.check.worded(self.given)
+            case Passes():
+                return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One instance of the environment."""
+
+    statement: str
+    cases: tuple[Case, ...]
+    digest: str
+    """Of all tests of the problem, whatever `limited_to` leaves of them."""
+    starter: str = ""
+    """Code that the answer completes or follows: a prompt that opens a function, a class with a method to fill in."""
+    entry_point: str = ""
+    """The function that is called; empty for programs that read standard input."""
+    solution: str = ""
+    """A program that passes, where the source has one."""
+    source: str = ""
+    """Where it comes from: the name of a format and, where the row has one, its id."""
+    difficulty: str = ""
+    show_examples: bool = False
+    """The statement holds no examples, so the public tests are shown beneath it."""
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.statement}\n{self.starter}\n{self.digest}"
+
+    @property
+    def reads_stdin(self) -> bool:
+        return isinstance(self.cases[0].task, StdinTask)
+
+    def limited_to(self, max_tests: int | None) -> "Problem":
+        """The problem with at most so many tests: the first public one, then evenly spaced ones of the hidden."""
+        return self if max_tests is None else replace(self, cases=_thinned(self.cases, max_tests))
+
+
+def check_arguments(arguments: Sequence[Any]) -> None:
+    """Raise ValueError for arguments that cannot be handed to a program: nested too deep, too large."""
+    codec.encode(list(arguments), _MAX_ARGUMENTS)
+
+
+def digest_of(cases: Sequence[Case]) -> str:
+    """A hash of every test, the same in every process."""
+    state = hashlib.blake2b(digest_size=16)
+    for case in cases:
+        for text in (case.given, case.expected):
+            data = text.encode("utf-8", "surrogatepass")
+            state.update(f"{len(data)}:".encode())
+            state.update(data)
+    return state.hexdigest()
+
+
+def _thinned(cases: tuple[Case, ...], count: int) -> tuple[Case, ...]:
+    if len(cases) <= count:
+        return cases
+    first = next((case for case in cases if case.public), cases[0])
+    hidden = [case for case in cases if case is not first and not case.public]
+    shown = [case for case in cases if case is not first and case.public]
+    wanted = count - 1
+    if len(hidden) >= wanted:
+        others = [hidden[at * len(hidden) // wanted] for at in range(wanted)]
+    else:
+        others = [*hidden, *shown[: wanted - len(hidden)]]
+    chosen = {id(case) for case in (first, *others)}
+    return tuple(case for case in cases if id(case) in chosen)

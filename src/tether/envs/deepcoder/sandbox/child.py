@@ -1,0 +1,128 @@
+"""The process a program runs in: reads its job, locks itself in, and only then touches the program.
+
+The order matters. While it still has rights it places the input and takes the descriptors it needs; then every other descriptor is closed,
+the limits are set, the user is changed, capabilities are dropped, files are restricted and the system call filter comes last. Nothing after
+that can be taken back by the program. Imports the standard library only: it runs in the cells.
+"""
+
+import fcntl
+import json
+import math
+import os
+import resource
+import signal
+import socket
+from typing import Any, NoReturn
+
+from tether.envs.deepcoder.sandbox import cell, landlock, linux, program, seccomp, wire
+
+NOT_STARTED = 113
+"""The exit code of a cell that could not be prepared."""
+STARTED = b"+"
+"""The first byte of the result: from here on the program's time runs."""
+
+_RESULT = 3
+_STACK = 128 * 2**20
+"""Bytes: deep recursion through C code (sorted, lru_cache) needs it; the kernel leaves at least so much room below the stack."""
+_DESCRIPTORS = 64
+_PENDING_SIGNALS = 64
+
+
+def main(connection: socket.socket, settings: dict[str, Any], around: cell.Surroundings, folder: str, pipes: list[int]) -> NoReturn:
+    """Run the job that comes over the connection; never returns."""
+    result = pipes[-1]
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        job = json.loads(wire.receive(connection))
+        given = wire.receive(connection)
+        source = cell.place_input(given) if around.kernel else _input_file(folder, given)
+        os.chdir(folder)
+        _keep_only([source, *pipes])
+        connection.detach()
+        result = _RESULT
+        _lock_in(settings, around, folder)
+    except OSError as error:
+        os.write(result, str(error).encode())
+        os._exit(NOT_STARTED)
+    os.write(_RESULT, STARTED)
+    program.run(job, _RESULT, settings["output_kib"] * 1024)
+
+
+def _input_file(folder: str, given: bytes) -> int:
+    """The input as a file that has no name any more, open for reading."""
+    path = os.path.join(folder, ".input")
+    with open(path, "wb") as file:
+        file.write(given)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    os.unlink(path)
+    return descriptor
+
+
+def _keep_only(descriptors: list[int]) -> None:
+    """Make these descriptors 0, 1, 2 and 3, and close every other one."""
+    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, len(descriptors)) for descriptor in descriptors]
+    for target, descriptor in enumerate(aside):
+        os.dup2(descriptor, target, inheritable=False)
+    highest, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the warden lowered it before it opened anything
+    os.closerange(len(descriptors), highest)
+
+
+def _lock_in(settings: dict[str, Any], around: cell.Surroundings, folder: str) -> None:
+    supervisor = os.getppid()
+    _limit(settings, around)
+    _become_nobody(settings, around)
+    if not linux.LINUX:
+        return
+    linux.die_with_parent(signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(NOT_STARTED)
+    linux.forbid_inspection()
+    linux.forbid_new_privileges()
+    if around.landlock:
+        devices = [(path, landlock.READ_AND_WRITE_DEVICE) for path in filter(os.path.exists, cell.DEVICES)]
+        landlock.restrict([*((path, landlock.READ) for path in around.libraries), *devices, (folder, landlock.OWN_FOLDER)])
+    if around.seccomp:
+        seccomp.install(seccomp.assemble(linux.machine(), os.getpid()))
+
+
+def _limit(settings: dict[str, Any], around: cell.Surroundings) -> None:
+    seconds = math.ceil(settings["cpu_seconds"]) + 1  # the supervisor is more exact; this holds if it is slow
+    memory = around.address_space + settings["memory_mib"] * 2**20
+    limits = {
+        "RLIMIT_AS": memory,
+        "RLIMIT_CPU": seconds,
+        "RLIMIT_FSIZE": settings["file_kib"] * 1024,
+        "RLIMIT_STACK": _STACK,
+        "RLIMIT_NOFILE": _DESCRIPTORS,
+        "RLIMIT_SIGPENDING": _PENDING_SIGNALS,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_MEMLOCK": 0,
+    }
+    for name, value in limits.items():
+        if hasattr(resource, name):
+            _set_limit(getattr(resource, name), value)
+
+
+def _set_limit(kind: int, value: int) -> None:
+    _, highest = resource.getrlimit(kind)
+    if highest != resource.RLIM_INFINITY:
+        value = min(value, highest)
+    resource.setrlimit(kind, (value, value))
+
+
+def _become_nobody(settings: dict[str, Any], around: cell.Surroundings) -> None:
+    """Change the user where there is one to change to, give up every capability, and count threads apart from everyone else's."""
+    if around.program_user:
+        user = cell.PROGRAM_USER if around.kernel else cell.OUTSIDE_USER
+        if not around.kernel:
+            os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    if around.threads_counted:
+        linux.unshare("counting threads", linux.NEW_USER)  # from Linux 5.14 on, each user namespace counts for itself
+        _set_limit(resource.RLIMIT_NPROC, settings["threads"])
+    if linux.LINUX:
+        linux.drop_capabilities()

@@ -1,0 +1,188 @@
+"""Tether's side of the warden: started when first needed, one per process and level of isolation, restarted when it died.
+
+A forked process must not share its parent's warden (its death would go unnoticed), so it forgets it and starts its own. The warden
+ends when the socket to it is closed; that happens at the end of the process however that comes about, so nothing is left behind.
+"""
+
+import atexit
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, Literal
+
+from tether.envs.deepcoder.sandbox.jobs import SandboxUnavailable
+
+Isolation = Literal["kernel", "process"]
+
+_START_SECONDS = 60.0
+_END_SECONDS = 5.0
+_PACKAGE = "tether.envs.deepcoder.sandbox"
+# The warden has neither site-packages nor Tether on its path. It finds its modules, under their names, through packages that are empty
+# but for the path to this folder.
+_BOOTSTRAP = f"""
+import sys, types
+name = ""
+for part in {_PACKAGE.split(".")!r}:
+    name = f"{{name}}.{{part}}" if name else part
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[1]] if name == {_PACKAGE!r} else []
+from {_PACKAGE}.warden import main
+main(int(sys.argv[2]), sys.argv[3])
+"""
+_NEEDED_TO_START = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME")
+
+
+class Client:
+    """One running warden."""
+
+    def __init__(self, isolation: Isolation) -> None:
+        """Start it and wait until it is ready; `SandboxUnavailable` if it cannot be."""
+        self.facts: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair()
+        flags = ["-P", "-s", "-S", "-B", "-X", "utf8"]
+        place = [str(Path(__file__).parent), str(theirs.fileno()), isolation]
+        # Neither -I nor -E: they would ignore the seed too. Nothing else is set.
+        environment = {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ} | {"PYTHONHASHSEED": "0"}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *flags, "-c", _BOOTSTRAP, *place],
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._control.close()
+            raise SandboxUnavailable(_refusal(isolation, f"starting {sys.executable or 'Python'}: {error.strerror}")) from None
+        finally:
+            theirs.close()
+        try:
+            self.facts = self._first_words(isolation)
+        except BaseException:
+            self.close()
+            raise
+
+    def _first_words(self, isolation: Isolation) -> dict[str, Any]:
+        self._control.settimeout(_START_SECONDS)
+        said = b""
+        try:
+            while not said.endswith(b"\n"):
+                part = self._control.recv(4096)
+                if not part:
+                    break
+                said += part
+            facts: dict[str, Any] = json.loads(said) if said else {"missing": "the sandbox's own process ended while it started"}
+        except TimeoutError:
+            facts = {"missing": f"the sandbox's own process did not start within {_START_SECONDS:g} s"}
+        if "missing" in facts:
+            raise SandboxUnavailable(_refusal(isolation, facts["missing"]))
+        self._control.settimeout(None)
+        return facts
+
+    def start_cell(self, theirs: socket.socket) -> None:
+        """Have a cell made for the other end of a connection; `OSError` if the warden is gone."""
+        with self._lock:
+            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the warden and every cell; also what it would have cleared away, had it not been killed."""
+        self._control.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self.facts.get("folder"):
+            shutil.rmtree(self.facts["folder"], ignore_errors=True)
+
+    def forget(self) -> None:
+        """In a forked process: it is the parent's warden, so let go of it without a word."""
+        self._control.close()
+        self._process.returncode = 0
+
+
+def _refusal(isolation: Isolation, missing: str) -> str:
+    if isolation == "process":
+        return f"programs cannot be run here even with isolation=process: {missing}"
+    return (
+        f"kernel isolation for programs is not available here ({missing}); allow user namespaces (docs/sandbox.md), "
+        "or accept weaker isolation with the environment's option isolation=process"
+    )
+
+
+class _Wardens:
+    """The wardens of this process, and the connections to their cells."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Isolation, Client] = {}
+        self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def get(self, isolation: Isolation, instead_of: Client | None = None) -> Client:
+        """The running one, started if need be; or a new one, if the one at hand has turned out to be dead."""
+        with self._lock:
+            client = self._running.get(isolation)
+            if client is not None and client is not instead_of and client.alive:
+                return client
+            if client is not None:
+                del self._running[isolation]
+                client.close()
+            self._running[isolation] = Client(isolation)
+            return self._running[isolation]
+
+    def connect(self, isolation: Isolation) -> socket.socket:
+        """A connection to a new cell."""
+        client = self.get(isolation)
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                try:
+                    client.start_cell(theirs)
+                except OSError:
+                    self.get(isolation, instead_of=client).start_cell(theirs)
+        except BaseException:
+            ours.close()
+            raise
+        ours.setblocking(False)
+        self._connections.add(ours)
+        return ours
+
+    def close(self) -> None:
+        """At the end of the process."""
+        with self._lock:
+            for client in self._running.values():
+                client.close()
+            self._running.clear()
+
+    def forget(self) -> None:
+        """In a forked process, where nothing of this is ours and a lock may be held by a thread that is not here."""
+        for client in self._running.values():
+            client.forget()
+        for connection in list(self._connections):
+            connection.close()
+        self._lock, self._running, self._connections = threading.Lock(), {}, weakref.WeakSet()
+
+
+_WARDENS = _Wardens()
+atexit.register(_WARDENS.close)
+os.register_at_fork(after_in_child=_WARDENS.forget)
+running_warden = _WARDENS.get
+connect = _WARDENS.connect

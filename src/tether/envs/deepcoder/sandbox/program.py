@@ -1,0 +1,184 @@
+"""Running a program: what it finds around it looks like an ordinary start of Python, and how it ended is told in one message.
+
+A job is one of three kinds. *stdin*: the program is `__main__` with an input to read. *call*: it is defined as a module and one function is
+called; the value travels on a descriptor of its own, as tagged JSON. *script*: it is defined, then a script runs in its namespace,
+and a word that only Tether knows is sent back once the script has passed its last line.
+
+All of this happens in the program's own process, so the program can forge every byte of the message. That gains it nothing for stdin
+and call jobs, whose answers are compared outside: it could have printed or returned the same. A script that judges the program from the inside
+can be deceived; see docs/sandbox.md. Imports the standard library only: it runs in the cells.
+"""
+
+import _sitebuiltins
+import atexit
+import builtins
+import contextlib
+import errno
+import gc
+import io
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from tether.envs.deepcoder.sandbox import codec
+
+FILE, SCRIPT = "solution.py", "test.py"
+
+_write, _exit = os.write, os._exit
+"""Taken now: a program may put something else in their place."""
+_DETAIL = 300
+_DIGITS = 50_000
+"""Of an integer turned into text, where Python's own limit is 4300 and tests ask for more."""
+_OUT_OF_MEMORY = json.dumps({"ending": "memory", "detail": "MemoryError"}).encode() + b"\n"
+
+
+class Ending(contextlib.AbstractContextManager["Ending"]):
+    """Takes whatever a program raises for what it is: the way it ended."""
+
+    def __init__(self) -> None:
+        self.ending, self.detail = "ok", ""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            self.detail = "exit"
+        elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            self.ending = "memory"
+        elif isinstance(error, codec.TooLarge):
+            self.ending, self.detail = "output", str(error)
+        elif error is not None:
+            self.ending = "error"
+            self.detail = _last_line(error, trace)
+        return True
+
+
+def _last_line(error: BaseException, trace: TracebackType | None) -> str:
+    """What the last line of a traceback says, and the line of the program it happened on."""
+    line, file = (error.lineno, error.filename) if isinstance(error, SyntaxError) else (None, FILE)
+    text = str(error.msg) if isinstance(error, SyntaxError) else ""
+    with contextlib.suppress(Exception):  # the program's own exception may fail to say what it is
+        text = text or str(error)
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename in (FILE, SCRIPT):
+            line, file = trace.tb_lineno, trace.tb_frame.f_code.co_filename
+        trace = trace.tb_next
+    name = type(error).__name__
+    return (f"{name}: {text}" if text else name)[:_DETAIL] + (f" ({file}, line {line})" if line else "")
+
+
+def run(job: dict[str, Any], result: int, size: int) -> NoReturn:
+    """Run the job, send the message, end the process."""
+    code = 1
+    try:
+        message, code = _RUNNERS[job["kind"]](job, size)
+        while message:
+            message = message[_write(result, message) :]
+    finally:
+        _exit(code)
+
+
+def prepare_interpreter() -> None:
+    """Once, in the warden: what `site` would have added, and what programs written for judges count on."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    sys.set_int_max_str_digits(_DIGITS)
+    gc.collect()
+    gc.freeze()  # what is shared by all cells stays shared
+
+
+def _as_program(job: dict[str, Any], size: int) -> tuple[bytes, int]:
+    with Ending() as end:
+        _define(_fresh_module("__main__"), job["code"])
+    _finish()
+    return _message(end)
+
+
+def _as_module_with_call(job: dict[str, Any], size: int) -> tuple[bytes, int]:
+    returned, value = False, None
+    with Ending() as end:
+        module = _fresh_module("solution")
+        _define(module, job["code"])
+        value = _function(module, job["function"])(*codec.decode(job["arguments"]))
+        returned = True
+    text = ""
+    if returned:
+        with Ending() as end:
+            text = codec.encode(value, size)
+    elif end.ending == "ok":
+        end.ending, end.detail = "error", "the program ended before it returned a value"
+    _flush()
+    return _message(end, value=text)
+
+
+def _as_module_with_script(job: dict[str, Any], size: int) -> tuple[bytes, int]:
+    word, passed = job.pop("word"), False
+    with Ending() as end:
+        module = _fresh_module("solution")
+        _define(module, job["code"])
+        exec(compile(job["script"], SCRIPT, "exec", dont_inherit=True), module.__dict__)
+        passed = True
+    if not passed and end.ending == "ok":
+        end.ending, end.detail = "error", "the program ended before the script did"
+    _flush()
+    return _message(end, word=word if passed else "")
+
+
+_RUNNERS = {"stdin": _as_program, "call": _as_module_with_call, "script": _as_module_with_script}
+
+
+def _message(end: Ending, word: str = "", value: str = "") -> tuple[bytes, int]:
+    """The bytes to send, and the exit code."""
+    if end.ending == "memory":
+        return _OUT_OF_MEMORY, 1  # made beforehand: there may be no room to make it now
+    head = json.dumps({"ending": end.ending, "detail": end.detail, "word": word})
+    return f"{head}\n{value}".encode(), 0 if end.ending == "ok" else 1
+
+
+def _fresh_module(name: str) -> ModuleType:
+    """A new module to run the program in, the streams as Python opens them, and none of our own modules in sight."""
+    for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "tether"]:
+        del sys.modules[loaded]
+    atexit._clear()
+    random.seed(0)
+    sys.argv[:] = [FILE]
+    given, printed, errors = io.FileIO(0, "r", closefd=False), io.FileIO(1, "w", closefd=False), io.FileIO(2, "w", closefd=False)
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(given), "utf-8")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.BufferedWriter(printed), "utf-8")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(io.BufferedWriter(errors), "utf-8", "backslashreplace", line_buffering=True)  # type: ignore[misc]
+    sys.modules["__main__"] = ModuleType("__main__")
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = FILE
+    return module
+
+
+def _define(module: ModuleType, code: str) -> None:
+    exec(compile(code, FILE, "exec", dont_inherit=True), module.__dict__)
+
+
+def _function(module: ModuleType, name: str) -> Callable[..., Any]:
+    found = module.__dict__.get(name)
+    if found is None and "Solution" in module.__dict__:
+        found = getattr(module.__dict__["Solution"](), name, None)
+    if not callable(found):
+        raise NameError(f"the program defines no function {name!r}")
+    return found
+
+
+def _finish() -> None:
+    """What the interpreter does at the end: wait for threads, run exit functions, flush."""
+    with Ending():
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+    with Ending():
+        atexit._run_exitfuncs()
+    _flush()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr):
+        with Ending():
+            if stream is not None:
+                stream.flush()

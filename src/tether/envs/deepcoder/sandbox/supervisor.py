@@ -1,0 +1,201 @@
+"""The first process of a cell: starts the program's process, watches its limits, and tells Tether how it went.
+
+It forks before it has read anything but the settings. So the program's process, which reads the job itself, is born from a process that
+has never seen a program, an input or an output, and nothing passes from one test to the next. Whatever the program writes is bytes here:
+counted, kept up to the limit, handed on. When the supervisor ends, the kernel ends everything left in the cell.
+Imports the standard library only: it runs in the cells.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from tether.envs.deepcoder.sandbox import cell, child, linux, wire
+
+PROGRAM = 2
+"""The program's process id in a cell of its own, where the supervisor is 1."""
+
+_TICK = 0.05
+_SET_UP_SECONDS = 30.0
+_CHUNK = 1 << 16
+_RESULT_HEAD = 4096
+"""Room for what the program's process says besides the value."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One pipe from the program's process: how much may come, and what came."""
+
+    descriptor: int
+    limit: int
+    kept: bool
+    data: bytearray = field(default_factory=bytearray)
+    count: int = 0
+
+    def read(self) -> bool | None:
+        """Take what is there: True if there was something, False if there is nothing yet, None if nothing will come any more."""
+        try:
+            chunk = os.read(self.descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        self.count += len(chunk)
+        if self.kept:
+            self.data += chunk[: max(0, self.limit - len(self.data))]
+        return True if chunk else None
+
+
+def main(connection: socket.socket, around: cell.Surroundings) -> NoReturn:
+    """Run one task in this process's cell; never returns."""
+    settings = json.loads(wire.receive(connection))
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of the child wakes the poll below
+    folder = _work_folder(settings, around)
+    pipes = [os.pipe() for _ in range(3)]
+    process = os.fork()
+    if process == 0:
+        try:
+            child.main(connection, settings, around, folder, [write for _, write in pipes])
+        finally:
+            os._exit(child.NOT_STARTED)
+    for read, write in pipes:
+        os.close(write)
+        os.set_blocking(read, False)
+    _keep_what_is_needed(around)
+    size = settings["output_kib"] * 1024
+    (output, _), (errors, _), (result, _) = pipes
+    streams = [Stream(output, size, kept=True), Stream(errors, size, kept=False), Stream(result, size + _RESULT_HEAD, kept=True)]
+    facts = Watch(process, connection, settings, streams, None if around.kernel else folder).facts_of_its_life()
+    if not around.kernel:
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(wire.pack([json.dumps(facts).encode(), bytes(streams[0].data), bytes(streams[2].data)]))
+    os._exit(0)
+
+
+def _keep_what_is_needed(around: cell.Surroundings) -> None:
+    """The supervisor is trusted, but needs no more rights than to end a process of another user, and to look into its folder."""
+    if linux.LINUX:
+        needed = linux.MAY_KILL | (0 if around.kernel else linux.MAY_READ_ALL)
+        linux.keep_capabilities(needed if around.program_user else 0)
+        linux.forbid_new_privileges()
+        linux.forbid_inspection()
+
+
+def _work_folder(settings: dict[str, Any], around: cell.Surroundings) -> str:
+    if around.kernel:
+        cell.make_work_folder(settings["folder_kib"], cell.PROGRAM_USER if around.program_user else 0)
+        return cell.WORK
+    folder = os.path.join(around.folder, str(os.getpid()))
+    os.mkdir(folder, 0o700)
+    if around.program_user:
+        os.chown(folder, cell.OUTSIDE_USER, cell.OUTSIDE_USER)
+    return folder
+
+
+@dataclass(slots=True)
+class Watch:
+    """The life of one program's process, from the outside."""
+
+    process: int
+    connection: socket.socket
+    settings: dict[str, Any]
+    streams: list[Stream]
+    folder: str | None
+    """Where the kernel does not bound the work folder: the one to look into."""
+    began: float = field(default_factory=time.monotonic)
+    started: bool = False
+    looked: float = 0.0
+
+    def facts_of_its_life(self) -> dict[str, Any]:
+        """Returns when the process is gone: which limit it reached, if any, how it ended, and what it used."""
+        poll = select.poll()
+        poll.register(self.connection, 0)  # asks for nothing, and still hears that the other side is gone
+        wake, wake_end = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(wake_end, False)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        poll.register(wake, select.POLLIN)
+        open_streams = {stream.descriptor: stream for stream in self.streams}
+        for descriptor in open_streams:
+            poll.register(descriptor, select.POLLIN)
+        limit, ended = None, None
+        while limit is None and ended is None:
+            ready = {descriptor for descriptor, _ in poll.poll(_TICK * 1000)}
+            if self.connection.fileno() in ready:  # nobody waits for the answer any more
+                limit = ("killed", "given up")
+                break
+            if wake in ready:
+                os.read(wake, _CHUNK)
+            for descriptor in ready & open_streams.keys():
+                if open_streams[descriptor].read() is None:
+                    poll.unregister(descriptor)
+                    del open_streams[descriptor]
+            limit = self._limit_reached()
+            ended = self._reap(os.WNOHANG)
+        if ended is None:
+            self._kill()
+            ended = self._reap(0)
+        for stream in open_streams.values():
+            while limit is None and stream.read():
+                limit = self._limit_reached()
+        return {"limit": limit, "started": self.started, "seconds": time.monotonic() - self.began, **(ended or {})}
+
+    def _limit_reached(self) -> tuple[str, str] | None:
+        """The ending and the words for it, once a limit is passed."""
+        now = time.monotonic()
+        if not self.started and self.streams[2].data[:1] == child.STARTED:
+            self.started, self.began = True, now
+        lived = now - self.began
+        if not self.started:
+            return ("killed", "the cell was not ready in time") if lived > _SET_UP_SECONDS else None
+        for stream, name in zip(self.streams, ("standard output", "standard error", "value"), strict=True):
+            if stream.count > stream.limit:
+                return "output", f"more than {self.settings['output_kib']} KiB of {name}"
+        if lived > self.settings["wall_seconds"]:
+            return "timeout", f"more than {self.settings['wall_seconds']:g} s"
+        if _processor_time(self.process) > self.settings["cpu_seconds"]:
+            return "timeout", f"more than {self.settings['cpu_seconds']:g} s of processor time"
+        if self.folder and now - self.looked > _TICK:
+            self.looked = now
+            if not _folder_within(self.folder, self.settings["folder_kib"]):
+                return "output", f"more than {self.settings['folder_kib']} KiB of files"
+        return None
+
+    def _reap(self, options: int) -> dict[str, Any] | None:
+        process, status, used = os.wait4(self.process, options)
+        if process == 0:
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        return {"code": max(code, 0), "signal": max(-code, 0), "cpu_seconds": used.ru_utime + used.ru_stime}
+
+    def _kill(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+        if self.folder:  # no process-id namespace: whatever else the program may have started is in its session
+            try:
+                os.killpg(self.process, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                return
+
+
+def _processor_time(process: int) -> float:
+    """Seconds of processor time so far, of all threads; where only Linux can tell, the limit set on the process itself must do."""
+    if not linux.LINUX:
+        return 0.0
+    try:
+        return time.clock_gettime((~process << 3) | 2)  # the kernel's name for the processor clock of a process
+    except OSError:
+        return 0.0  # it has just ended
+
+
+def _folder_within(folder: str, kib: int) -> bool:
+    try:
+        sizes = [entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(folder)]
+    except FileNotFoundError:
+        return True  # one was removed while we looked
+    return len(sizes) <= cell.FILES and sum(sizes) <= kib * 1024

@@ -1,0 +1,118 @@
+"""Asks a worker process whether two expressions are equal, and never waits for it longer than a limit.
+
+sympy can take for ever, or all memory, over a short text, and math-verify's own time-outs are signals that work in the main thread
+only. So the comparison runs in `symbolic_worker.py`, which limits its own CPU time; should it not answer at all, it is killed and a
+new one started with the next question. One worker serves a whole process; threads take turns, and a forked process starts its own.
+"""
+
+import atexit
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from tether.core.errors import MissingDependency, TetherError
+
+CPU_SECONDS = 2.0
+"""What one comparison may compute. Those of the public data take hundredths of a second."""
+WALL_SECONDS = 60.0
+"""When the worker counts as dead, however loaded the machine; also what it has to start."""
+
+_WORKER = Path(__file__).with_name("symbolic_worker.py")
+
+
+class SymbolicComparison:
+    """A worker process, started when it is first needed."""
+
+    def __init__(self, cpu_seconds: float = CPU_SECONDS, wall_seconds: float = WALL_SECONDS) -> None:
+        self._cpu_seconds, self._wall_seconds = cpu_seconds, wall_seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def equal(self, gold: str, answer: str) -> bool | None:
+        """Whether two expressions in LaTeX are the same; None if that could not be told (no expression, or too hard)."""
+        question = json.dumps({"gold": gold, "answer": answer}) + "\n"
+        with self._lock:
+            try:
+                reply = self._ask(self._process or self._start(), question.encode())
+            except BaseException:  # an interrupt, say: the reply would otherwise be taken for that to the next question
+                self._stop()
+                raise
+            if not reply:
+                self._stop()
+                return None
+            equal: bool | None = json.loads(reply)["equal"]
+            return equal
+
+    def close(self) -> None:
+        """End the worker, if this process started one."""
+        with self._lock:
+            self._stop()
+
+    def forget(self) -> None:
+        """In a process just forked: the worker and the pipes to it are the parent's, and so may be whoever holds the lock."""
+        process, self._process, self._lock = self._process, None, threading.Lock()
+        if process is not None:
+            process.returncode = 0  # it is not our child: there is nothing to wait for
+            _close_pipes(process)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # -P keeps the folder of the program out of its module path; a fixed hash seed makes sympy order alike in every worker.
+        command = [sys.executable, "-P", str(_WORKER), str(self._cpu_seconds)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that it can be ended with its child, and outlives no interrupt meant for us
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+        )
+        greeting = self._reply(self._process)
+        if greeting == b"":
+            raise MissingDependency("metamathqa needs math-verify, which cannot be imported here; run: pip install math-verify")
+        if greeting is None:
+            raise TetherError(f"metamathqa: the worker that compares answers did not start within {self._wall_seconds:g} s; try again")
+        return self._process
+
+    def _ask(self, process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(question)
+            process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        return self._reply(process)
+
+    def _reply(self, process: subprocess.Popen[bytes]) -> bytes | None:
+        """One line of the worker; empty if it has ended, None if it stays silent. It writes a line at a time, and only when asked."""
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            return process.stdout.readline() if selector.select(self._wall_seconds) else None
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):  # it may have ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        _close_pipes(process)
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what was still to be written has no reader any more
+                pipe.close()
+
+
+COMPARISON = SymbolicComparison()
+"""The worker of this process."""
+atexit.register(COMPARISON.close)
+os.register_at_fork(after_in_child=COMPARISON.forget)

@@ -1,0 +1,112 @@
+"""Questions of mathematics with a number of attempts: the reward halves with every wrong answer, and a right one ends the episode.
+
+A reply that holds no answer uses a turn but no attempt, so `max_turns` may be larger than `attempts` to leave room for such slips.
+There is no chance in it: `luck` changes nothing. Comparing answers as mathematics may wait for a worker process (`answers/`), so many
+such episodes are best stepped beside each other.
+"""
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from tether.envs.dataset import BadRows
+from tether.envs.metamathqa import render
+from tether.envs.metamathqa.answers.compare import Match, same
+from tether.envs.metamathqa.data import load
+from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
+from tether.envs.metamathqa.reward import HalvingReward, Reward
+from tether.envs.text import TextEnv
+from tether.envs.turns import Outcome, TurnOptions, Work
+
+
+class MetaMathQAOptions(TurnOptions):
+    """Options of metamathqa."""
+
+    max_turns: int = Field(default=1, ge=1)
+    """Replies per episode; at least as many as attempts, and by default just as many."""
+    attempts: int = Field(default=1, ge=1, le=64)
+    """Answers per episode."""
+    match: Match = "math"
+    """How an answer is compared with the label."""
+    kinds: list[str] | None = None
+    """Kinds of generated problems; by default all of them."""
+    data: str | None = None
+    """A file or data set of questions to use instead of generated ones."""
+    bad_rows: BadRows = "error"
+    """What to do with a malformed row of it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_turns(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "max_turns" not in values and isinstance(values.get("attempts"), int):
+            return {**values, "max_turns": max(1, values["attempts"])}
+        return values
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.max_turns < self.attempts:
+            raise ValueError(
+                f"max_turns: got {self.max_turns} for {self.attempts} attempts; give at least {self.attempts}, or leave it out"
+            )
+        if self.kinds is not None:
+            WordProblems(tuple(self.kinds))  # complains about unknown names
+        return self
+
+
+class MetaMathQA(TextEnv[MetaMathQAOptions]):
+    """Answer a question of mathematics."""
+
+    name = "metamathqa"
+    Options = MetaMathQAOptions
+
+    def __init__(
+        self, options: MetaMathQAOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None
+    ) -> None:
+        super().__init__(options or MetaMathQAOptions())
+        self._make: Generator = generator or _generator(self.options)
+        self._pay: Reward = reward or HalvingReward()
+
+    def _generate(self, seed: int) -> None:
+        self.problem: Problem = self._make(seed, self.options.split)
+        self._attempts = 0
+
+    def _take(self, answer: str) -> Outcome:
+        if not answer.strip():
+            return Outcome(render.NO_ANSWER, valid=False, info=self._info(correct=False))
+        correct = same(self.problem.label, answer, self.options.match)
+        reward = self._pay(correct, self._attempts)
+        self._attempts += 1
+        spent = self._attempts >= self.options.attempts
+        text = render.CORRECT if correct else render.INCORRECT if spent else render.THINK_AGAIN
+        return Outcome(text, reward, done=correct or spent, success=correct, info=self._info(correct=correct))
+
+    def _info(self, *, correct: bool) -> dict[str, Any]:
+        return {"attempts": self._attempts, "correct": correct}
+
+    @property
+    def work(self) -> Work:
+        return "wait" if self.options.match == "math" else "inline"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        if not isinstance(self._pay, HalvingReward):
+            return super().reward_range
+        amounts = [self._pay(True, attempt) for attempt in range(self.options.attempts)]
+        return min(0.0, *amounts), max(0.0, *amounts)
+
+    @property
+    def instance(self) -> str:
+        return self.problem.fingerprint
+
+    @property
+    def _task(self) -> str:
+        return render.task(self.options.attempts)
+
+    def _opening(self) -> str:
+        return render.question_text(self.problem)
+
+
+def _generator(options: MetaMathQAOptions) -> Generator:
+    if options.data is not None:
+        return load(options.data, options.bad_rows)
+    return WordProblems(tuple(options.kinds)) if options.kinds is not None else WordProblems()

@@ -1,0 +1,1 @@
+"""Answer questions with the help of a search engine: search, read, search again, answer."""

@@ -1,0 +1,181 @@
+"""SearchQA as a turn-based task: search, read what is shown, search again, answer; graded by exact match and token F1.
+
+Questions come from a generator (the invented world by default, or a data set), documents from a retriever (an index in this process, or a
+server). Both are shared by all environments with the same options. A retriever that fails raises out of `step`: the episode ends with its
+reason, because a search that only looks empty would teach the agent something false.
+"""
+
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from tether.envs.dataset import BadRows
+from tether.envs.http_protocol import checked_token
+from tether.envs.searchqa import render
+from tether.envs.searchqa.actions import Format, parse
+from tether.envs.searchqa.client import TOKEN_VARIABLE, Api, RemoteRetriever, Retriever
+from tether.envs.searchqa.corpus import readable
+from tether.envs.searchqa.data import Generator, Question
+from tether.envs.searchqa.reward import AnswerReward, Grade, Reward, grade
+from tether.envs.searchqa.sources import local_sources, questions_alone
+from tether.envs.text import TextEnv
+from tether.envs.turns import Outcome, TurnOptions, Work
+
+
+class SearchQAOptions(TurnOptions):
+    """Options of searchqa."""
+
+    max_turns: int = Field(default=5, ge=1)
+    format: Format = "brackets"
+    """How actions are written: search[..] and finish[..], or Search-R1's tags."""
+    top_k: int = Field(default=5, ge=1, le=100)
+    """Documents a search shows."""
+    document_chars: int = Field(default=800, ge=20)
+    """Characters of one document."""
+    results_chars: int = Field(default=4000, ge=20)
+    """Characters of all documents of a search."""
+    search_cost: float = Field(default=0.02, ge=0, le=1)
+    """Taken off the reward for each search after the first."""
+    f1_threshold: float = Field(default=0.3, ge=0, le=1)
+    """F1 below this pays nothing."""
+    data: str | None = None
+    """Questions: a file, or a data set by name. Without: generated ones about the built-in encyclopedia."""
+    corpus: str | None = None
+    """Documents: a file. Without: the paragraphs that come with the questions, or the built-in encyclopedia."""
+    retriever: str | None = None
+    """Address of a retrieval server, to be used instead of an index in this process."""
+    retriever_api: Api = "queries"
+    retriever_timeout: float = Field(default=30.0, gt=0, le=3600)
+    """Seconds."""
+    retriever_token: str | None = Field(default=None, repr=False)
+    """Token of the server. A run's record holds its options; the variable TETHER_TOKEN keeps the token out of it."""
+    bad_rows: BadRows = "error"
+
+    @field_validator("retriever")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        try:
+            parts = urlsplit("http://unset" if url is None else url)
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is no number, a broken IPv6 address
+            known = False
+        if not known:
+            raise ValueError("should be an address such as http://127.0.0.1:8000")
+        return url
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "SearchQAOptions":
+        if self.corpus is not None and self.retriever is not None:
+            raise ValueError("corpus and retriever are both given; a retriever has documents of its own, leave out one of them")
+        if self.corpus is not None and self.data is None:
+            raise ValueError("corpus is given without data; add data (questions about it), or leave out both for the built-in encyclopedia")
+        return self
+
+
+class SearchQA(TextEnv[SearchQAOptions]):
+    """Answer questions by searching."""
+
+    name = "searchqa"
+    Options = SearchQAOptions
+
+    def __init__(
+        self,
+        options: SearchQAOptions | None = None,
+        *,
+        generator: Generator | None = None,
+        retriever: Retriever | None = None,
+        reward: Reward | None = None,
+    ) -> None:
+        super().__init__(options or SearchQAOptions())
+        self._pay: Reward = reward or AnswerReward(self.options.f1_threshold, self.options.search_cost)
+        self._make, self._retriever = generator, retriever
+        if self.options.data is not None:
+            self._load()  # a file that cannot be used is reported before anything is played
+
+    def _load(self) -> None:
+        """Questions and documents that were not handed in. The built-in ones take a second, so they wait for the first reset."""
+        options = self.options
+        if self._retriever is None and options.retriever is not None:
+            self._retriever = _remote(options.retriever, options)
+        if self._retriever is None:
+            generator, self._retriever = local_sources(options.data, options.corpus, options.bad_rows)
+            self._make = self._make or generator
+        if self._make is None:
+            self._make = questions_alone(options.data, options.bad_rows)
+
+    def _generate(self, seed: int) -> None:
+        self._load()
+        assert self._make is not None
+        self.question: Question = self._make(seed, self.options.split)
+        self._searches = 0
+
+    def _take(self, answer: str) -> Outcome:
+        action = parse(readable(answer), self.options.format)
+        if action is None:
+            return Outcome(render.invalid(self.options.format), valid=False, info=self._info([]))
+        if action.name == "search":
+            text, titles = self._search(action.text)
+            return Outcome(text, info=self._info(titles))
+        result = grade(action.text, self.question.answers)
+        text = render.verdict(action.text, result.em, self.question.answers[0])
+        return Outcome(text, self._pay(result, self._searches), done=True, success=result.em, info=self._info([], result))
+
+    def _search(self, query: str) -> tuple[str, list[str]]:
+        assert self._retriever is not None
+        hits = self._retriever.search(query, self.options.top_k)
+        self._searches += 1
+        if not hits:
+            return render.no_results(query, self.options.format), []
+        return render.results(
+            query,
+            [hit.document for hit in hits],
+            self.options.format,
+            document_chars=self.options.document_chars,
+            results_chars=self.options.results_chars,
+        )
+
+    def _info(self, titles: list[str], result: Grade | None = None) -> dict[str, Any]:
+        result = result or Grade(em=False, f1=0.0)
+        return {
+            "em": result.em,
+            "f1": result.f1,
+            "f1_success": result.em or (result.f1 > 0 and result.f1 >= self.options.f1_threshold),
+            "searches": self._searches,
+            "titles": titles,
+        }
+
+    @property
+    def work(self) -> Work:
+        return "wait" if self.options.retriever is not None else "inline"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return (0.0, 1.0) if isinstance(self._pay, AnswerReward) else super().reward_range
+
+    @property
+    def instance(self) -> str:
+        return self.question.fingerprint
+
+    @property
+    def reply_tags(self) -> tuple[str, ...]:
+        """The tags a reply may end with. The rollout reads this: it hands over the text between answer tags if they are the only ones,
+        else the tag with its text."""
+        return ("search", "answer") if self.options.format == "tags" else ("answer",)
+
+    @property
+    def instructions(self) -> str:
+        return f"{self._task}\n{render.TAGS_RULE}" if self.options.format == "tags" else super().instructions
+
+    @property
+    def _task(self) -> str:
+        return render.task(self.options.format, self.options.top_k, self.options.search_cost)
+
+    def _opening(self) -> str:
+        return f"Question: {self.question.text}"
+
+
+def _remote(url: str, options: SearchQAOptions) -> RemoteRetriever:
+    token = options.retriever_token or os.environ.get(TOKEN_VARIABLE)
+    return RemoteRetriever(url, options.retriever_api, options.retriever_timeout, checked_token(token) if token else None)

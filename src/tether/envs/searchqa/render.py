@@ -1,0 +1,64 @@
+"""What the agent is told: the rules, the results of a search, and why an answer was no action; in either format."""
+
+from collections.abc import Sequence
+
+from tether.envs.searchqa.actions import Format
+from tether.envs.searchqa.corpus import Document
+
+TAGS_RULE = (
+    "Always reply as: <think> your thoughts </think> and then either <search> your query </search> or <answer> your answer </answer>"
+)
+
+_WAYS = {
+    "brackets": ("search[your query]", "finish[your answer]"),
+    "tags": ("<search> your query </search>", "<answer> your answer </answer>"),
+}
+
+
+def task(format: Format, top_k: int, search_cost: float) -> str:
+    search, finish = _WAYS[format]
+    shown = "the best document" if top_k == 1 else f"the {top_k} best documents"
+    cost = f" The first search is free, each further one costs {search_cost:g} of the reward." if search_cost else ""
+    return (
+        "Answer the question with the help of a search engine. "
+        f"Each turn do one of two things: {search} shows {shown} for a query; {finish} ends the game. "
+        f"Give the bare answer: a name, a date, a number, yes or no.{cost}"
+    )
+
+
+def invalid(format: Format) -> str:
+    search, finish = _WAYS[format]
+    return f"That was neither a search nor an answer. To search, write {search}; to answer, write {finish}."
+
+
+def no_results(query: str, format: Format) -> str:
+    return _wrapped(f"No document was found for '{query}'. Use other words; very common ones are not looked up.", format)
+
+
+def results(query: str, documents: Sequence[Document], format: Format, *, document_chars: int, results_chars: int) -> tuple[str, list[str]]:
+    """The documents as text, and the titles of those shown. Each is cut to `document_chars`, all of them to `results_chars`."""
+    lines: list[str] = []
+    room = results_chars
+    for number, document in enumerate(documents, 1):
+        if room <= 0:
+            break
+        text = _cut(" ".join(document.text.split()), min(document_chars, room))
+        room -= len(text)
+        if format == "tags":
+            lines.append(f"Doc {number}(Title: {document.title}) {text}")
+        else:
+            lines.append(f"[{number}] {document.title}: {text}" if document.title else f"[{number}] {text}")
+    head = "" if format == "tags" else f"Results for '{query}':\n"
+    return head + _wrapped("\n".join(lines), format), [document.title for document in documents[: len(lines)]]
+
+
+def verdict(answer: str, right: bool, gold: str) -> str:
+    return f"Your answer '{answer}' is right." if right else f"Your answer was '{answer}', the right one is '{gold}'."
+
+
+def _wrapped(text: str, format: Format) -> str:
+    return f"<information>{text}</information>" if format == "tags" else text
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: max(0, limit - 3)].rstrip()}..."

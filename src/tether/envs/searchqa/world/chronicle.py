@@ -1,0 +1,338 @@
+"""The second part of the relation table: people, what they made and what they did, every date within the lives it belongs to."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from tether.envs.searchqa.world import words
+from tether.envs.searchqa.world.draft import COMING_OF_AGE, LAST_YEAR, Draft, active_in
+from tether.envs.searchqa.world.schema import Entity
+
+PEOPLE = {
+    "a writer": 200,
+    "a painter": 80,
+    "a composer": 90,
+    "a ship's captain": 150,
+    "an architect": 110,
+    "an inventor": 80,
+    "a scholar": 210,
+    "a merchant": 170,
+    "a general": 90,
+    "an explorer": 90,
+}
+LEARNED = ("a writer", "a painter", "a composer", "an architect", "an inventor", "a scholar")
+"""They have teachers and schools."""
+
+
+def record(draft: Draft) -> None:
+    """Write people, works and deeds into a draft that has its lands."""
+    for occupation, number in PEOPLE.items():
+        for _ in range(number):
+            _person(draft, occupation)
+    for mountain in draft.kinds["mountain"]:
+        explorer = draft.pick(_people(draft, "an explorer"))
+        mountain.facts |= {"first_climber": explorer.name, "climbed": draft.working_year(explorer)}
+    for (kind, wanted), make in _MAKERS.items():
+        while len(draft.kinds.get(kind, ())) < wanted:
+            make(draft)
+    for person in draft.kinds["person"]:
+        _upbringing(draft, person)
+    _marriages(draft)
+    _fame(draft)
+
+
+def _people(draft: Draft, *occupations: str) -> list[Entity]:
+    return [person for person in draft.kinds["person"] if person.facts["occupation"] in occupations]
+
+
+def _towns(draft: Draft) -> list[Entity]:
+    return draft.kinds["town"]
+
+
+def _person(draft: Draft, occupation: str) -> None:
+    birthplace = draft.pick(_towns(draft))
+    woman = draft.chance(0.5)
+    born = draft.rng.randint(1110, 1425)
+    draft.add(
+        "person",
+        draft.namer.person(draft.style_of(birthplace.name), "women" if woman else "men"),
+        {
+            "occupation": occupation,
+            "born": born,
+            "died": min(born + draft.rng.randint(40, 88), LAST_YEAR - 1),
+            "birthplace": birthplace.name,
+            "deathplace": draft.pick(_towns(draft)).name,
+        },
+        woman=woman,
+    )
+
+
+def _academy(draft: Draft) -> None:
+    founder, town = draft.pick(_people(draft, "a scholar", "a merchant")), draft.pick(_towns(draft))
+    form = f"{{}} {draft.pick(words.ACADEMY_TYPES)}"
+    draft.add(
+        "academy",
+        draft.namer.word(draft.style_of(town.name), "things", form),
+        {"founder": founder.name, "founded": draft.working_year(founder), "town": town.name, "subject": draft.pick(words.SUBJECTS)},
+    )
+
+
+def _guild(draft: Draft) -> None:
+    founder = draft.pick(_people(draft, "a merchant"))
+    adjective, noun = draft.namer.pair()
+    draft.add(
+        "guild",
+        f"{adjective} {noun} Guild",
+        {
+            "founder": founder.name,
+            "founded": draft.working_year(founder),
+            "seat": draft.pick(_towns(draft)).name,
+            "assembly": draft.pick(words.MONTHS),
+        },
+    )
+
+
+def _ship(draft: Draft) -> None:
+    builder = draft.pick(draft.kinds["guild"])
+    launched = builder.number("founded") + draft.rng.randint(1, 120)
+    captain = draft.pick_where(_people(draft, "a ship's captain"), lambda person: active_in(person, launched))
+    if captain is None:
+        return
+    adjective, noun = draft.namer.pair()
+    draft.add(
+        "ship",
+        f"{adjective} {noun}",
+        {
+            "builder": builder.name,
+            "captain": captain.name,
+            "launched": launched,
+            "home_port": draft.pick(_towns(draft)).name,
+            "length": draft.rng.randint(14, 78),
+        },
+    )
+
+
+def _building(draft: Draft) -> None:
+    architect, town = draft.pick(_people(draft, "an architect")), draft.pick(_towns(draft))
+    form = f"{{}} {draft.pick(words.OUTDOOR_TYPES + words.INDOOR_TYPES)}"
+    draft.add(
+        "building",
+        draft.namer.word(draft.style_of(town.name), "things", form),
+        {
+            "architect": architect.name,
+            "completed": draft.working_year(architect),
+            "town": town.name,
+            "height": draft.rng.randint(9, 96),
+            "stone": draft.pick(words.STONES),
+        },
+    )
+
+
+def _book(draft: Draft) -> None:
+    author = draft.pick(_people(draft, "a writer"))
+    published = draft.working_year(author)
+    adjective, noun = draft.namer.pair()
+    book = draft.add(
+        "book",
+        f"The {adjective} {noun}",
+        {
+            "author": author.name,
+            "published": published,
+            "genre": draft.pick(words.GENRES),
+            "printed_in": draft.pick(_towns(draft)).name,
+        },
+    )
+    friend = draft.pick_where(draft.kinds["person"], lambda person: person is not author and active_in(person, published))
+    if friend is not None and draft.chance(0.5):
+        book.facts["dedicated_to"] = friend.name
+
+
+def _painting(draft: Draft) -> None:
+    painter = draft.pick(_people(draft, "a painter"))
+    building = draft.pick_where(draft.kinds["building"], lambda building: building.name.endswith(words.INDOOR_TYPES))
+    assert building is not None
+    adjective, noun = draft.namer.pair()
+    draft.add(
+        "painting",
+        f"{adjective} {noun} {draft.pick(('in Snow', 'at Night', 'at Dawn', 'after Rain', 'by Candlelight'))}",
+        {
+            "painter": painter.name,
+            "painted": draft.working_year(painter),
+            "scene": draft.pick(words.SCENES),
+            "hangs_in": building.name,
+        },
+    )
+
+
+def _instrument(draft: Draft) -> None:
+    inventor, town = draft.pick(_people(draft, "an inventor")), draft.pick(_towns(draft))
+    draft.add(
+        "instrument",
+        draft.namer.word(draft.style_of(town.name), "things"),
+        {
+            "inventor": inventor.name,
+            "invented": draft.working_year(inventor),
+            "family": draft.pick(words.FAMILIES),
+            "made_in": town.name,
+            "material": draft.pick(words.MATERIALS),
+        },
+    )
+
+
+def _composition(draft: Draft) -> None:
+    composer = draft.pick(_people(draft, "a composer"))
+    performed = draft.working_year(composer)
+    instrument = draft.pick_where(draft.kinds["instrument"], lambda instrument: instrument.number("invented") <= performed)
+    if instrument is None:
+        return
+    adjective, noun = draft.namer.pair()
+    draft.add(
+        "composition",
+        f"{draft.pick(('Song', 'Dance', 'March', 'Lament'))} of the {adjective} {noun}",
+        {
+            "composer": composer.name,
+            "performed": performed,
+            "performed_in": draft.pick(_towns(draft)).name,
+            "instrument": instrument.name,
+        },
+    )
+
+
+def _battle(draft: Draft) -> None:
+    commander = draft.pick(_people(draft, "a general"))
+    fought = draft.working_year(commander)
+    victor = draft.named[draft.named[commander.text("birthplace")].text("realm")]
+    ruler = next((ruler for ruler in draft.kinds["ruler"] if ruler.facts["realm"] == victor.name and _reigned(ruler, fought)), None)
+    loser = draft.pick_where(draft.kinds["realm"], lambda realm: realm is not victor)
+    if ruler is None or loser is None:
+        return
+    near = draft.pick_where(_towns(draft), lambda town: town.facts["realm"] in (victor.name, loser.name))
+    assert near is not None
+    form = f"Battle of {{}} {draft.pick(words.FIELD_TYPES)}"
+    draft.add(
+        "battle",
+        draft.namer.word(draft.style_of(near.name), "things", form),
+        {
+            "commander": commander.name,
+            "fought": fought,
+            "near": near.name,
+            "victor": victor.name,
+            "loser": loser.name,
+            "reign": ruler.name,
+        },
+    )
+
+
+def _reigned(ruler: Entity, year: int) -> bool:
+    return ruler.number("crowned") < year < ruler.number("died")
+
+
+def _festival(draft: Draft) -> None:
+    honoured = draft.pick(draft.kinds["person"])
+    first_held = honoured.number("died") + draft.rng.randint(1, 60)
+    if first_held > LAST_YEAR:
+        return
+    adjective, noun = draft.namer.pair()
+    draft.add(
+        "festival",
+        f"{draft.pick(('Feast', 'Fair', 'Night', 'Week'))} of the {adjective} {noun}",
+        {
+            "town": draft.pick(_towns(draft)).name,
+            "first_held": first_held,
+            "honours": honoured.name,
+            "month": draft.pick(words.MONTHS),
+            "dish": draft.pick(words.DISHES),
+        },
+    )
+
+
+def _expedition(draft: Draft) -> None:
+    leader = draft.pick(_people(draft, "an explorer"))
+    year = draft.working_year(leader)
+    ship = draft.pick_where(draft.kinds["ship"], lambda ship: ship.number("launched") < year <= ship.number("launched") + 45)
+    if ship is None:
+        return
+    style = draft.style_of(leader.text("birthplace"))
+    draft.add(
+        "expedition",
+        draft.namer.word(style, "things", "{} Expedition"),
+        {"leader": leader.name, "ship": ship.name, "reached": draft.pick(draft.kinds["lake"]).name, "set_out": year},
+    )
+
+
+def _species(draft: Draft) -> None:
+    describer, river = draft.pick(_people(draft, "a scholar")), draft.pick(draft.kinds["river"])
+    sort = draft.pick(words.SORTS)
+    style = draft.styles[river.text("realm")]
+    species = draft.add(
+        "species",
+        draft.namer.word(style, "things", f"{draft.pick(words.ADJECTIVES)} {{}}"),
+        {"sort": sort, "describer": describer.name, "described": draft.working_year(describer), "river": river.name},
+    )
+    if sort in words.PLANTS:
+        species.facts["flowers"] = draft.pick(words.RIPENINGS)
+    else:
+        species.facts["diet"] = draft.pick(words.DIETS)
+
+
+_MAKERS: dict[tuple[str, int], Callable[[Draft], None]] = {
+    # In this order: ships need guilds, paintings buildings, compositions instruments, expeditions ships.
+    ("academy", 90): _academy,
+    ("guild", 170): _guild,
+    ("ship", 240): _ship,
+    ("building", 240): _building,
+    ("book", 420): _book,
+    ("painting", 150): _painting,
+    ("instrument", 110): _instrument,
+    ("composition", 180): _composition,
+    ("battle", 140): _battle,
+    ("festival", 150): _festival,
+    ("expedition", 90): _expedition,
+    ("species", 260): _species,
+}
+
+
+def _upbringing(draft: Draft, person: Entity) -> None:
+    """A teacher of the same trade and a school, where somebody or something fits."""
+    if person.facts["occupation"] not in LEARNED:
+        return
+    year = person.number("born") + 17
+    if draft.chance(0.6):
+        peers = _people(draft, person.text("occupation"))
+        teacher = draft.pick_where(peers, lambda other: other is not person and active_in(other, year))
+        if teacher is not None:
+            person.facts["teacher"] = teacher.name
+    if draft.chance(0.6):
+        academy = draft.pick_where(draft.kinds["academy"], lambda academy: academy.number("founded") <= year)
+        if academy is not None:
+            person.facts["academy"] = academy.name
+
+
+def _marriages(draft: Draft) -> None:
+    """Couples of about the same age, both of them grown up before either died."""
+    by_age = sorted(draft.kinds["person"], key=lambda person: person.number("born"))
+    for one, other in pairwise(by_age):
+        near = other.number("born") - one.number("born") < COMING_OF_AGE // 2
+        if near and one.woman != other.woman and "spouse" not in one.facts and draft.chance(0.5):
+            one.facts["spouse"], other.facts["spouse"] = other.name, one.name
+
+
+_FAME = {
+    "book": "author",
+    "painting": "painter",
+    "composition": "composer",
+    "ship": "captain",
+    "building": "architect",
+    "instrument": "inventor",
+    "species": "describer",
+    "guild": "founder",
+    "battle": "commander",
+    "expedition": "leader",
+}
+"""Which relation of which kind makes a person known."""
+
+
+def _fame(draft: Draft) -> None:
+    """Whoever made or did something is known for the first such thing in the table."""
+    for kind, relation in _FAME.items():
+        for entity in draft.kinds[kind]:
+            draft.named[entity.text(relation)].facts.setdefault("famous_for", entity.name)

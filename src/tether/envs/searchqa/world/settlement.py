@@ -1,0 +1,106 @@
+"""The first part of the relation table: lands, waters, towns, and who ruled them when."""
+
+from tether.envs.searchqa.world import words
+from tether.envs.searchqa.world.draft import LAST_YEAR, Draft
+from tether.envs.searchqa.world.names import STYLES
+from tether.envs.searchqa.world.schema import Entity
+
+NUM_REALMS, NUM_MOUNTAINS, NUM_RIVERS, NUM_LAKES, NUM_TOWNS = 14, 112, 154, 60, 520
+
+
+def settle(draft: Draft) -> None:
+    """Write the lands into the draft."""
+    for number in range(NUM_REALMS):
+        _realm(draft, number)
+    realms = draft.kinds["realm"]
+    for number in range(NUM_MOUNTAINS):
+        _mountain(draft, realms[number % NUM_REALMS])
+    for number in range(NUM_RIVERS):
+        _river(draft, realms[number % NUM_REALMS])
+    for number in range(NUM_LAKES):
+        _lake(draft, realms[number % NUM_REALMS])
+    for number in range(NUM_TOWNS):
+        _town(draft, realms[number % NUM_REALMS])
+    for realm in realms:
+        largest = max(_within(draft, "town", realm), key=lambda town: town.number("population"))
+        realm.facts["capital"] = largest.name
+        _dynasty(draft, realm)
+
+
+def _within(draft: Draft, kind: str, realm: Entity) -> list[Entity]:
+    return [entity for entity in draft.kinds[kind] if entity.facts["realm"] == realm.name]
+
+
+def _realm(draft: Draft, number: int) -> None:
+    style = STYLES[number % len(STYLES)]
+    name = draft.namer.word(style, "places")
+    draft.styles[name] = style
+    draft.add(
+        "realm",
+        name,
+        {
+            "founded": draft.rng.randint(320, 760),
+            "language": draft.namer.word(style, "things"),
+            "coin": draft.namer.word(style, "things").lower(),
+        },
+    )
+
+
+def _mountain(draft: Draft, realm: Entity) -> None:
+    name = draft.namer.word(draft.styles[realm.name], "things", "Mount {}")
+    draft.add("mountain", name, {"realm": realm.name, "height": draft.rng.randint(900, 6200)})
+
+
+def _river(draft: Draft, realm: Entity) -> None:
+    name = draft.namer.word(draft.styles[realm.name], "things", "River {}")
+    source = draft.pick(_within(draft, "mountain", realm))
+    draft.add(
+        "river",
+        name,
+        {"realm": realm.name, "source": source.name, "sea": draft.pick(words.SEAS), "length": draft.rng.randint(40, 1400)},
+    )
+
+
+def _lake(draft: Draft, realm: Entity) -> None:
+    name = draft.namer.word(draft.styles[realm.name], "things", "Lake {}")
+    feeder = draft.pick(_within(draft, "river", realm))
+    draft.add("lake", name, {"realm": realm.name, "feeder": feeder.name, "depth": draft.rng.randint(6, 480)})
+
+
+def _town(draft: Draft, realm: Entity) -> None:
+    town = draft.add(
+        "town",
+        draft.namer.word(draft.styles[realm.name], "places"),
+        {
+            "realm": realm.name,
+            "founded": draft.rng.randint(300, 1040),
+            # Many small towns, few large ones.
+            "population": round(1200 * 150 ** draft.rng.random()) // 10 * 10,
+            "craft": draft.pick(words.CRAFTS),
+            "emblem": draft.pick(words.EMBLEMS),
+        },
+    )
+    if draft.chance(0.7):
+        town.facts["river"] = draft.pick(_within(draft, "river", realm)).name
+
+
+def _dynasty(draft: Draft, realm: Entity) -> None:
+    """One ruler after the other: each is crowned in the year the last one died."""
+    towns = _within(draft, "town", realm)
+    crowned = draft.rng.randint(1060, 1110)
+    before: Entity | None = None
+    while crowned < LAST_YEAR - 40:
+        died = crowned + draft.rng.randint(7, 40)
+        born = max(crowned - draft.rng.randint(17, 45), died - 88)
+        woman = draft.chance(0.4)
+        ruler = draft.add(
+            "ruler",
+            draft.namer.person(draft.styles[realm.name], "women" if woman else "men"),
+            {"realm": realm.name, "crowned": crowned, "born": born, "died": died, "birthplace": draft.pick(towns).name},
+            woman=woman,
+        )
+        if before is None:
+            realm.facts["first_ruler"] = ruler.name
+        else:
+            ruler.facts["predecessor"] = before.name
+        before, crowned = ruler, died

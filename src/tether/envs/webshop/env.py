@@ -1,0 +1,181 @@
+"""WebShop as a turn-based task: search the shop, open a product, choose its options, buy it; the purchase is scored by the original's rule.
+
+One answer is one action, `search[keywords]` or `click[something on the page]`, read as the original reads it. What cannot be done on a
+page changes nothing, says so, and uses up the turn. Buying ends the episode, whatever its score; success is a full score.
+"""
+
+import random
+import re
+from typing import Literal
+
+from pydantic import Field
+
+from tether.envs.dataset import BadRows, Pool
+from tether.envs.text import TextEnv
+from tether.envs.turns import Outcome, TurnOptions
+from tether.envs.webshop import render
+from tether.envs.webshop.data import GoalKind, load_catalogue, load_goals
+from tether.envs.webshop.goals import Generator, Goal, synthetic_goals
+from tether.envs.webshop.nouns import NounTest, noun_test
+from tether.envs.webshop.products import Catalogue, Product
+from tether.envs.webshop.reward import Reward, binary, graded, score_purchase
+
+NOTHING_DONE = "That action is not available on this page; nothing has changed."
+
+_PLACES: dict[str, render.Place] = {
+    "description": "description",
+    "features": "features",
+    "reviews": "reviews",
+    "attributes": "attributes",
+}
+_ACTION = re.compile(r"(.+)\[(.+)\]")
+_TASK = (
+    "You are in a web shop. Buy the product that the instruction asks for: the right kind of product, with the attributes, the options "
+    "and the price it names. You are paid for the share of this that you meet.\n"
+    "Give one action per turn. search[keywords] searches the shop, from any page. click[...] clicks a button, a product code or an option "
+    "value of the page you see; the available ones are listed under it. Choose the options before click[buy now], which ends the episode."
+)
+
+
+class WebShopOptions(TurnOptions):
+    """Options of webshop."""
+
+    max_turns: int = Field(default=9, ge=1)
+    data: str | None = None
+    """Folder of the original's data files, or its file of products; the generated catalogue if left out."""
+    goals: GoalKind = "synthetic"
+    """Instructions made by rule, or written by people (needs items_human_ins.json in `data`)."""
+    nouns: Literal["light", "spacy"] = "light"
+    """How the nouns of two titles are found; see nouns.py."""
+    reward: Literal["graded", "binary"] = "graded"
+    """The original's score, or 1 for a full score and else nothing."""
+    observation: render.Style = "text"
+    """The original's plain text, or its text with buttons marked."""
+    show_attributes: bool = False
+    """Whether products have an Attributes page, which names their kind and attributes outright."""
+    bad_rows: BadRows = "error"
+
+
+class WebShop(TextEnv[WebShopOptions]):
+    """Buy what the instruction asks for."""
+
+    name = "webshop"
+    Options = WebShopOptions
+
+    def __init__(
+        self,
+        options: WebShopOptions | None = None,
+        *,
+        catalogue: Catalogue | None = None,
+        generator: Generator | None = None,
+        reward: Reward | None = None,
+        nouns: NounTest | None = None,
+    ) -> None:
+        super().__init__(options or WebShopOptions())
+        chosen = self.options
+        self._catalogue = catalogue or load_catalogue(chosen.data, chosen.bad_rows)
+        self._make: Generator = generator or (
+            load_goals(chosen.data, chosen.goals, chosen.bad_rows)
+            if catalogue is None
+            else Pool(synthetic_goals(catalogue.products), env=self.name, source="the catalogue given")
+        )
+        self._pay: Reward = reward or (graded if chosen.reward == "graded" else binary)
+        self._nouns = nouns or noun_test(chosen.nouns)
+
+    # --- the episode ---
+
+    def _generate(self, seed: int) -> None:
+        self.goal: Goal = self._make(seed, self.options.split)
+        self._found: list[Product] = []
+        self._open_search()
+
+    def _seed_luck(self, luck: int) -> None:
+        self._luck = random.Random(luck)
+
+    def _take(self, answer: str) -> Outcome:
+        match = _ACTION.match(answer.strip())
+        name, argument = (match[1], match[2].lower()) if match else ("", "")
+        if name == "search":
+            self._search(argument)
+        elif name == "click" and argument in self._clickables and argument != "search":
+            if argument == render.BUY.lower():
+                return self._buy()
+            self._click(argument)
+        else:
+            return Outcome(f"{NOTHING_DONE}\n{self._opening()}", valid=False, info={"page": self._page.place})
+        return Outcome(self._opening(), info={"page": self._page.place})
+
+    def _opening(self) -> str:
+        actions = ["search[keywords]"] if self._page.place == "search" else [f"click[{text}]" for text in self._clickables]
+        return "\n".join([self._page.text(self.options.observation), "Available actions:", *actions])
+
+    # --- from page to page ---
+
+    def _show(self, page: render.Page) -> None:
+        self._page = page
+        self._clickables = page.clickables
+
+    def _open_search(self) -> None:
+        self._visited: set[str] = set()
+        self._chosen: dict[str, str] = {}
+        self._show(render.search_page(self.goal.text))
+
+    def _search(self, keywords: str) -> None:
+        self._found = self._catalogue.find(keywords, self._luck)
+        self._open_results(1)
+
+    def _open_results(self, number: int) -> None:
+        self._number = number
+        self._chosen = {}
+        self._show(render.results_page(self.goal.text, self._found, number, self._visited))
+
+    def _open_item(self) -> None:
+        self._show(render.item_page(self.goal.text, self._product, self._chosen, self.options.show_attributes))
+
+    def _click(self, text: str) -> None:
+        piece = self._clickables[text]
+        if text == render.BACK_TO_SEARCH.lower():
+            self._open_search()
+        elif text == render.PREVIOUS.lower():
+            self._go_back()
+        elif text == render.NEXT.lower() and self._page.place == "results":
+            self._open_results(self._number + 1)
+        elif piece.kind == "link":
+            self._product = next(product for product in self._found if product.asin == piece.text)
+            self._visited.add(piece.text)
+            self._open_item()
+        elif text in _PLACES:
+            self._show(render.sub_page(self.goal.text, self._product, _PLACES[text]))
+        else:
+            self._chosen[piece.option] = text
+            self._open_item()
+
+    def _go_back(self) -> None:
+        place = self._page.place
+        if place == "results":
+            self._open_results(self._number - 1)
+        elif place == "item":
+            self._open_results(self._number)
+        else:
+            self._open_item()
+
+    def _buy(self) -> Outcome:
+        score = score_purchase(self.goal, self._product, self._chosen, self._nouns)
+        self._show(render.done_page(score))
+        parts = score.parts()
+        info = {"page": "done", "asin": self._product.asin, "score": parts.pop("total"), **parts, "noun_test": self._nouns.name}
+        return Outcome(self._page.text(self.options.observation), self._pay(score), done=True, success=score.full, info=info)
+
+    # --- what others are told ---
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return (0.0, 1.0) if self._pay in (graded, binary) else super().reward_range
+
+    @property
+    def instance(self) -> str:
+        return self.goal.fingerprint
+
+    @property
+    def _task(self) -> str:
+        return _TASK

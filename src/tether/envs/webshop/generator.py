@@ -1,0 +1,137 @@
+"""The catalogue used when no data is given: 2,520 invented products of 42 kinds, the same in every process.
+
+Products of a kind come in families of three near-duplicates: one brand, one model, one noun, mostly the same features; but each has a
+feature or two that its sisters lack, another material, other option values and another price. An instruction asks for features that
+tell a product from its sisters, so that buying the first of them is not enough.
+"""
+
+import random
+from functools import lru_cache
+
+from tether.core.seeding import derive_seed
+from tether.envs.webshop.products import Product
+from tether.envs.webshop.stock.beauty import BEAUTY
+from tether.envs.webshop.stock.electronics import ELECTRONICS
+from tether.envs.webshop.stock.fashion import FASHION
+from tether.envs.webshop.stock.grocery import GROCERY
+from tether.envs.webshop.stock.home import HOME
+from tether.envs.webshop.stock.kinds import Axis, Department, Kind
+from tether.envs.webshop.stock.words import BRANDS, CLOSINGS, INTROS, SERIES
+
+DEPARTMENTS = (FASHION, BEAUTY, ELECTRONICS, HOME, GROCERY)
+FAMILIES_A_KIND = 20
+SISTERS = 3
+
+_SHARED_FEATURES = 3
+_OWN_FEATURES = 2
+_IN_TITLE, _IN_DESCRIPTION = 2, 3
+_LETTERS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"
+_WITHOUT_OPTIONS, _WITH_PRICE_RANGE = 0.08, 0.1
+
+
+@lru_cache(maxsize=1)
+def generated_products() -> tuple[Product, ...]:
+    """All of them, shuffled: products of a kind do not stand together."""
+    products = [
+        product
+        for department in DEPARTMENTS
+        for kind in department.kinds
+        for family in range(FAMILIES_A_KIND)
+        for product in _family(department, kind, family)
+    ]
+    random.Random(derive_seed("webshop", "catalogue order")).shuffle(products)
+    return tuple(products)
+
+
+def _family(department: Department, kind: Kind, number: int) -> list[Product]:
+    rng = random.Random(derive_seed("webshop", "family", kind.query, number))
+    brand, series, noun = rng.choice(BRANDS), rng.choice(SERIES), rng.choice(kind.nouns)
+    waiting = rng.sample(kind.features, len(kind.features))
+    shared = _taken(department, waiting, [], _SHARED_FEATURES)
+    low, high = kind.price
+    middle = low * (high / low) ** rng.random()
+    products = []
+    for sister in range(SISTERS):
+        own = _taken(department, waiting, shared, _OWN_FEATURES)
+        price = middle * rng.uniform(0.65, 1.5)
+        products.append(_product(department, kind, (_asin(kind, number, sister), brand, series, noun), (shared, own), price, rng))
+    return products
+
+
+def _taken(department: Department, waiting: list[str], beside: list[str], number: int) -> list[str]:
+    """The first features of `waiting` that go with each other and with those `beside` them; they are taken out of it."""
+    taken: list[str] = []
+    for name in list(waiting):
+        others = {rival for group in department.rivals if name in group for rival in group}
+        if len(taken) < number and others.isdisjoint(beside + taken):
+            taken.append(name)
+            waiting.remove(name)
+    return taken
+
+
+def _product(
+    department: Department,
+    kind: Kind,
+    identity: tuple[str, str, str, str],
+    features: tuple[list[str], list[str]],
+    price: float,
+    rng: random.Random,
+) -> Product:
+    asin, brand, series, noun = identity
+    shared, own = features
+    material = rng.choice(kind.materials)
+    attributes = rng.sample(shared + own, len(shared) + len(own))
+    wanted = own + rng.sample(shared, rng.randint(1, 2))
+    sentences = [department.features[attribute].sentence for attribute in attributes]
+    intro = rng.choice(INTROS).format(brand=brand, series=series, noun=noun)
+    return Product(
+        asin=asin,
+        title=", ".join([f"{brand} {series} {noun}", material, *(attribute.title() for attribute in attributes[:_IN_TITLE])]),
+        category=department.category,
+        query=kind.query,
+        product_category=kind.path,
+        # What stands in no title or description is found on the features page only, and not by a search.
+        description=" ".join([intro, *sentences[:_IN_DESCRIPTION], rng.choice(CLOSINGS)]),
+        bullets=(f"Details: {material.lower()}.", *rng.sample(kind.facts, len(kind.facts)), *sentences[_IN_DESCRIPTION:]),
+        prices=_prices(price, rng),
+        options=_options(kind.axes, rng),
+        attributes=tuple(attributes),
+        instruction=_instruction(department, kind, wanted),
+        instruction_attributes=tuple(wanted),
+    )
+
+
+def _instruction(department: Department, kind: Kind, wanted: list[str]) -> str:
+    """As the original's: Find me easy carry, high quality refillable containers with rose gold for dry skin."""
+    slots = {slot: ", ".join(name for name in wanted if department.features[name].slot == slot) for slot in ("is", "with", "for")}
+    parts = ["Find me", slots["is"], kind.query, slots["with"] and f"with {slots['with']}", slots["for"] and f"for {slots['for']}"]
+    return " ".join(part for part in parts if part)
+
+
+def _prices(price: float, rng: random.Random) -> tuple[float, ...]:
+    cents = rng.choice((0.99, 0.49, 0.95, 0.0))
+    first = round(int(price) + cents, 2)
+    return (first, round(first * rng.uniform(1.1, 1.6), 2)) if rng.random() < _WITH_PRICE_RANGE else (first,)
+
+
+def _options(axes: tuple[Axis, ...], rng: random.Random) -> dict[str, tuple[str, ...]]:
+    return {} if rng.random() < _WITHOUT_OPTIONS else {axis.name: _offered(axis, rng) for axis in axes}
+
+
+def _offered(axis: Axis, rng: random.Random) -> tuple[str, ...]:
+    number = rng.randint(axis.least, axis.most)
+    if axis.run:
+        start = rng.randrange(len(axis.values) - number + 1)
+        return axis.values[start : start + number]
+    chosen = set(rng.sample(axis.values, number))
+    return tuple(value for value in axis.values if value in chosen)
+
+
+def _asin(kind: Kind, family: int, sister: int) -> str:
+    """A code like the original's: B0 and eight letters or digits."""
+    number = derive_seed("webshop", "asin", kind.query, family, sister)
+    letters = []
+    for _ in range(8):
+        number, place = divmod(number, len(_LETTERS))
+        letters.append(_LETTERS[place])
+    return "B0" + "".join(letters)

@@ -1,0 +1,86 @@
+"""What the shop sells: `Product`, and `Catalogue`, which finds products the way the original's search box does.
+
+A product of the data may have two prices, a range; the price it is sold for is then drawn in that range, by the product's code, so
+that it is the same in every process. The original draws it anew at every start.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tether.core.seeding import derive_seed
+from tether.envs.webshop.search import MOST_HITS, TextIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product. Example: Product("B0TEST0001", "Oak Desk Lamp", "garden", "desk lamps", "Home › Lighting › Desk Lamps")."""
+
+    asin: str
+    """Its code: ten characters."""
+    title: str
+    category: str
+    """The department, in one word."""
+    query: str
+    """The search under which it was catalogued; products of a kind share it."""
+    product_category: str
+    """Its place in the tree of categories, parts separated by ›."""
+    description: str = ""
+    bullets: tuple[str, ...] = ("",)
+    prices: tuple[float, ...] = (100.0,)
+    """One price, or the two ends of a range."""
+    options: Mapping[str, tuple[str, ...]] | None = None
+    """Values by name of option, such as {"color": ("red", "navy blue")}."""
+    attributes: tuple[str, ...] = ()
+    instruction: str | None = None
+    """The synthetic instruction, if there is one."""
+    instruction_attributes: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> Mapping[str, tuple[str, ...]]:
+        """The options; empty where there are none."""
+        return self.options or {}
+
+    @property
+    def price(self) -> float:
+        """What it is sold for."""
+        if len(self.prices) == 1:
+            return self.prices[0]
+        return random.Random(derive_seed("webshop", "price", self.asin)).uniform(*self.prices)
+
+    @property
+    def price_tag(self) -> str:
+        """The price as the pages show it."""
+        return " to ".join(f"${price}" for price in self.prices)
+
+    @property
+    def search_text(self) -> str:
+        """The one text that is searched: title, description, first bullet and options."""
+        options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.choices.items())
+        return " ".join([self.title, self.description, *self.bullets[:1], options]).lower()
+
+
+class Catalogue:
+    """All products of a shop, in a fixed order."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self.products = tuple(products)
+
+    @cached_property
+    def _index(self) -> TextIndex:
+        return TextIndex([product.search_text for product in self.products])
+
+    def find(self, keywords: str, luck: random.Random) -> list[Product]:
+        """The products a search lists, best first: at most 50, but all of them for the special first words `<a>`, `<c>` and `<q>`."""
+        first, _, rest = keywords.partition(" ")
+        wanted = rest.strip()
+        if first == "<r>":
+            return luck.sample(self.products, min(MOST_HITS, len(self.products)))
+        if first == "<a>":
+            return [product for product in self.products if wanted in product.attributes]
+        if first == "<c>":
+            return [product for product in self.products if product.category == rest.split(" ")[0].strip()]
+        if first == "<q>":
+            return [product for product in self.products if product.query == wanted]
+        return [self.products[row] for row in self._index.search(keywords)]

@@ -1,0 +1,141 @@
+"""Furniture, lamps, textiles and what else a home is furnished with."""
+
+from tether.envs.webshop.stock.kinds import Axis, Department, Feature, Kind, names
+
+_FEATURES = {
+    "easy assemble": Feature("is", "It is easy assemble: one key, eight screws."),
+    "easy clean": Feature("is", "It is easy clean with a damp cloth."),
+    "space saving": Feature("is", "The space saving shape fits where little else does."),
+    "height adjustable": Feature("is", "It is height adjustable in small steps."),
+    "machine washable": Feature("is", "All of it is machine washable."),
+    "fade resistant": Feature("is", "The dye is fade resistant at a south window."),
+    "stain resistant": Feature("is", "A stain resistant finish gives you time to find a cloth."),
+    "heavy duty": Feature("is", "Heavy duty seams and joints carry more than they look."),
+    "eco friendly": Feature("is", "It is eco friendly down to the glue."),
+    "battery operated": Feature("is", "Battery operated, so no cable is in the way."),
+    "non slip": Feature("is", "The non slip underside keeps it in its place."),
+    "light blocking": Feature("is", "It is light blocking even at noon."),
+    "thermal insulated": Feature("is", "A thermal insulated back keeps the cold out."),
+    "super soft": Feature("is", "Brushed until it is super soft."),
+    "solid wood": Feature("with", "The load rests on solid wood."),
+    "stainless steel": Feature("with", "Fittings of stainless steel do not rust."),
+    "metal frame": Feature("with", "A powder coated metal frame holds it."),
+    "lumbar support": Feature("with", "Lumbar support can be moved up and down."),
+    "memory foam": Feature("with", "A layer of memory foam remembers you."),
+    "wheels that lock": Feature("with", "It stands on wheels that lock with a tap of the foot."),
+    "touch control": Feature("with", "Touch control sets three levels of brightness."),
+    "usb port": Feature("with", "A usb port at the foot charges a phone."),
+    "silent movement": Feature("with", "The silent movement does not tick."),
+    "hidden zipper": Feature("with", "A hidden zipper closes it."),
+    "deep pockets": Feature("with", "Deep pockets go round a thick mattress."),
+    "carry handles": Feature("with", "Two carry handles are riveted on."),
+    "fold flat": Feature("with", "Sides that fold flat let it vanish behind a door."),
+    "living room": Feature("for", "At home in the living room."),
+    "dining room": Feature("for", "Made with the dining room in mind."),
+    "home office": Feature("for", "A help in the home office."),
+    "guest room": Feature("for", "A favourite for the guest room."),
+    "small spaces": Feature("for", "Drawn for small spaces."),
+    "kids bedroom": Feature("for", "Cheerful enough for a kids bedroom."),
+}
+
+_HOME = "Home & Kitchen › "
+_COLOURS = Axis("color", names("ivory, navy blue, sage green, light grey, mustard, terracotta, black, dusty rose, teal"), 2, 4)
+_WOODS = Axis("color", names("walnut, white, black, honey oak, espresso, weathered grey"), 2, 3)
+_BEDS = Axis("size", names("twin, twin xl, full, queen, king, california king"), 2, 4, run=True)
+_RUGS = Axis("size", names("2 ft x 3 ft, 3 ft x 5 ft, 4 ft x 6 ft, 5 ft x 7 ft, 8 ft x 10 ft"), 2, 4, run=True)
+_PILLOWS = Axis("size", names("12 x 20 inch, 16 x 16 inch, 18 x 18 inch, 20 x 20 inch"), 2, 3, run=True)
+
+_KINDS = (
+    Kind(
+        _HOME + "Lighting & Ceiling Fans › Lamps & Shades › Desk Lamps",
+        "desk lamps",
+        names("Desk Lamp, Reading Lamp, Clamp Lamp, Study Lamp"),
+        names("height adjustable, easy assemble, easy clean, space saving, eco friendly, battery operated, touch control, usb port, metal frame, stainless steel, home office, kids bedroom"),
+        names("Linen Shade, Glass Shade, Bamboo Foot, Marble Foot"),
+        ("The bulb is in the box.", "The cord is five feet long."),
+        (_WOODS,),
+        (18, 85),
+    ),
+    Kind(
+        _HOME + "Bedding › Decorative Pillows, Inserts & Covers › Throw Pillow Covers",
+        "throw pillow covers",
+        names("Throw Pillow Covers, Cushion Covers, Pillow Cover Set, Embroidered Pillow Cover"),
+        names("machine washable, fade resistant, stain resistant, super soft, eco friendly, easy clean, hidden zipper, living room, guest room, kids bedroom"),
+        names("Velvet, Linen, Chenille, Corduroy"),
+        ("Sold without a filling.", "Both faces show the same cloth."),
+        (_COLOURS, _PILLOWS),
+        (9, 36),
+    ),
+    Kind(
+        _HOME + "Home Décor › Window Treatments › Curtains & Drapes › Panels",
+        "curtains",
+        names("Curtains, Window Curtain Panels, Grommet Curtains, Kitchen Curtains"),
+        names("machine washable, light blocking, thermal insulated, fade resistant, super soft, eco friendly, easy clean, living room, dining room, guest room, kids bedroom"),
+        names("Polyester Weave, Linen Blend, Cotton Canvas, Velvet"),
+        ("Two panels and two bands are in the bag.", "The hem is weighted."),
+        (_COLOURS, Axis("size", names("52 x 63 inch, 52 x 84 inch, 52 x 95 inch, 52 x 108 inch"), 2, 3, run=True)),
+        (15, 72),
+    ),
+    Kind(
+        _HOME + "Home Décor › Area Rugs, Runners & Pads › Area Rugs",
+        "area rugs",
+        names("Area Rug, Accent Rug, Woven Rug, Shag Rug"),
+        names("machine washable, non slip, fade resistant, stain resistant, super soft, easy clean, eco friendly, heavy duty, living room, dining room, home office, kids bedroom"),
+        names("Jute, Polypropylene, Wool, Recycled Cotton"),
+        ("Creases go after two days on the floor.", "The pile is half an inch high."),
+        (_COLOURS, _RUGS),
+        (19, 190),
+    ),
+    Kind(
+        _HOME + "Furniture › Home Office Furniture › Bookcases",
+        "bookshelves",
+        names("Bookshelf, Ladder Bookshelf, Corner Bookshelf, Cube Bookcase"),
+        names("easy assemble, easy clean, space saving, heavy duty, eco friendly, height adjustable, solid wood, metal frame, wheels that lock, living room, home office, small spaces"),
+        names("Pine, Rubberwood, Particle Board, Acacia"),
+        ("A strap for the wall is in the box.", "Each shelf carries forty pounds."),
+        (_WOODS, Axis("style", names("3 tier, 4 tier, 5 tier, 6 tier"), 2, 3, run=True)),
+        (38, 210),
+    ),
+    Kind(
+        _HOME + "Storage & Organization › Baskets, Bins & Containers › Baskets",
+        "storage baskets",
+        names("Storage Basket, Laundry Basket, Rope Basket, Shelf Basket"),
+        names("easy clean, space saving, heavy duty, eco friendly, machine washable, metal frame, carry handles, fold flat, living room, small spaces, kids bedroom"),
+        names("Cotton Rope, Seagrass, Felt, Water Hyacinth"),
+        ("It stands up when empty.", "The rim is wrapped twice."),
+        (_COLOURS, Axis("size", names("small, medium, large, set of 3"), 2, 3)),
+        (11, 55),
+    ),
+    Kind(
+        _HOME + "Furniture › Home Office Furniture › Home Office Chairs",
+        "office chairs",
+        names("Office Chair, Task Chair, Desk Chair, Drafting Chair"),
+        names("easy assemble, easy clean, height adjustable, space saving, heavy duty, stain resistant, lumbar support, memory foam, metal frame, wheels that lock, home office, small spaces"),
+        names("Mesh, Bonded Leather, Linen Weave, Bouclé"),
+        ("The seat turns all the way round.", "It carries up to 280 pounds."),
+        (_COLOURS, Axis("style", names("with arms, without arms, with headrest"), 2, 3)),
+        (65, 280),
+    ),
+    Kind(
+        _HOME + "Bedding › Sheets & Pillowcases › Sheet & Pillowcase Sets",
+        "bed sheets",
+        names("Bed Sheet Set, Fitted Sheet Set, Sheet Set, Summer Sheet Set"),
+        names("machine washable, fade resistant, stain resistant, super soft, eco friendly, easy clean, deep pockets, guest room, kids bedroom"),
+        names("Percale, Sateen, Flannel, Bamboo Viscose"),
+        ("The corners are marked by side.", "Pillowcases are part of the set."),
+        (_COLOURS, _BEDS),
+        (22, 120),
+    ),
+    Kind(
+        _HOME + "Home Décor › Clocks › Wall Clocks",
+        "wall clocks",
+        names("Wall Clock, Kitchen Clock, Round Wall Clock, Pendulum Clock"),
+        names("battery operated, easy clean, space saving, eco friendly, solid wood, metal frame, silent movement, living room, dining room, home office, kids bedroom"),
+        names("Glass Cover, Cork Face, Slate Face, Bent Plywood"),
+        ("The numbers can be read across a hall.", "A nail and a paper guide are in the box."),
+        (_WOODS, Axis("size", names("8 inch, 10 inch, 12 inch, 16 inch"), 2, 3, run=True)),
+        (12, 78),
+    ),
+)  # fmt: skip
+
+HOME = Department("garden", _FEATURES, _KINDS)

@@ -1,0 +1,268 @@
+"""The checker finds what it is for: each broken environment is caught by the law it breaks and by no other, sound ones by none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tether.core.errors import BadInput, UnknownName
+from tether.core.types import Observation, Step
+from tether.envs.checker import CheckReport, Verdict, check_env, examination, laws, second_process
+from tether.envs.checker.answers import HUGE, NASTY, Answers
+from tether.envs.checker.episodes import canonical, difference, play, replay, transcript
+from tether.envs.registry import make_env
+
+sys.path.append(str(Path(__file__).parent))
+
+from broken_environments import BROKEN, Doors, LeansOnHashes
+
+LAW_NAMES = [law.name for law in laws.LAWS]
+
+
+@pytest.fixture
+def here_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the law that starts another process, which takes half a second each time."""
+    monkeypatch.setattr(examination, "LAWS", [law for law in laws.LAWS if law.name != "another process"])
+
+
+def _violations(report: CheckReport, law: str) -> tuple[str, ...]:
+    return next(verdict.violations for verdict in report.verdicts if verdict.law == law)
+
+
+@pytest.mark.parametrize(("cls", "law", "said"), BROKEN, ids=[cls.__name__ for cls, _, _ in BROKEN])
+def test_each_broken_environment_breaks_its_law_and_no_other(cls: type[Doors], law: str, said: str, request: pytest.FixtureRequest) -> None:
+    if law != "another process":
+        request.getfixturevalue("here_only")
+    report = check_env(cls, episodes=100)
+    assert report.broken == [law], str(report)
+    assert not report.ok
+    assert any(said in violation for violation in _violations(report, law)), str(report)
+
+
+def test_every_law_is_broken_by_somebody() -> None:
+    assert {law for _, law, _ in BROKEN} == set(LAW_NAMES)
+
+
+def test_sound_environments_break_none() -> None:
+    for source in (Doors, "frozen_lake", "broken_environments:Doors"):
+        report = check_env(source)
+        assert report.ok, str(report)
+        assert [verdict.law for verdict in report.verdicts] == LAW_NAMES
+        assert not any(verdict.skipped for verdict in report.verdicts)
+        assert str(report) == f"{report.env}: all {len(LAW_NAMES)} laws hold"
+
+
+@pytest.mark.usefixtures("here_only")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("frozen_lake", {"slip": 1.0, "size": 2, "observation": "coordinates", "max_turns": 1}),
+        ("frozen_lake", {"observation": "image"}),
+        ("sokoban", {"boxes": 2, "height": 7, "width": 7, "observation": "grid_coordinates", "actions_per_turn": 1}),
+    ],
+)
+def test_options_reach_the_environment(name: str, options: dict[str, Any]) -> None:
+    report = check_env(name, episodes=60, **options)
+    assert report.ok, str(report)
+
+
+def test_a_callable_is_checked_as_far_as_its_options_are_known() -> None:
+    report = check_env(lambda: Doors(), episodes=30)
+    assert report.ok
+    skipped = {verdict.law: verdict.skipped for verdict in report.verdicts if verdict.skipped}
+    unknown = "its options are not known here; check it by name or by class"
+    assert skipped.pop("another process").startswith("environment '<lambda>' cannot be built in another process")
+    assert skipped == {"options": unknown, "splits": unknown, "pictures": unknown}
+
+
+def test_a_law_that_rests_on_a_broken_one_is_not_held() -> None:
+    report = check_env(next(cls for cls, law, _ in BROKEN if law == "construction"))
+    assert report.broken == ["construction"]
+    assert all(verdict.skipped.startswith("rests on ") for verdict in report.verdicts[1:])
+
+
+def test_mistakes_of_the_caller() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'sokoban'"):
+        check_env("sokobn")
+    with pytest.raises(BadInput, match="takes no options, but got slip"):
+        check_env(lambda: Doors(), slip=1)
+    report = check_env("sokoban", boxs=2)
+    assert report.broken == ["construction"] and "did you mean 'boxes'" in str(report)
+
+
+def test_at_most_three_violations_of_a_law_are_told() -> None:
+    report = check_env(next(cls for cls, _, _ in BROKEN if cls.__name__ == "PaysNaN"), episodes=30)
+    assert len(_violations(report, "rewards")) == 3
+    assert str(report).splitlines()[0] == f"doors breaks 1 of {len(LAW_NAMES)} laws"
+    assert len(str(report).splitlines()) == 4
+
+
+def test_a_law_that_the_environment_stops_in_its_tracks_is_broken() -> None:
+    class Explodes(Doors):
+        @property
+        def reward_range(self) -> tuple[float, float]:
+            raise OSError("boom")
+
+    report = check_env(Explodes, episodes=5)
+    assert report.broken == ["attributes"] and "attributes: OSError: boom" in str(report)
+
+
+def test_the_report_of_a_script(tmp_path: Path) -> None:
+    """As a user's own script, with the class in the script itself; and without the guard, where the other process says what to do."""
+    body = "print(check_env(Mine, episodes=30))\n"
+    source = (
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
+        "from broken_environments import Doors\nfrom tether.envs.checker import check_env\n"
+        "class Mine(Doors):\n    name = 'mine'\n"
+    )
+    guarded, open_ = tmp_path / "guarded.py", tmp_path / "unguarded.py"
+    guarded.write_text(f"{source}if __name__ == '__main__':\n    {body}")
+    open_.write_text(source + body)
+    done = subprocess.run([sys.executable, guarded], capture_output=True, text=True, check=True)
+    assert done.stdout == f"mine: all {len(LAW_NAMES)} laws hold\n"
+    done = subprocess.run([sys.executable, open_], capture_output=True, text=True, check=True)
+    assert "exit code 1" in done.stdout and "run a script from a file, with its work under: if __name__ == '__main__':" in done.stdout
+    assert done.stdout.count("mine breaks 1") == 1  # the other process says nothing of its own
+
+
+# --- the other process ---
+
+
+def test_the_other_process_salts_its_hashes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this process was started with; and this one's environment is as it was."""
+    for value in (None, "0", "1"):
+        if value is None:
+            monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        else:
+            monkeypatch.setenv("PYTHONHASHSEED", value)
+        with second_process._another_hash_seed():
+            assert os.environ["PYTHONHASHSEED"] not in (value, "0")
+        assert os.environ.get("PYTHONHASHSEED") == value
+
+
+def test_hash_dependence_is_found_whatever_this_process_was_started_with() -> None:
+    code = (
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
+        "from broken_environments import LeansOnHashes\nfrom tether.envs.checker import check_env\n"
+        "if __name__ == '__main__':\n    print(check_env(LeansOnHashes, episodes=30).broken)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "1"}
+    )
+    assert done.stdout == "['another process']\n"
+    assert LeansOnHashes.__module__ == "broken_environments"
+
+
+class _Elsewhere(Doors):
+    """Not to be found where it claims to be."""
+
+
+def _portable(monkeypatch: pytest.MonkeyPatch, cls: type[Doors]) -> type[Doors]:
+    """As if it had been defined in the module that other processes can import, where it is not."""
+    module = sys.modules["broken_environments"]
+    monkeypatch.setattr(cls, "__module__", module.__name__)
+    monkeypatch.setattr(module, cls.__name__, cls, raising=False)
+    return cls
+
+
+def test_one_that_the_other_process_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = check_env(_portable(monkeypatch, _Elsewhere), episodes=20)
+    assert report.broken == ["another process"]
+    assert "in another process: AttributeError: Can't get attribute '_Elsewhere'" in str(report)
+
+
+def test_one_that_takes_too_long_in_the_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_process, "SECONDS", 0.01)
+    report = check_env(Doors, episodes=20)
+    assert report.broken == ["another process"] and "did not play 20 episodes within 0.01 s" in str(report)
+
+
+# --- the episodes ---
+
+
+def test_answers_follow_from_the_number_and_are_varied() -> None:
+    env = make_env("sokoban")
+    first, second = ([Answers(env, number).next("Turn 1") for number in range(200)] for _ in range(2))
+    assert first == second
+    assert first[: len(NASTY)] == list(NASTY)
+    assert len(set(first)) > 150
+    later = [Answers(env, number) for number in range(200)]
+    answers = [answer for source in later for answer in (source.next("6 7"), source.next("6 7"), source.next("6 7"))][len(NASTY) :]
+    clean = sum(all(part.strip() in env.actions for part in answer.split("||")) for answer in answers)  # type: ignore[attr-defined]
+    assert 0.2 < clean / len(answers) < 0.8
+    assert max(map(len, first)) >= HUGE
+
+
+def test_plausible_answers_use_the_environment_s_own_forms() -> None:
+    class Env:
+        instructions = "Answer search[query] or finish[answer]."
+
+    answers = [Answers(Env(), number).next("3 and 25 make 28") for number in range(100, 400)]
+    assert any(answer.startswith("search[") and answer.endswith("]") for answer in answers)
+    assert any(set(answer) <= set("0123456789 +-*/") for answer in answers)
+    assert "25" in answers or "28" in answers
+
+
+def test_tags_of_its_own_are_used() -> None:
+    class Env:
+        instructions = "Search."
+        reply_tags = ("search", "answer")
+
+    answers = [Answers(Env(), number).next("Who?") for number in range(100, 200)]
+    assert any(answer.startswith("<search>") and answer.endswith("</search>") for answer in answers)
+    assert any(answer.startswith("<answer>") for answer in answers)
+
+
+def test_an_episode_can_be_played_again_from_its_number() -> None:
+    """As the documentation says: the seed in a violation is the number of the checker's episode."""
+    first, second = play(Doors(), 41), play(Doors(), 41)
+    assert first.seed == 41 and first.luck is not None and first.answers
+    assert difference(transcript(first), transcript(second)) is None
+    assert difference(transcript(first), transcript(replay(Doors(), first))) is None
+    assert play(Doors(), 40).luck is None
+    assert str(first).startswith(f"reset(41, luck={first.luck}), step(")
+
+
+def test_difference_names_the_place() -> None:
+    def told(rewards: list[float]) -> list[tuple[str, str]]:
+        episode = play(Doors(), 100)
+        episode.steps = [Step(Observation("x"), reward, False, False, {}) for reward in rewards]
+        return transcript(episode)
+
+    assert difference(told([0.1]), told([0.1])) is None
+    assert difference(told([0.0, 0.1]), told([0.0, 0.1 + 2**-56])) == (
+        """step 2 gave "'x' None 0.1 False False {}" and then "'x' None 0.10000000000000002 False False {}\""""
+    )
+    assert difference(told([0.0]), told([0.0, 1.0])) == "one has step 2, the other has not"
+
+
+def test_canonical_tells_apart_what_equality_does_not() -> None:
+    import numpy as np
+
+    values = [
+        1,
+        1.0,
+        True,
+        "1",
+        [1],
+        (1,),
+        {"a": 1, "b": 2},
+        {"b": 2, "a": 1},
+        np.array([1]),
+        np.array([1], np.uint8),
+        np.array([[1]]),
+        None,
+    ]
+    assert len({canonical(value) for value in values}) == len(values)
+    assert canonical({"a": [np.zeros(2)]}) == canonical({"a": [np.zeros(2)]})
+
+
+def test_verdicts() -> None:
+    assert Verdict("law").ok and Verdict("law", skipped="no").ok and not Verdict("law", ("bad",)).ok
+    report = CheckReport("x", (Verdict("one"), Verdict("two", skipped="no"), Verdict("three", ("bad", "worse"))))
+    assert not report.ok and report.broken == ["three"]
+    assert str(report) == "x breaks 1 of 3 laws\n  three: bad\n  three: worse"
+    assert str(CheckReport("x", report.verdicts[:2])) == "x: all 1 laws hold"

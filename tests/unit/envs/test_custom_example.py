@@ -1,0 +1,100 @@
+"""What docs/environments/custom.md says is so: its example is the one in examples/, all three kinds keep the laws, the commands work."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tether.envs.checker import check_env
+from tether.envs.checker.laws import LAWS
+from tether.envs.registry import ENVIRONMENTS
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "custom_environment.py"
+PAGE = (ROOT / "docs" / "environments" / "custom.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_shows_the_example_and_it_is_short() -> None:
+    source = EXAMPLE.read_text(encoding="utf-8")
+    assert BLOCKS[0] == source
+    assert sum(1 for line in source.splitlines() if line.strip()) <= 40
+
+
+def test_the_page_lists_the_laws() -> None:
+    rows = re.findall(r"^\| ([^|]*) \| .* \|$", PAGE.partition("## Test it")[2].partition("## In gymnasium")[0], re.MULTILINE)
+    assert rows[1:] == [law.name for law in LAWS]
+
+
+@pytest.fixture
+def classes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(ENVIRONMENTS, "_entries", dict(ENVIRONMENTS._entries))
+    namespace: dict[str, Any] = {"__name__": "example"}
+    for block in BLOCKS[:3]:
+        exec(block, namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("kind", ["SortNumbers", "Corridor", "Parity"])
+def test_each_kind_keeps_the_laws(kind: str, classes: dict[str, Any]) -> None:
+    report = check_env(classes[kind])
+    assert report.ok, str(report)
+    skipped = {verdict.law for verdict in report.verdicts if verdict.skipped}
+    assert skipped == {"another process"} | ({"pictures"} if kind != "Corridor" else set())  # the page's classes are in no module
+
+
+def test_random_play_solves_the_corridor_now_and_then(classes: dict[str, Any]) -> None:
+    """Else the laws about success would say nothing."""
+    from tether.envs.checker.episodes import play
+
+    env = classes["Corridor"](classes["CorridorOptions"]())
+    endings = [play(env, number).steps[-1] for number in range(60)]
+    assert any(step.success for step in endings) and any(step.info["truncated"] for step in endings)
+
+
+def _tether(folder: Path, *words: str, typed: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", "from tether.cli.main import main; main()", *words],
+        cwd=folder,
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "200", "PYTHONSAFEPATH": "1"},  # the current folder is on the path only if Tether puts it there
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's folder with the example in it."""
+    shutil.copy(EXAMPLE, tmp_path / "my_env.py")
+    return tmp_path
+
+
+def test_check_and_play_from_a_folder(folder: Path) -> None:
+    out = _tether(folder, "envs", "--check", "my_env:SortNumbers", "--episodes", "30")
+    shown = [line.split() for line in out.splitlines() if line.startswith("my_env")]
+    assert [line[-1] for line in shown[:-1]] == ["ok"] * (len(LAWS) - 1) and out.endswith("\n1 environment, all sound\n")
+    out = _tether(folder, "play", "my_env:SortNumbers", "--seed", "1", typed="9 15 57 29\n9 15 29 57\n")
+    quoted = re.search(r"\$ tether play my_env:SortNumbers --seed 1\n(.*?)\n\n    \$ tether train", PAGE, re.DOTALL)
+    assert quoted
+    lines = [re.sub(r"^(    )?(> .*)?", "", line) for line in quoted.group(1).splitlines()]
+    played = [line.removeprefix("> ") for line in out[out.index("Turn 1 of 3.") :].splitlines()]
+    assert [line for line in played if line] == [line for line in lines if line]
+
+
+@pytest.mark.slow
+def test_train_from_a_folder(folder: Path) -> None:
+    small = ["rollout.num_groups=2", "rollout.group_size=2", "rollout.max_tokens=12", "evaluation.prompts=2", "diagnosis.every=0"]
+    words = [word for setting in (*small, "env.options.max_turns=1") for word in ("--set", setting)]
+    out = _tether(folder, "train", "my_env:SortNumbers", "--steps", "1", "--out", "run", *words)
+    assert "step 1/1" in out
+    assert (folder / "run" / "report.html").is_file()
+    assert "my_env:SortNumbers" in (folder / "run" / "config.yaml").read_text()

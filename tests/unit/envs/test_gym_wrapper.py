@@ -1,0 +1,175 @@
+"""Environments behind gymnasium's interface: gymnasium's own checker, make, vectors, seeds and pictures."""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from tether.core.errors import BadInput, ConfigError
+from tether.envs.gym_wrapper import AnyText, GymEnv, as_gymnasium, gymnasium_id, register_with_gymnasium
+from tether.envs.registry import ENVIRONMENTS, make_env
+
+sys.path.append(str(Path(__file__).parent))
+
+from broken_environments import DoorOptions, Doors
+
+
+@pytest.fixture(autouse=True)
+def _own_ids() -> Iterator[None]:
+    before = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
+
+
+@pytest.mark.parametrize("render_mode", [None, "ansi", "rgb_array"])
+@pytest.mark.parametrize("name", ["frozen_lake", "sokoban"])
+def test_gymnasium_s_checker_has_nothing_to_say(name: str, render_mode: str | None) -> None:
+    register_with_gymnasium()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(gymnasium.make(gymnasium_id(name), render_mode=render_mode).unwrapped)
+
+
+def test_gymnasium_s_checker_on_one_made_by_hand() -> None:
+    """Without `gymnasium.make` it can only say that it has no spec to make others from. A single turn it takes for a mistake."""
+    with pytest.warns(UserWarning, match="not having a spec") as said:
+        check_env(GymEnv(Doors()))
+    assert len(said) == 1
+    with pytest.raises(AssertionError, match="truncates after 1 step"):
+        check_env(GymEnv(Doors(DoorOptions(max_turns=1))))
+
+
+def test_plays_as_the_environment_does() -> None:
+    env, plain = as_gymnasium("frozen_lake", slip=0.5), make_env("frozen_lake", slip=0.5)
+    text, info = env.reset(seed=7, options={"luck": 3})
+    assert text == plain.reset(7, luck=3).text
+    assert info == {"instructions": plain.instructions}
+    for answer in ("Right || Up", "jump", "Down"):
+        step = plain.step(answer)
+        text, reward, terminated, truncated, info = env.step(answer)
+        assert (text, reward) == (step.observation.text, step.reward)
+        assert (terminated, truncated) == (step.done and not step.info["truncated"], step.info["truncated"])
+        assert info == {**step.info, "success": step.success, "instructions": plain.instructions}
+        if step.done:
+            break
+
+
+def test_endings_are_told_apart() -> None:
+    env = as_gymnasium("sokoban", max_turns=1)
+    env.reset(seed=0)
+    assert env.step("")[2:4] == (False, True)
+    lake = as_gymnasium("frozen_lake", slip=0)
+    lake.reset(seed=0)
+    assert lake.step("Right || Down")[1:4] == (0.0, True, False)  # a hole
+    lake.reset(seed=0)
+    lake.step("Down || Down")
+    text, reward, terminated, truncated, info = lake.step("Down")
+    assert text.startswith("Solved.") and (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
+
+
+def test_without_a_seed_instances_are_drawn() -> None:
+    env = as_gymnasium("sokoban")
+    first = [env.reset(seed=5)[0], *(env.reset()[0] for _ in range(5))]
+    again = [env.reset(seed=5)[0], *(env.reset()[0] for _ in range(5))]
+    assert first == again
+    assert len(set(first)) > 3
+    assert first[0] == make_env("sokoban").reset(5).text
+
+
+def test_rendering() -> None:
+    env = as_gymnasium("sokoban", render_mode="rgb_array")
+    with pytest.raises(BadInput, match="nothing to render yet; call reset first"):
+        env.render()
+    env.reset(seed=0)
+    before: Any = env.render()
+    env.step("Up || Left")
+    env.step("Down || Right")
+    after: Any = env.render()
+    assert before.shape == (96, 96, 3) and before.dtype == np.uint8 and (before != after).any()
+    ansi = as_gymnasium("sokoban", render_mode="ansi")
+    shown, _ = ansi.reset(seed=0)
+    assert ansi.render() == shown
+    assert ansi.step("Up")[0] == ansi.render()
+    assert as_gymnasium("sokoban").render() is None
+    with pytest.raises(BadInput, match="doors has no render mode 'rgb_array'; use one of ansi"):
+        GymEnv(Doors(), render_mode="rgb_array")
+
+
+def test_pictures_of_image_mode_are_in_info() -> None:
+    env = as_gymnasium("frozen_lake", observation="image")
+    text, info = env.reset(seed=0)
+    assert text.endswith("See the image.") and info["image"].shape == (64, 64, 3)
+    assert env.step("Left")[4]["image"].dtype == np.uint8
+
+
+def test_mistakes() -> None:
+    env = as_gymnasium("sokoban")
+    with pytest.raises(BadInput, match="unknown reset option 'lukc': did you mean 'luck'"):
+        env.reset(seed=1, options={"lukc": 1})
+    with pytest.raises(ConfigError, match="did you mean 'boxes'"):
+        as_gymnasium("sokoban", boxs=1)
+    with pytest.raises(BadInput, match="call reset"):
+        as_gymnasium("sokoban").step("Up")
+
+
+@pytest.mark.parametrize("text", ["", "a" * 10_000, "√\n\x00𝔘", "\ud800"])
+def test_every_text_is_in_the_space(text: str) -> None:
+    assert text in AnyText()
+
+
+def test_space() -> None:
+    assert 7 not in AnyText() and None not in AnyText()
+    assert AnyText() == AnyText() and AnyText() != gymnasium.spaces.Text(32)
+    one, other = AnyText(seed=1), AnyText(seed=1)
+    samples = [one.sample() for _ in range(50)]
+    assert samples == [other.sample() for _ in range(50)]
+    assert len(set(samples)) > 40 and all(sample in one and len(sample) <= 32 for sample in samples)
+    assert repr(one) == "AnyText()"
+
+
+def test_registered_with_gymnasium_once() -> None:
+    ids = register_with_gymnasium()
+    assert len(ids) == len(set(ids)) == len(ENVIRONMENTS.names())
+    assert {"tether/FrozenLake-v0", "tether/Sokoban-v0"} <= set(ids) <= set(gymnasium.registry)
+    assert register_with_gymnasium() == ids  # a second registration would warn
+    env = gymnasium.make("tether/Sokoban-v0", boxes=2, max_turns=2)
+    text, _ = env.reset(seed=3)
+    assert text == make_env("sokoban", boxes=2, max_turns=2).reset(3).text
+    env.close()
+
+
+def test_ids() -> None:
+    assert gymnasium_id("my-own env2") == "tether/MyOwnEnv2-v0"
+
+
+def test_vectors_of_gymnasium() -> None:
+    register_with_gymnasium()
+    vector = gymnasium.make_vec("tether/FrozenLake-v0", num_envs=3, vectorization_mode="sync", slip=0)
+    texts, infos = vector.reset(seed=[0, 1, 0])
+    assert texts == tuple(make_env("frozen_lake", slip=0).reset(seed).text for seed in (0, 1, 0))
+    assert len(infos["instructions"]) == 3
+    _, _, terminated, _, _ = vector.step(("Down || Down", "", "Right || Down"))
+    assert list(terminated) == [False, False, True]
+    _, rewards, terminated, truncated, infos = vector.step(("Down", "", "anything"))  # the third one is reset
+    assert rewards[0] == 1 and list(terminated) == [True, False, False] and not truncated.any()
+    assert infos["success"][0]
+    vector.close()
+
+
+def test_closing_closes_the_environment() -> None:
+    class Closable(Doors):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    inner = Closable()
+    GymEnv(inner).close()
+    assert inner.closed == 1

@@ -1,0 +1,238 @@
+"""Environments that hang, raise, or cannot be built or written down: each ends its own episode, and the server goes on."""
+
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import Field
+
+from tether.core.errors import BadInput, EnvironmentFailure
+from tether.envs import registry
+from tether.envs.http_client import HttpEnvError, connect
+from tether.envs.http_server import Service, check, serving
+from tether.envs.http_sessions import Limits
+from tether.envs.text import TextEnv
+from tether.envs.turns import Outcome, TurnOptions
+
+
+class _MoodyOptions(TurnOptions):
+    max_turns: int = 4
+    slow_to_build: float = 0.0
+    refuses: bool = False
+    never_resets: bool = False
+    password: str = Field(default="", repr=False)
+
+
+class Moody(TextEnv[_MoodyOptions]):
+    """Does what the answer says: "sleep 2", "raise", "exit", "set", or nothing. The reward counts the steps."""
+
+    name = "moody"
+    Options = _MoodyOptions
+    closed: list[int] = []
+
+    def __init__(self, options: _MoodyOptions | None = None) -> None:
+        super().__init__(options or _MoodyOptions())
+        self._seed: int | None = None
+        time.sleep(self.options.slow_to_build)
+        if self.options.refuses:
+            raise RuntimeError("no\nand no again")
+
+    @property
+    def _task(self) -> str:
+        return "Be moody."
+
+    def _opening(self) -> str:
+        return f"seed {self._seed}"
+
+    def _generate(self, seed: int) -> None:
+        if seed < 0 or self.options.never_resets:
+            raise BadInput(f"moody: got seed {seed}; give one from 0 on")
+        if seed == 666:
+            raise LookupError("cursed")
+        self._seed, self._steps = seed, 0
+
+    def _take(self, answer: str) -> Outcome:
+        self._steps += 1
+        word, _, number = answer.partition(" ")
+        if word == "sleep":
+            time.sleep(float(number))
+        elif word == "raise":
+            raise ValueError("in a\nbad mood")
+        elif word == "exit":
+            sys.exit("goodbye")
+        return Outcome(answer, float(self._steps), info={"set": {1}} if word == "set" else {})
+
+    def close(self) -> None:
+        if self._seed:  # seed 0 is what a server tries before it serves
+            self.closed.append(self._seed)
+        if self._seed == 13:
+            raise RuntimeError("never closes")
+
+
+class Cursed(Moody):
+    """Never begins."""
+
+    def _generate(self, seed: int) -> None:
+        super()._generate(666)
+
+
+@pytest.fixture(autouse=True)
+def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {**registry.ENVIRONMENTS._entries, "moody": Moody, "cursed": Cursed}
+    monkeypatch.setattr(registry.ENVIRONMENTS, "_entries", entries)
+    monkeypatch.setattr(Moody, "closed", [])
+
+
+def _closed(expected: list[int]) -> bool:
+    """Whether exactly these seeds have been closed; closing happens on the side."""
+    for _ in range(100):
+        if sorted(Moody.closed) == expected:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_stuck_step_is_left_behind_and_holds_up_nobody() -> None:
+    with serving("moody", limits=Limits(step_timeout=0.5)) as url:
+        stuck, other = connect(url), connect(url)
+        stuck.reset(1)
+        other.reset(2)
+        waiting = threading.Thread(target=lambda: _fails(lambda: stuck.step("sleep 1.2"), said))
+        said: list[str] = []
+        waiting.start()
+        began = time.monotonic()
+        assert other.step("still here").reward == 1.0
+        assert time.monotonic() - began < 0.45
+        waiting.join()
+        assert said == [f"{url} answered 504: the environment took longer than 0.5 s, the server's --step-timeout"]
+        assert _sessions(url) == 1, "its session is gone"
+        with pytest.raises(BadInput, match="has not been reset"):
+            stuck.step("x")
+        assert stuck.reset(3).text == "Turn 1 of 4.\nseed 3"
+        assert _closed([1]), "closed once its step came back"
+        other.close()
+        assert _closed([1, 2])
+
+
+def _fails(call: Callable[[], Any], said: list[str]) -> None:
+    try:
+        call()
+    except HttpEnvError as error:
+        said.append(str(error))
+
+
+def _sessions(url: str) -> int:
+    return int(httpx.get(f"{url}/health").json()["sessions"])
+
+
+def test_building_and_resetting_are_under_the_same_limit() -> None:
+    with serving("moody", limits=Limits(step_timeout=0.3)) as url:
+        with pytest.raises(HttpEnvError, match=r"answered 504: the environment took longer than 0\.3 s"):
+            connect(url, slow_to_build=1.0)
+        assert _sessions(url) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("raise", "answered 500: ValueError: in a bad mood"),
+        ("exit", "answered 500: SystemExit: goodbye"),
+        ("set", "answered 500: WireError: info['set'] is a set, which cannot travel over HTTP; use text"),
+    ],
+)
+def test_what_an_environment_raises_ends_its_episode_only(answer: str, said: str) -> None:
+    with serving("moody") as url:
+        env, other = connect(url), connect(url)
+        env.reset(1)
+        other.reset(2)
+        env.step("fine")
+        with pytest.raises(HttpEnvError, match=re.escape(f"{url} {said}")):
+            env.step(answer)
+        assert _sessions(url) == 1 and _closed([1])
+        assert other.step("fine").reward == 1.0
+        assert env.reset(5).text.endswith("seed 5") and env.step("fine").reward == 1.0
+
+
+def test_a_reset_that_raises() -> None:
+    with serving("moody") as url:
+        env = connect(url)
+        with pytest.raises(HttpEnvError, match="answered 500: LookupError: cursed"):
+            env.reset(666)
+        with pytest.raises(BadInput, match=r"^moody: got seed -1; give one from 0 on$"):
+            env.reset(-1)
+        assert _sessions(url) == 0
+        env.reset(1)
+        path = f"{url}/v1/sessions/{env._session}"
+        assert httpx.post(f"{path}/reset", json={"seed": -1}).status_code == 400
+        assert httpx.post(f"{path}/step", json={"turn": 1, "answer": "x"}).json()["error"].startswith("the episode of this session is over")
+        assert httpx.post(f"{path}/reset", json={"seed": 4}).status_code == 200, "a seed that is refused does not cost the session"
+        assert httpx.post(f"{path}/reset", json={"seed": 666}).status_code == 500
+        assert httpx.post(f"{path}/reset", json={"seed": 4}).status_code == 404
+
+
+def test_what_cannot_be_built() -> None:
+    with pytest.raises(EnvironmentFailure, match="environment 'moody' cannot be built: RuntimeError: no and no again"):
+        check(Service("moody", {"refuses": True}))
+    with serving("moody") as url, pytest.raises(HttpEnvError, match="answered 500: environment 'moody' cannot be built: RuntimeError: no"):
+        connect(url, refuses=True)
+
+
+def test_what_resets_only_with_other_options_can_be_served() -> None:
+    with serving("moody", never_resets=True) as url:
+        with pytest.raises(BadInput, match="moody: got seed 3"):
+            connect(url).reset(3)
+        assert connect(url, never_resets=False).reset(3).text.endswith("seed 3")
+    with pytest.raises(EnvironmentFailure, match="environment 'cursed' cannot be served: LookupError: cursed"):
+        check(Service("cursed"))
+
+
+def test_secrets_among_the_options_are_not_told() -> None:
+    with serving("moody", password="hunter2") as url:
+        assert connect(url).options == {"max_turns": 4, "split": "train", "slow_to_build": 0.0, "refuses": False, "never_resets": False}
+
+
+def test_an_environment_without_an_instance() -> None:
+    with serving("moody") as url:
+        env = connect(url)
+        env.reset(0)
+        with pytest.raises(NotImplementedError, match=r"moody at .* does not tell its instance"):
+            _ = env.instance
+        assert env.step("fine").reward == 1.0
+
+
+def test_a_failing_close_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with serving("moody") as url, caplog.at_level(logging.WARNING):
+        env = connect(url)
+        env.reset(13)
+        env.close()
+        assert _closed([13])
+        time.sleep(0.05)
+    assert "closing an environment: RuntimeError: never closes" in caplog.text
+
+
+def test_stopping_closes_every_environment() -> None:
+    with serving("moody") as url:
+        envs = [connect(url) for _ in range(3)]
+        for seed, env in enumerate(envs, start=1):
+            env.reset(seed)
+    assert _closed([1, 2, 3])
+
+
+def test_closed_while_a_step_is_running() -> None:
+    with serving("moody") as url:
+        env = connect(url)
+        env.reset(1)
+        thread = threading.Thread(target=lambda: env.step("sleep 0.4"))
+        session = env._session
+        thread.start()
+        time.sleep(0.15)
+        assert httpx.delete(f"{url}/v1/sessions/{session}").status_code == 200
+        assert Moody.closed == [], "not under its feet"
+        thread.join()
+        assert _closed([1])

@@ -1,0 +1,120 @@
+"""The worker that compares formulas: bounded in time, from any thread, and alive after whatever was asked of it."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tether.core.errors import MissingDependency, TetherError
+from tether.envs.metamathqa.answers import symbolic
+from tether.envs.metamathqa.answers.compare import same
+from tether.envs.metamathqa.answers.symbolic import SymbolicComparison
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Iterator[SymbolicComparison]:
+    """A worker with little patience."""
+    worker = SymbolicComparison(cpu_seconds=0.3)
+    yield worker
+    worker.close()
+
+
+def test_equal_unequal_and_no_expression(comparison: SymbolicComparison) -> None:
+    assert comparison.equal(r"\sqrt{18}", r"3\sqrt{2}") is True
+    assert comparison.equal(r"\sqrt{18}", r"3\sqrt{3}") is False
+    assert comparison.equal(r"\sqrt{18}", r"\frac{1") is None
+    assert comparison.equal("5", "\ud800") is None
+
+
+HOPELESS = ["9^{9^{9^{9}}}", "100000000!", "(" * 60 + "1" + ")" * 60]
+
+
+@pytest.mark.parametrize("hopeless", HOPELESS, ids=lambda text: text[:10])
+def test_a_hopeless_question_is_given_up_and_the_next_one_answered(comparison: SymbolicComparison, hopeless: str) -> None:
+    begun = time.monotonic()
+    assert comparison.equal("5", hopeless) is not True
+    assert time.monotonic() - begun < 30  # a third of a second of computing, on however loaded a machine
+    assert comparison.equal("x+x", "2x") is True
+
+
+def test_it_works_off_the_main_thread_and_from_many_at_once(comparison: SymbolicComparison) -> None:
+    verdicts: dict[int, bool | None] = {}
+
+    def ask(number: int) -> None:
+        verdicts[number] = comparison.equal(f"{number}x", f"x+{number - 1}x" if number % 2 else f"x+{number}x")
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(2, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == {number: number % 2 == 1 for number in range(2, 10)}
+
+
+def test_a_worker_that_died_is_replaced(comparison: SymbolicComparison) -> None:
+    assert comparison.equal("x", "x") is True
+    process = comparison._process
+    assert process is not None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert comparison.equal("x", "x") is None  # the question that found it dead
+    assert comparison.equal("x", "x") is True
+
+
+def test_a_silent_worker_is_killed(comparison: SymbolicComparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert comparison.equal("x", "x") is True
+    process = comparison._process
+    assert process is not None
+    monkeypatch.setattr(comparison, "_wall_seconds", 0.01)
+    assert comparison.equal("5", "100000000!") is None
+    assert process.poll() is not None
+    assert comparison._process is None
+    comparison.close()  # nothing left to close
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # pytest's own threads, from Python 3.12 on
+def test_a_forked_process_starts_a_worker_of_its_own() -> None:
+    assert same(r"\sqrt{8}", r"2\sqrt{2}", "math")
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=_compare_in_child, args=(answers,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert answers.get() == (True, False)
+    assert same(r"\sqrt{12}", r"2\sqrt{3}", "math")  # and the parent's is as it was
+
+
+def _compare_in_child(answers: "multiprocessing.SimpleQueue[tuple[bool, bool]]") -> None:
+    assert symbolic.COMPARISON._process is None
+    answers.put((same(r"\sqrt{50}", r"5\sqrt{2}", "math"), same(r"\sqrt{50}", r"5\sqrt{3}", "math")))
+
+
+def test_a_worker_that_cannot_start_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    program = tmp_path / "worker.py"
+    program.write_text("import a_package_that_is_not_there\n", encoding="utf-8")
+    monkeypatch.setattr(symbolic, "_WORKER", program)
+    with pytest.raises(MissingDependency, match="metamathqa needs math-verify"):
+        SymbolicComparison().equal("x", "x")
+    program.write_text("import time\ntime.sleep(60)\n", encoding="utf-8")
+    with pytest.raises(TetherError, match=r"did not start within 0\.2 s"):
+        SymbolicComparison(wall_seconds=0.2).equal("x", "x")
+
+
+HOSTILE = [
+    "9**9**9**9", "9^9^9^9", "10^{10^{10}}", "((5!)!)!", "\\frac{" * 20_000, "(" * 100_000, "(" * 450 + "1" + ")" * 450, "[" * 400 + "]" * 400,
+    "1" * 100_000, "9" * 900 + "/7", "1," * 400 + "1", ";".join([r"\sqrt{2}x"] * 90), "$" * 999, r"\boxed{" * 140, "=" * 900, "x=" * 400 + "5",
+    r"\pm" * 200, r"(1,2)\cup" * 90 + "(1,2)", r"\begin{pmatrix}" * 60, "0.\\overline{" + "9" * 900 + "}", "\x00\x01", "\ud800", "-" * 900 + "1",
+    r"\text{" * 150, "1e9999999", "__import__('os').abort()",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gold", ["5", "x+1", r"\{1,2\}"])
+def test_no_answer_can_hang_or_crash_the_comparison(gold: str) -> None:
+    for answer in HOSTILE:
+        assert not same(gold, answer, "math"), answer[:40]
+        assert not same(answer, gold, "math"), answer[:40]
