@@ -6,7 +6,7 @@ The names below are the public surface. They are imported on first use: `import 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from tether.core.version import __version__
 
 _PUBLIC = {
     "BadInput": "tether.core.errors",
@@ -24,6 +24,9 @@ _PUBLIC = {
     "TetherError": "tether.core.errors",
     "Trajectory": "tether.core.types",
     "Turn": "tether.core.types",
+    "VectorEnv": "tether.envs.vector",
+    "as_gymnasium": "tether.envs.gym_wrapper",
+    "check_env": "tether.envs.checker",
     "cross_score": "tether.diagnostics.cross_score",
     "load_model": "tether.models.load",
     "make_env": "tether.envs.registry",
@@ -49,6 +52,9 @@ __all__ = [
     "TetherError",
     "Trajectory",
     "Turn",
+    "VectorEnv",
+    "as_gymnasium",
+    "check_env",
     "cross_score",
     "load_model",
     "make_env",
@@ -65,7 +71,10 @@ if TYPE_CHECKING:
     from tether.core.types import Completion, Group, Observation, Step, Trajectory, Turn
     from tether.diagnostics.cross_score import cross_score
     from tether.diagnostics.information import Information, measure_information
+    from tether.envs.checker import check_env
+    from tether.envs.gym_wrapper import as_gymnasium
     from tether.envs.registry import make_env, register_env
+    from tether.envs.vector import VectorEnv
     from tether.models.load import LoadedModel, load_model
 
 

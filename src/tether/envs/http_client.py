@@ -15,10 +15,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tether import __version__
 from tether.core.errors import BadInput
 from tether.core.grammar import ANSWER_TAGS
 from tether.core.types import Observation, Step
+from tether.core.version import __version__
 from tether.envs.http_protocol import PROTOCOL, WireError, encode, observation_read, step_read
 from tether.envs.http_transport import Endpoint, HttpEnvError, Place, SessionLost, endpoint, here
 from tether.envs.turns import Work

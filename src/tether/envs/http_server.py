@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from tether import __version__
 from tether.core.config import merge
 from tether.core.errors import BadInput, TetherError, did_you_mean, environment_boundary
 from tether.core.protocols import Env
+from tether.core.version import __version__
 from tether.envs.http_protocol import PROTOCOL, WireError, checked_token, decode, encode, is_loopback
 from tether.envs.http_sessions import Limits, Refusal, SessionTable, dispose
 from tether.envs.registry import make_env

@@ -107,11 +107,11 @@ def _everything(numbers: tuple[int, ...]) -> set[Fraction]:
     return found
 
 
-@pytest.mark.parametrize("numbers", [(1, 5, 7), (2, 2, 3), (4, 4, 6), (13, 8, 5)])
+@pytest.mark.parametrize("numbers", [(1, 5, 7), (2, 2, 3), (4, 4, 6), (13, 8, 5), (1, 3, 4, 6), (2, 9, 9, 20)])
 def test_the_solver_finds_exactly_what_can_be_made(numbers: tuple[int, ...]) -> None:
     whole = _everything(numbers)
-    parts = whole.union(*(_everything(part) for size in (1, 2) for part in combinations(numbers, size)))
-    for target in range(0, 60):
+    parts = whole.union(*(_everything(part) for size in range(1, len(numbers)) for part in combinations(numbers, size)))
+    for target in range(0, 80):
         for use, reachable in (("exactly_once", whole), ("at_most_once", parts)):
             found = solve(target, numbers, use)  # type: ignore[arg-type]
             assert (found is not None) == (Fraction(target) in reachable), (target, use)

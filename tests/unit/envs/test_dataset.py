@@ -137,5 +137,5 @@ def test_pools_are_disjoint_and_run_in_the_order_of_the_file() -> None:
 
 def test_a_pool_without_an_instance_of_a_split_says_so() -> None:
     word = next(w for w in (Word(str(n)) for n in range(99)) if split_of(w.fingerprint) is Split.TRAIN)
-    with pytest.raises(BadInput, match="none of the 1 rows of 'one.json' is a test instance; use split=all"):
+    with pytest.raises(BadInput, match=r"none of the 1 rows of 'one\.json' is a test instance; use split=all"):
         Pool([word], env="words", source="one.json")(0, Split.TEST)

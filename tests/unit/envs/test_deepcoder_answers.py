@@ -1,5 +1,7 @@
 """From an answer to the program that is run: fences, completions, starter code, missing imports."""
 
+import warnings
+
 import pytest
 
 from tether.envs.deepcoder.assemble import assemble
@@ -150,5 +152,10 @@ def test_what_does_not_compile_is_told_in_one_line(code: str) -> None:
 def test_warnings_of_the_compiler_are_not_raised() -> None:
     """The suite turns warnings into errors, which would make an error of an unknown escape."""
     check_compiles(r'x = "\d"')
+    filters = list(warnings.filters)
+    check_compiles(r'y = "\d"')
+    assert warnings.filters == filters
+    warnings.simplefilter("error")
+    check_compiles(r'z = "\d"')
     assert parse(r'"\d" is 1').body
     assert literal(r'"\d"') == "\\d"

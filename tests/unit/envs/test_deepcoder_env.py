@@ -121,6 +121,15 @@ def test_more_turns_give_feedback_and_pay_once() -> None:
     assert third.info["truncated"] is False
 
 
+def test_a_failed_attempt_pays_nothing_while_turns_are_left() -> None:
+    env = environment(SUM, max_turns=2)
+    env.reset(0)
+    step = env.step("```python\nprint(9)\n```")
+    assert (step.info["passed"], step.reward, step.done) == (1, 0.0, False)
+    step = env.step("```python\nprint(sum(map(int, input().split())))\n```")
+    assert (step.reward, step.success) == (1.0, True)
+
+
 def test_feedback_on_a_call_shows_the_call_and_what_came_back() -> None:
     env = environment(ADD, max_turns=2)
     env.reset(0)

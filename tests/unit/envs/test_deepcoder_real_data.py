@@ -206,5 +206,5 @@ def test_which_humaneval_style_tests_are_compared_outside() -> None:
         "below": [CallTask] * 5,
         "tidy": [ScriptTask, CallTask, CallTask, ScriptTask],
     }
-    public = [case.public for case in read_problem(Row(ROTATE, "row")).cases]
-    assert public == [True, False]
+    assert [case.public for case in read_problem(Row(ROTATE, "row")).cases] == [True, False]
+    assert [case.public for case in read_problem(Row(TRUTHS, "row")).cases] == [True, False, False, False, False]

@@ -75,16 +75,16 @@ def _play_both(local: Env, remote: Env, seeds: range) -> int:
 
 
 CASES: list[tuple[str, dict[str, Any], int]] = [
-    ("frozen_lake", {"slip": 0.5}, 40),
+    ("frozen_lake", {"slip": 0.5}, 30),
     ("frozen_lake", {"observation": "coordinates", "size": 6}, 15),
     ("frozen_lake", {"observation": "grid_coordinates", "split": "test"}, 15),
     ("frozen_lake", {"observation": "image", "actions_per_turn": 1}, 15),
     ("sokoban", {"observation": "grid_coordinates"}, 25),
     ("sokoban", {"observation": "image", "height": 8, "width": 7, "boxes": 2, "max_turns": 9}, 10),
     ("countdown", {}, 40),
-    ("metamathqa", {"attempts": 3}, 25),
-    ("searchqa", {}, 15),
-    ("webshop", {}, 10),
+    ("metamathqa", {"attempts": 3}, 6),
+    ("searchqa", {}, 8),
+    ("webshop", {}, 6),
     ("deepcoder", {}, 3),
 ]
 
@@ -98,7 +98,7 @@ def test_as_the_local_one(name: str, options: dict[str, Any], episodes: int) -> 
         assert (remote.name, remote.max_turns, remote.instructions) == (local.name, local.max_turns, local.instructions)
         assert remote.work == "wait" and remote.reward_range == local.reward_range  # type: ignore[attr-defined]
         assert remote.actions == getattr(local, "actions", ())
-        assert remote.options == local.options.model_dump(mode="json")  # type: ignore[attr-defined]
+        assert remote.options == local.options.model_dump(mode="json", exclude={"retriever_token"})  # type: ignore[attr-defined]
         assert _play_both(local, remote, range(episodes)) >= episodes
 
 

@@ -53,9 +53,9 @@ class Moody(TextEnv[_MoodyOptions]):
     def _generate(self, seed: int) -> None:
         if seed < 0 or self.options.never_resets:
             raise BadInput(f"moody: got seed {seed}; give one from 0 on")
+        self._seed, self._steps = seed, 0
         if seed == 666:
             raise LookupError("cursed")
-        self._seed, self._steps = seed, 0
 
     def _take(self, answer: str) -> Outcome:
         self._steps += 1
@@ -166,7 +166,7 @@ def test_a_reset_that_raises() -> None:
             env.reset(666)
         with pytest.raises(BadInput, match=r"^moody: got seed -1; give one from 0 on$"):
             env.reset(-1)
-        assert _sessions(url) == 0
+        assert _sessions(url) == 0 and _closed([666])
         env.reset(1)
         path = f"{url}/v1/sessions/{env._session}"
         assert httpx.post(f"{path}/reset", json={"seed": -1}).status_code == 400

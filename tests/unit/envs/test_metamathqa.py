@@ -231,6 +231,7 @@ def test_a_missing_file_names_the_option_and_the_default() -> None:
 def test_the_last_box() -> None:
     assert last_box(r"\boxed{a{b}c} and \fbox{d}") == "d"
     assert last_box(r"\boxed{ \text{{x}} }") == r"\text{{x}}"
+    assert last_box(r"\boxed{\{1} and more}") == r"\{1"
     assert last_box("none") is None
     assert last_box(r"\boxed{a} \boxed{b") is None
 

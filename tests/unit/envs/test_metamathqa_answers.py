@@ -357,6 +357,7 @@ def test_structure() -> None:
     assert structure("f(1,2)") == Scalar("f(1,2)")
     assert structure(r"5\pmod{7}") == Scalar(r"5\pmod{7}")
     assert structure("(1),(2)") == Parts("", (Scalar("1"), Scalar("2")), "(1),(2)")
+    assert structure("1,234,5") == Parts("", (Scalar("1"), Scalar("234"), Scalar("5")), "1,234,5")
     assert structure("1,,2") == Scalar("1,,2")
     assert structure("(" * 400 + "1" + ")" * 400) == Scalar("(" * 392 + "1" + ")" * 392)
 

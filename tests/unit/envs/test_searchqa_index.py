@@ -229,16 +229,22 @@ def test_what_a_killed_process_left_is_cleared(cache: Path) -> None:
 
 def test_processes_that_build_at_once_all_end_well(cache: Path) -> None:
     code = (
-        "from tether.envs.searchqa.corpus import Document, of_documents\n"
+        "from tether.envs.searchqa.corpus import Corpus, Document, of_documents\n"
         "from tether.envs.searchqa.index_store import open_index\n"
         "documents = [Document(str(n), f'T{n}', 'some words ' * 30) for n in range(4000)]\n"
-        "index = open_index(of_documents(documents))\n"
+        "def read():\n"
+        "    print('built')\n"
+        "    return documents\n"
+        "index = open_index(Corpus(of_documents(documents).digest, read))\n"
         "print(len(index), [hit.document.id for hit in index.search('T17 words', 1)])\n"
     )
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    said = []
     for process in started:
         out, err = process.communicate(timeout=60)
-        assert (out, err, process.returncode) == ("4000 ['17']\n", "", 0)
+        assert (err, process.returncode) == ("", 0)
+        said += out.splitlines()
+    assert sorted(said) == ["4000 ['17']"] * 3 + ["built"]  # one of them for all
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
 
 

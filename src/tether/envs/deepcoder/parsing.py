@@ -2,7 +2,7 @@
 
 Whatever is wrong with the text (no Python, a NUL, nested too deep for the parser) comes out as one kind of error with one line of
 words. Nothing is ever executed here. The compiler's warnings about such text (an unknown escape in a string) are of no use to
-whoever trains a model and are silenced by the name the text is compiled under; the filter is set again at each use because test
+whoever trains a model and are silenced by the name the text is compiled under; the filter is looked for at each use because test
 runners and libraries reset the list of filters, and never removed because restoring the list is not safe among threads.
 """
 
@@ -11,6 +11,7 @@ import re
 import warnings
 
 _NAME = "<program>"
+_PATTERN = re.escape(_NAME)
 MAX_CHARACTERS = 200_000
 """The longest answer that is looked at: parsing happens in the trainer's own process."""
 
@@ -50,7 +51,7 @@ def _check_length(source: str, limit: int | None) -> None:
 
 
 def _compiled(source: str, flags: int) -> object:
-    warnings.filterwarnings("ignore", category=Warning, module=re.escape(_NAME))
+    _silence_warnings()
     try:
         return compile(source, _NAME, "exec", flags=flags, dont_inherit=True)
     except SyntaxError as error:
@@ -58,3 +59,10 @@ def _compiled(source: str, flags: int) -> object:
         raise NotPython(f"{type(error).__name__}: {error.msg}{place}") from error
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:  # surrogates, NUL before 3.11.4, too deep
         raise NotPython(f"SyntaxError: {str(error) or 'too deeply nested'}") from error
+
+
+def _silence_warnings() -> None:
+    """Have no warning about text of this name; every change of the list makes Python forget which warnings it has shown already."""
+    first = warnings.filters[0] if warnings.filters else None
+    if first is None or first[0] != "ignore" or getattr(first[3], "pattern", None) != _PATTERN:
+        warnings.filterwarnings("ignore", module=_PATTERN)

@@ -37,7 +37,7 @@ class Host(ABC):
 
     @abstractmethod
     def hang_up(self) -> None:
-        """Let the environment end."""
+        """Let the environment end; a dead one is ended by force, or left behind."""
 
     @abstractmethod
     def see_off(self) -> None:
@@ -87,10 +87,6 @@ class BesideHost(Host):
     async def _perform(self, call: Call) -> Any:
         """Carry out a call."""
 
-    @abstractmethod
-    def _abandon(self) -> None:
-        """Give the environment up, whatever it is doing."""
-
     async def _play(self, call: Call) -> Any:
         try:
             async with self._background.slot():
@@ -115,7 +111,6 @@ class BesideHost(Host):
             raise
         if not done:
             self.dead = True
-            self._abandon()
             task.cancel()
             raise EnvironmentFailure(f"{what}: timed out after {seconds:g} s")
         return task.result()
@@ -141,9 +136,6 @@ class ThreadHost(BesideHost):
         if all(inspect.iscoroutinefunction(getattr(env, name, None)) for name in ("areset", "astep")):
             return await perform_async(env, call)
         return await in_thread(call.what, partial(perform, env, call))
-
-    def _abandon(self) -> None:
-        self._env = None  # its thread may go on with it; nobody listens
 
     def hang_up(self) -> None:
         if self._env is not None and not self.dead:

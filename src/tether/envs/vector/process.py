@@ -82,9 +82,7 @@ class ProcessHost(BesideHost):
         with environment_boundary(f"{what}: the result of the worker process cannot be read"):
             reply = pickle.loads(message)
         if isinstance(reply, Failed):
-            if what == "start":
-                self.dead = True
-                self._abandon()
+            self.dead = self.dead or what == "start"
             raise EnvironmentFailure(reply.reason)
         return reply
 
@@ -93,7 +91,6 @@ class ProcessHost(BesideHost):
         self.dead = True
         code = self._reap()
         if code is None:
-            self._abandon()
             return "the process of the environment closed its connection"
         ending = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"the process of the environment {ending}"
@@ -106,7 +103,7 @@ class ProcessHost(BesideHost):
             self._process.join(timeout=0)  # takes it off multiprocessing's list
             return self._process.exitcode
 
-    def _abandon(self) -> None:
+    def _kill(self) -> None:
         with _BOOKKEEPING:
             if self._process is None:
                 return
@@ -117,13 +114,13 @@ class ProcessHost(BesideHost):
         """An idle worker leaves when the connection is closed. One at work (the host is dead then) is killed: a thread of ours is
         reading from its connection."""
         if self.dead:
-            self._abandon()
+            self._kill()
         elif self._connection is not None:
             self._connection.close()
 
     def see_off(self) -> None:
         if self._process is not None and self._reap() is None:
-            self._abandon()
+            self._kill()
 
 
 def _signal_name(number: int) -> str:

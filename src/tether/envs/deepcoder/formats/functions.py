@@ -1,9 +1,8 @@
-"""Rows that open or name one function and test it by assertions: HumanEval, mxeval's MBPP, MBPP itself, and EvalPlus's larger tests.
+"""Rows that open or name one function and test it by assertions: HumanEval, mxeval's MBPP, MBPP itself, and EvalPlus's versions of them.
 
-HumanEval's `test` defines `check(candidate)`; MBPP's `test_list` holds one assertion per text. Both are taken apart by `assertions`.
-EvalPlus writes its tests as a loop over two long lists with a comparison of its own; that loop is recognised and becomes one case
-per item. Which tests are public: those whose call the prompt shows as an example (`>>> f(1)`), and for MBPP, whose rows show
-none, the first, which is then shown.
+HumanEval's `test` defines `check(candidate)`; MBPP's `test_list` holds one assertion per text. Both are taken apart by `assertions`,
+EvalPlus's larger tests by `evalplus`. Which tests are public: those whose call the prompt shows as an example (`>>> f(1)`), and for
+MBPP, whose rows show none, the first, which is then shown.
 """
 
 import ast
@@ -16,14 +15,13 @@ from typing import Any
 from tether.envs.dataset import Row, RowError
 from tether.envs.deepcoder.assertions import Suite
 from tether.envs.deepcoder.expressions import Unsupported, constant
+from tether.envs.deepcoder.formats.evalplus import evalplus_cases, is_evalplus
 from tether.envs.deepcoder.formats.pairs import text_field
 from tether.envs.deepcoder.parsing import NotPython, parse
 from tether.envs.deepcoder.problem import Case, Near, Problem, digest_of
 from tether.envs.deepcoder.sandbox.jobs import CallTask
 
 _EXAMPLE = re.compile(r"^\s*>>>\s*(?P<call>.+?)\s*$", re.MULTILINE)
-_EVALPLUS_TOLERANCE = 1e-6
-_EVALPLUS_RELATIVE = 1e-7
 
 
 def humaneval(row: Row) -> Problem:
@@ -32,6 +30,8 @@ def humaneval(row: Row) -> Problem:
     if not all(isinstance(value, str) and value.strip() for value in (prompt, entry_point, test)):
         raise RowError("has an empty prompt, entry_point or test")
     cases = _check_cases(test, entry_point)
+    if not cases:
+        raise RowError("has a test that asserts nothing about the function")
     shown = _shown_calls(prompt)
     cases = [replace(case, public=isinstance(case.task, CallTask) and case.given in shown) for case in cases]
     return Problem(
@@ -84,45 +84,13 @@ def _check_cases(test: str, entry_point: str) -> list[Case]:
     else:
         before = [node for node in tree.body if node is not check and not _is_noise(node)]
         suite = Suite(entry_point, check.body, alias=check.args.args[0].arg, before=before)
-    cases = _evalplus_cases(suite) or suite.cases()
-    if not cases:
-        raise RowError("has a test that asserts nothing about the function")
-    return cases
+    return evalplus_cases(suite) if is_evalplus(before) else suite.cases()
 
 
 def _is_noise(node: ast.stmt) -> bool:
     """HumanEval's METADATA, a docstring, the call of check itself."""
     metadata = isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["METADATA"]
     return metadata or isinstance(node, ast.Expr)
-
-
-def _evalplus_cases(suite: Suite) -> list[Case]:
-    """The cases of EvalPlus's loop `for i, (inp, exp) in enumerate(zip(inputs, results)): assertion(f(*inp), exp, atol)`."""
-    loop = next((node for node in suite.body if isinstance(node, ast.For)), None)
-    helper = next((node for node in suite.before if isinstance(node, ast.FunctionDef) and node.name == "assertion"), None)
-    if loop is None or helper is None or not ast.unparse(helper).startswith("def assertion(out, exp, atol):\n    exact_match = out == exp"):
-        return []
-    name = suite.alias or suite.entry_point
-    call = re.fullmatch(rf"assertion\({re.escape(name)}\(\*inp\), exp, (?P<atol>[0-9.e-]+)\)", "; ".join(map(ast.unparse, loop.body)))
-    if call is None or ast.unparse(loop.target) != "(i, (inp, exp))" or ast.unparse(loop.iter) != "enumerate(zip(inputs, results))":
-        return []
-    try:
-        columns = {ast.unparse(node.targets[0]): constant(node.value) for node in suite.body if isinstance(node, ast.Assign)}
-        pairs = list(zip(columns["inputs"], columns["results"], strict=True))
-    except (Unsupported, KeyError, ValueError):
-        return []
-    return [_near_case(suite.entry_point, given, expected, float(call["atol"])) for given, expected in pairs]
-
-
-def _near_case(entry_point: str, given: Any, expected: Any, absolute: float) -> Case:
-    tolerance = _EVALPLUS_TOLERANCE if absolute == 0 and _is_floats(expected) else absolute
-    relative = _EVALPLUS_RELATIVE if tolerance else 0.0
-    return Case(CallTask(entry_point, tuple(given)), Near(expected, tolerance, relative))
-
-
-def _is_floats(value: Any) -> bool:
-    """What EvalPlus compares with a tolerance: a float, or a non-empty list of floats only."""
-    return isinstance(value, float) or (isinstance(value, list | tuple) and bool(value) and all(isinstance(item, float) for item in value))
 
 
 def _shown_calls(prompt: str) -> set[str]:

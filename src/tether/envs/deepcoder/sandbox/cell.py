@@ -15,11 +15,11 @@ Imports the standard library only: it runs in the warden.
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tether.envs.deepcoder.sandbox import linux
 
-WORK = "/work"
 INPUT = "/dev/stdin"
 PROGRAM_USER = 1
 """The id in the jail that programs run under where the warden is root."""
@@ -31,6 +31,7 @@ FILES = 256
 """How many files a program may have in its work folder."""
 
 _SCRATCH = ("/mnt", "/media", "/srv", "/tmp", "/var/tmp")
+_WORK = ("/tmp", "/work", "/box")
 _HIDDEN = ("site-packages", "dist-packages")
 
 
@@ -49,6 +50,8 @@ class Surroundings:
     landlock: bool
     address_space: int
     """Bytes the interpreter takes up before any program."""
+    work: str
+    """In a jail: the work folder."""
     folder: str
     """Without a jail: the folder that work folders are made in."""
 
@@ -109,14 +112,11 @@ def _write_maps(process: str, users: str, groups: str) -> None:
             file.write(content)
 
 
-def build_root(libraries: list[str]) -> None:
-    """Make the jail's root folder and move into it. The process must be in the new namespaces, with all rights there."""
+def build_root(libraries: list[str]) -> str:
+    """Make the jail's root folder and move into it; returns where the work folder goes. Needs all rights in new namespaces."""
     linux.mount("keeping mounts private", "none", "/", None, linux.RECURSIVE | linux.PRIVATE)
-    root = next(
-        (path for path in _SCRATCH if os.path.isdir(path) and not any(f"{name}/".startswith(f"{path}/") for name in libraries)), None
-    )
-    if root is None:
-        raise OSError(f"making a root folder: none of {', '.join(_SCRATCH)} can be used")
+    root = _without_libraries(filter(os.path.isdir, _SCRATCH), libraries)
+    work = _without_libraries(_WORK, libraries)
     quiet = linux.NO_SETUID | linux.NO_DEVICES
     linux.mount("making a root folder", "tmpfs", root, "tmpfs", quiet, "size=256k,nr_inodes=128,mode=0755")
     for library in libraries:
@@ -131,22 +131,31 @@ def build_root(libraries: list[str]) -> None:
         os.close(os.open(root + device, os.O_CREAT | os.O_WRONLY, 0o444))
         linux.bind_read_only(device, root + device)
     os.close(os.open(root + INPUT, os.O_CREAT | os.O_WRONLY, 0o444))
-    os.mkdir(root + WORK, 0o755)
+    os.mkdir(root + work, 0o755)
     linux.pivot_into(root)
     linux.mount("closing the root folder", "none", "/", None, linux.REMOUNT | linux.BIND | linux.READ_ONLY | quiet)
+    return work
 
 
-def make_work_folder(kib: int, owner: int) -> None:
+def _without_libraries(folders: Iterable[str], libraries: list[str]) -> str:
+    """The first folder that can be mounted over without hiding a library."""
+    for folder in folders:
+        if not any(f"{library}/".startswith(f"{folder}/") for library in libraries):
+            return folder
+    raise OSError(f"making a root folder: there is none to use beside {', '.join(libraries)}")
+
+
+def make_work_folder(path: str, kib: int, owner: int) -> None:
     """In a cell: mounts of its own, and an empty work folder that holds so much and no more."""
     linux.unshare("creating a cell", linux.NEW_MOUNTS)
     flags = linux.NO_SETUID | linux.NO_DEVICES | linux.NO_EXEC
     options = f"size={kib}k,nr_inodes={FILES},mode=0700,uid={owner},gid={owner}"
-    linux.mount("making a work folder", "tmpfs", WORK, "tmpfs", flags, options)
+    linux.mount("making a work folder", "tmpfs", path, "tmpfs", flags, options)
 
 
-def place_input(content: bytes) -> int:
+def place_input(folder: str, content: bytes) -> int:
     """In a cell: the standard input as a file at /dev/stdin, so that it can be opened again by name; open for reading."""
-    path = f"{WORK}/.input"
+    path = f"{folder}/.input"
     with open(path, "wb") as file:
         file.write(content)
     linux.mount("placing the input", path, INPUT, None, linux.BIND)

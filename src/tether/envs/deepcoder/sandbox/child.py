@@ -37,7 +37,7 @@ def main(connection: socket.socket, settings: dict[str, Any], around: cell.Surro
         os.setsid()
         job = json.loads(wire.receive(connection))
         given = wire.receive(connection)
-        source = cell.place_input(given) if around.kernel else _input_file(folder, given)
+        source = cell.place_input(folder, given) if around.kernel else _input_file(folder, given)
         os.chdir(folder)
         _keep_only([source, *pipes])
         connection.detach()

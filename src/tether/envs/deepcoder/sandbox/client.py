@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tether.envs.deepcoder.sandbox.jobs import SandboxUnavailable
+from tether.envs.deepcoder.sandbox.wire import FOLDER_PREFIX
 
 Isolation = Literal["kernel", "process"]
 
@@ -110,8 +111,9 @@ class Client:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self.facts.get("folder"):
-            shutil.rmtree(self.facts["folder"], ignore_errors=True)
+        folder = Path(self.facts.get("folder", ""))
+        if folder.name.startswith(FOLDER_PREFIX):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def forget(self) -> None:
         """In a forked process: it is the parent's warden, so let go of it without a word."""

@@ -34,7 +34,7 @@ def decode(text: str) -> Any:
     """The value of a text made by `encode`; anything else is a `ValueError`."""
     try:
         return _untagged(parse(text), DEPTH)
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise ValueError(str(error)) from None
 
 

@@ -68,7 +68,9 @@ def set_namespace(step: str, descriptor: int, kind: int) -> None:
 
 def mount(step: str, source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
     """mount(2)."""
-    _checked(step, _libc.mount, source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), data.encode())
+    _checked(
+        step, _libc.mount, os.fsencode(source), os.fsencode(target), kind.encode() if kind else None, ctypes.c_ulong(flags), data.encode()
+    )
 
 
 def bind_read_only(source: str, target: str) -> None:

@@ -77,8 +77,11 @@ class _Exchange:
     incoming: bytearray = field(default_factory=bytearray)
 
     def send(self) -> bool:
-        """Send some; True once everything is sent."""
-        self.outgoing = self.outgoing[self.connection.send(self.outgoing[:_CHUNK]) :]
+        """Send some; True once there is no more to send."""
+        try:
+            self.outgoing = self.outgoing[self.connection.send(self.outgoing[:_CHUNK]) :]
+        except ConnectionError:
+            return True  # the cell is gone, but what it said may still be on its way
         return not self.outgoing
 
     def receive(self, most: int) -> list[bytes] | None:
@@ -131,9 +134,9 @@ class _Run:
 
     def _advance(self, exchange: _Exchange, events: int) -> None:
         most = 2 * self._sandbox.limits.output_kib * 1024 + _FACTS
+        if events & selectors.EVENT_WRITE and exchange.send():
+            self._selector.modify(exchange.connection, selectors.EVENT_READ, exchange)
         try:
-            if events & selectors.EVENT_WRITE and exchange.send():
-                self._selector.modify(exchange.connection, selectors.EVENT_READ, exchange)
             frames = exchange.receive(most) if events & selectors.EVENT_READ else None
         except ConnectionError as error:
             self._finish(exchange, Report("killed", detail=str(error)))

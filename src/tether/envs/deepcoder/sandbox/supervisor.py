@@ -89,8 +89,8 @@ def _keep_what_is_needed(around: cell.Surroundings) -> None:
 
 def _work_folder(settings: dict[str, Any], around: cell.Surroundings) -> str:
     if around.kernel:
-        cell.make_work_folder(settings["folder_kib"], cell.PROGRAM_USER if around.program_user else 0)
-        return cell.WORK
+        cell.make_work_folder(around.work, settings["folder_kib"], cell.PROGRAM_USER if around.program_user else 0)
+        return around.work
     folder = os.path.join(around.folder, str(os.getpid()))
     os.mkdir(folder, 0o700)
     if around.program_user:

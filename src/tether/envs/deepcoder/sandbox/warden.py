@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from tether.envs.deepcoder.sandbox import cell, landlock, linux, program, seccomp, supervisor
+from tether.envs.deepcoder.sandbox import cell, landlock, linux, program, seccomp, supervisor, wire
 
 PRELOADED = """
     array ast base64 bisect bz2 calendar cmath collections contextlib copy csv ctypes datetime decimal enum fractions functools hashlib heapq
@@ -112,7 +112,7 @@ def _jailed() -> tuple[cell.Surroundings, int]:
         os._exit(0)
     linux.die_with_parent(signal.SIGKILL)
     process_ids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    cell.build_root(libraries)
+    work = cell.build_root(libraries)
     linux.forbid_inspection()
     counted = _kernel_version() >= _COUNTS_PER_NAMESPACE and _works(lambda: linux.unshare("counting threads", linux.NEW_USER))
     around = cell.Surroundings(
@@ -123,6 +123,7 @@ def _jailed() -> tuple[cell.Surroundings, int]:
         seccomp=True,
         landlock=False,
         address_space=space,
+        work=work,
         folder="",
     )
     return around, process_ids
@@ -137,7 +138,7 @@ def _beside() -> cell.Surroundings:
         raise OSError(
             "running as root: programs could read everything, for nobody else may read this Python and the kernel has no Landlock"
         )
-    folder = tempfile.mkdtemp(prefix="tether-sandbox-")
+    folder = tempfile.mkdtemp(prefix=wire.FOLDER_PREFIX)
     os.chmod(folder, 0o711)
     return cell.Surroundings(
         kernel=False,
@@ -147,6 +148,7 @@ def _beside() -> cell.Surroundings:
         seccomp=linux.LINUX and _works(_install_filter),
         landlock=files,
         address_space=_address_space(),
+        work="",
         folder=folder,
     )
 

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterable
 
 LENGTH = struct.Struct(">Q")
+FOLDER_PREFIX = "tether-sandbox-"
+"""How the folder is called that a warden without a jail makes and, should it be killed, Tether removes."""
 
 
 def pack(frames: Iterable[bytes]) -> bytes:
