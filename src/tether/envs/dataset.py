@@ -61,20 +61,29 @@ InstanceT = TypeVar("InstanceT", bound=Instance)
 
 def load_instances(source: str, parse: Callable[[Row], T], *, env: str, default: str, option: str = "data", bad_rows: BadRows) -> list[T]:
     """Every row of a source through `parse`. `option` and `default` (what is used without it) are named if the source is missing."""
-    instances: list[T] = []
+    return list(iter_instances(source, parse, env=env, default=default, option=option, bad_rows=bad_rows))
+
+
+def iter_instances(
+    source: str, parse: Callable[[Row], T], *, env: str, default: str, option: str = "data", bad_rows: BadRows
+) -> Iterator[T]:
+    """The same one by one, for a source that may be larger than memory."""
+    used = 0
     skipped: list[str] = []
     for row in read_rows(source, env=env, default=default, option=option):
         try:
-            instances.append(parse(row.checked()))
+            instance = parse(row.checked())
         except RowError as error:
             if bad_rows == "error":
                 raise BadInput(f"{row.place}: {error}; mend the row, or skip such rows with bad_rows=skip") from error
             skipped.append(f"{row.place}: {error}")
+        else:
+            used += 1
+            yield instance
     if skipped:
-        _LOG.warning("%s: skipped %d of %d rows of %s; the first: %s", env, len(skipped), len(skipped) + len(instances), source, skipped[0])
-    if not instances:
+        _LOG.warning("%s: skipped %d of %d rows of %s; the first: %s", env, len(skipped), len(skipped) + used, source, skipped[0])
+    if not used:
         raise BadInput(f"{env}: {option}='{source}' holds no usable row; {default} is used where {option} is left out")
-    return instances
 
 
 def read_rows(source: str, *, env: str, default: str, option: str = "data") -> Iterator[Row]:
@@ -153,6 +162,9 @@ def _array_rows(text: str, path: Path) -> Iterator[Row]:
         try:
             whole = json.loads(text)
         except ValueError as error:
+            if "Extra data" in str(error):  # one object a line, whatever the file is called
+                yield from _line_rows(text.splitlines(), path)
+                return
             raise BadInput(f"{path}: is not JSON ({error})") from error
         yield from (Row(entry, f"{path}: {entry[0]!r}") for entry in whole.items()) if isinstance(whole, dict) else [Row(whole, str(path))]
         return

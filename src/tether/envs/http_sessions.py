@@ -149,7 +149,6 @@ class SessionTable:
         session = self._sessions.get(name)
         if session is None:
             raise Refusal(404, "there is no such session; it may have ended with an error, been closed, or been dropped for being idle")
-        session.last_used = self._clock()
         return session
 
     def _make_room(self) -> None:

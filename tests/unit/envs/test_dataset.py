@@ -61,6 +61,15 @@ def test_places_are_lines(tmp_path: Path) -> None:
     assert [row.value for row in read_rows(str(table), env="sums", default="d")] == [("x", [1]), ("y", [2])]
 
 
+def test_lines_in_a_file_called_json_are_read_as_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text("\n".join(map(json.dumps, ROWS)))
+    assert _load(path) == [1, 2, 3]
+    path.write_text('{"a": 1}\n{"b": 2}\n')
+    with pytest.raises(BadInput, match=r"rows\.json:2: has no field 'a'"):
+        _load(path)
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

@@ -253,6 +253,7 @@ def test_files_are_reported_by_line_and_loaded_once(tmp_path: Path) -> None:
     pool = load_pool(str(path), "skip", None)
     assert [pool(seed, Split.ALL).statement for seed in range(4)] == ["Problem 0.", "Problem 1.", "Problem 2.", "Problem 0."]
     assert load_pool(str(path), "skip", None) is pool
+    assert len(load_pool(str(path), "skip", 1)(0, Split.ALL).cases) == 1
     path.write_text("[1, 2]\n")
     with pytest.raises(BadInput, match="is a list; expected an object"):
         load_pool(str(path), "error", 1)

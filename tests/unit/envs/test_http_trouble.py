@@ -5,8 +5,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -30,11 +29,12 @@ class _MoodyOptions(TurnOptions):
 
 
 class Moody(TextEnv[_MoodyOptions]):
-    """Does what the answer says: "sleep 2", "raise", "exit", "set", or nothing. The reward counts the steps."""
+    """Does what the answer says: "wait" (for the test), "raise", "exit", "set", or nothing. The reward counts the steps."""
 
     name = "moody"
     Options = _MoodyOptions
     closed: list[int] = []
+    waiting, released = threading.Event(), threading.Event()
 
     def __init__(self, options: _MoodyOptions | None = None) -> None:
         super().__init__(options or _MoodyOptions())
@@ -59,14 +59,14 @@ class Moody(TextEnv[_MoodyOptions]):
 
     def _take(self, answer: str) -> Outcome:
         self._steps += 1
-        word, _, number = answer.partition(" ")
-        if word == "sleep":
-            time.sleep(float(number))
-        elif word == "raise":
+        if answer == "wait":
+            self.waiting.set()
+            assert self.released.wait(20)
+        elif answer == "raise":
             raise ValueError("in a\nbad mood")
-        elif word == "exit":
+        elif answer == "exit":
             sys.exit("goodbye")
-        return Outcome(answer, float(self._steps), info={"set": {1}} if word == "set" else {})
+        return Outcome(answer, float(self._steps), info={"set": {1}} if answer == "set" else {})
 
     def close(self) -> None:
         if self._seed:  # seed 0 is what a server tries before it serves
@@ -87,6 +87,8 @@ def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {**registry.ENVIRONMENTS._entries, "moody": Moody, "cursed": Cursed}
     monkeypatch.setattr(registry.ENVIRONMENTS, "_entries", entries)
     monkeypatch.setattr(Moody, "closed", [])
+    monkeypatch.setattr(Moody, "waiting", threading.Event())
+    monkeypatch.setattr(Moody, "released", threading.Event())
 
 
 def _closed(expected: list[int]) -> bool:
@@ -99,32 +101,26 @@ def _closed(expected: list[int]) -> bool:
 
 
 def test_a_stuck_step_is_left_behind_and_holds_up_nobody() -> None:
-    with serving("moody", limits=Limits(step_timeout=0.5)) as url:
+    with serving("moody", limits=Limits(step_timeout=1.0)) as url, ThreadPoolExecutor(1) as thread:
         stuck, other = connect(url), connect(url)
         stuck.reset(1)
         other.reset(2)
-        waiting = threading.Thread(target=lambda: _fails(lambda: stuck.step("sleep 1.2"), said))
-        said: list[str] = []
-        waiting.start()
-        began = time.monotonic()
-        assert other.step("still here").reward == 1.0
-        assert time.monotonic() - began < 0.45
-        waiting.join()
-        assert said == [f"{url} answered 504: the environment took longer than 0.5 s, the server's --step-timeout"]
+        step = thread.submit(stuck.step, "wait")
+        assert Moody.waiting.wait(10)
+        assert other.step("still here").reward == 1.0 and not step.done()
+        with pytest.raises(HttpEnvError) as failed:
+            step.result()
+        assert str(failed.value) == f"{url} answered 504: the environment took longer than 1 s, the server's --step-timeout"
         assert _sessions(url) == 1, "its session is gone"
         with pytest.raises(BadInput, match="has not been reset"):
             stuck.step("x")
         assert stuck.reset(3).text == "Turn 1 of 4.\nseed 3"
-        assert _closed([1]), "closed once its step came back"
+        time.sleep(0.1)
+        assert Moody.closed == [], "not while its step is running"
+        Moody.released.set()
+        assert _closed([1]), "once its step came back"
         other.close()
         assert _closed([1, 2])
-
-
-def _fails(call: Callable[[], Any], said: list[str]) -> None:
-    try:
-        call()
-    except HttpEnvError as error:
-        said.append(str(error))
 
 
 def _sessions(url: str) -> int:
@@ -225,14 +221,15 @@ def test_stopping_closes_every_environment() -> None:
 
 
 def test_closed_while_a_step_is_running() -> None:
-    with serving("moody") as url:
+    with serving("moody") as url, ThreadPoolExecutor(1) as thread:
         env = connect(url)
         env.reset(1)
-        thread = threading.Thread(target=lambda: env.step("sleep 0.4"))
         session = env._session
-        thread.start()
-        time.sleep(0.15)
+        step = thread.submit(env.step, "wait")
+        assert Moody.waiting.wait(10)
         assert httpx.delete(f"{url}/v1/sessions/{session}").status_code == 200
-        assert Moody.closed == [], "not under its feet"
-        thread.join()
+        time.sleep(0.1)
+        assert Moody.closed == [] and not step.done(), "not under its feet"
+        Moody.released.set()
+        assert step.result().reward == 1.0
         assert _closed([1])

@@ -46,6 +46,13 @@ def test_processor_time(code: str, isolation: Isolation) -> None:
     assert report.seconds < 15
 
 
+def test_fractions_of_a_second_count(isolation: Isolation) -> None:
+    """The kernel's own limit knows whole seconds only and would have come at 2."""
+    code = "import time\nsaid = 0\nwhile True:\n    if time.process_time() > said + 0.05: said = time.process_time(); print(said, flush=True)"
+    report = attack(code, isolation, Limits(cpu_seconds=0.2, wall_seconds=30))
+    assert report.ending == "timeout" and 0.1 < float(report.stdout.split()[-1]) < 1.5
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -172,7 +172,7 @@ def test_bad_documents(row: Any, problem: str, tmp_path: Path, caplog: pytest.Lo
         documents(of_file(source, "error"))
     assert str(caught.value).startswith(f"{source}:2: {problem}") and "\n" not in str(caught.value)
     assert documents(of_file(source, "skip")) == [Document("0", "", "good")]
-    assert f"skipped 1 rows of {source}" in caplog.text
+    assert f"skipped 1 of 2 rows of {source}" in caplog.text
 
 
 def test_a_line_that_is_no_json_is_reported_with_its_number(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_line_that_is_no_json_is_reported_with_its_number(tmp_path: Path) -> N
 
 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no usable document; the built-in encyclopedia is used"):
+    with pytest.raises(BadInput, match="holds no usable row; the built-in encyclopedia is used"):
         documents(of_file(write(tmp_path / "c.json", []), "error"))
 
 

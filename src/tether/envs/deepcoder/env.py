@@ -34,6 +34,7 @@ Generator = Callable[[int, Split], Problem]
 
 _MOST_CONCURRENT = 4
 _OUTPUT_KIB = 4096
+_CLOCK_FACTOR, _CLOCK_SECONDS = 5, 5
 
 
 class DeepCoderOptions(TurnOptions):
@@ -47,10 +48,10 @@ class DeepCoderOptions(TurnOptions):
     """The easiest and the hardest level of the built-in problems, from 1 to 5."""
     max_tests: int | None = Field(default=None, ge=1)
     """The most tests per problem: the first public one and evenly spaced hidden ones; None for all."""
-    time_limit: float = Field(default=6.0, gt=0, le=600)
+    time_limit: float = Field(default=10.0, gt=0, le=600)
     """Seconds of CPU for each test."""
     total_limit: float = Field(default=60.0, gt=0)
-    """Seconds that the tests of an answer may run, added up; no test is started after that."""
+    """Seconds on the clock that the tests of an answer may run, added up; no test is started after that."""
     memory_mib: int = Field(default=512, ge=64)
     """For each test."""
     concurrency: int | None = Field(default=None, ge=1, le=256)
@@ -138,9 +139,12 @@ def _pool(options: DeepCoderOptions) -> Generator:
 
 
 def _limits(options: DeepCoderOptions) -> Limits:
-    """Of one test. On the clock, twice the CPU seconds and two more: a busy machine is no fault of the program, sleeping is."""
+    """Of one test. The clock gets several times the CPU seconds: a busy machine is no fault of the program, sleeping is."""
     return Limits(
-        cpu_seconds=options.time_limit, wall_seconds=2 * options.time_limit + 2, memory_mib=options.memory_mib, output_kib=_OUTPUT_KIB
+        cpu_seconds=options.time_limit,
+        wall_seconds=_CLOCK_FACTOR * options.time_limit + _CLOCK_SECONDS,
+        memory_mib=options.memory_mib,
+        output_kib=_OUTPUT_KIB,
     )
 
 

@@ -7,19 +7,17 @@ JSON object from title to text or to a list of sentences, as HotpotQA corpora co
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput
-from tether.envs.dataset import BadRows, Row, RowError, read_rows
+from tether.envs.dataset import BadRows, Row, RowError, iter_instances
 
 ENV = "searchqa"
 DEFAULT_CORPUS = "the built-in encyclopedia"
 
-_LOG = logging.getLogger(__name__)
 _TEXT_FIELDS = ("text", "paragraph_text", "content")
 
 
@@ -117,33 +115,22 @@ def _has_title_line(contents: str) -> bool:
 
 
 def _documents(source: str, bad_rows: BadRows) -> Iterator[Document]:
-    """The documents one by one: a corpus may be larger than memory."""
-    skipped: list[str] = []
-    number = 0
-    for row in read_rows(source, env=ENV, default=DEFAULT_CORPUS, option="corpus"):
-        try:
-            yield _document(row.checked(), number)
-            number += 1
-        except RowError as error:
-            if bad_rows == "error":
-                raise BadInput(f"{row.place}: {error}; mend the row, or skip such rows with bad_rows=skip") from error
-            skipped.append(f"{row.place}: {error}")
-    if skipped:
-        _LOG.warning("%s: skipped %d rows of %s; the first: %s", ENV, len(skipped), source, skipped[0])
-    if not number:
-        raise BadInput(f"{ENV}: corpus='{source}' holds no usable document; {DEFAULT_CORPUS} is used where corpus is left out")
+    """The documents one by one: a corpus may be larger than memory. One without an id is known by its number."""
+    rows = iter_instances(source, _document, env=ENV, default=DEFAULT_CORPUS, option="corpus", bad_rows=bad_rows)
+    for number, document in enumerate(rows):
+        yield document if document.id else replace(document, id=str(number))
 
 
-def _document(row: Row, number: int) -> Document:
+def _document(row: Row) -> Document:
     value = row.value
     if isinstance(value, str):
-        return Document.of_contents(str(number), value)
+        return Document.of_contents("", value)
     if isinstance(value, tuple):  # an entry of a JSON object
         title, sentences = value
-        return Document(str(number), one_line(title), joined(sentences))
+        return Document("", one_line(title), joined(sentences))
     if not isinstance(value, dict):
         raise RowError(f"is a {type(value).__name__}; expected an object with contents, or with title and text")
-    id = one_line(str(value.get("id", number)))
+    id = one_line(str(value.get("id", "")))
     if isinstance(value.get("contents"), str):
         return Document.of_contents(id, value["contents"])
     text = next((value[name] for name in _TEXT_FIELDS if name in value), None)
