@@ -98,7 +98,6 @@ C | \text{(C)}
 -125,343 | 343, -125
 [0,1) | [0, 1.0)
 x \in [1,2] | [1,2]
-(-\infty,2)\cup(3,\infty) | (3,\infty) \cup (-\infty,2)
 \{-1\} \cup [0,7) | [0,7)\cup\{-1\}
 x=1,y=2 | y=2, x=1
 x=1,y=2 | 1,2
@@ -136,6 +135,7 @@ y=2x+3 | 3+2x
 \cos 13^\circ | \sin 77^\circ
 2\pi\text{ cm} | 2 \pi
 0.5x | \frac{x}{2}
+(-\infty,2)\cup(3,\infty) | (3,\infty) \cup (-\infty,2)
 """
 )
 

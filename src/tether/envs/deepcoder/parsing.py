@@ -64,5 +64,5 @@ def _compiled(source: str, flags: int) -> object:
 def _silence_warnings() -> None:
     """Have no warning about text of this name; every change of the list makes Python forget which warnings it has shown already."""
     first = warnings.filters[0] if warnings.filters else None
-    if first is None or first[0] != "ignore" or getattr(first[3], "pattern", None) != _PATTERN:
+    if first is None or getattr(first[3], "pattern", None) != _PATTERN:
         warnings.filterwarnings("ignore", module=_PATTERN)

@@ -16,9 +16,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy  # type: ignore[import-untyped]
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
 from math_verify import verify
-from sympy import I, Symbol  # type: ignore[import-untyped]
+from sympy import I, Symbol
 
 MEMORY_BYTES = 2 * 1024**3
 _CONVERSION = ConversionConfig(lowercase_symbols=False)  # R - r is not 0
