@@ -44,7 +44,8 @@ def serve_env(
     from tether.envs.http_sessions import Limits
 
     secret = server_token(token, host)
-    service = Service(env, parse_overrides(options or []), secret, lock_options, Limits(max_sessions, idle_timeout, step_timeout))
+    limits = Limits(max_sessions=max_sessions, idle_timeout=idle_timeout, step_timeout=step_timeout)
+    service = Service(env, parse_overrides(options or []), secret, lock_options, limits)
     check(service)
     with bind(host, port) as listener:
         url = address_of(listener)

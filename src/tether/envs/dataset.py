@@ -1,7 +1,7 @@
 """Rows of the public data sets, from a file or by name, each with the place it came from.
 
 A source is the path of a .jsonl, .json or .parquet file (the first two also gzipped), or the name of a data set that the `datasets`
-package can fetch (`owner/name`, optionally `owner/name:split`). A loader turns each row into an instance and raises `RowError` for
+package can fetch (`owner/name`, or with its configuration and split `owner/name@configuration:split`). A loader turns each row into an instance and raises `RowError` for
 one it cannot use: that is reported with file and line, or counted and skipped where the user asked for it.
 """
 
@@ -12,6 +12,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -145,9 +146,17 @@ def _line_rows(lines: Any, path: Path) -> Iterator[Row]:
 def _decoded(line: str) -> Any:
     """The value of a line; one that is no JSON becomes a _Broken, so that the user may skip it."""
     try:
-        return json.loads(line)
-    except ValueError as error:
+        return json.loads(line, parse_int=whole_number)
+    except (ValueError, RecursionError) as error:
         return _Broken(f"is not JSON ({error})")
+
+
+def whole_number(digits: str) -> int:
+    """An integer of any length; int() reads some thousand digits, decimal has no such limit."""
+    try:
+        return int(digits)
+    except ValueError:
+        return int(Decimal(digits))
 
 
 class _Broken(str):
@@ -156,11 +165,11 @@ class _Broken(str):
 
 def _array_rows(text: str, path: Path) -> Iterator[Row]:
     """The items of a JSON array with the line each begins on, or the entries of an object as (key, value)."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_int=whole_number)
     at = _skip_blank(text, 0)
     if text[at : at + 1] != "[":
         try:
-            whole = json.loads(text)
+            whole = json.loads(text, parse_int=whole_number)
         except ValueError as error:
             if "Extra data" in str(error):  # one object a line, whatever the file is called
                 yield from _line_rows(text.splitlines(), path)
@@ -211,9 +220,10 @@ def _hub_rows(name: str, env: str, default: str, option: str) -> Iterator[Row]:
         )
     import datasets
 
-    repository, _, split = name.partition(":")
+    place, _, split = name.partition(":")
+    repository, _, configuration = place.partition("@")
     try:
-        values = datasets.load_dataset(repository, split=split or "train")
+        values = datasets.load_dataset(repository, configuration or None, split=split or "train")
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{env}: cannot fetch the data set '{name}' ({reason}); give a file, or leave {option} out for {default}") from error

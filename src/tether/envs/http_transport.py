@@ -161,9 +161,7 @@ class _Here:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=KEEP_ALIVE)
             # A proxy that the environment variables name cannot reach this machine's own servers.
             made = httpx.Client(limits=limits, trust_env=not is_loopback(parts.hostname or ""), verify=parts.scheme == "https")
-            client = self._clients.setdefault(origin, made)
-            if client is not made:  # another thread was faster
-                made.close()
+            client = self._clients.setdefault(origin, made)  # if another thread was faster, this one is never used and holds nothing
         return client
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class EnvSettings(Settings):
     """A registered name, "module:Class", or the address of a served environment."""
     options: dict[str, Any] = {}
     """Options of the environment, see `tether envs`; `split` is set by the trainer."""
-    step_timeout: Annotated[float, Field(gt=0)] = 60.0
+    step_timeout: Annotated[float, Field(gt=0)] = 120.0
     """Seconds a reset or a step may take where environments run beside each other; one that takes longer ends its episode."""
 
     @field_validator("name")

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from tether import make_env
 from tether.cli.serve_env import EXAMPLES, serve_env
 from tether.core.errors import BadInput, UnknownName
+from tether.envs.http_client import HttpEnvError
 
 app = typer.Typer(rich_markup_mode=None)
 app.command(epilog=EXAMPLES)(serve_env)
@@ -65,6 +67,15 @@ def test_token_from_the_environment() -> None:
         assert make_env(url, token="s3cret", split="test").reset(0).text == make_env("sokoban", split="test").reset(0).text
         with pytest.raises(BadInput, match="option 'boxes' is locked by the server"):
             make_env(url, token="s3cret", boxes=2)
+
+
+def test_limits_reach_the_server() -> None:
+    with _started("frozen_lake", "--idle-timeout", "0.3", "--step-timeout", "50") as (_, (first, _)):
+        env = make_env(re.findall(r"http://[\d.:]+", first)[0])
+        env.reset(0)
+        time.sleep(1)
+        with pytest.raises(HttpEnvError, match="the server lost the episode"):
+            env.step("Up")
 
 
 def _refused(arguments: list[str], kind: type[BadInput]) -> str:

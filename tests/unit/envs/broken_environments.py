@@ -203,6 +203,18 @@ class ShowsNothing(Doors):
         return Observation("")
 
 
+@breaks("types", "an observation whose image is uint8 [2, 2, 4]; it has to be uint8 [height, width, 3], or None")
+class TransparentPicture(Doors):
+    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+        return Observation(super().reset(seed, luck=luck).text, np.zeros((2, 2, 4), np.uint8))
+
+
+@breaks("types", "an observation whose image is uint8 [0, 2, 3]; it has to be uint8 [height, width, 3], or None")
+class EmptyPicture(Doors):
+    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+        return Observation(super().reset(seed, luck=luck).text, np.zeros((0, 2, 3), np.uint8))
+
+
 @breaks("types", "an observation whose image is float64 [2, 2, 3]; it has to be uint8 [height, width, 3], or None")
 class FloatPicture(Doors):
     def reset(self, seed: int, *, luck: int | None = None) -> Observation:

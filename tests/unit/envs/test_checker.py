@@ -93,6 +93,18 @@ def test_mistakes_of_the_caller() -> None:
     assert report.broken == ["construction"] and "did you mean 'boxes'" in str(report)
 
 
+@pytest.mark.usefixtures("here_only")
+def test_two_mistakes_are_two_broken_laws() -> None:
+    class Both(Doors):
+        def step(self, answer: str) -> Step:
+            step = super().step(answer)
+            return Step(
+                step.observation, 0.0, step.done, not step.done, {"valid": True, "truncated": not step.done or step.info["truncated"]}
+            )
+
+    assert check_env(Both, episodes=100).broken == ["success", "truncation"]
+
+
 def test_at_most_three_violations_of_a_law_are_told() -> None:
     report = check_env(next(cls for cls, _, _ in BROKEN if cls.__name__ == "PaysNaN"), episodes=30)
     assert len(_violations(report, "rewards")) == 3
@@ -258,6 +270,9 @@ def test_canonical_tells_apart_what_equality_does_not() -> None:
     ]
     assert len({canonical(value) for value in values}) == len(values)
     assert canonical({"a": [np.zeros(2)]}) == canonical({"a": [np.zeros(2)]})
+    changed = np.zeros((60, 60, 3), np.uint8)
+    changed[30, 30] = 1  # numpy prints no more than the edges of a large array
+    assert canonical(Observation("x", changed)) != canonical(Observation("x", np.zeros((60, 60, 3), np.uint8)))
 
 
 def test_verdicts() -> None:

@@ -70,6 +70,12 @@ def test_lines_in_a_file_called_json_are_read_as_lines(tmp_path: Path) -> None:
         _load(path)
 
 
+def test_integers_may_have_any_length(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "rows.json"):
+        (tmp_path / name).write_text(f'{"" if name.endswith("l") else "["}{{"a": {"9" * 6000}}}{"" if name.endswith("l") else "]"}')
+        assert _load(tmp_path / name) == [10**6000 - 1]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

@@ -230,12 +230,26 @@ def _after_reset(env: HttpEnv, seed: int) -> HttpEnv:
 
 
 def test_a_forked_child_has_connections_and_sessions_of_its_own(lake: str) -> None:
-    """In a process of its own, because this one has threads, which must not be forked."""
+    """In a process of its own, because this one has threads, which must not be forked. Both sides play at the same time."""
     script = f"""
 import os, sys
+from tether import make_env
 from tether.envs.http_client import HttpEnvError, connect
+
+def play(seeds):
+    local = make_env("frozen_lake", slip=0.3)
+    for seed in seeds:
+        env = connect({lake!r})  # takes over the session of the one before
+        assert env.reset(seed).text == local.reset(seed).text
+        done = False
+        while not done:
+            step = env.step("Up || Left")
+            assert step.observation.text == local.step("Up || Left").observation.text
+            done = step.done
+
+play(range(3))
 env = connect({lake!r}, slip=0.0)
-first = env.reset(3).text
+env.reset(3)
 child = os.fork()
 if child == 0:
     try:
@@ -244,7 +258,11 @@ if child == 0:
         assert "forked" in str(error), error
     else:
         os._exit(3)
-    os._exit(0 if env.reset(3).text == first and env.step("Up").observation.text else 4)
+    play(range(100, 120))
+    env.reset(3)
+    env.step("Up")
+    os._exit(0)
+play(range(200, 220))
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 print(env.step("Down").observation.text)
 """

@@ -236,10 +236,28 @@ def test_the_tersest_server_that_will_do() -> None:
         assert env.step("x") == Step(Observation("u"), 1.0, True, True, {})
 
 
+def test_a_description_is_asked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def reply(method: str, path: str) -> tuple[int, bytes, dict[str, str]]:
+        asked.append(path)
+        return _json({**LAKE, "name": f"lake {len(asked)}"})
+
+    with _answering(reply) as url:
+        assert {connect(url).name for _ in range(20)} == {"lake 1"}
+        assert connect(url, size=5).name == "lake 2", "other options, another description"
+        monkeypatch.setattr("tether.envs.http_client.DESCRIPTION_LIFE", 0.0)
+        assert connect(url).name == "lake 3"
+
+
 def test_another_version_of_tether_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with _answering(lambda method, path: _json({**LAKE, "version": "tether 0.0.1"})) as url:
         connect(url)
     assert "runs tether 0.0.1, this is tether" in caplog.text
+    caplog.clear()
+    with _answering(lambda method, path: _json({**LAKE, "version": "lakes 3 in Fortran"})) as url:
+        connect(url)
+    assert caplog.text == "", "another program has other versions"
 
 
 def test_servers_that_say_later_are_asked_again() -> None:

@@ -255,15 +255,16 @@ def test_client_of_a_full_server_says_so_after_a_few_attempts() -> None:
 
 def test_idle_sessions_are_dropped_and_a_new_episode_opens_another() -> None:
     with _client(limits=Limits(idle_timeout=0.3)) as api:
-        idle = connect(str(api.base_url))
+        idle, resting = connect(str(api.base_url)), connect(str(api.base_url))
         idle.reset(0)
+        resting.reset(0)
         time.sleep(0.8)
         assert api.get("/health").json()["sessions"] == 0, "dropped without anybody asking"
         with pytest.raises(HttpEnvError, match=r"the server lost the episode: .* dropped for being idle"):
             idle.step("Up")
         with pytest.raises(BadInput, match="has not been reset"):
             idle.step("Up")
-        assert idle.reset(0).text == make_env("frozen_lake").reset(0).text
+        assert idle.reset(0).text == resting.reset(0).text == make_env("frozen_lake").reset(0).text
 
 
 def test_every_request_keeps_a_session_alive() -> None:

@@ -123,6 +123,17 @@ def test_a_stuck_step_is_left_behind_and_holds_up_nobody() -> None:
         assert _closed([1, 2])
 
 
+def test_a_client_that_gave_up_begins_elsewhere() -> None:
+    """Its session is still busy with the step that took too long."""
+    with serving("moody") as url:
+        env = connect(url, timeout=1.5)
+        env.reset(1)
+        with pytest.raises(HttpEnvError, match=r"did not answer within 1\.5 s, the option timeout"):
+            env.step("wait")
+        assert env.reset(2).text.endswith("seed 2") and _sessions(url) == 2
+        Moody.released.set()
+
+
 def _sessions(url: str) -> int:
     return int(httpx.get(f"{url}/health").json()["sessions"])
 

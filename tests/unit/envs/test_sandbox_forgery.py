@@ -2,15 +2,17 @@
 
 import contextlib
 import json
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.envs.deepcoder.sandbox import codec, verdict
+from tether.envs.deepcoder.sandbox import client, codec, verdict
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Limits, Report, ScriptTask, StdinTask, Task
 from tether.envs.deepcoder.sandbox.level import describe_isolation
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
@@ -18,9 +20,17 @@ from tether.envs.deepcoder.sandbox.sandbox import Sandbox
 SANDBOX = Sandbox(Limits(cpu_seconds=3, wall_seconds=10), isolation=describe_isolation().name or "process")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def well_afterwards() -> Iterator[None]:
+    """The one warden of all these attacks is still there at the end, and well."""
+    warden = client.running_warden(SANDBOX.isolation).process_id
+    yield
+    assert SANDBOX.run("print(6 * 7)", [StdinTask("")])[0].stdout == "42\n"
+    assert client.running_warden(SANDBOX.isolation).process_id == warden
+
+
 def run(code: str, task: Task) -> Report:
     [report] = SANDBOX.run(code, [task])
-    assert SANDBOX.run("print(6 * 7)", [StdinTask("")])[0].stdout == "42\n"
     return report
 
 
@@ -58,6 +68,7 @@ HEAD = b'{"ending": "ok", "detail": "", "word": ""}\n'
         HEAD + b'{"i": "zz"}',
         HEAD + b'{"b": "0"}',
         HEAD + b'{"c": [1, {}]}',
+        HEAD + b'{"c": [1, ' + b"9" * 400 + b"]}",
         HEAD + b'{"t": 1, "s": 2}',
         HEAD + b'{"__reduce__": ["os.system", ["id"]]}',
         HEAD + b"1\n2",
@@ -264,6 +275,19 @@ VALUES = st.recursive(
 def test_values_survive(value: Any) -> None:
     back = codec.decode(codec.encode(value, 10**6))
     assert back == value and repr(back) == repr(value)
+
+
+def test_depth_holds_where_the_recursion_limit_was_lifted() -> None:
+    code = """
+import sys
+from tether.envs.deepcoder.sandbox import codec
+sys.setrecursionlimit(10**9)
+for text in ("[" * 10**6, '{"t":' * 10**6, "[" * 10**6 + "]" * 10**6):
+    try: codec.decode(text)
+    except ValueError as error: print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "nested too deeply\n" * 3)
 
 
 def test_colliding_keys_do_not_hold_us_up() -> None:

@@ -261,6 +261,33 @@ print(sandbox.run("print(6 * 7)", [StdinTask("")])[0].stdout.strip())
     assert (sorted(done.stdout.splitlines()), done.stderr) == (["42", "42 True", "42 True"], "")
 
 
+@both_levels
+def test_the_warden_never_had_the_environment(isolation: Isolation) -> None:
+    """Not even in memory that a program could read through."""
+    warden, server = quiet_warden(isolation)
+    for process in {warden, server}:
+        path = Path(f"/proc/{process}/environ")
+        if os.access(path, os.R_OK):
+            assert {name.partition(b"=")[0] for name in path.read_bytes().split(b"\0")} <= {
+                b"",
+                b"PYTHONHASHSEED",
+                b"LD_LIBRARY_PATH",
+                b"PYTHONHOME",
+            }
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give itself groups")
+@needs_kernel
+def test_groups_of_root_are_left_behind() -> None:
+    code = """
+from tether.envs.deepcoder.sandbox.jobs import StdinTask
+from tether.envs.deepcoder.sandbox.sandbox import Sandbox
+print(Sandbox().run("import os; print(os.getgroups())", [StdinTask("")])[0].stdout)
+"""
+    done = subprocess.run([sys.executable, "-c", code], extra_groups=[4242], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n\n"
+
+
 UNPRIVILEGED = """
 import json, os, sys
 from tether.envs.deepcoder.sandbox.jobs import Limits, StdinTask

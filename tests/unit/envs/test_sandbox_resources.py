@@ -41,14 +41,16 @@ def attack(code: str, isolation: Isolation, limits: Limits = LIMITS) -> Report:
     ids=["loop", "ignored signals", "blocked signals", "threads", "caught", "one long operation", "regular expression"],
 )
 def test_processor_time(code: str, isolation: Isolation) -> None:
-    report = attack(code, isolation, Limits(cpu_seconds=0.2, wall_seconds=30))
-    assert (report.ending, report.detail) == ("timeout", "more than 0.2 s of processor time")
+    report = attack(code, isolation, Limits(cpu_seconds=0.1, wall_seconds=30))
+    assert (report.ending, report.detail) == ("timeout", "more than 0.1 s of processor time")
     assert report.seconds < 15
 
 
 def test_fractions_of_a_second_count(isolation: Isolation) -> None:
     """The kernel's own limit knows whole seconds only and would have come at 2."""
-    code = "import time\nsaid = 0\nwhile True:\n    if time.process_time() > said + 0.05: said = time.process_time(); print(said, flush=True)"
+    code = (
+        "import time\nsaid = 0\nwhile True:\n    if time.process_time() > said + 0.05: said = time.process_time(); print(said, flush=True)"
+    )
     report = attack(code, isolation, Limits(cpu_seconds=0.2, wall_seconds=30))
     assert report.ending == "timeout" and 0.1 < float(report.stdout.split()[-1]) < 1.5
 
@@ -67,8 +69,8 @@ def test_fractions_of_a_second_count(isolation: Isolation) -> None:
     ids=["sleep", "pause", "stopped", "lock", "closed descriptors", "exit function", "select"],
 )
 def test_wall_time(code: str, isolation: Isolation) -> None:
-    report = attack(code, isolation, Limits(wall_seconds=0.3))
-    assert (report.ending, report.detail) == ("timeout", "more than 0.3 s")
+    report = attack(code, isolation, Limits(wall_seconds=0.15))
+    assert (report.ending, report.detail) == ("timeout", "more than 0.15 s")
     assert report.seconds < 3
 
 
@@ -93,7 +95,7 @@ def test_memory(code: str, isolation: Isolation) -> None:
 
 def test_runaway_recursion(isolation: Isolation) -> None:
     """How CPython goes down here depends on its version."""
-    report = attack("import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", isolation, Limits(cpu_seconds=1, memory_mib=64))
+    report = attack("import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", isolation, Limits(cpu_seconds=0.5, memory_mib=16))
     assert report.ending in ("memory", "error", "killed", "timeout")
 
 

@@ -275,3 +275,19 @@ def test_pool_closes_its_environments() -> None:
     with EnvPool(envs):  # type: ignore[arg-type]
         assert not any(env.left for env in envs)
     assert all(env.left for env in envs)
+
+
+def test_an_environment_that_names_its_workers_does_not_let_others_time_out(own_entries: None) -> None:
+    """Three steps of 0.4 s, one at a time, with 1 s each: the last ends after 1.2 s, but its clock began at 0.8 s."""
+
+    class OneAtATime(Troubled):
+        workers = 1
+
+    ENVIRONMENTS.register("one_at_a_time", OneAtATime)
+    with make_envs("one_at_a_time", {"work": "wait"}, 3, step_timeout=1.0) as pool:
+        members: list[Any] = pool.envs
+        for future in [member.submit_reset(1) for member in members]:
+            future.result()
+        began = time.monotonic()
+        assert [future.result().done for future in [member.submit_step("sleep 0.4") for member in members]] == [False] * 3
+        assert time.monotonic() - began > 1.1

@@ -113,6 +113,11 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         return Outcome(render.feedback(verdict), self._pay(verdict) if done else 0.0, done, verdict.solved, info=info)
 
     @property
+    def workers(self) -> int:
+        """More answers than that judged at a time would only wait for each other, with their clocks running."""
+        return self._concurrency
+
+    @property
     def work(self) -> Work:
         return "wait"
 

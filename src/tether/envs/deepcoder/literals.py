@@ -6,16 +6,16 @@ an agent, and what the hash of a test is made of, is Python's own notation with 
 """
 
 import json
-from decimal import Decimal
 from typing import Any
 
+from tether.envs.dataset import whole_number
 from tether.envs.deepcoder.parsing import NotPython, literal
 
 
 def read_json(text: str) -> Any:
     """The value of a JSON text; ValueError if it is none."""
     try:
-        return json.loads(text, parse_int=_whole)
+        return json.loads(text, parse_int=whole_number)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 
@@ -44,13 +44,6 @@ def clip(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]} ... ({len(text) - limit} characters left out) ... {text[-(limit - limit // 2) :]}"
-
-
-def _whole(digits: str) -> int:
-    try:
-        return int(digits)
-    except ValueError:  # more digits than int() reads; decimal has no such limit
-        return int(Decimal(digits))
 
 
 def _notation(value: Any) -> str:
