@@ -317,12 +317,12 @@ def test_paths_of_this_machine_are_not_told() -> None:
 
 def test_a_cell_that_could_not_be_prepared_says_why() -> None:
     facts = json.dumps({"limit": None, "started": False, "seconds": 0.1, "code": 113, "signal": 0, "cpu_seconds": 0.1}).encode()
-    report = verdict.report(StdinTask(""), Limits(), "", [facts, b"", b"making a work folder: No space left on device"])
+    report = verdict.report(StdinTask(""), "", [facts, b"", b"making a work folder: No space left on device"])
     assert (report.ending, report.detail) == ("killed", "the cell could not be prepared (making a work folder: No space left on device)")
-    assert verdict.report(StdinTask(""), Limits(), "", [facts, b"", b""]).detail.endswith("(exit code 113, signal 0)")
+    assert verdict.report(StdinTask(""), "", [facts, b"", b""]).detail.endswith("(exit code 113, signal 0)")
 
 
 def test_every_fact_of_the_supervisor_is_plain_json() -> None:
     facts = json.dumps({"limit": None, "started": True, "seconds": 0.1, "code": 0, "signal": 64, "cpu_seconds": 0.1}).encode()
-    report = verdict.report(StdinTask(""), Limits(), "", [facts, b"out", b"+"])
+    report = verdict.report(StdinTask(""), "", [facts, b"out", b"+"])
     assert (report.ending, report.detail, report.stdout) == ("killed", "ended by SIGRTMAX", "out")

@@ -55,6 +55,13 @@ def test_fractions_of_a_second_count(isolation: Isolation) -> None:
     assert report.ending == "timeout" and 0.1 < float(report.stdout.split()[-1]) < 1.5
 
 
+def test_a_program_that_ends_just_beyond_its_time_was_too_slow(isolation: Isolation) -> None:
+    code = "import time\nwhile time.process_time() < 0.06: pass"
+    report = attack(code, isolation, Limits(cpu_seconds=0.05, wall_seconds=30))
+    assert (report.ending, report.detail) == ("timeout", "more than 0.05 s of processor time")
+    assert attack(code, isolation, Limits(cpu_seconds=0.5, wall_seconds=30)).ending == "ok"
+
+
 @pytest.mark.parametrize(
     "code",
     [

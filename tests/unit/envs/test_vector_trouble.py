@@ -87,15 +87,15 @@ def test_each_trouble_is_told_and_nobody_else_notices(work: str, trouble: list[t
 
 @pytest.mark.usefixtures("_no_thread_is_left")
 def test_one_hanging_member_does_not_hold_up_the_others() -> None:
-    with VectorEnv(Troubled, 3, step_timeout=3) as vector:
+    with VectorEnv(Troubled, 3, step_timeout=2) as vector:
         vector.reset([0, 1, 2])
         hanging = vector.members[0].submit_step("loop")
         start = time.monotonic()
         for member in vector.members[1:]:
             for answer in ("a", "b"):
                 assert member.step(answer).observation.text.endswith(f"heard {answer}")
-        assert time.monotonic() - start < 2.5 and not hanging.done()
-        with pytest.raises(EnvironmentFailure, match="timed out after 3 s"):
+        assert time.monotonic() - start < 1.9 and not hanging.done()
+        with pytest.raises(EnvironmentFailure, match="timed out after 2 s"):
             hanging.result()
 
 
@@ -236,7 +236,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit(0)"])
+@pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_no_worker_outlives_the_process_it_works_for(ending: str, tmp_path: Path) -> None:
     """A script that forgets to close, or that is killed, while one worker is in an endless loop."""
     script = tmp_path / "forgetful.py"
