@@ -104,7 +104,17 @@ def _create(out: Path | None, settings: Any) -> RunStore:
         "seed": settings.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    return RunStore.create(folder, dump_yaml(settings), about)
+    return RunStore.create(folder, dump_yaml(_without_secrets(settings)), about)
+
+
+def _without_secrets(settings: Any) -> Any:
+    """The settings as they may be written down: an option that is not to be shown (a token) stays out, and comes from TETHER_TOKEN."""
+    from tether.envs.blueprint import blueprint
+
+    known = blueprint(settings.env.name).options
+    secret = {"token"} if known is None else {name for name, field in known.model_fields.items() if not field.repr}
+    shown = {key: value for key, value in settings.env.options.items() if key not in secret}
+    return settings.model_copy(update={"env": settings.env.model_copy(update={"options": shown})})
 
 
 def _reopen(out: Path | None, config: Path | None, flags: dict[str, Any]) -> tuple[RunStore, Any]:

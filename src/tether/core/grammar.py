@@ -69,7 +69,12 @@ def split_actions(answer: str) -> list[str]:
 
 def match_actions(answer: str, names: Sequence[str]) -> tuple[list[int], bool]:
     """Indices of the actions in `names` (case-insensitive), and whether the answer was clean: at least one action, none unknown."""
-    table = {name.lower(): index for index, name in enumerate(names)}
+    table = _indices(tuple(names))
     parts = split_actions(answer)
-    found = [table[part.lower()] for part in parts if part.lower() in table]
+    found = [index for part in parts if (index := table.get(part.lower())) is not None]
     return found, bool(found) and len(found) == len(parts)
+
+
+@lru_cache(maxsize=64)
+def _indices(names: tuple[str, ...]) -> dict[str, int]:
+    return {name.lower(): index for index, name in enumerate(names)}

@@ -31,7 +31,7 @@ class TurnOptions(Settings):
     split: Split = Split.TRAIN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What one answer brought about, before turns are counted."""
 

@@ -8,6 +8,7 @@ from tether.core.metrics import wilson_interval
 from tether.core.protocols import Engine, Sampling
 from tether.core.types import Group
 from tether.envs.blueprint import blueprint
+from tether.envs.registry import make_env
 from tether.envs.vector import make_envs
 from tether.models.chat import ChatFormat
 from tether.rollout.collect import collect, validation_plan
@@ -44,6 +45,8 @@ def evaluate(
 
 
 def _validation_options(env: EnvSettings) -> dict[str, Any]:
-    """The environment's options with the validation split, unless it is known to have no splits."""
+    """The environment's options with the validation split, if it has splits."""
     known = blueprint(env.name).options
-    return env.options if known is not None and "split" not in known.model_fields else {**env.options, "split": "validation"}
+    # A served environment tells its options once it is asked.
+    names: Any = known.model_fields if known is not None else getattr(make_env(env.name, **env.options), "options", {})
+    return {**env.options, "split": "validation"} if "split" in names else env.options

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tether.envs.deepcoder.sandbox import client, codec, verdict
@@ -251,12 +251,14 @@ TAGGED = st.recursive(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(TAGGED)
 def test_whatever_is_tagged_is_a_value_or_a_value_error(tagged: Any) -> None:
     with contextlib.suppress(ValueError):
         codec.decode(json.dumps(tagged))
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet='[]{}",:\\\\ tsd0.e-N"', max_size=40))
 def test_whatever_is_text_is_json_or_a_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
@@ -271,6 +273,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(VALUES)
 def test_values_survive(value: Any) -> None:
     back = codec.decode(codec.encode(value, 10**6))

@@ -6,7 +6,7 @@ gymnasium unchanged. A generator is any callable from seed and split to a lake.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 
 from tether.core.enums import Split
@@ -22,8 +22,11 @@ class Lake:
 
     tiles: str
     """The letters row by row: one S, one G, any number of F and H."""
+    size: int = field(init=False, repr=False, compare=False)
+    """Rows and columns."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "size", isqrt(len(self.tiles)))
         square = self.size**2 == len(self.tiles)
         if not square or self.tiles.count("S") != 1 or self.tiles.count("G") != 1 or set(self.tiles) - set("SFHG"):
             raise BadInput(f"lake '{self.tiles}' is not a map; give a square of the letters S F H G with one S and one G")
@@ -32,10 +35,6 @@ class Lake:
     def of(cls, rows: Sequence[str]) -> "Lake":
         """From gymnasium's form, a list of rows."""
         return cls("".join(rows))
-
-    @property
-    def size(self) -> int:
-        return isqrt(len(self.tiles))
 
     @property
     def rows(self) -> list[str]:

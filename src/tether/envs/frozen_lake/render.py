@@ -1,6 +1,7 @@
 """How a lake is shown: symbols, coordinates, or a picture. The start tile looks like any other ice."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +25,20 @@ _SPRITES: dict[str, tuple[Sprite, ...]] = {
 
 
 def grid_rows(lake: Lake, player: int) -> list[str]:
-    symbols = [SYMBOLS[letter] for letter in lake.tiles]
-    symbols[player] = PLAYER_SYMBOLS[lake.tiles[player]]
-    flat = "".join(symbols)
-    return [flat[at : at + lake.size] for at in range(0, len(flat), lake.size)]
+    return grid_text(lake, player).split("\n")
 
 
 def grid_text(lake: Lake, player: int) -> str:
-    return "\n".join(grid_rows(lake, player))
+    empty = _empty_grid(lake.tiles, lake.size)
+    at = player + player // lake.size  # a line break after each row
+    return f"{empty[:at]}{PLAYER_SYMBOLS[lake.tiles[player]]}{empty[at + 1 :]}"
+
+
+@lru_cache(maxsize=1024)
+def _empty_grid(tiles: str, size: int) -> str:
+    """The lake without the player; the same for all turns of an episode and all members of a group."""
+    symbols = "".join(SYMBOLS[letter] for letter in tiles)
+    return "\n".join(symbols[at : at + size] for at in range(0, len(symbols), size))
 
 
 def coordinate_text(lake: Lake, player: int) -> str:

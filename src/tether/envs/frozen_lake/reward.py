@@ -16,4 +16,4 @@ class GoalReward:
     ice: float = 0.0
 
     def __call__(self, tile: str) -> float:
-        return {"G": self.goal, "H": self.hole}.get(tile, self.ice)
+        return self.goal if tile == "G" else self.hole if tile == "H" else self.ice

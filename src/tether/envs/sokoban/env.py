@@ -27,12 +27,13 @@ class SokobanOptions(ActionOptions):
     width: int = Field(default=6, ge=5, le=30)
     """Columns, outer walls included."""
     boxes: int = Field(default=1, ge=1)
-    min_pushes: int = Field(default=1, ge=1)
-    """Every generated level takes at least so many pushes."""
+    min_pushes: int | None = Field(default=None, ge=1)
+    """Every generated level takes at least so many pushes; by default 1, with more boxes than one up to 6 as the board allows."""
     max_pushes: int | None = Field(default=None, ge=1)
-    """How far the generator pulls the boxes away, in all; by default 4 for each box."""
+    """How far the generator pulls the boxes away, in all; by default 4 for one box, 6 for each of several."""
     max_moves: int | None = Field(default=None, ge=1)
-    """Every generated level can be solved in so many actions; by default height + width - 2 for each box (10 on 6 x 6)."""
+    """Every generated level can be solved in so many actions; by default height + width - 2 for one box (10 on 6 x 6), 30 for each of
+    several."""
     levels: Path | None = None
     """An XSB or Boxoban file to take levels from instead of generating them."""
 
@@ -42,23 +43,34 @@ class SokobanOptions(ActionOptions):
         room = interior // 4
         if self.levels is None and self.boxes > room:
             raise ValueError(f"boxes: got {self.boxes} for {self.height} x {self.width}; use at most {room} or a larger board")
-        farthest = (self.height + self.width - 8) * self.boxes  # pulling takes the player one cell further than the box
-        if self.levels is None and self.min_pushes > farthest:
-            raise ValueError(f"min_pushes: got {self.min_pushes}, this board allows {farthest}; use fewer or a larger board")
-        if self.min_pushes > min(self.push_limit, self.move_limit):
-            low = "max_pushes" if self.push_limit < self.min_pushes else "max_moves"
-            raise ValueError(f"min_pushes: got {self.min_pushes}, above {low} {min(self.push_limit, self.move_limit)}; raise {low}")
+        if self.levels is None and self.push_floor > self._farthest:
+            raise ValueError(f"min_pushes: got {self.push_floor}, this board allows {self._farthest}; use fewer or a larger board")
+        if self.push_floor > min(self.push_limit, self.move_limit):
+            low = "max_pushes" if self.push_limit < self.push_floor else "max_moves"
+            raise ValueError(f"min_pushes: got {self.push_floor}, above {low} {min(self.push_limit, self.move_limit)}; raise {low}")
         return self
+
+    @property
+    def _farthest(self) -> int:
+        """Pushes that this board has room for: pulling takes the player one cell further than the box."""
+        return (self.height + self.width - 8) * self.boxes
+
+    @property
+    def push_floor(self) -> int:
+        """min_pushes, with its default filled in: few random levels are far from solved, so several boxes ask for it."""
+        limits = (limit for limit in (self.max_pushes, self.max_moves) if limit is not None)
+        default = 1 if self.boxes == 1 else max(1, min(6, self._farthest * 3 // 8, *limits))
+        return self.min_pushes or default
 
     @property
     def push_limit(self) -> int:
         """max_pushes, with its default filled in."""
-        return self.max_pushes or max(4 * self.boxes, self.min_pushes)
+        return self.max_pushes or max(4 if self.boxes == 1 else 6 * self.boxes, self.push_floor)
 
     @property
     def move_limit(self) -> int:
         """max_moves, with its default filled in."""
-        return self.max_moves or max((self.height + self.width - 2) * self.boxes, 2 * self.min_pushes)
+        return self.max_moves or max(self.height + self.width - 2 if self.boxes == 1 else 30 * self.boxes, 2 * self.push_floor)
 
 
 class Sokoban(ActionEnv[SokobanOptions]):
@@ -141,4 +153,4 @@ class Sokoban(ActionEnv[SokobanOptions]):
 def _generator(options: SokobanOptions) -> Generator:
     if options.levels is not None:
         return FileLevels(options.levels)
-    return ReversePlay(options.height, options.width, options.boxes, options.min_pushes, options.push_limit, options.move_limit)
+    return ReversePlay(options.height, options.width, options.boxes, options.push_floor, options.push_limit, options.move_limit)

@@ -143,7 +143,7 @@ class _Run:
             return
         if frames is not None:
             task = self._tasks[exchange.index]
-            self._finish(exchange, verdict.report(task, self._sandbox.limits, exchange.word, frames))
+            self._finish(exchange, verdict.report(task, exchange.word, frames))
 
     def _give_up_late_ones(self) -> None:
         now = time.monotonic()

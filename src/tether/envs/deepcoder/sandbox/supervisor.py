@@ -22,6 +22,9 @@ from tether.envs.deepcoder.sandbox import cell, child, linux, wire
 PROGRAM = 2
 """The program's process id in a cell of its own, where the supervisor is 1."""
 
+Limit = tuple[str, str]
+"""A limit that was passed: the ending it means, and the words for it."""
+
 _TICK = 0.05
 _SET_UP_SECONDS = 30.0
 _CHUNK = 1 << 16
@@ -124,7 +127,8 @@ class Watch:
         open_streams = {stream.descriptor: stream for stream in self.streams}
         for descriptor in open_streams:
             poll.register(descriptor, select.POLLIN)
-        limit, ended = None, None
+        limit: Limit | None = None
+        ended: dict[str, Any] | None = None
         while limit is None and ended is None:
             ready = {descriptor for descriptor, _ in poll.poll(_TICK * 1000)}
             if self.connection.fileno() in ready:  # nobody waits for the answer any more
@@ -136,31 +140,44 @@ class Watch:
                 if open_streams[descriptor].read() is None:
                     poll.unregister(descriptor)
                     del open_streams[descriptor]
-            limit = self._limit_reached()
+            self._note_the_start()
             ended = self._reap(os.WNOHANG)
+            limit = self._too_much_written() or (None if ended else self._too_long() or self._too_many_files())
         if ended is None:
             self._kill()
             ended = self._reap(0)
         for stream in open_streams.values():
             while limit is None and stream.read():
-                limit = self._limit_reached()
+                self._note_the_start()
+                limit = self._too_much_written()
+        if limit is None and ended and ended["cpu_seconds"] > self.settings["cpu_seconds"]:
+            limit = self._used_up_its_time()
         return {"limit": limit, "started": self.started, "seconds": time.monotonic() - self.began, **(ended or {})}
 
-    def _limit_reached(self) -> tuple[str, str] | None:
-        """The ending and the words for it, once a limit is passed."""
-        now = time.monotonic()
+    def _note_the_start(self) -> None:
         if not self.started and self.streams[2].data[:1] == child.STARTED:
-            self.started, self.began = True, now
-        lived = now - self.began
-        if not self.started:
-            return ("killed", "the cell was not ready in time") if lived > _SET_UP_SECONDS else None
+            self.started, self.began = True, time.monotonic()
+
+    def _too_much_written(self) -> Limit | None:
         for stream, name in zip(self.streams, ("standard output", "standard error", "value"), strict=True):
             if stream.count > stream.limit:
                 return "output", f"more than {self.settings['output_kib']} KiB of {name}"
+        return None
+
+    def _too_long(self) -> Limit | None:
+        """Only of a process that is still there: that we are late ourselves is no fault of a program."""
+        lived = time.monotonic() - self.began
+        if not self.started:
+            return ("killed", "the cell was not ready in time") if lived > _SET_UP_SECONDS else None
         if lived > self.settings["wall_seconds"]:
             return "timeout", f"more than {self.settings['wall_seconds']:g} s"
-        if _processor_time(self.process) > self.settings["cpu_seconds"]:
-            return "timeout", f"more than {self.settings['cpu_seconds']:g} s of processor time"
+        return self._used_up_its_time() if _processor_time(self.process) > self.settings["cpu_seconds"] else None
+
+    def _used_up_its_time(self) -> Limit:
+        return "timeout", f"more than {self.settings['cpu_seconds']:g} s of processor time"
+
+    def _too_many_files(self) -> Limit | None:
+        now = time.monotonic()
         if self.folder and now - self.looked > _TICK:
             self.looked = now
             if not _folder_within(self.folder, self.settings["folder_kib"]):

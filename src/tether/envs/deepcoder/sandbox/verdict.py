@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tether.envs.deepcoder.sandbox import codec
-from tether.envs.deepcoder.sandbox.jobs import CallTask, Ending, Limits, Report, StdinTask, Task
+from tether.envs.deepcoder.sandbox.jobs import CallTask, Ending, Report, StdinTask, Task
 
 _HEAD = 4096
 _DETAIL = 400
@@ -44,14 +44,14 @@ class Message:
         return cls(ending, said.get("detail", ""), said.get("word", ""), value)
 
 
-def report(task: Task, limits: Limits, word: str, frames: list[bytes]) -> Report:
+def report(task: Task, word: str, frames: list[bytes]) -> Report:
     """How the task went, from the three frames its cell sent."""
     facts: dict[str, Any] = json.loads(frames[0])
-    ending, value, detail = _ending(task, limits, word, facts, frames[2])
+    ending, value, detail = _ending(task, word, facts, frames[2])
     return Report(ending, frames[1].decode("utf-8", "replace"), value, _one_line(detail), facts["seconds"])
 
 
-def _ending(task: Task, limits: Limits, word: str, facts: dict[str, Any], result: bytes) -> tuple[Ending, Any, str]:
+def _ending(task: Task, word: str, facts: dict[str, Any], result: bytes) -> tuple[Ending, Any, str]:
     if facts["limit"]:
         ending, words = facts["limit"]
         return ending, None, words
@@ -59,8 +59,6 @@ def _ending(task: Task, limits: Limits, word: str, facts: dict[str, Any], result
         reason = result.decode("utf-8", "replace") or "exit code {code}, signal {signal}".format(**facts)
         return "killed", None, f"the cell could not be prepared ({reason})"
     if facts["signal"]:
-        if facts["signal"] == signal.SIGXCPU or facts["cpu_seconds"] > limits.cpu_seconds:
-            return "timeout", None, f"more than {limits.cpu_seconds:g} s of processor time"
         return "killed", None, f"ended by {_signal_name(facts['signal'])}"
     message = Message.read(result)
     if facts["code"]:

@@ -206,26 +206,23 @@ def _serve(control: socket.socket, around: cell.Surroundings, process_ids: int) 
             return
         for descriptor in descriptors:
             with contextlib.suppress(OSError):  # no room for another process: Tether sees its socket closed
-                _start_cell(control, descriptor, around, process_ids)
+                _start_cell(control, descriptor, around)
             os.close(descriptor)
+            if around.kernel:  # children belong here again, or the next one could not be given a namespace of its own
+                linux.set_namespace("leaving a cell", process_ids, linux.NEW_PIDS)
 
 
-def _start_cell(control: socket.socket, descriptor: int, around: cell.Surroundings, process_ids: int) -> None:
+def _start_cell(control: socket.socket, descriptor: int, around: cell.Surroundings) -> None:
     if around.kernel:
         linux.unshare("creating a cell", linux.NEW_PIDS)
-    try:
-        process = os.fork()
-        if process == 0:
-            try:
-                control.close()
-                if linux.LINUX:
-                    linux.die_with_parent(signal.SIGKILL)
-                supervisor.main(socket.socket(fileno=descriptor), around)
-            finally:
-                os._exit(1)
-    finally:
-        if around.kernel:  # the next child belongs here again, or could not be put into a namespace of its own
-            linux.set_namespace("leaving a cell", process_ids, linux.NEW_PIDS)
+    if os.fork() == 0:
+        try:
+            control.close()
+            if linux.LINUX:
+                linux.die_with_parent(signal.SIGKILL)
+            supervisor.main(socket.socket(fileno=descriptor), around)
+        finally:
+            os._exit(1)
 
 
 def _remove(folder: str) -> None:
