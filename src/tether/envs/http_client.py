@@ -8,7 +8,6 @@ another); one that is lost in the middle of an episode is an error that ends tha
 
 import logging
 import math
-import operator
 import os
 import sys
 import time
@@ -21,7 +20,7 @@ from tether.core.types import Observation, Step
 from tether.core.version import __version__
 from tether.envs.http_protocol import PROTOCOL, WireError, encode, observation_read, step_read
 from tether.envs.http_transport import Endpoint, HttpEnvError, Place, SessionLost, endpoint, here
-from tether.envs.turns import Work
+from tether.envs.turns import Work, whole
 
 __all__ = ["HttpEnv", "HttpEnvError", "connect"]
 
@@ -84,7 +83,7 @@ class HttpEnv:
         return told
 
     def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        request = {"seed": whole_number("seed", seed), "luck": None if luck is None else whole_number("luck", luck)}
+        request = {"seed": whole("seed", seed), "luck": None if luck is None else whole("luck", luck)}
         session, self._session, self._state = self._own_session() or _unparked(self._key), None, _UNSET
         reply: dict[str, Any] | None = None
         if session is not None:
@@ -140,14 +139,6 @@ class HttpEnv:
     def __reduce__(self) -> Any:
         """A copy is a new environment with the same options; an episode cannot be played twice at once."""
         return HttpEnv, (self._place, self._wanted)
-
-
-def whole_number(what: str, value: int) -> int:
-    """A plain int, from whatever counts as one (numpy's, too)."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise BadInput(f"reset got {what} {value!r}; give a whole number") from None
 
 
 def _unparked(key: Place) -> str | None:

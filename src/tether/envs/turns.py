@@ -110,10 +110,10 @@ class TurnEnv(ABC, Generic[OptionsT]):
     # --- the Env protocol ---
 
     def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        seed = _whole("seed", seed)
+        seed = whole("seed", seed)
         self._phase = _Phase.UNSET  # stays so if the instance cannot be made
         self._generate(seed)
-        self._seed_luck(derive_seed("luck", seed) if luck is None else _whole("luck", luck))
+        self._seed_luck(derive_seed("luck", seed) if luck is None else whole("luck", luck))
         self._turns = 0
         self._phase = _Phase.PLAYING
         return self._observe(self._turn_line())
@@ -136,7 +136,7 @@ def _end_line(success: bool, truncated: bool) -> str:
     return "Solved." if success else "No turns left." if truncated else "Failed."
 
 
-def _whole(what: str, value: int) -> int:
+def whole(what: str, value: int) -> int:
     """A plain int: numpy integers print otherwise than Python's, and would otherwise seed another stream."""
     try:
         return operator.index(value)

@@ -13,7 +13,7 @@ from tether.core.types import Observation, Step
 from tether.envs.checker import CheckReport, Verdict, check_env, examination, laws, second_process
 from tether.envs.checker.answers import HUGE, NASTY, Answers
 from tether.envs.checker.episodes import canonical, difference, play, replay, transcript
-from tether.envs.registry import make_env
+from tether.envs.registry import ENVIRONMENTS, make_env
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -54,6 +54,14 @@ def test_sound_environments_break_none() -> None:
         assert [verdict.law for verdict in report.verdicts] == LAW_NAMES
         assert not any(verdict.skipped for verdict in report.verdicts)
         assert str(report) == f"{report.env}: all {len(LAW_NAMES)} laws hold"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENVIRONMENTS.names())
+def test_the_whole_registry_keeps_the_laws(name: str) -> None:
+    report = check_env(name)
+    assert report.ok, str(report)
+    assert {verdict.law for verdict in report.verdicts if verdict.skipped} <= {"pictures"}
 
 
 @pytest.mark.usefixtures("here_only")
