@@ -6,15 +6,17 @@ Input may be piped: when it ends, so does the game. Imports no torch.
 """
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from tether.core.config import parse_overrides
-from tether.core.errors import BadInput, MissingDependency, StorageError
+from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, StorageError, TetherError, environment_boundary
 from tether.core.grammar import ACTION_SEPARATOR
 from tether.core.protocols import Env
 from tether.core.types import Observation, Step
@@ -35,6 +37,7 @@ Examples:
 """
 
 FENCE = "```"
+T = TypeVar("T")
 
 _SHORT = {
     **dict.fromkeys(["u", "U", "w", "W", "↑", "\x1b[A"], "Up"),
@@ -77,7 +80,7 @@ def play(
 
 
 def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
-    observation = env.reset(seed)
+    observation = _in_one_line("reset", lambda: env.reset(seed))
     console.print(Text(env.instructions), end="\n\n")
     console.print(Text(_key_help(env), style="dim"), end="\n\n")
     total, turn = 0.0, 0
@@ -86,8 +89,8 @@ def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
         answer = _whole_answer(answer, console)
         if not answer.strip():
             continue
-        step = env.step(_spell_out(answer, env))
         turn += 1
+        step = _in_one_line(f"step {turn}", partial(env.step, _spell_out(answer, env)))
         total += step.reward
         _show(env, step.observation, turn, folder, console)
         console.print(Text(_turn_summary(step, total), style="dim"), end="\n\n")
@@ -95,6 +98,17 @@ def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
             console.print(Text(*_verdict(step, total, turn)))
             return
     console.print(Text(f"Stopped{_after(turn, total)}", style="dim"))
+
+
+def _in_one_line(what: str, call: Callable[[], T]) -> T:
+    """What the environment answers; an error of its own code is told in one line, like Tether's own."""
+    try:
+        with environment_boundary(what):
+            return call()
+    except EnvironmentFailure as failure:
+        if isinstance(failure.__cause__, TetherError):
+            raise failure.__cause__ from None
+        raise
 
 
 def _ask(console: Console) -> str | None:

@@ -57,8 +57,8 @@ def environment_boundary(what: str) -> Iterator[None]:
     """Attribute whatever escapes from an environment's code to the environment, with the step that raised it."""
     try:
         yield
-    except EnvironmentFailure as failure:  # from a worker that has already put it into words
-        raise EnvironmentFailure(f"{what}: {failure}") from failure
+    except EnvironmentFailure as failure:  # from a worker that has already put it into words, without the number of the step
+        raise EnvironmentFailure(f"{what}: {str(failure).removeprefix(f'{what.split()[0]}: ')}") from failure
     except Exception as error:
         raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}") from error
 

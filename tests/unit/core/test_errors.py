@@ -54,7 +54,7 @@ def test_boundary_attributes_what_an_environment_raises() -> None:
 
 def test_boundary_says_a_failure_from_a_worker_once() -> None:
     with pytest.raises(EnvironmentFailure, match=r"^step 3: timed out after 60 s$"), environment_boundary("step 3"):
-        raise EnvironmentFailure("timed out after 60 s")
+        raise EnvironmentFailure("step: timed out after 60 s")
 
 
 def test_boundary_lets_an_interrupt_through() -> None:

@@ -9,7 +9,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tether.cli.play import EXAMPLES, play
-from tether.core.errors import BadInput, ConfigError, UnknownName
+from tether.core.config import Settings
+from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, UnknownName
+from tether.core.types import Observation, Step
+from tether.envs.registry import ENVIRONMENTS
 
 app = typer.Typer(rich_markup_mode=None)
 app.command(epilog=EXAMPLES)(play)
@@ -85,3 +88,31 @@ def test_an_answer_may_have_several_lines(tmp_path: Path) -> None:
     assert "Solved after 2 turns" in run(LAKE, f"@{tmp_path}/answer.txt\n@{tmp_path}/last.txt\n")
     assert "Cannot read 'nothing.py': No such file" in run(LAKE, "@nothing.py\nq\n")
     assert "Stopped after 1 turn" in run(LAKE, "```\nnever closed\n")
+
+
+class Fragile:
+    """A bare environment whose code breaks."""
+
+    class Options(Settings):
+        pass
+
+    name, max_turns, instructions = "fragile", 2, "Say anything."
+
+    def __init__(self, options: Options) -> None:
+        pass
+
+    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+        if seed == 7:
+            raise BadInput("seed 7 has no instance; choose another")
+        return Observation("Go on.")
+
+    def step(self, answer: str) -> Step:
+        raise KeyError("lost")
+
+
+def test_an_error_in_an_environments_code_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "fragile": Fragile})
+    with pytest.raises(EnvironmentFailure, match=r"^step 1: KeyError: 'lost'$"):
+        run(["fragile"], "hello\n")
+    with pytest.raises(BadInput, match=r"^seed 7 has no instance; choose another$"):
+        run(["fragile", "--seed", "7"], "")
