@@ -10,6 +10,7 @@ import tether
 from tether.core.enums import FinishReason, StopReason
 from tether.core.protocols import Sampling
 from tether.core.types import Completion, Observation, Step
+from tether.envs.vector import make_envs
 from tether.rollout.collect import collect, training_plan, validation_plan
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
@@ -247,3 +248,15 @@ def test_an_environment_with_its_own_tags_gets_the_tagged_text(chat: Any) -> Non
     assert episode.closing_tags == ("</search>", "</answer>")
     episode.receive(_completion(chat, " hm </think> <search> who </search>"))
     assert env.answers == ["<search>who</search>"]
+
+
+def test_a_retriever_that_is_down_ends_the_trajectory_with_its_reason(chat: Any) -> None:
+    with make_envs("searchqa", {"retriever": "http://127.0.0.1:9"}, 1) as pool:
+        episode = Episode(pool.envs[0], chat, SEEDS, EpisodeRules(max_context=4000, max_tokens=50, format_penalty=-0.25))
+        later: Any = episode.begin()
+        assert later() is not None
+        later = episode.receive(_completion(chat, " hm </think> <answer> search[anything] </answer>"))
+        assert later() is None
+    assert episode.trajectory.stop_reason is StopReason.ENV_ERROR
+    assert episode.trajectory.error is not None and "step 1: " in episode.trajectory.error
+    assert "cannot be reached" in episode.trajectory.error
