@@ -88,6 +88,11 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         return "wait" if self.options.match == "math" else "inline"
 
     @property
+    def workers(self) -> int:
+        """One worker process compares for all: steps queue for it with their clocks not yet running."""
+        return 1
+
+    @property
     def reward_range(self) -> tuple[float, float]:
         if not isinstance(self._pay, HalvingReward):
             return super().reward_range
