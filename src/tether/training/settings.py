@@ -123,6 +123,23 @@ class EvaluationSettings(Settings):
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.5
 
 
+class EarlyStopSettings(Settings):
+    """When a run ends before its last step; the defaults are the paper's."""
+
+    variance_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Stop where the reward variance stays below this share of its mean over the first steps; 0 turns the rule off."""
+    baseline_steps: Positive = 10
+    """How many first steps that mean is taken over."""
+    variance_steps: Positive = 5
+    """For how many steps in a row."""
+    success_floor: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Stop where validation success stays below this; 0 turns the rule off."""
+    success_evaluations: Positive = 5
+    """In how many evaluations in a row."""
+    empty_steps: Annotated[int, Field(ge=0)] = 5
+    """Stop after so many steps in a row in which the filter kept nothing; 0 turns the rule off."""
+
+
 class CheckpointSettings(Settings):
     every: Positive = 20
     keep: Positive = 2
@@ -140,6 +157,7 @@ class RunSettings(Settings):
     learner: LearnerSettings = LearnerSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    early_stop: EarlyStopSettings = EarlyStopSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     steps: Positive = 100
     seed: Annotated[int, Field(ge=0)] = 0

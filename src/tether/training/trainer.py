@@ -38,6 +38,7 @@ from tether.rollout.summary import group_summary, rollout_summary
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
 from tether.training.checkpoint import list_checkpoints, load_checkpoint, load_state, save_checkpoint
+from tether.training.early_stop import reason_to_stop
 from tether.training.evaluate import evaluate
 from tether.training.interrupts import Interrupts
 from tether.training.learner import Learner
@@ -80,17 +81,21 @@ class Trainer:
             self._restore(checkpoint)
 
     def run(self) -> None:
-        """Train to the last step; on Ctrl-C write a checkpoint and re-raise."""
+        """Train to the last step, or until a rule says that going on is a waste; on Ctrl-C write a checkpoint and re-raise."""
         with self.envs, self._interrupts.listening(), self._watcher.showing():
             try:
                 self._catch_up()
-                for step in range(self.step + 1, self.settings.steps + 1):
-                    self.train_step(step)
+                reason = self._reason_to_stop()
+                while reason is None and self.step < self.settings.steps:
+                    self.train_step(self.step + 1)
+                    reason = self._reason_to_stop()
+                if reason is not None:
+                    self._stop_early(reason)
             except KeyboardInterrupt:
                 if self._whole:
                     self.save()
                 raise
-        self.store.finish(f"all {self.settings.steps} steps done")
+        self.store.finish(f"stopped early after step {self.step}: {reason}" if reason else f"all {self.settings.steps} steps done")
 
     def train_step(self, step: int) -> None:
         """One pass through the data flow; each line is a stage."""
@@ -205,9 +210,32 @@ class Trainer:
         self.store.append(record)
         return record
 
+    def _reason_to_stop(self) -> str | None:
+        if self.step == self.settings.steps:
+            return None
+        return reason_to_stop(self._records(), self.settings.early_stop)
+
+    def _stop_early(self, reason: str) -> None:
+        """Keep the weights, measure them, and put the reason on the record."""
+        self.save()
+        record = self._records()[-1]
+        note = f"stopped early: {reason}"
+        if note in record.notes:  # a run that had stopped was asked to go on
+            return
+        record = dataclasses.replace(record, notes=[*record.notes, note])
+        if "validation/success" in record.metrics:
+            self.store.append(record)
+        else:
+            record = self._evaluate(record)
+        self._watcher.record(record)
+
+    def _records(self) -> list[StepRecord]:
+        """What is on record of the steps so far, in order."""
+        return [record for record in self.store.steps() if record.step <= self.step]
+
     def _catch_up(self) -> None:
         """Do what the last complete step still lacks: step 0 is nothing but its evaluation, and a stop may have cut one off."""
-        records = {record.step: record for record in self.store.steps()}
+        records = {record.step: record for record in self._records()}
         record = records.get(self.step, StepRecord(self.step, {}, None, []))
         if self._evaluation_is_due(self.step) and "validation/success" not in record.metrics:
             self._seconds = {}

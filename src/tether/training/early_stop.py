@@ -1,0 +1,47 @@
+"""When going on is a waste: the paper's two rules (appendix B.2), and one for filters that keep nothing.
+
+- The reward variance stays below a share of its mean over the first steps: there is no signal left, only noise moves the weights.
+- Validation success stays below a floor: the policy has collapsed, or the task is out of reach.
+- The filter keeps nothing for several steps in a row: no update happens at all.
+
+The rules read the records of the run and nothing else, so a resumed run stops where an uninterrupted one would have.
+"""
+
+from collections.abc import Sequence
+
+from tether.runs.schema import StepRecord
+from tether.training.settings import EarlyStopSettings
+
+
+def reason_to_stop(records: Sequence[StepRecord], rules: EarlyStopSettings) -> str | None:
+    """Why a run with these records (one per step, in order) should end, or None."""
+    trained = [record.metrics for record in records if "groups/rv_mean" in record.metrics]
+    successes = [record.metrics["validation/success"] for record in records if "validation/success" in record.metrics]
+    return _variance_collapsed(trained, rules) or _success_too_low(successes, rules) or _nothing_kept(trained, rules)
+
+
+def _variance_collapsed(trained: list[dict[str, float]], rules: EarlyStopSettings) -> str | None:
+    variances = [metrics["groups/rv_mean"] for metrics in trained]
+    first, later = variances[: rules.baseline_steps], variances[rules.baseline_steps :]
+    last = later[-rules.variance_steps :]
+    bound = rules.variance_share * sum(first) / max(1, len(first))
+    if len(last) < rules.variance_steps or max(last) >= bound:
+        return None
+    return (
+        f"the reward variance was below {rules.variance_share:.0%} of its mean over the first {rules.baseline_steps} steps "
+        f"for {rules.variance_steps} steps in a row ({last[-1]:.3g}, the bound is {bound:.3g})"
+    )
+
+
+def _success_too_low(successes: list[float], rules: EarlyStopSettings) -> str | None:
+    last = successes[-rules.success_evaluations :]
+    if len(last) < rules.success_evaluations or max(last) >= rules.success_floor:
+        return None
+    return f"validation success was below {rules.success_floor:.1%} in {rules.success_evaluations} evaluations in a row"
+
+
+def _nothing_kept(trained: list[dict[str, float]], rules: EarlyStopSettings) -> str | None:
+    last = trained[len(trained) - rules.empty_steps :] if 0 < rules.empty_steps <= len(trained) else []
+    if not last or any(metrics["groups/kept_ratio"] > 0 for metrics in last):
+        return None
+    return f"the filter kept nothing for {rules.empty_steps} steps in a row"
