@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tether.algorithms.aggregate import AGGREGATIONS
+from tether.algorithms.filters.auto import AUTO
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
 from tether.algorithms.presets import PRESETS
@@ -123,7 +124,7 @@ def test_names_that_settings_accept_are_documented() -> None:
         row[0].strip("`"): set(re.findall(r"`([^`]+)`", row[2])) for row in _rows(ROOT / "docs" / "configuration.md") if len(row) == 4
     }
     assert allowed["algorithm.name"] == set(PRESETS)
-    assert allowed["filter.strategy"] == set(STRATEGIES)
+    assert allowed["filter.strategy"] == {*STRATEGIES, AUTO}
     assert allowed["filter.score"] == set(SCORES)
     assert allowed["filter.order"] == set(ORDERS)
     described = {row[0].strip("`") for row in _rows(ROOT / "docs" / "algorithms.md")}

@@ -29,7 +29,7 @@ def train(
     model: Annotated[str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = None,
     algo: Annotated[str | None, typer.Option(help="grpo or dr_grpo.")] = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5 or all.")
+        str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5, auto or all.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,

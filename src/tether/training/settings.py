@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from tether.algorithms.filters.auto import AUTO
 from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
 from tether.algorithms.presets import PRESETS
@@ -69,11 +70,15 @@ class FilterSettings(Settings):
     eps: Annotated[float, Field(ge=0)] = 0.01
     band: tuple[float, float] | None = None
     loss_scale: Literal["kept_ratio", "sqrt", "none"] = "kept_ratio"
+    auto_ratio: Annotated[float, Field(gt=0)] = 0.75
+    """Strategy `auto` filters where Std(RV) / Mean(RV) is at least this, on average over the recent steps."""
+    auto_steps: Positive = 5
+    """How many recent steps, the present one included."""
 
     @field_validator("strategy", "score", "order")
     @classmethod
     def _names(cls, name: str, info: Any) -> str:
-        known: dict[str, Any] = {"strategy": STRATEGIES, "score": SCORES, "order": ORDERS}
+        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "score": SCORES, "order": ORDERS}
         return _known(f"filter {info.field_name}", name, known[info.field_name])
 
     @model_validator(mode="after")

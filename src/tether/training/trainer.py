@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from tether.algorithms.advantages import trajectory_advantages
 from tether.algorithms.batch import Batch
+from tether.algorithms.filters.auto import AUTO, auto_strategy
 from tether.algorithms.filters.select import Selection, select_groups
 from tether.algorithms.presets import Algorithm, preset
 from tether.core.errors import BadInput, CheckpointError
@@ -125,17 +127,24 @@ class Trainer:
             return collect(self.envs.envs, self.engine, self.chat, plan, self.settings.sampling(), self.rules, self._watcher.advance)
 
     def _select(self, groups: Sequence[Group]) -> Selection:
-        rule = self.settings.filter.model_dump(exclude={"loss_scale"})
+        chosen = self.settings.filter
+        rule = chosen.model_dump(exclude={"strategy", "loss_scale", "auto_ratio", "auto_steps"})
         trajectories = [t for group in groups for t in group.trajectories]
+        select = partial(
+            select_groups,
+            [t.reward for t in trajectories],
+            [t.group for t in trajectories],
+            successes=[float(t.success) for t in trajectories],
+            entropies=[t.mean_surprise for t in trajectories],
+            lengths=[t.num_sampled for t in trajectories],
+            **rule,
+        )
         with self._timed("select"):
-            return select_groups(
-                [t.reward for t in trajectories],
-                [t.group for t in trajectories],
-                successes=[float(t.success) for t in trajectories],
-                entropies=[t.mean_surprise for t in trajectories],
-                lengths=[t.num_sampled for t in trajectories],
-                **rule,
-            )
+            if chosen.strategy != AUTO:
+                return select(strategy=chosen.strategy)
+            ratios = [r.metrics["groups/rv_ratio"] for r in self._records() if "groups/rv_ratio" in r.metrics]
+            earlier = ratios[len(ratios) - min(chosen.auto_steps - 1, len(ratios)) :]
+            return select(strategy=auto_strategy(select(strategy="all"), earlier, chosen.auto_ratio))
 
     def _pack(self, groups: Sequence[Group], kept: Selection) -> Batch:
         chosen = [group for group in groups if group.index in kept.kept]

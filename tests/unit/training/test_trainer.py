@@ -226,6 +226,21 @@ def test_filtering_drops_groups(tmp_path: Path) -> None:
     assert metrics["update/tokens_trained"] == sum(len(turn["response_ids"]) for t in kept for turn in t["turns"])
 
 
+@pytest.mark.parametrize(("threshold", "same_as"), [(1e-6, "top_p"), (1e6, "all")])
+def test_auto_filters_by_the_spread_of_the_variance(tmp_path: Path, threshold: float, same_as: str) -> None:
+    """With a threshold below every ratio it is top_p, above every ratio it keeps all; these prompts vary, and not alike."""
+    kept = {}
+    for strategy in ("auto", same_as):
+        rule = {"strategy": strategy, "keep": 0.5, "auto_ratio": threshold}
+        rollout = {"num_groups": 3, "group_size": 8, "max_rows": 24}
+        run = _run(tmp_path / strategy, steps=2, filter=rule, rollout=rollout, env={"options": {"max_turns": 2}}, diagnosis={"every": 0})
+        metrics = [record.metrics for record in run.store.steps()[1:]]
+        assert all(step["groups/rv_mean"] > 0 and step["groups/rv_ratio"] > 1e-6 for step in metrics)
+        kept[strategy] = [step["groups/kept_ratio"] for step in metrics]
+    assert kept["auto"] == kept[same_as]
+    assert (min(kept["auto"]) == 1) is (same_as == "all")
+
+
 def test_filtering_scales_the_loss(tmp_path: Path) -> None:
     """Half of the groups are kept, so the loss weighs a half, its root, or one; it is not zero, because the entropy bonus is in it."""
     losses = {}
