@@ -202,10 +202,7 @@ def _stepped(env: Env, answer: str) -> tuple[bool, bytes]:
 
 
 def _instance(env: Env) -> bytes:
-    try:
-        return encode({"instance": getattr(env, "instance", None)})
-    except NotImplementedError:
-        return encode({"instance": None})
+    return encode({"instance": getattr(env, "instance", None)})
 
 
 async def _beside(call: Callable[[], T], time_limit: float, env: Env | None) -> T:

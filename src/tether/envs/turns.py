@@ -103,9 +103,9 @@ class TurnEnv(ABC, Generic[OptionsT]):
         return -math.inf, math.inf
 
     @property
-    def instance(self) -> str:
-        """The whole instance being played as text, for comparing instances; its hash decides the split."""
-        raise NotImplementedError(f"{self.name} does not tell its instance")
+    def instance(self) -> str | None:
+        """The whole instance being played as text, for comparing instances; its hash decides the split. None if it is not told."""
+        return None
 
     # --- the Env protocol ---
 

@@ -126,7 +126,7 @@ def _open(env: Env, episode: Episode) -> None:
     try:
         with environment_boundary("reset"):
             episode.opening = env.reset(episode.seed, luck=episode.luck)
-            episode.instance = instance_of(env)
+            episode.instance = getattr(env, "instance", None)
     except EnvironmentFailure as failure:
         episode.error = str(failure)
 
@@ -143,14 +143,6 @@ def _advance(env: Env, episode: Episode, answer: str) -> None:
 def _is_over(episode: Episode) -> bool:
     last = episode.steps[-1] if episode.steps else None
     return last is not None and (not isinstance(last, Step) or bool(last.done))
-
-
-def instance_of(env: Env) -> str | None:
-    """The instance being played, if the environment tells it."""
-    try:
-        return getattr(env, "instance", None)
-    except NotImplementedError:
-        return None
 
 
 def _shown(answer: str) -> str:

@@ -8,7 +8,7 @@ from tether.core.errors import environment_boundary
 from tether.core.protocols import Env
 from tether.core.types import Observation
 from tether.envs.blueprint import Blueprint
-from tether.envs.checker.episodes import Episode, instance_of, play
+from tether.envs.checker.episodes import Episode, play
 
 NUM_REPEATED = 20
 """How many episodes are played again."""
@@ -52,6 +52,6 @@ def identities(env: Env, seeds: Iterable[int], luck: int | None = None) -> Itera
     for seed in seeds:
         with environment_boundary(f"reset({seed})"):
             opening: Any = env.reset(seed, luck=luck)
-            instance = instance_of(env)
+            instance = getattr(env, "instance", None)
         shown = opening.text if isinstance(opening, Observation) else repr(opening)
         yield seed, shown if instance is None else instance
