@@ -146,6 +146,19 @@ def test_slow_and_quick_dialogues_share_a_batch(tiny: Any, contexts: Any, genera
     assert [talk.said for talk in talks] == generated
 
 
+class SlowToBegin(SlowTalk):
+    """Only its beginning has to be asked for, and only once."""
+
+    def receive(self, completion: Completion) -> Any:
+        return Talk.receive(self, completion)
+
+
+def test_a_dialogue_is_asked_once_for_each_answer(tiny: Any, contexts: Any, generated: Any) -> None:
+    talks = _talk(tiny, [SlowToBegin(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, 2)
+    assert [talk.said for talk in talks] == generated
+    assert SlowTalk.on_their_way == 0
+
+
 def test_a_slow_dialogue_that_has_nothing_to_say_is_finished(tiny: Any) -> None:
     talks = _talk(tiny, [SlowTalk([], 0), SlowTalk([], 1)], GREEDY)
     assert [talk.said for talk in talks] == [[], []]

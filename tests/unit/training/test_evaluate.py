@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from tether.core.config import Settings
 from tether.core.protocols import Sampling
 from tether.core.seeding import validation_seed
-from tether.core.types import Completion
-from tether.envs.registry import make_env
+from tether.core.types import Completion, Observation, Step
+from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.envs.splits import Split, split_of
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import EpisodeRules
@@ -82,3 +83,27 @@ def test_prompts_are_the_fixed_ones_of_the_validation_split(tiny: Any, chat: Any
         shown = env.reset(group.seed).text
         assert split_of(env.lake.fingerprint) is Split.VALIDATION
         assert group.trajectories[0].turns[0].observation == shown
+
+
+class Plain:
+    """A bare environment without splits."""
+
+    class Options(Settings):
+        pass
+
+    name, max_turns, instructions = "plain", 1, "Say Right."
+
+    def __init__(self, options: Options) -> None:
+        pass
+
+    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+        return Observation("Say it.")
+
+    def step(self, answer: str) -> Step:
+        return Step(Observation("Said."), 1.0, True, answer == "Right", {"valid": True, "truncated": False})
+
+
+def test_an_environment_without_splits_is_evaluated_as_it_is(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "plain": Plain})
+    result = evaluate(EnvSettings(name="plain"), Answers(chat, " </think> <answer> Right </answer>"), chat, 3, Sampling(0.5, 45), RULES)
+    assert result.metrics["success"] == 1.0

@@ -32,12 +32,11 @@ class EnvPool:
 
 
 def make_envs(name: str, options: Mapping[str, Any], count: int, step_timeout: float = STEP_SECONDS) -> EnvPool:
-    """`count` environments of this name and these options. One that has `workers` says how many steps at a time are of use."""
+    """`count` environments of this name and these options."""
     plan = blueprint(name, options)
     first = plan.make()
     if work_of(first) == "inline":
         return EnvPool([first, *(plan.make() for _ in range(count - 1))])
     close_env(first)
-    workers: int | None = getattr(first, "workers", None)
-    vector = VectorEnv(name, count, options=options, step_timeout=step_timeout, workers=workers)
+    vector = VectorEnv(name, count, options=options, step_timeout=step_timeout)
     return EnvPool(list(vector.members), vector)
