@@ -1,6 +1,8 @@
 """From per-token losses to one number: each rule is a weight per token, so that loss = sum(weight * token loss).
 
-Weights are computed for a whole minibatch before it is cut into micro-batches; the gradient is then the same however it is cut.
+A sequence is a trajectory: all rows with the same owner, one row where the whole history is read at once, several where the context is
+rebuilt between turns. Weights are computed for a whole minibatch before it is cut into micro-batches; the gradient is then the same
+however it is cut, and the loss is the same however a trajectory is cut into rows.
 """
 
 from collections.abc import Callable
@@ -8,31 +10,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tether.core.errors import UnknownName, did_you_mean
+Aggregation = Callable[[Tensor, Tensor, float], Tensor]
+"""(mask_BT, owners_B, length) -> weights_BT, float32 and zero outside the mask."""
 
 
-def token_mean(mask_BT: Tensor, max_tokens: int) -> Tensor:
+def token_mean(mask_BT: Tensor, owners_B: Tensor, length: float) -> Tensor:
     """Every token of the minibatch weighs the same (DAPO, arXiv 2503.14476, equation 12)."""
-    return mask_BT / mask_BT.sum().clamp(min=1)
+    return mask_BT.float() / mask_BT.sum().clamp(min=1)
 
 
-def sequence_mean_token_mean(mask_BT: Tensor, max_tokens: int) -> Tensor:
+def sequence_mean_token_mean(mask_BT: Tensor, owners_B: Tensor, length: float) -> Tensor:
     """Mean over tokens within a sequence, then over sequences (GRPO, arXiv 2402.03300, equation 3)."""
-    return mask_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1) / len(mask_BT)
+    owners, sequence_B = torch.unique(owners_B, return_inverse=True)
+    tokens = torch.zeros(len(owners), dtype=torch.long, device=mask_BT.device).index_add_(0, sequence_B, mask_BT.sum(dim=1).long())
+    return mask_BT.float() / tokens.clamp(min=1)[sequence_B, None] / max(len(owners), 1)
 
 
-def sequence_mean_token_sum(mask_BT: Tensor, max_tokens: int) -> Tensor:
-    """Sum over tokens divided by a constant length, mean over sequences: long answers are not favoured (Dr. GRPO, arXiv 2503.20783)."""
-    return mask_BT / float(max_tokens) / len(mask_BT)
+def sequence_mean_token_sum(mask_BT: Tensor, owners_B: Tensor, length: float) -> Tensor:
+    """Sum over tokens divided by a constant `length`, mean over sequences: long answers are not favoured (Dr. GRPO, arXiv 2503.20783)."""
+    return mask_BT.float() / length / max(len(torch.unique(owners_B)), 1)
 
 
-AGGREGATIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    rule.__name__: rule for rule in (token_mean, sequence_mean_token_mean, sequence_mean_token_sum)
-}
-
-
-def token_weights(mask_BT: Tensor, rule: str, max_tokens: int) -> Tensor:
-    """The weights of a rule by name; `max_tokens` is the constant length of the rule that needs one."""
-    if rule not in AGGREGATIONS:
-        raise UnknownName(f"unknown aggregation '{rule}': {did_you_mean(rule, AGGREGATIONS)}")
-    return AGGREGATIONS[rule](mask_BT.to(torch.float32), max_tokens)
+AGGREGATIONS: dict[str, Aggregation] = {rule.__name__: rule for rule in (token_mean, sequence_mean_token_mean, sequence_mean_token_sum)}

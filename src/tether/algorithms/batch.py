@@ -1,47 +1,114 @@
-"""The training batch: trajectories as padded tensors, everything aligned token by token.
+"""The training batch: what the policy was shown and wrote, as padded rows, everything aligned token by token.
+
+A row is a stretch of tokens that the model reads in one go. With full history a trajectory is one row; where the context is rebuilt
+between turns it is several, in order. Rows of a trajectory stand together, so the sampled tokens of the batch, read row by row, are the
+sampled tokens of trajectory after trajectory: `episodes` lines them up for estimators of advantage, `spread` puts the answer back.
 
 Padding is on the right and is marked by the lengths and by the loss mask, never by a token id. Shape legend in the package docstring.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class Episodes:
+    """The sampled tokens of R trajectories, one trajectory a row, context left out; what an estimator of advantages looks at."""
+
+    rewards_RT: Tensor
+    """float64; what was paid for a turn stands at its last token."""
+    mask_RT: Tensor
+    turn_ends_RT: Tensor
+    """True at the last token of each turn."""
+    groups_R: Tensor
+    """The group of each trajectory."""
+    values_RT: Tensor | None = None
+    """What a critic expects from each token on, float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What an estimator says of Episodes; zero outside the mask."""
+
+    advantages_RT: Tensor
+    returns_RT: Tensor | None = None
+    """What a critic should have expected; None where there is none to teach."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """B trajectories. A token takes part in the loss where loss_mask_BT is True."""
+    """B rows of R trajectories. A token takes part in the loss where loss_mask_BT is True; every other [B, T] field is 0 elsewhere."""
 
     ids_BT: Tensor
     loss_mask_BT: Tensor
     logprobs_BT: Tensor
-    """Sampled log-probs; 0 outside the mask."""
-    advantages_BT: Tensor
-    """0 outside the mask."""
+    """Sampled log-probs."""
+    rewards_BT: Tensor
+    """float64; reward and penalties of a turn, at its last token."""
+    turn_ends_BT: Tensor
     lengths_B: Tensor
     """Tokens of each row, padding excluded."""
+    owners_B: Tensor
+    """The trajectory each row belongs to: 0, 1, ... in ascending order."""
+    groups_B: Tensor
+    """The group of that trajectory."""
+    advantages_BT: Tensor | None = None
+    returns_BT: Tensor | None = None
+    """What the critic is taught."""
+    values_BT: Tensor | None = None
+    """What the critic expected before the update."""
+    reference_BT: Tensor | None = None
+    """Log-probs under the reference model."""
 
     def __len__(self) -> int:
         return len(self.lengths_B)
 
+    @property
+    def num_trajectories(self) -> int:
+        return int(self.owners_B[-1]) + 1 if len(self) else 0
+
     def rows(self, index: Tensor) -> "Batch":
-        """Some rows, cut to the longest of them."""
-        longest = int(self.lengths_B[index].max())
-        cut = {f.name: getattr(self, f.name)[index] for f in fields(self)}
-        return Batch(**{name: value[:, :longest] if value.ndim == 2 else value for name, value in cut.items()})
+        """Some rows, cut to the longest of them; trajectories keep their numbers."""
+        longest = int(self.lengths_B[index].max()) if len(index) else 0
+        cut: dict[str, Tensor | None] = {}
+        for field in fields(self):
+            value: Tensor | None = getattr(self, field.name)
+            if value is not None:
+                value = value[index]
+                value = value[:, :longest] if value.ndim == 2 else value
+            cut[field.name] = value
+        return Batch(**cut)  # type: ignore[arg-type]  # the fields that are never None come from fields that are never None
+
+    def trajectories(self, chosen: Tensor) -> "Batch":
+        """The rows of some trajectories, renumbered from 0 in the batch's own order."""
+        part = self.rows(torch.isin(self.owners_B, chosen).nonzero()[:, 0])
+        return replace(part, owners_B=torch.unique_consecutive(part.owners_B, return_inverse=True)[1])
 
     def minibatches(self, order: Tensor, size: int) -> Iterator["Batch"]:
-        """Consecutive rows of an order, `size` at a time; the last one may be smaller."""
+        """Consecutive trajectories of an order, `size` at a time; the last one may be smaller."""
         for start in range(0, len(order), size):
-            yield self.rows(order[start : start + size])
+            yield self.trajectories(order[start : start + size])
 
-    def microbatches(self, max_tokens: int) -> Iterator[tuple[Tensor, "Batch"]]:
-        """Row indices and rows, longest first, so many at a time that padded tokens stay within the budget (one row at least)."""
-        order = self.lengths_B.argsort(descending=True, stable=True)
-        start = 0
-        while start < len(order):
-            count = max(1, max_tokens // int(self.lengths_B[order[start]]))
-            index = order[start : start + count]
-            yield index, self.rows(index)
-            start += count
+    def episodes(self, values_BT: Tensor | None = None) -> Episodes:
+        """The sampled tokens, trajectory by trajectory."""
+        mask_BT = self.loss_mask_BT
+        counts_R = torch.zeros(self.num_trajectories, dtype=torch.long, device=mask_BT.device)
+        counts_R.index_add_(0, self.owners_B, mask_BT.sum(dim=1))
+        mask_RT = torch.arange(int(counts_R.max()) if len(self) else 0, device=mask_BT.device) < counts_R[:, None]
+        firsts_R = torch.searchsorted(self.owners_B, torch.arange(self.num_trajectories, device=mask_BT.device))
+        values_RT = None if values_BT is None else self.lined_up(values_BT.double(), mask_RT)
+        rewards_RT, turn_ends_RT = self.lined_up(self.rewards_BT, mask_RT), self.lined_up(self.turn_ends_BT, mask_RT)
+        return Episodes(rewards_RT, mask_RT, turn_ends_RT, self.groups_B[firsts_R], values_RT)
+
+    def lined_up(self, field_BT: Tensor, mask_RT: Tensor) -> Tensor:
+        """The sampled tokens' part of a field, trajectory by trajectory."""
+        zeros_RT = torch.zeros(mask_RT.shape, dtype=field_BT.dtype, device=field_BT.device)
+        return zeros_RT.masked_scatter(mask_RT, field_BT[self.loss_mask_BT])
+
+    def spread(self, field_RT: Tensor, episodes: Episodes) -> Tensor:
+        """A field of `episodes` back in the place of its tokens, in float32."""
+        zeros_BT = torch.zeros(self.ids_BT.shape, device=self.ids_BT.device)
+        return zeros_BT.masked_scatter(self.loss_mask_BT, field_RT[episodes.mask_RT].float())

@@ -48,6 +48,10 @@ class StorageError(TetherError, OSError):
     """The run folder cannot be written (disk full, no permission)."""
 
 
+class OutOfMemory(TetherError, MemoryError):
+    """A stage of a step did not fit into memory; the message says what to lower. Nothing already written is lost."""
+
+
 class EnvironmentFailure(TetherError):
     """An environment raised; it ends that episode and is recorded on it, its siblings go on."""
 

@@ -5,6 +5,7 @@ docs/metrics.md. Rates carry a Wilson interval, because success over a few hundr
 """
 
 import math
+import re
 from collections.abc import Mapping
 
 from tether.core.errors import UnknownName, did_you_mean
@@ -15,6 +16,8 @@ CATALOGUE: dict[str, str] = {
     "rollout/reward_std": "standard deviation of the episode return over the batch",
     "rollout/turns": "mean turns per episode",
     "rollout/response_tokens": "mean sampled tokens per response",
+    "rollout/response_tokens_max": "tokens of the longest response",
+    "rollout/overlong": "share of responses punished for their length",
     "rollout/reasoning_tokens": "mean reasoning tokens per response that closed its think tag",
     "rollout/format_valid": "share of turns that were well formed with legal actions only",
     "rollout/tokens_sampled": "tokens sampled in the step",
@@ -24,7 +27,11 @@ CATALOGUE: dict[str, str] = {
     "groups/rv_mean": "mean over prompts of the reward variance within a prompt (ddof 1)",
     "groups/rv_std": "standard deviation over prompts of the reward variance",
     "groups/rv_ratio": "rv_std / rv_mean; filtering helps where it is large",
-    "groups/kept_ratio": "groups kept by the filter / groups",
+    "groups/sampled": "groups sampled, rounds of refill included",
+    "groups/kept": "groups trained on",
+    "groups/kept_ratio": "groups trained on / groups sampled",
+    "groups/rounds": "rounds of sampling; more than 1 is refill",
+    "groups/tokens_discarded": "sampled tokens of groups that were not trained on",
     "groups/zero_variance": "groups whose rewards are all equal",
     "groups/all_fail": "share of groups without a success",
     "groups/mixed": "share of groups with both successes and failures",
@@ -32,18 +39,31 @@ CATALOGUE: dict[str, str] = {
     "groups/fail_but_varied": "share of groups that all fail yet vary in reward: a variance filter ranks these up",
     "update/loss": "mean training loss over the step's optimiser updates",
     "update/policy_loss": "clipped policy-gradient loss, plain mean over the trained tokens",
+    "update/advantage_std": "standard deviation of the advantages over the sampled tokens of the kept groups",
+    "update/return_mean": "mean return that the critic is taught, over the sampled tokens of the kept groups",
+    "update/value_mean": "mean value that the critic expected of them before the update",
+    "update/explained_variance": "1 - Var(return - value) / Var(return): how much of the returns the critic foresaw",
+    "update/value_loss": "clipped value loss, plain mean over the trained tokens",
+    "update/value_clip": "share of trained tokens whose value loss is the clipped one",
+    "update/critic_grad_norm": "mean gradient norm of the critic (of its head, on a shared trunk) before clipping",
     "update/entropy": "mean entropy of the policy over the trained tokens, in nats",
     "update/ratio_mean": "mean importance ratio new / sampled over the trained tokens",
+    "update/ratio_std": "standard deviation of the importance ratio over the trained tokens",
     "update/ratio_max": "largest importance ratio",
+    "update/ratio_min": "smallest importance ratio",
     "update/clip_low": "share of trained tokens clipped at the lower bound",
     "update/clip_high": "share of trained tokens clipped at the upper bound",
+    "update/clip_dual": "share of trained tokens with negative advantage whose ratio is above algorithm.dual_clip",
+    "update/kl_reference": "estimated KL(policy || reference) over the trained tokens, by algorithm.divergence",
     "update/kl_sampled": "k3 estimate of KL(sampled || new) over the trained tokens",
     "update/mismatch": "mean |log-prob of the learner - log-prob of the sampler| before the first update of the step",
     "update/grad_norm": "mean gradient norm before clipping",
     "update/learning_rate": "learning rate of the step",
     "update/num_updates": "optimiser updates made",
     "update/nonfinite": "updates left out because their gradient was not finite",
-    "update/tokens_trained": "sampled tokens that entered the loss",
+    "update/nonfinite_streak": "how many updates in a row were left out by the end of the step",
+    "update/tokens_trained": "sampled tokens that entered the loss, counted once per epoch",
+    "update/padding": "share of the places of the forward passes that held padding",
     "update/skipped": "1 if nothing was kept and the step made no update",
     "information/retrieval_acc": "share of reasonings whose own prompt explains them best",
     "information/chance": "retrieval accuracy of input-agnostic reasoning, 1 / prompts",
@@ -68,7 +88,17 @@ CATALOGUE: dict[str, str] = {
     "validation/format_valid": "share of valid turns on validation",
     "validation/errors": "validation episodes ended by an environment error",
     "validation/prompts": "validation prompts played",
+    "validation/pass_at_{k}": "chance that at least one of k samples of a prompt solves it; where evaluation.samples is more than 1",
+    "rollout/env/{env}/{name}": "success, mean return or a number of its own of one environment, over its training episodes",
+    "validation/env/{env}/{name}": "the same over its validation episodes",
 }
+
+_FAMILIES = [re.compile(re.sub(r"\{\w+\}", "[^/]+", name)) for name in CATALOGUE if "{" in name]
+
+
+def is_catalogued(name: str) -> bool:
+    """Whether a metric's name is in the catalogue, or belongs to a family of it such as validation/pass_at_{k}."""
+    return name in CATALOGUE or any(family.fullmatch(name) for family in _FAMILIES)
 
 
 class StepMetrics(dict[str, float]):
@@ -78,14 +108,14 @@ class StepMetrics(dict[str, float]):
         """Add `values` under "section/"."""
         for name, value in values.items():
             key = f"{section}/{name}"
-            if key not in CATALOGUE:
+            if not is_catalogued(key):
                 raise UnknownName(f"metric '{key}' is not in core/metrics.py: {did_you_mean(key, CATALOGUE)}")
             if not math.isfinite(value):
                 raise ValueError(f"metric '{key}' is {value}; a step must not log what it could not compute")
             self[key] = float(value)
 
 
-def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
     """The Wilson score interval of a rate (95% by default); (0, 1) where nothing was tried."""
     if trials == 0:
         return 0.0, 1.0

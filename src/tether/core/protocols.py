@@ -54,8 +54,14 @@ class Sampling:
     """Budget of one response."""
 
 
+class Anew(tuple[int, ...]):
+    """Tokens that begin a new conversation: the engine forgets whatever was fed and sampled before."""
+
+    __slots__ = ()
+
+
 Feed = tuple[int, ...] | None
-"""Tokens to feed before the next response, or None when the conversation is over."""
+"""Tokens to feed before the next response (after all that came before, unless Anew), or None when the conversation is over."""
 
 Pending = Callable[[], Feed]
 """A feed that is not there yet: calling it waits for the environment. An engine calls it when it would feed the dialogue."""

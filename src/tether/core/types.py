@@ -4,6 +4,7 @@ A trajectory carries the very token ids that were sampled, their log-probs at th
 span of the reasoning. Nothing downstream re-tokenises text or rebuilds a mask: packing, filtering and diagnosis read these fields.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +57,7 @@ class Turn:
     """
 
     context_ids: tuple[int, ...]
-    """Tokens fed since the previous response (for turn 0 the whole prompt), up to and including the opening think tag."""
+    """Tokens fed since the previous response (the whole prompt where the turn is fresh), up to and including the opening think tag."""
     response_ids: tuple[int, ...]
     """The sampled tokens, exactly."""
     logprobs: tuple[float, ...]
@@ -70,14 +71,50 @@ class Turn:
     """What the environment paid for this turn."""
     penalty: float = 0.0
     """Format penalty (zero or negative), kept apart from the reward."""
+    overlong: float = 0.0
+    """Penalty of a response that comes near its budget (zero or negative), kept apart from both."""
     valid: bool = False
     """The response was well formed and every action in it was legal."""
     observation: str = ""
-    """The text the agent was shown before this response."""
+    """The text the environment showed before this response."""
+    fresh: bool = False
+    """context_ids begin a new context: nothing that came before is seen. The first turn always is."""
 
     @property
     def reasoning_ids(self) -> tuple[int, ...]:
         return self.response_ids[slice(*self.reasoning_span)] if self.reasoning_span else ()
+
+    @property
+    def earned(self) -> float:
+        """This turn's part of the return: reward and penalties."""
+        return self.reward + self.penalty + self.overlong
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Turns of an episode that the model reads in one go, each context following the response before it; one row of a training batch."""
+
+    turns: tuple[Turn, ...]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Every token in order."""
+        return [token for turn in self.turns for token in (*turn.context_ids, *turn.response_ids)]
+
+    @property
+    def loss_mask(self) -> list[bool]:
+        """True where token_ids holds a sampled token."""
+        return [flag for turn in self.turns for flag in [False] * len(turn.context_ids) + [True] * len(turn.response_ids)]
+
+    @property
+    def sampled_logprobs(self) -> list[float]:
+        """Aligned with token_ids; 0 where the token was not sampled."""
+        return [value for turn in self.turns for value in (*[0.0] * len(turn.context_ids), *turn.logprobs)]
+
+    @property
+    def turn_ends(self) -> list[int]:
+        """The place in token_ids of each turn's last token."""
+        return list(itertools.accumulate((len(turn.context_ids) + len(turn.response_ids) for turn in self.turns), initial=-1))[1:]
 
 
 @dataclass(slots=True)
@@ -95,26 +132,21 @@ class Trajectory:
     success: bool = False
     error: str | None = None
     """What went wrong, where stop_reason is ENV_ERROR."""
+    env: str = ""
+    """The environment played, as the run calls it."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """The environment's own numbers after the last step, such as a score; 0 where it never came to one."""
 
     @property
     def reward(self) -> float:
-        """The episode's return: rewards of all turns plus format penalties."""
-        return sum(turn.reward + turn.penalty for turn in self.turns)
+        """The episode's return: rewards and penalties of all turns."""
+        return sum(turn.earned for turn in self.turns)
 
     @property
-    def token_ids(self) -> list[int]:
-        """Every token of the episode in order."""
-        return [token for turn in self.turns for token in (*turn.context_ids, *turn.response_ids)]
-
-    @property
-    def loss_mask(self) -> list[bool]:
-        """True where token_ids holds a sampled token."""
-        return [flag for turn in self.turns for flag in [False] * len(turn.context_ids) + [True] * len(turn.response_ids)]
-
-    @property
-    def sampled_logprobs(self) -> list[float]:
-        """Aligned with token_ids; 0 where the token was not sampled."""
-        return [value for turn in self.turns for value in (*[0.0] * len(turn.context_ids), *turn.logprobs)]
+    def segments(self) -> list[Segment]:
+        """The episode cut before each fresh turn: a single segment where the whole history is kept."""
+        cuts = [n for n, turn in enumerate(self.turns) if n == 0 or turn.fresh]
+        return [Segment(tuple(self.turns[first:last])) for first, last in itertools.pairwise([*cuts, len(self.turns)])]
 
     @property
     def num_sampled(self) -> int:

@@ -59,6 +59,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
 
     name: str
     Options: ClassVar[type[TurnOptions]]
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Keys of `info` whose values after the last step are worth averaging: numbers or truth values, 0 where there is none."""
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options

@@ -3,10 +3,12 @@
 The vocabulary is the widest thing in a small model: computing logits for prompt tokens that nobody reads wastes most of the time and
 memory of a forward pass. Some architectures do more than a matrix product after the last layer (scaling, soft caps), so the split is
 probed once per model: where the halves do not reproduce the model's own logits, the features are the logits and the second half does nothing.
+Whether several texts may share a row is probed the same way, when it is first asked.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 PROBE_TOKENS = 4
+PACKED_LENGTHS = ((4, 3), (5, 2))
+"""Two rows of two texts each: as many tokens in both, another border in each."""
 
 
 def probe_ids(model: PreTrainedModel, count: int) -> Tensor:
@@ -38,7 +42,8 @@ class SplitModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._head: Any = model.get_output_embeddings()
-        self._splits = self._head is not None and self._halves_agree()
+        self.splits: bool = self._head is not None and self._halves_agree()
+        """Whether `features` are the last hidden states; they are the logits otherwise."""
 
     @torch.inference_mode()
     def _halves_agree(self) -> bool:
@@ -47,10 +52,35 @@ class SplitModel:
         halves = self._head(self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
         return bool(whole.shape == halves.shape and torch.equal(whole, halves))
 
+    @property
+    def width(self) -> int:
+        """D, where the model splits."""
+        return int(self._head.weight.shape[1])
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether texts that share a row, told apart by positions that start again, get the logits they get alone."""
+        with evaluating(self.model):
+            return self._packed_agrees()
+
+    @torch.inference_mode()
+    def _packed_agrees(self) -> bool:
+        first, second = PACKED_LENGTHS
+        ids_1T = probe_ids(self.model, sum(first) + sum(second))
+        alone = [self.features(input_ids=text_1T, use_cache=False) for text_1T in ids_1T.split([*first, *second], dim=1)]
+        starts_again = torch.cat([torch.arange(length, device=ids_1T.device) for length in (*first, *second)])
+        try:
+            packed = self.features(input_ids=ids_1T.view(2, -1), position_ids=starts_again.view(2, -1), use_cache=False)
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):  # however a model says that it takes no positions
+            return False
+        got, want = self.logits(packed).flatten(0, 1).float(), self.logits(torch.cat(alone, dim=1))[0].float()
+        slack = (1e-5 if self.model.dtype == torch.float32 else 2e-2) * max(1.0, float(want.abs().max()))
+        return bool((got - want).abs().max() <= slack)
+
     def features(self, **inputs: Any) -> Tensor:
         """[B, T, D] (or [B, T, V] for a model that does not split) for the model's usual inputs."""
         output: Tensor
-        if self._splits:
+        if self.splits:
             output = self.model.base_model(**inputs).last_hidden_state
         else:
             output = self.model(**inputs).logits
@@ -58,5 +88,5 @@ class SplitModel:
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., V] from any selection of features."""
-        output: Tensor = self._head(features) if self._splits else features
+        output: Tensor = self._head(features) if self.splits else features
         return output

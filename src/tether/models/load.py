@@ -2,7 +2,7 @@
 
 1. an embedded model (`tiny`, `smollm2`),
 2. a path that ends in .gguf,
-3. a folder in Hugging Face format (a checkpoint of a run included),
+3. a folder in Hugging Face format (a checkpoint of a run included), or one with LoRA adapters, which names the model they belong to,
 4. a Hugging Face id, from the local cache or, when online, from the hub.
 
 The tokenizer that comes back always has an end-of-turn token and a pad token. Pad may equal the end-of-turn token, so nothing
@@ -10,6 +10,8 @@ in Tether compares ids with pad: masks are carried from the rollout.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +20,14 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from tether.core.errors import ModelUnavailable
-from tether.models.catalog import check_name, smollm2_folder, tiny_folder
+from tether.core.errors import ModelUnavailable, UnknownName, did_you_mean
+from tether.models.adapters import ADAPTER_CONFIG, attach_adapters, base_name
+from tether.models.catalog import EMBEDDED, check_name, smollm2_folder, tiny_folder
 from tether.models.gguf import load_gguf
 from tether.models.hardware import check_device, default_device
 
 CHAT_END = "<|im_end|>"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class LoadedModel(NamedTuple):
@@ -33,51 +37,80 @@ class LoadedModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
 
 
-def load_model(name: str, *, device: str | None = None) -> LoadedModel:
-    """Load a model by name, in float32, on the GPU if there is one.
+def load_model(name: str, *, device: str | None = None, dtype: str | None = None) -> LoadedModel:
+    """Load a model by name, on the GPU if there is one.
 
     Args:
         name: tiny, smollm2, a .gguf file, a folder, or a Hugging Face id.
         device: where to put it; None picks the GPU if there is one.
+        dtype: float32, bfloat16 or float16; None keeps float32.
     """
+    if dtype is not None and dtype not in DTYPES:
+        raise UnknownName(f"unknown dtype '{dtype}': {did_you_mean(dtype, DTYPES)}")
     place = check_device(device or default_device())
-    model, tokenizer = _resolve(str(name))
+    model, tokenizer = _resolve(str(name), DTYPES[dtype or "float32"])
     complete_tokenizer(tokenizer)
     return LoadedModel(model.to(place).eval(), tokenizer)
 
 
-def _resolve(name: str) -> tuple[Any, Any]:
+def _resolve(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     check_name(name)
     path = Path(name).expanduser()
+    if (path / ADAPTER_CONFIG).is_file() and name not in EMBEDDED:
+        return _with_adapters(path, dtype)
     if name == "tiny":
-        return _from_folder(tiny_folder())
-    if name == "smollm2":
-        return _from_folder(smollm2_folder())
-    if path.suffix == ".gguf":
-        return load_gguf(path)
-    if path.is_dir():
+        model, tokenizer = _from_folder(tiny_folder(), dtype)
+    elif name == "smollm2":
+        model, tokenizer = _from_folder(smollm2_folder(), dtype)
+    elif path.suffix == ".gguf":
+        model, tokenizer = load_gguf(path, dtype)
+    elif path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelUnavailable(
                 f"folder '{name}' holds no config.json; point to a Hugging Face model folder or a checkpoint's 'model' folder"
             )
-        return _from_folder(path)
-    return _from_hub(name)
+        model, tokenizer = _from_folder(path, dtype)
+    else:
+        return _from_hub(name, dtype)
+    # Adapters are saved with the name of the model they belong to: one that Tether resolves, here or on another machine.
+    model.name_or_path = name if name in EMBEDDED else str(path.resolve())
+    return model, tokenizer
 
 
-def _from_folder(folder: Path) -> tuple[Any, Any]:
-    transformers_logging.disable_progress_bar()
+def _with_adapters(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The model that a folder of adapters names, with them; the tokenizer is the folder's own where it has one."""
+    base = base_name(folder)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model, tokenizer = _resolve(base, dtype)
+    except ModelUnavailable as error:
+        raise ModelUnavailable(f"the adapters in '{folder}' belong to model '{base}', which cannot be had: {error}") from error
+    attach_adapters(model, folder)
+    if (folder / "tokenizer_config.json").is_file():
+        with _reading(folder):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return model, tokenizer
+
+
+def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    transformers_logging.disable_progress_bar()
+    with _reading(folder):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, SafetensorError) as error:  # a missing, torn or foreign file
         raise ModelUnavailable(
             f"cannot read the model in '{folder}': {' '.join(str(error).split())[:200]}; check or replace its files"
         ) from error
 
 
-def _from_hub(name: str) -> tuple[Any, Any]:
+def _from_hub(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32), AutoTokenizer.from_pretrained(name)
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name)
     except OSError as error:  # transformers raises OSError for: offline and not cached, no such repository, no permission
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise ModelUnavailable(

@@ -1,47 +1,55 @@
-"""Collecting: seeds and environments in, groups of trajectories out.
+"""Collecting: a plan lists the episodes of a step, an engine plays them, and the trajectories come back in groups.
 
-A plan lists the episodes of a step; every random choice in it comes from core.seeding. Groups come back in plan order, members in
-member order, whatever the order in which the episodes ended.
+Every random choice of a plan comes from core.seeding. Groups come back in plan order, members in member order, whatever the order in
+which the episodes ended.
 """
 
 from collections.abc import Callable, Sequence
 
-from tether.core.protocols import Engine, Env, Sampling
-from tether.core.seeding import instance_seed, luck_seed, sampling_seed, validation_seed
+from tether.core.protocols import Engine, Sampling
+from tether.core.seeding import generator, instance_seed, luck_seed, sampling_seed, validation_seed
 from tether.core.types import Group
-from tether.models.chat import ChatFormat
-from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
+from tether.rollout.episode import Episode, EpisodeSeeds
+from tether.rollout.mixture import spread_groups
+
+ALONE = (1.0,)
+"""The weights of a run with one environment."""
+
+CENTRE = 0.5
+"""The offset of validation prompts: the nearest whole numbers to the shares."""
 
 
-def training_plan(run: int, step: int, num_groups: int, group_size: int) -> list[EpisodeSeeds]:
-    """The episodes of one training step: a group shares its instance, members have their own luck and their own draws."""
+def training_plan(
+    run: int, step: int, num_groups: int, group_size: int, first_group: int = 0, weights: Sequence[float] = ALONE
+) -> list[EpisodeSeeds]:
+    """The episodes of one training step: a group shares its instance, members have their own luck and their own draws.
+
+    A further round of the same step goes on counting from `first_group`, so no round repeats another's episodes.
+    """
+    stages = spread_groups(weights, num_groups, generator("mixture", run, step, first_group).random())
     return [
-        EpisodeSeeds(g, m, instance_seed(run, step, g), luck_seed(run, step, g, m), sampling_seed(run, step, g, m))
-        for g in range(num_groups)
+        EpisodeSeeds(g, m, instance_seed(run, step, g), luck_seed(run, step, g, m), sampling_seed(run, step, g, m), stage)
+        for g, stage in enumerate(stages, start=first_group)
         for m in range(group_size)
     ]
 
 
-def validation_plan(num_prompts: int, group_size: int = 1) -> list[EpisodeSeeds]:
-    """The fixed validation episodes: the same for every run and every step, luck and draws included."""
+def validation_plan(num_prompts: int, group_size: int = 1, weights: Sequence[float] = ALONE) -> list[EpisodeSeeds]:
+    """The fixed validation episodes: the same for every run and every step, luck and draws included.
+
+    Each environment of a mixture plays its own first prompts, the same that it would play alone.
+    """
+    stages = spread_groups(weights, num_prompts, CENTRE)
+    numbers = [group - stages.index(stage) for group, stage in enumerate(stages)]
     return [
-        EpisodeSeeds(i, m, validation_seed(i), luck_seed(0, -1, i, m), sampling_seed(0, -1, i, m))
-        for i in range(num_prompts)
+        EpisodeSeeds(g, m, validation_seed(i), luck_seed(0, -1, i, m), sampling_seed(0, -1, i, m), stage)
+        for g, (i, stage) in enumerate(zip(numbers, stages, strict=True))
         for m in range(group_size)
     ]
 
 
-def collect(
-    envs: Sequence[Env],
-    engine: Engine,
-    chat: ChatFormat,
-    plan: Sequence[EpisodeSeeds],
-    sampling: Sampling,
-    rules: EpisodeRules,
-    on_finished: Callable[[], None] | None = None,
-) -> list[Group]:
-    """Play every episode of the plan, each in an environment of its own, and group the trajectories by prompt."""
-    episodes = [Episode(env, chat, seeds, rules) for env, seeds in zip(envs, plan, strict=True)]
+def collect(episodes: Sequence[Episode], engine: Engine, sampling: Sampling, on_finished: Callable[[], None] | None = None) -> list[Group]:
+    """Play every episode and group the trajectories by prompt."""
     engine.run(episodes, sampling, on_finished)
     groups: dict[int, Group] = {}
     for episode in episodes:

@@ -6,17 +6,19 @@ run beside others is only asked for its answer when the engine is about to feed 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tether.algorithms.shaping import overlong_penalty
 from tether.core.enums import StopReason
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS, parse_response
-from tether.core.protocols import ConcurrentEnv, Env, Feed, Pending
+from tether.core.protocols import Anew, ConcurrentEnv, Env, Feed, Pending
 from tether.core.types import Completion, Observation, Step, Trajectory, Turn
 from tether.models.chat import ChatFormat
+from tether.rollout.context import make_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,19 @@ class EpisodeRules:
     """What every episode of a run has in common."""
 
     max_context: int
-    """Tokens of a conversation; an episode whose next response would not fit ends with CONTEXT_FULL."""
+    """Tokens of a context; an episode whose next response would not fit ends with CONTEXT_FULL."""
     max_tokens: int
     """Budget of one response."""
     format_penalty: float
     """Added once per turn that is malformed or holds an illegal action; zero or negative."""
+    context: str = "full"
+    """What the model sees of earlier turns, see tether.rollout.context."""
+    last_k: int = 1
+    """Earlier turns that the context `last_k` shows."""
+    overlong_buffer: int = 0
+    """The last tokens of a response's budget, in which a penalty grows; 0 for none."""
+    overlong_factor: float = 1.0
+    """That penalty where the budget is used up, as a positive number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +50,32 @@ class EpisodeSeeds:
     instance: int
     luck: int
     sampling: int
+    stage: int = 0
+    """Which of the run's environments is played."""
 
 
 class Episode:
     """A Dialogue over one environment."""
 
-    def __init__(self, env: Env, chat: ChatFormat, seeds: EpisodeSeeds, rules: EpisodeRules) -> None:
+    def __init__(
+        self, env: Env, chat: ChatFormat, seeds: EpisodeSeeds, rules: EpisodeRules, name: str = "", metrics: Sequence[str] = ()
+    ) -> None:
+        """`name` is what the run calls the environment, `metrics` the keys of its info whose last values are kept (0 where it has none)."""
         self._env = env
         self._chat = chat
         self._rules = rules
         self._seeds = seeds
-        self._context: tuple[int, ...] = ()
+        self._metrics = metrics
+        self._contexts = make_context(rules.context, rules.last_k, chat)
+        self._feed: tuple[int, ...] = ()
         self._observation = ""
         self._num_tokens = 0
         self._tags: tuple[str, ...] = getattr(env, "reply_tags", ANSWER_TAGS)
         self.closing_tags = tuple(f"</{tag}>" for tag in self._tags)
         self.prefix_key = seeds.group
         self.uniforms = np.random.Generator(np.random.PCG64(seeds.sampling))
-        self.trajectory = Trajectory(seeds.group, seeds.member, seeds.instance, turns=[], stop_reason=StopReason.TURN_LIMIT)
+        self.trajectory = Trajectory(seeds.group, seeds.member, seeds.instance, [], StopReason.TURN_LIMIT, env=name)
+        self.trajectory.measures = dict.fromkeys(metrics, 0.0)
 
     def begin(self) -> Feed | Pending:
         env, seeds = self._env, self._seeds
@@ -85,16 +103,17 @@ class Episode:
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
-        return self._show(shown, self._chat.first_prompt(instructions, shown))
+        return self._show(shown, self._contexts.begin(instructions, shown))
 
     def _advance(self, turn: Turn, answer: str, take: Callable[[], Step]) -> Feed:
         """Write down what a turn brought, once the environment says so, and show what comes next."""
         try:
             with environment_boundary(f"step {len(self.trajectory.turns)}"):
                 step = take()
-                turn.reward = _finite(step.reward)
+                turn.reward = _finite("reward", step.reward)
                 turn.valid = bool(step.info.get("valid", True)) and bool(answer)
                 shown = str(step.observation.text)
+                self.trajectory.measures = {key: _finite(key, step.info.get(key, 0.0)) for key in self._metrics}
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
@@ -102,7 +121,7 @@ class Episode:
         if step.done:
             self._end(step)
             return None
-        return self._show(shown, self._chat.next_prompt(shown, turn.response_ids))
+        return self._show(shown, self._contexts.proceed(turn, answer, shown))
 
     def _read(self, completion: Completion) -> tuple[Turn, str]:
         """The turn as sampled, and the answer in it (empty if malformed)."""
@@ -111,25 +130,28 @@ class Episode:
         span = None
         if parsed.reasoning_end is not None:
             span = (0, self._chat.tokens_before(completion.token_ids, parsed.reasoning_end))
+        rules, length = self._rules, len(completion.token_ids)
         turn = Turn(
-            context_ids=self._context,
+            context_ids=tuple(self._feed),
             response_ids=completion.token_ids,
             logprobs=completion.logprobs,
             finish=completion.finish,
             text=text,
             reasoning_span=span,
+            overlong=overlong_penalty(length, rules.max_tokens, rules.overlong_buffer, rules.overlong_factor),
             observation=self._observation,
+            fresh=isinstance(self._feed, Anew),
         )
         return turn, parsed.answer or ""
 
-    def _show(self, observation: str, context: tuple[int, ...]) -> Feed:
+    def _show(self, observation: str, feed: tuple[int, ...]) -> Feed:
         """Put the next observation before the model, if a response to it still fits."""
-        self._num_tokens += len(context)
+        self._num_tokens = len(feed) + (0 if isinstance(feed, Anew) else self._num_tokens)
         if self._num_tokens + self._rules.max_tokens > self._rules.max_context:
             self.trajectory.stop_reason = StopReason.CONTEXT_FULL
             return None
-        self._context, self._observation = context, observation
-        return context
+        self._feed, self._observation = feed, observation
+        return feed
 
     def _end(self, step: Step) -> None:
         self.trajectory.success = bool(step.success)
@@ -143,9 +165,9 @@ class Episode:
         self.trajectory.error = str(failure)
 
 
-def _finite(reward: float) -> float:
-    """A reward that can be averaged; anything else is the environment's error."""
-    value = float(reward)
-    if not math.isfinite(value):
-        raise ValueError(f"the reward is {value}")
-    return value
+def _finite(what: str, value: float) -> float:
+    """A number that can be averaged; anything else is the environment's error."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the {what} is {number}")
+    return number

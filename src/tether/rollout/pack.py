@@ -1,26 +1,40 @@
-"""Packing: kept trajectories and their advantages become a Batch. Ids, masks and log-probs are copied from the trajectories, never re-derived."""
+"""Packing: trajectories become the rows of a Batch. Ids, masks, log-probs and rewards are copied from the trajectories, never re-derived.
+
+Every segment that sampled anything is a row. What a turn earned stands at its last token; a turn without a token has no place in a
+batch, and neither has what it earned.
+"""
 
 from collections.abc import Sequence
 
 import torch
 
 from tether.algorithms.batch import Batch
-from tether.core.types import Trajectory
+from tether.core.types import Segment, Trajectory
 
 
-def pack(trajectories: Sequence[Trajectory], advantages: Sequence[float], device: torch.device | str = "cpu") -> Batch:
-    """A batch with one row per trajectory that sampled anything; a trajectory's advantage goes to each of its sampled tokens."""
-    rows = [(t, a) for t, a in zip(trajectories, advantages, strict=True) if t.num_sampled]
-    lengths = [len(trajectory.token_ids) for trajectory, _ in rows]
+def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu") -> Batch:
+    """A batch of all that these trajectories sampled, without advantages; the rows of a trajectory stand together and in order."""
+    speaking = [trajectory for trajectory in trajectories if trajectory.num_sampled]
+    rows = [(owner, segment) for owner, trajectory in enumerate(speaking) for segment in trajectory.segments if any(segment.loss_mask)]
+    lengths = [len(segment.token_ids) for _, segment in rows]
     shape = (len(rows), max(lengths, default=0))
-    ids = torch.zeros(shape, dtype=torch.long)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    logprobs, advantage = torch.zeros(shape), torch.zeros(shape)
-    for b, (trajectory, value) in enumerate(rows):
+    ids_BT = torch.zeros(shape, dtype=torch.long)
+    mask_BT, turn_ends_BT = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+    logprobs_BT, rewards_BT = torch.zeros(shape), torch.zeros(shape, dtype=torch.float64)
+    for b, (_, segment) in enumerate(rows):
         size = lengths[b]
-        ids[b, :size] = torch.tensor(trajectory.token_ids)
-        mask[b, :size] = torch.tensor(trajectory.loss_mask)
-        logprobs[b, :size] = torch.tensor(trajectory.sampled_logprobs)
-        advantage[b, :size] = mask[b, :size] * value
-    parts = (ids, mask, logprobs, advantage, torch.tensor(lengths, dtype=torch.long))
-    return Batch(*(part.to(device) for part in parts))
+        ids_BT[b, :size] = torch.tensor(segment.token_ids)
+        mask_BT[b, :size] = torch.tensor(segment.loss_mask)
+        logprobs_BT[b, :size] = torch.tensor(segment.sampled_logprobs)
+        ends, earned = _earnings(segment)
+        turn_ends_BT[b, ends] = True
+        rewards_BT[b, ends] = torch.tensor(earned, dtype=torch.float64)
+    owners = [owner for owner, _ in rows]
+    of_rows = [torch.tensor(values, dtype=torch.long) for values in (lengths, owners, [speaking[owner].group for owner in owners])]
+    return Batch(*(part.to(device) for part in (ids_BT, mask_BT, logprobs_BT, rewards_BT, turn_ends_BT, *of_rows)))
+
+
+def _earnings(segment: Segment) -> tuple[list[int], list[float]]:
+    """Where the turns that sampled anything end, and what they earned."""
+    ends = [(end, turn.earned) for end, turn in zip(segment.turn_ends, segment.turns, strict=True) if turn.response_ids]
+    return [end for end, _ in ends], [earned for _, earned in ends]

@@ -1,5 +1,6 @@
 """Numbers about a set of trajectories and about how a filter saw their groups."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,11 +8,11 @@ import numpy as np
 from tether.algorithms.filters.scores import ZERO, sample_variance
 from tether.algorithms.filters.select import Selection
 from tether.core.enums import StopReason
-from tether.core.types import Group
+from tether.core.types import Group, Trajectory
 
 
-def rollout_summary(groups: Sequence[Group]) -> dict[str, float]:
-    """The "rollout/" metrics of a step."""
+def rollout_summary(groups: Sequence[Group], *, mixed: bool = False) -> dict[str, float]:
+    """The "rollout/" metrics of a step; `mixed` says that the run has several environments, whose rates are then told apart."""
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
     rewards = np.array([t.reward for t in trajectories])
@@ -23,13 +24,41 @@ def rollout_summary(groups: Sequence[Group]) -> dict[str, float]:
         "reward_std": float(rewards.std()),
         "turns": _mean([len(t.turns) for t in trajectories]),
         "response_tokens": _mean([len(turn.response_ids) for turn in turns]),
+        "response_tokens_max": max((len(turn.response_ids) for turn in turns), default=0),
         "reasoning_tokens": _mean(thoughts),
         "format_valid": _mean([turn.valid for turn in turns]),
+        "overlong": _mean([turn.overlong < 0 for turn in turns]),
         "tokens_sampled": sum(t.num_sampled for t in trajectories),
         "turn_limit": _mean([stop is StopReason.TURN_LIMIT for stop in stops]),
         "context_full": _mean([stop is StopReason.CONTEXT_FULL for stop in stops]),
         "errors": sum(stop is StopReason.ENV_ERROR for stop in stops),
+        **_per_environment(trajectories, mixed),
     }
+
+
+def _per_environment(trajectories: Sequence[Trajectory], mixed: bool) -> dict[str, float]:
+    """ "env/{environment}/{name}": the environment's own numbers, and in a mixed run its success and reward."""
+    summary: dict[str, float] = {}
+    for env in sorted({trajectory.env for trajectory in trajectories}):
+        played = [trajectory for trajectory in trajectories if trajectory.env == env]
+        numbers = {name: _mean([t.measures[name] for t in played]) for name in played[0].measures}
+        if mixed:
+            numbers |= {"success": _mean([t.success for t in played]), "reward_mean": _mean([t.reward for t in played])}
+        summary |= {f"env/{env}/{name}": value for name, value in numbers.items()}
+    return summary
+
+
+def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
+    """The chance that at least one of k samples solves a prompt, of which `num_solved` of `num_samples` did; unbiased (arXiv 2107.03374, equation 1)."""
+    return 1.0 - math.comb(num_samples - num_solved, k) / math.comb(num_samples, k)
+
+
+def pass_rates(groups: Sequence[Group]) -> dict[str, float]:
+    """ "pass_at_{k}" for k = 1, 2, 4, ... up to the samples of a prompt, the mean over prompts; nothing where each has a single sample."""
+    solved = [(len(group.trajectories), sum(group.successes)) for group in groups]
+    most = min((samples for samples, _ in solved), default=0)
+    powers = [2**n for n in range(most.bit_length())] if most > 1 else []
+    return {f"pass_at_{k}": _mean([pass_at_k(samples, wins, k) for samples, wins in solved]) for k in powers}
 
 
 def group_summary(groups: Sequence[Group], selection: Selection) -> dict[str, float]:

@@ -54,6 +54,7 @@ def trajectory_record(trajectory: Trajectory, step: int, split: str, kept: bool)
     return {
         "step": step,
         "split": str(split),
+        "env": trajectory.env,
         "group": trajectory.group,
         "member": trajectory.member,
         "seed": trajectory.seed,
@@ -61,6 +62,7 @@ def trajectory_record(trajectory: Trajectory, step: int, split: str, kept: bool)
         "success": trajectory.success,
         "stop_reason": str(trajectory.stop_reason),
         "error": trajectory.error,
+        "measures": {name: _finite(value) for name, value in sorted(trajectory.measures.items())},
         "kept": kept,
         "turns": [_turn_record(turn) for turn in trajectory.turns],
     }
@@ -73,8 +75,10 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "reasoning_span": list(turn.reasoning_span) if turn.reasoning_span else None,
         "reward": _finite(turn.reward),
         "penalty": _finite(turn.penalty),
+        "overlong": _finite(turn.overlong),
         "valid": turn.valid,
         "finish": str(turn.finish),
+        "fresh": turn.fresh,
         "context_ids": [int(token) for token in turn.context_ids],
         "response_ids": [int(token) for token in turn.response_ids],
         "logprobs": [_finite(round(float(value), LOGPROB_DECIMALS)) for value in turn.logprobs],

@@ -142,6 +142,16 @@ class RunStore:
         self._attempts.update(attempts)
         self._append(TRAJECTORIES, lines)
 
+    def sync(self) -> None:
+        """Force what was appended to the disk, so that no checkpoint outlives a power cut that the records of its steps do not."""
+        for path in (self.folder / METRICS, self.folder / TRAJECTORIES):
+            if path.exists():
+                try:
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+                except OSError as error:
+                    raise storage_error(path, error) from error
+
     def steps(self) -> list[StepRecord]:
         """The last record of every step, in order of the steps."""
         records = {}
@@ -245,7 +255,10 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file beside its place and move it there, so that failing leaves the old one as it was."""
     draft = path.with_name(path.name + ".part")
     try:
-        draft.write_text(text, encoding="utf-8")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut can leave an empty file under the new name
         draft.replace(path)
     except OSError as error:
         raise storage_error(path, error) from error

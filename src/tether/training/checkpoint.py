@@ -1,25 +1,45 @@
 """Checkpoints: a folder per step that transformers can load, plus the state that resuming needs.
 
-    checkpoints/step_000020/model/      weights, config and tokenizer in Hugging Face format
-    checkpoints/step_000020/state.pt    step, optimiser, monitor
+    checkpoints/step_000020/model/      weights (float32), config and tokenizer in Hugging Face format; for LoRA the adapter
+    checkpoints/step_000020/state.pt    step, and what the trainer gives: optimiser, critic, monitor
+    checkpoints/best/                   the checkpoint that validated best so far, with its number in best.json
 
-A checkpoint is written beside its place and renamed into it, so a kill or a full disk leaves the earlier ones as they were. Nothing
-random is stored: every draw follows from the run's seed and the step.
+A folder is written beside its place, forced to the disk and renamed into it, so a kill, a power cut or a full disk leaves the earlier ones
+as they were. What a kill leaves behind lies in `.unfinished-*` folders, which are never counted and which `sweep` removes at the next
+start. Nothing random is stored: every draw follows from the run's seed and the step.
 """
 
+import errno
+import json
+import os
 import pickle
+import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.errors import CheckpointError, ModelUnavailable
+from tether.models.adapters import save_model
 from tether.models.load import LoadedModel, load_model
 
-MODEL, STATE, NEW = "model", "state.pt", "new"
+MODEL, STATE, BEST, BEST_FACTS = "model", "state.pt", "best", "best.json"
+
+_UNFINISHED, _REPLACED = ".unfinished-", "replaced"
+_STEP = re.compile(r"step_(\d+)")
+
+
+class Best(NamedTuple):
+    """Which checkpoint validated best so far. Example: Best(40, 0.8125)."""
+
+    step: int
+    success: float
 
 
 def checkpoint_name(step: int) -> str:
@@ -31,31 +51,75 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step and delete all but the `keep` newest."""
     target = folder / checkpoint_name(step)
-    unfinished: Path | None = None
-    try:
-        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
-        model.save_pretrained(unfinished / NEW / MODEL)
-        tokenizer.save_pretrained(unfinished / NEW / MODEL)
-        torch.save({"step": step, **state}, unfinished / NEW / STATE)
-        if target.exists():  # the same step again: the old one stands aside until the new one is in place
-            target.rename(unfinished / "replaced")
-        (unfinished / NEW).rename(target)
-    except (OSError, RuntimeError) as error:  # torch and safetensors report a full disk as RuntimeError
-        raise CheckpointError(
-            f"cannot write checkpoint '{target}': {' '.join(str(error).split())[:200]}; earlier checkpoints and records are untouched, "
-            "free some space and go on with --resume"
-        ) from error
-    finally:
-        if unfinished is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+    with _written_beside(target) as draft:
+        write_model(draft / MODEL, model, tokenizer)
+        torch.save({"step": step, **state}, draft / STATE)
+    with _failing_to(f"delete checkpoints older than '{target}'"):
+        for old in list_checkpoints(folder)[:-keep]:
+            _delete(old)
     return target
+
+
+def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write a folder that `load_model` reads; where that fails, whatever the libraries say, it is an OSError."""
+    try:
+        save_model(model, folder)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # the tokenizers library has no narrower word for a full disk
+        raise OSError(str(error)) from error
+
+
+def keep_best(folder: Path, step: int, success: float) -> bool:
+    """Keep the checkpoint of a step as the best if it is; says whether it is.
+
+    The best is the earliest of those with the highest success, in whatever order they are told and however often: a resumed run may tell
+    again what it told before.
+    """
+    best = best_checkpoint(folder)
+    if best is not None and (best.success, -best.step) >= (success, -step):
+        return best.step == step
+    source = folder / checkpoint_name(step)
+    if source not in list_checkpoints(folder):
+        raise CheckpointError(f"cannot keep step {step} as the best: there is no checkpoint '{source}'")
+    with _written_beside(folder / BEST) as draft:
+        _link_folder(source, draft)
+        (draft / BEST_FACTS).write_text(json.dumps({"step": step, "success": success}) + "\n", encoding="utf-8")
+    return True
+
+
+def best_checkpoint(folder: Path) -> Best | None:
+    """What `keep_best` kept last; None if it was never called."""
+    path = folder / BEST / BEST_FACTS
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return Best(int(facts["step"]), float(facts["success"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(f"cannot read '{path}': {error}; move '{path.parent}' away, the next evaluation makes a new one") from error
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if (path / STATE).is_file())
+    numbered = [(int(name[1]), path) for path in folder.glob("step_*") if (name := _STEP.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered) if (path / STATE).is_file()]
+
+
+def sweep(folder: Path) -> None:
+    """Clear away what a kill left unfinished. Only for the run's own trainer, before it looks for checkpoints.
+
+    A kill may have come when the old folder had stood aside and the new one was not yet in its place: that last move is made now.
+    """
+    with _failing_to(f"clear unfinished checkpoints away from '{folder}'"):
+        for unfinished in folder.glob(f"{_UNFINISHED}*"):
+            if (unfinished / _REPLACED).exists():
+                for draft in unfinished.iterdir():
+                    if draft.name != _REPLACED and not (folder / draft.name).exists():
+                        draft.rename(folder / draft.name)
+            shutil.rmtree(unfinished)
 
 
 def load_checkpoint(checkpoint: Path, device: str | None) -> LoadedModel:
@@ -72,6 +136,93 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(
-            f"cannot read checkpoint '{checkpoint}': {' '.join(str(error).split())[:160]}; move it away to resume from the one before it"
+            f"cannot read checkpoint '{checkpoint}': {_one_line(error)}; move it away to resume from the one before it"
         ) from error
     return state
+
+
+@contextmanager
+def _written_beside(target: Path) -> Iterator[Path]:
+    """A place to write a folder in, which becomes `target` at the end of the block; where anything fails, `target` stays as it was."""
+    unfinished: Path | None = None
+    with _failing_to(f"write checkpoint '{target}'"):
+        try:
+            unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
+            draft = unfinished / target.name
+            yield draft
+            _force_to_disk(draft)
+            _move(draft, target, unfinished / _REPLACED)
+            _force_folder(target.parent)
+        finally:
+            if unfinished is not None:
+                shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _move(draft: Path, target: Path, aside: Path) -> None:
+    """Rename a folder to its place; one that is there already stands aside, and comes back if that fails."""
+    replaces = target.exists()
+    if replaces:
+        target.rename(aside)
+    try:
+        draft.rename(target)
+    except OSError:
+        if replaces:
+            aside.rename(target)
+        raise
+
+
+@contextmanager
+def _failing_to(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        raise CheckpointError(
+            f"cannot {what}: {_one_line(error)}; earlier checkpoints and records are untouched, free some space and go on with --resume"
+        ) from error
+
+
+def _delete(checkpoint: Path) -> None:
+    """Delete a folder so that a kill on the way leaves no half of it in its place."""
+    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=checkpoint.parent))
+    checkpoint.rename(unfinished / checkpoint.name)
+    shutil.rmtree(unfinished)
+
+
+def _link_folder(source: Path, target: Path) -> None:
+    """A second name for each file, which costs no space, or a copy where the file system has no such; files of checkpoints never change."""
+    target.mkdir()
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir()
+            continue
+        try:
+            os.link(path, place)
+        except OSError:
+            shutil.copyfile(path, place)
+
+
+def _force_to_disk(folder: Path) -> None:
+    """Make a folder's contents outlive a power cut: a rename can reach the disk before the data it names."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            _force_folder(path)
+    _force_folder(folder)
+
+
+def _force_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder, and need not
+            raise
+    finally:
+        os.close(handle)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,8 +1,9 @@
-"""When going on is a waste: the paper's two rules (appendix B.2), and one for filters that keep nothing.
+"""When going on is a waste: the paper's two rules (appendix B.2), and two for runs in which no update happens.
 
 - The reward variance stays below a share of its mean over the first steps: there is no signal left, only noise moves the weights.
 - Validation success stays below a floor: the policy has collapsed, or the task is out of reach.
 - The filter keeps nothing for several steps in a row: no update happens at all.
+- Updates were left out one after the other because their gradient was not finite: the policy cannot learn any more.
 
 The rules read the records of the run and nothing else, so a resumed run stops where an uninterrupted one would have.
 """
@@ -17,7 +18,12 @@ def reason_to_stop(records: Sequence[StepRecord], rules: EarlyStopSettings) -> s
     """Why a run with these records (one per step, in order) should end, or None."""
     trained = [record.metrics for record in records if "groups/rv_mean" in record.metrics]
     successes = [record.metrics["validation/success"] for record in records if "validation/success" in record.metrics]
-    return _variance_collapsed(trained, rules) or _success_too_low(successes, rules) or _nothing_kept(trained, rules)
+    return (
+        _variance_collapsed(trained, rules)
+        or _success_too_low(successes, rules)
+        or _nothing_kept(trained, rules)
+        or _not_finite(trained, rules)
+    )
 
 
 def _variance_collapsed(trained: list[dict[str, float]], rules: EarlyStopSettings) -> str | None:
@@ -45,3 +51,10 @@ def _nothing_kept(trained: list[dict[str, float]], rules: EarlyStopSettings) -> 
     if not last or any(metrics["groups/kept_ratio"] > 0 for metrics in last):
         return None
     return f"the filter kept nothing for {rules.empty_steps} steps in a row"
+
+
+def _not_finite(trained: list[dict[str, float]], rules: EarlyStopSettings) -> str | None:
+    streak = int(trained[-1].get("update/nonfinite_streak", 0)) if trained else 0
+    if not rules.nonfinite_updates or streak < rules.nonfinite_updates:
+        return None
+    return f"the gradient was not finite in {streak} updates in a row; lower learner.learning_rate or learner.max_grad_norm"

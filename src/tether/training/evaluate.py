@@ -1,6 +1,11 @@
-"""Evaluation: the fixed validation prompts, played once each, with the interval of the success rate."""
+"""Evaluation: the fixed validation prompts, sampled a number of times each, with the interval of the success rate and pass@k.
 
-from collections.abc import Callable
+Prompts are drawn independently of each other, samples of one prompt are not: the interval therefore counts prompts. Each prompt brings
+the share of its samples that succeeded, whose variance is at most that of a single trial, so the interval errs on the wide side.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +14,12 @@ from tether.core.protocols import Engine, Sampling
 from tether.core.types import Group
 from tether.envs.blueprint import blueprint
 from tether.envs.registry import make_env
-from tether.envs.vector import make_envs
 from tether.models.chat import ChatFormat
-from tether.rollout.collect import collect, validation_plan
+from tether.rollout.arena import Arena
+from tether.rollout.collect import validation_plan
 from tether.rollout.episode import EpisodeRules
-from tether.rollout.summary import rollout_summary
+from tether.rollout.mixture import Stage
+from tether.rollout.summary import pass_rates, rollout_summary
 from tether.training.settings import EnvSettings
 
 
@@ -21,32 +27,61 @@ from tether.training.settings import EnvSettings
 class Evaluation:
     """What an evaluation found."""
 
-    metrics: dict[str, float]
-    """The "validation/" section of a step's metrics."""
     groups: list[Group]
+    """One per prompt."""
+    mixed: bool
+    """There is more than one environment."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The "validation/" section of a step's metrics."""
+        return _metrics(self.groups, self.mixed)
+
+    @property
+    def environments(self) -> dict[str, dict[str, float]]:
+        """The same for the prompts of each environment by itself."""
+        names = dict.fromkeys(group.trajectories[0].env for group in self.groups)
+        return {name: _metrics([group for group in self.groups if group.trajectories[0].env == name]) for name in names}
+
+
+def stages_of(environments: Iterable[EnvSettings]) -> list[Stage]:
+    """Where a run plays."""
+    return [Stage(env.name, env.options, env.step_timeout, env.weight) for env in environments]
 
 
 def evaluate(
-    env: EnvSettings,
+    stages: Sequence[Stage],
     engine: Engine,
     chat: ChatFormat,
     num_prompts: int,
     sampling: Sampling,
     rules: EpisodeRules,
     on_finished: Callable[[], None] | None = None,
+    *,
+    samples: int = 1,
 ) -> Evaluation:
-    """Play the first `num_prompts` validation prompts of an environment."""
-    with make_envs(env.name, _validation_options(env), num_prompts, env.step_timeout) as pool:
-        groups = collect(pool.envs, engine, chat, validation_plan(num_prompts), sampling, rules, on_finished)
-    summary = rollout_summary(groups)
-    low, high = wilson_interval(sum(sum(group.successes) for group in groups), num_prompts)
+    """Play the fixed validation prompts, `samples` times each; several environments share the prompts out by weight."""
+    with Arena([_validating(stage) for stage in stages]) as arena:
+        plan = validation_plan(num_prompts, samples, arena.weights)
+        return Evaluation(arena.play(plan, engine, chat, sampling, rules, on_finished), mixed=len(stages) > 1)
+
+
+def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
+    summary = rollout_summary(groups, mixed=mixed)
     names = ("success", "reward_mean", "turns", "response_tokens", "format_valid", "errors")
-    return Evaluation({**{name: summary[name] for name in names}, "success_low": low, "success_high": high, "prompts": num_prompts}, groups)
+    low, high = wilson_interval(sum(sum(group.successes) / len(group.successes) for group in groups), len(groups))
+    return {
+        **{name: summary[name] for name in summary if name in names or name.startswith("env/")},
+        **pass_rates(groups),
+        "success_low": low,
+        "success_high": high,
+        "prompts": len(groups),
+    }
 
 
-def _validation_options(env: EnvSettings) -> dict[str, Any]:
-    """The environment's options with the validation split, if it has splits."""
-    known = blueprint(env.name).options
+def _validating(stage: Stage) -> Stage:
+    """The stage with the validation split, if its environment has splits."""
+    known = blueprint(stage.name).options
     # A served environment tells its options once it is asked.
-    names: Any = known.model_fields if known is not None else getattr(make_env(env.name, **env.options), "options", {})
-    return {**env.options, "split": "validation"} if "split" in names else env.options
+    names: Any = known.model_fields if known is not None else getattr(make_env(stage.name, **stage.options), "options", {})
+    return dataclasses.replace(stage, options={**stage.options, "split": "validation"}) if "split" in names else stage

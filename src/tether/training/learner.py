@@ -1,123 +1,218 @@
 """The learner: a batch in, one step's optimiser updates done, the numbers about them out.
 
-A minibatch of `update_batch` trajectories makes one update. It is cut into micro-batches by token budget; the weight of every token
-is fixed before the cut, so the gradient is the same however much memory there is. Log-probs are taken at the sampling temperature,
-like the sampled ones they are compared with.
+A minibatch of `update_batch` trajectories makes one update. It is cut into micro-batches by token budget; the weight of every token is
+settled for the whole minibatch before that, so the gradient does not depend on the cut. Log-probs are taken at the sampling temperature,
+like the sampled ones they are compared with. An algorithm with a critic teaches it on the same minibatches: with a trunk of its own it has
+an optimiser of its own, on a shared trunk its loss is added to the policy's. An update whose gradient is not finite is left out, counted,
+and changes nothing.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tether.algorithms.aggregate import token_weights
+from tether.algorithms.aggregate import token_mean
 from tether.algorithms.batch import Batch
-from tether.algorithms.losses import clipped_policy_loss, k3_divergence
+from tether.algorithms.divergence import k3
+from tether.algorithms.losses import clipped_policy_loss, clipped_value_loss
 from tether.algorithms.presets import Algorithm
+from tether.models.critic import Critic
 from tether.models.head import SplitModel
-from tether.models.logprobs import token_logprobs
-from tether.training.settings import LearnerSettings
+from tether.models.logprobs import Selected, forward, logprobs_and_entropy
+from tether.models.packing import MicroBatch, micro_batches
+from tether.models.recompute import checkpointed
+from tether.training.optim import MasterAdam
+from tether.training.settings import CriticSettings, LearnerSettings
+from tether.training.totals import TokenTotals, update_metrics
 
 
-class TokenTotals:
-    """Sums over trained tokens, reduced to means once at the end of the step."""
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The learning rates of a step; a policy rate of 0 teaches the critic alone."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.count = 0
-        self.ratio_max = 0.0
-
-    def add(self, count: int, **values: Tensor) -> None:
-        self.count += count
-        for name, tensor in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(tensor.detach().double().sum())
-
-    @property
-    def is_finite(self) -> bool:
-        return all(math.isfinite(value) for value in (self.ratio_max, *self.sums.values()))
-
-    def mean(self, name: str) -> float:
-        return self.sums.get(name, 0.0) / max(1, self.count)
+    policy: float
+    critic: float = 0.0
 
 
 class Learner:
-    """Owns the optimiser; the model's tensors are shared with the engine."""
+    """Owns the optimisers; the policy's tensors are shared with the engine."""
 
-    def __init__(self, model: SplitModel, algorithm: Algorithm, settings: LearnerSettings, *, temperature: float, max_tokens: int) -> None:
-        self.model = model
-        self._algorithm = algorithm
-        self._settings = settings
-        self._temperature = temperature
-        self._max_tokens = max_tokens
-        self._parameters = [p for p in model.model.parameters() if p.requires_grad]
-        assert settings.learning_rate is not None  # filled in when the settings were resolved
-        self.optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay
+    def __init__(
+        self,
+        model: SplitModel,
+        algorithm: Algorithm,
+        settings: LearnerSettings,
+        *,
+        temperature: float,
+        max_tokens: int,
+        critic: Critic | None = None,
+        critic_settings: CriticSettings | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.critic = model, critic
+        self._algorithm, self._settings, self._temperature = algorithm, settings, temperature
+        self._critic_settings = critic_settings or CriticSettings()
+        self._length = float(max_tokens) if algorithm.constant_length else 1.0
+        parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
+        self._optimizers = {"policy": self._adam(parameters, dtype)}
+        if critic is not None and critic.shared:
+            # Beside the policy's optimiser, not in it: the head computes in float32 whatever the trunk does.
+            self._optimizers["head"] = self._adam(critic.parameters(), None)
+        elif critic is not None:
+            self._optimizers["critic"] = self._adam(critic.parameters(), dtype)
+        self.nonfinite_streak = 0
+        """How many updates in a row were left out by now."""
+
+    def _adam(self, parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> MasterAdam:
+        chosen = self._settings
+        return MasterAdam(
+            parameters,
+            learning_rate=0.0,  # set for every step
+            beta1=chosen.beta1,
+            beta2=chosen.beta2,
+            weight_decay=chosen.weight_decay,
+            compute_dtype=dtype,
         )
 
-    def update(self, batch: Batch, order: Tensor, loss_scale: float) -> dict[str, float]:
-        """Train on the batch in the given row order; returns the "update/" metrics."""
-        totals, losses, norms, num_skipped = TokenTotals(), [], [], 0
-        mismatch: float | None = None
-        for minibatch in batch.minibatches(order, self._settings.update_batch):
-            before = TokenTotals()
-            loss = sum(self._backward(minibatch, loss_scale, before))
-            norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
-            if math.isfinite(norm) and before.is_finite:
-                self.optimizer.step()
-                norms.append(norm)
-                losses.append(loss)
-                mismatch = before.mean("mismatch") if mismatch is None else mismatch
-                self._merge(totals, before)
-            else:  # counted, and kept out of the step's numbers, which must be finite
-                num_skipped += 1
-            self.optimizer.zero_grad(set_to_none=True)
+    def update(self, batch: Batch, orders: Sequence[Tensor], loss_scale: float, rates: Rates) -> dict[str, float]:
+        """Train on the batch, once per order of its trajectories; returns the "update/" metrics."""
+        for name, optimizer in self._optimizers.items():
+            optimizer.set_rate(rates.policy if name == "policy" else rates.critic)
+        totals, mismatch = TokenTotals(), 0.0
+        with ExitStack() as stack:
+            for split in {id(s): s for s in (self.model, *([self.critic.split] if self.critic else []))}.values():
+                if self._settings.gradient_checkpointing:
+                    stack.enter_context(checkpointed(split.model))
+            for number, minibatch in enumerate(b for order in orders for b in batch.minibatches(order, self._settings.update_batch)):
+                part = TokenTotals()
+                self._backward(minibatch, loss_scale if rates.policy else 0.0, part)
+                if number == 0:
+                    mismatch = part.mean("mismatch")
+                self._step(part, totals, policy_learns=rates.policy > 0)
+        return update_metrics(totals, mismatch, rates.policy, self.nonfinite_streak)
+
+    def state(self) -> dict[str, object]:
+        """What a checkpoint must keep beside the policy's weights."""
         return {
-            "loss": sum(losses) / max(1, len(losses)),
-            "policy_loss": totals.mean("policy_loss"),
-            "entropy": totals.mean("entropy"),
-            "ratio_mean": totals.mean("ratio"),
-            "ratio_max": totals.ratio_max,
-            "clip_low": totals.mean("clip_low"),
-            "clip_high": totals.mean("clip_high"),
-            "kl_sampled": totals.mean("kl"),
-            "mismatch": mismatch or 0.0,
-            "grad_norm": sum(norms) / max(1, len(norms)),
-            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
-            "num_updates": len(norms),
-            "nonfinite": num_skipped,
-            "tokens_trained": totals.count,
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()},
+            "critic": self.critic.state() if self.critic else {},
+            "nonfinite_streak": self.nonfinite_streak,
         }
 
-    def _backward(self, minibatch: Batch, loss_scale: float, totals: TokenTotals) -> Iterator[float]:
-        """Accumulate the gradient of one minibatch; yields the loss of each micro-batch."""
-        algorithm = self._algorithm
-        weights_BT = token_weights(minibatch.loss_mask_BT, algorithm.aggregation, self._max_tokens)
-        for index, micro in minibatch.microbatches(self._settings.micro_tokens):
-            mask_BT = micro.loss_mask_BT
-            sampled_N, advantages_N = micro.logprobs_BT[mask_BT], micro.advantages_BT[mask_BT]
-            weights_N = weights_BT[index][:, : mask_BT.shape[1]][mask_BT]
-            logprobs_N, entropy_N = token_logprobs(self.model, micro.ids_BT, mask_BT, self._temperature)
-            policy = clipped_policy_loss(logprobs_N, sampled_N, advantages_N, algorithm.clip_low, algorithm.clip_high)
-            loss = loss_scale * (weights_N * (policy.loss_N - algorithm.entropy_coef * entropy_N)).sum()
-            loss.backward()
-            totals.add(
-                len(logprobs_N),
-                policy_loss=policy.loss_N,
-                entropy=entropy_N,
-                ratio=policy.ratio_N,
-                clip_low=policy.clipped_low_N,
-                clip_high=policy.clipped_high_N,
-                kl=k3_divergence(logprobs_N, sampled_N),
-                mismatch=(logprobs_N - sampled_N).abs(),
-            )
-            totals.ratio_max = max(totals.ratio_max, float(policy.ratio_N.max()))
-            yield float(loss.detach())
+    def restore(self, state: dict[str, object]) -> None:
+        """Take back what `state` gave; a KeyError or ValueError says that it is of another learner."""
+        optimizers, critic, streak = state["optimizers"], state["critic"], state["nonfinite_streak"]
+        if not isinstance(optimizers, dict) or not isinstance(critic, dict) or not isinstance(streak, int):
+            raise ValueError("the learner's state has another form")
+        if self.critic is not None:
+            self.critic.restore(critic)
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(optimizers[name])
+        self.nonfinite_streak = streak
 
-    @staticmethod
-    def _merge(totals: TokenTotals, part: TokenTotals) -> None:
-        totals.count += part.count
-        totals.ratio_max = max(totals.ratio_max, part.ratio_max)
-        for name, value in part.sums.items():
-            totals.sums[name] = totals.sums.get(name, 0.0) + value
+    def full_precision(self) -> ExitStack:
+        """A context in which the policy holds its float32 weights, to be saved."""
+        stack = ExitStack()
+        stack.enter_context(self._optimizers["policy"].full_precision())
+        return stack
+
+    def _backward(self, minibatch: Batch, loss_scale: float, totals: TokenTotals) -> None:
+        """Accumulate the gradient of one minibatch."""
+        weights_BT = self._algorithm.aggregation(minibatch.loss_mask_BT, minibatch.owners_B, self._length)
+        value_weights_BT = token_mean(minibatch.loss_mask_BT, minibatch.owners_B, 1.0)
+        together = self._settings.packing and self.model.packs
+        for micro in micro_batches(minibatch.lengths_B, self._settings.micro_tokens, together):
+            index_M = micro.index_M.to(minibatch.ids_BT.device)
+            mask_MT = minibatch.loss_mask_BT[index_M]
+            part = _Tokens(minibatch, index_M, mask_MT)
+            chosen = forward(self.model, minibatch.ids_BT, minibatch.loss_mask_BT, micro)
+            loss = loss_scale * (weights_BT[index_M][mask_MT] * self._policy_losses(chosen, part, totals)).sum()
+            totals.count_micro(len(chosen.targets_N), int(minibatch.lengths_B[index_M].sum()), micro.num_rows * micro.width)
+            if self.critic is not None and self.critic.shared:
+                values_N: Tensor = self.critic.head(chosen.features_ND)
+                loss = (
+                    loss
+                    + self._critic_settings.coef * (value_weights_BT[index_M][mask_MT] * self._value_losses(values_N, part, totals)).sum()
+                )
+            loss.backward()
+            totals.add_loss(float(loss.detach()))
+        if self.critic is not None and not self.critic.shared:
+            self._critic_backward(minibatch, value_weights_BT, totals)
+
+    def _critic_backward(self, minibatch: Batch, weights_BT: Tensor, totals: TokenTotals) -> None:
+        assert self.critic is not None
+        together = self._settings.packing and self.critic.split.packs
+        micro: MicroBatch
+        for micro in micro_batches(minibatch.lengths_B, self._settings.micro_tokens, together):
+            index_M = micro.index_M.to(minibatch.ids_BT.device)
+            mask_MT = minibatch.loss_mask_BT[index_M]
+            values_N = self.critic.micro_values(minibatch.ids_BT, minibatch.loss_mask_BT, micro)
+            losses_N = self._value_losses(values_N, _Tokens(minibatch, index_M, mask_MT), totals)
+            (weights_BT[index_M][mask_MT] * losses_N).sum().backward()
+
+    def _policy_losses(self, chosen: Selected, part: "_Tokens", totals: TokenTotals) -> Tensor:
+        """The loss of every token: policy, entropy, divergence."""
+        algorithm = self._algorithm
+        logprobs_N, entropy_N = logprobs_and_entropy(self.model, chosen.features_ND, chosen.targets_N, self._temperature)
+        sampled_N = part.of(part.batch.logprobs_BT)
+        policy = clipped_policy_loss(
+            logprobs_N, sampled_N, part.of(part.batch.advantages_BT), algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
+        )
+        losses_N = policy.loss_N - algorithm.entropy_coef * entropy_N
+        if part.batch.reference_BT is not None:
+            divergence_N = algorithm.divergence(logprobs_N, part.of(part.batch.reference_BT))
+            totals.add(kl_reference=divergence_N)
+            if algorithm.kl_in == "loss":
+                losses_N = losses_N + algorithm.kl_coef * divergence_N
+        totals.add(
+            policy_loss=policy.loss_N,
+            entropy=entropy_N,
+            clip_low=policy.clipped_low_N,
+            clip_high=policy.clipped_high_N,
+            clip_dual=policy.bounded_N,
+            kl_sampled=k3(sampled_N, logprobs_N),
+            mismatch=(logprobs_N - sampled_N).abs(),
+        )
+        totals.add_ratios(policy.ratio_N)
+        return losses_N
+
+    def _value_losses(self, values_N: Tensor, part: "_Tokens", totals: TokenTotals) -> Tensor:
+        losses = clipped_value_loss(
+            values_N, part.of(part.batch.values_BT), part.of(part.batch.returns_BT), self._critic_settings.value_clip
+        )
+        totals.add(value_loss=losses.loss_N, value_clip=losses.clipped_N)
+        return losses.loss_N
+
+    def _step(self, part: TokenTotals, totals: TokenTotals, *, policy_learns: bool) -> None:
+        """Update the weights by the gradient of a minibatch, or leave it out."""
+        norms = {name: optimizer.clip(self._settings.max_grad_norm) for name, optimizer in self._optimizers.items()}
+        finite = part.is_finite and all(math.isfinite(norm) for norm in norms.values())
+        self.nonfinite_streak = 0 if finite else self.nonfinite_streak + 1
+        if finite:
+            trunk_learns = policy_learns or "head" in self._optimizers
+            for name, optimizer in self._optimizers.items():
+                if name != "policy" or trunk_learns:
+                    optimizer.step()
+            part.norms = [norms]
+            totals.merge(part)
+        else:  # counted, and kept out of the step's numbers, which must be finite
+            totals.nonfinite += 1
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The selected tokens of a micro-batch, to look up fields of its minibatch by."""
+
+    batch: Batch
+    index_M: Tensor
+    mask_MT: Tensor
+
+    def of(self, field_BT: Tensor | None) -> Tensor:
+        assert field_BT is not None  # the estimator of advantages has filled it in
+        return field_BT[self.index_M][self.mask_MT]

@@ -9,13 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from tether.algorithms.filters.auto import AUTO
+from tether.algorithms.filters.scale import LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
-from tether.algorithms.presets import PRESETS
-from tether.core.config import Settings
+from tether.algorithms.names import AGGREGATIONS, ALGORITHMS, DIVERGENCES, ESTIMATORS, SECTIONS
+from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
 from tether.core.protocols import Sampling
 from tether.envs.registry import check_name
+from tether.training.schedule import SCHEDULES
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -34,6 +36,8 @@ class EnvSettings(Settings):
     """Options of the environment, see `tether envs`; `split` is set by the trainer."""
     step_timeout: Annotated[float, Field(gt=0)] = 120.0
     """Seconds a reset or a step may take where environments run beside each other; one that takes longer ends its episode."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the prompts, against the other environments of the run."""
 
     @field_validator("name")
     @classmethod
@@ -45,20 +49,67 @@ class ModelSettings(Settings):
     name: str = "tiny"
     device: str | None = None
     """Where the model lives; null takes the GPU if there is one."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """What it computes in; null: bfloat16 on a GPU, float32 elsewhere. The optimiser's weights are float32 in any case."""
+
+
+class LoraSettings(Settings):
+    """Train low-rank adapters instead of all weights."""
+
+    rank: Annotated[int, Field(ge=0)] = 0
+    """0 trains all weights."""
+    alpha: Positive = 64
+    """The adapters count with alpha / rank."""
+    targets: str | list[str] = "all-linear"
+    """Names of the layers that get an adapter."""
 
 
 class AlgorithmSettings(Settings):
     """A preset and, where given, departures from it."""
 
     name: str = "grpo"
+    advantages: str | None = None
+    aggregation: str | None = None
+    scale_by_std: bool | None = None
+    constant_length: bool | None = None
+    whiten: bool | None = None
+    gamma: Annotated[float, Field(gt=0, le=1)] | None = None
+    lam: Annotated[float, Field(ge=0, le=1)] | None = None
+    turn_gamma: Annotated[float, Field(gt=0, le=1)] | None = None
+    reward_at: Literal["turn", "trajectory"] | None = None
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_high: Annotated[float, Field(gt=0)] | None = None
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
     entropy_coef: Annotated[float, Field(ge=0)] | None = None
+    kl_coef: Annotated[float, Field(ge=0)] | None = None
+    kl_in: Literal["loss", "reward"] | None = None
+    divergence: str | None = None
+    reference: str | None = None
+    """Model that the divergence is taken from; null: the model the run starts with."""
 
-    @field_validator("name")
+    @field_validator("name", "advantages", "aggregation", "divergence")
     @classmethod
-    def _name(cls, name: str) -> str:
-        return _known("algorithm", name, PRESETS)
+    def _names(cls, name: str | None, info: Any) -> str | None:
+        known = {"name": ALGORITHMS, "advantages": ESTIMATORS, "aggregation": AGGREGATIONS, "divergence": DIVERGENCES}[info.field_name]
+        what = "algorithm" if info.field_name == "name" else info.field_name
+        return name if name is None else _known(what, name, known)
+
+
+class CriticSettings(Settings):
+    """The critic of algorithms that have one (ppo)."""
+
+    shared: bool = False
+    """True: a value head on the policy's own trunk; false: a model of its own."""
+    model: str | None = None
+    """That model; null: the same as the policy."""
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Null: 1e-5 (the paper's), or 1e-3 for the embedded `tiny`."""
+    value_clip: Annotated[float, Field(gt=0)] = 0.5
+    """How far a value may move in an update before its loss is clipped."""
+    coef: Annotated[float, Field(gt=0)] = 0.5
+    """Weight of the value loss beside the policy's; only of a shared trunk."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """First steps in which only the critic learns."""
 
 
 class FilterSettings(Settings):
@@ -69,16 +120,22 @@ class FilterSettings(Settings):
     include_zero: bool = True
     eps: Annotated[float, Field(ge=0)] = 0.01
     band: tuple[float, float] | None = None
-    loss_scale: Literal["kept_ratio", "sqrt", "none"] = "kept_ratio"
+    loss_scale: str = "kept_ratio"
     auto_ratio: Annotated[float, Field(gt=0)] = 0.75
     """Strategy `auto` filters where Std(RV) / Mean(RV) is at least this, on average over the recent steps."""
     auto_steps: Positive = 5
     """How many recent steps, the present one included."""
+    members: Positive | None = None
+    """Train only on so many best and as many worst trajectories of each prompt (the paper's trajectory-level baseline)."""
+    reweight: bool = False
+    """Weigh the advantages of a prompt by its reward variance, relative to the largest of the batch."""
+    refill: Annotated[int, Field(ge=0)] = 0
+    """At most so many further rounds of sampling until the batch holds `rollout.num_groups` kept prompts."""
 
-    @field_validator("strategy", "score", "order")
+    @field_validator("strategy", "score", "order", "loss_scale")
     @classmethod
     def _names(cls, name: str, info: Any) -> str:
-        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "score": SCORES, "order": ORDERS}
+        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "score": SCORES, "order": ORDERS, "loss_scale": LOSS_SCALES}
         return _known(f"filter {info.field_name}", name, known[info.field_name])
 
     @model_validator(mode="after")
@@ -101,6 +158,14 @@ class RolloutSettings(Settings):
     max_rows: Positive = 128
     """Episodes decoded at a time."""
     format_penalty: Annotated[float, Field(le=0)] = -0.1
+    context: Literal["full", "last_k", "single_turn"] = "full"
+    """What the agent sees of the turns before: all, the last k, or a summary."""
+    last_k: Positive = 2
+    """How many turns, in context mode `last_k`."""
+    overlong_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The last part of `max_tokens`, as a share, in which a response is punished for its length; 0 turns it off."""
+    overlong_penalty: Annotated[float, Field(ge=0)] = 1.0
+    """The punishment at the full length."""
 
 
 class LearnerSettings(Settings):
@@ -112,8 +177,25 @@ class LearnerSettings(Settings):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     update_batch: Positive = 32
     """Trajectories per optimiser update."""
+    epochs: Positive = 1
+    """Passes over the batch of a step."""
     micro_tokens: Positive = 8192
-    """Padded tokens per forward pass; lower it if memory runs out, the update stays the same."""
+    """Tokens per forward pass; lower it if memory runs out, the update stays the same."""
+    packing: bool = True
+    """Let short sequences share a row of a forward pass."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time, the same update."""
+    schedule: str = "constant"
+    """How the learning rate goes on after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which the learning rate rises to its value."""
+    final_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """What is left of the learning rate at the last step, for schedules that fall."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule(cls, name: str) -> str:
+        return _known("schedule", name, SCHEDULES)
 
 
 class DiagnosisSettings(Settings):
@@ -126,6 +208,8 @@ class EvaluationSettings(Settings):
     """Steps between evaluations; 0 evaluates at the start and at the end only."""
     prompts: Positive = 512
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.5
+    samples: Positive = 1
+    """Episodes per prompt; with more than one, pass@k is measured."""
 
 
 class EarlyStopSettings(Settings):
@@ -143,20 +227,28 @@ class EarlyStopSettings(Settings):
     """In how many evaluations in a row."""
     empty_steps: Annotated[int, Field(ge=0)] = 5
     """Stop after so many steps in a row in which the filter kept nothing; 0 turns the rule off."""
+    nonfinite_updates: Annotated[int, Field(ge=0)] = 10
+    """Stop after so many updates in a row whose gradient was not finite; 0 turns the rule off."""
 
 
 class CheckpointSettings(Settings):
     every: Positive = 20
     keep: Positive = 2
     """How many of the newest checkpoints stay on disk."""
+    best: bool = True
+    """Keep the one with the best validation success too."""
 
 
 class RunSettings(Settings):
     """A whole run."""
 
     env: EnvSettings
+    also: list[EnvSettings] = []
+    """Further environments of the same run; prompts are shared out by weight."""
     model: ModelSettings = ModelSettings()
+    lora: LoraSettings = LoraSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
+    critic: CriticSettings = CriticSettings()
     filter: FilterSettings = FilterSettings()
     rollout: RolloutSettings = RolloutSettings()
     learner: LearnerSettings = LearnerSettings()
@@ -169,15 +261,22 @@ class RunSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_learning_rate(cls, data: Any) -> Any:
-        """The default learning rate depends on the model; fill it in so that the saved config states it."""
+    def _fill_in(cls, data: Any) -> Any:
+        """Defaults that depend on the model or on the algorithm are filled in, so that the saved config states them."""
         if not isinstance(data, dict):
             return data
-        sections = [data.get(key, {}) for key in ("learner", "model")]
-        learner, model = (section.model_dump() if isinstance(section, Settings) else section for section in sections)
-        if isinstance(learner, dict) and isinstance(model, dict) and learner.get("learning_rate") is None:
-            rate = 1e-4 if model.get("name", "tiny") == "tiny" else 1e-6
-            data = {**data, "learner": {**learner, "learning_rate": rate}}
+        data = {key: value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value for key, value in data.items()}
+        model, algorithm = (_entry(data, section, "name", default) for section, default in (("model", "tiny"), ("algorithm", "grpo")))
+        small = model == "tiny"
+        defaults: dict[str, Any] = {
+            "learner": {"learning_rate": 1e-4 if small else 1e-6},
+            "critic": {"learning_rate": 1e-3 if small else 1e-5},
+        }
+        defaults = merge(defaults, SECTIONS.get(algorithm, {}) if isinstance(algorithm, str) else {})
+        for section, values in defaults.items():
+            given = data.get(section, {})
+            if isinstance(given, dict):
+                data[section] = {**values, **{key: value for key, value in given.items() if value is not None or key not in values}}
         return data
 
     @model_validator(mode="after")
@@ -189,8 +288,24 @@ class RunSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_of_each_environment(self) -> "RunSettings":
+        names = [env.name for env in self.environments()]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the run has an environment twice ({', '.join(names)}); give each once, with its weight")
+        return self
+
+    def environments(self) -> list[EnvSettings]:
+        return [self.env, *self.also]
+
     def sampling(self) -> Sampling:
         return Sampling(self.rollout.temperature, self.rollout.max_tokens)
 
     def evaluation_sampling(self) -> Sampling:
         return Sampling(self.evaluation.temperature, self.rollout.max_tokens)
+
+
+def _entry(data: dict[str, Any], section: str, key: str, default: Any) -> Any:
+    """A value of a section that may be missing or malformed."""
+    values = data.get(section, {})
+    return values.get(key, default) if isinstance(values, dict) else default

@@ -1,6 +1,6 @@
 """The trainer: one step reads like the data flow.
 
-    seeds -> collect -> select -> advantages -> pack -> update          and, beside it, groups -> monitor -> store
+    seeds -> gather (collect, select) -> pack -> advantages -> update          and, beside it, groups -> monitor -> store
 
 Step 0 is the untrained policy, evaluated; steps 1..N train. Everything about a step is on disk before the next begins, so a run can be
 stopped at any time and continued from its last checkpoint with the same result.
@@ -10,44 +10,41 @@ import dataclasses
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from tether.algorithms.advantages import trajectory_advantages
 from tether.algorithms.batch import Batch
-from tether.algorithms.filters.auto import AUTO, auto_strategy
-from tether.algorithms.filters.select import Selection, select_groups
-from tether.algorithms.presets import Algorithm, preset
-from tether.core.errors import BadInput, CheckpointError
+from tether.algorithms.filters.members import extreme_members
+from tether.algorithms.filters.reweight import variance_weights
+from tether.algorithms.filters.scale import loss_scale
+from tether.algorithms.filters.scores import sample_variance
+from tether.core.errors import CheckpointError
 from tether.core.metrics import StepMetrics
 from tether.core.seeding import generator, seed_everything
 from tether.core.types import Group
 from tether.diagnostics.monitor import Health, Monitor
-from tether.envs.vector import make_envs
 from tether.models.chat import ChatFormat
-from tether.models.decoder import max_positions
-from tether.models.head import SplitModel
-from tether.models.load import load_model
 from tether.models.scorer import PrefixScorer
-from tether.rollout.collect import collect, training_plan
+from tether.rollout.arena import Arena
+from tether.rollout.collect import training_plan
 from tether.rollout.engines.native import NativeEngine
-from tether.rollout.episode import EpisodeRules
 from tether.rollout.pack import pack
-from tether.rollout.summary import group_summary, rollout_summary
+from tether.rollout.summary import rollout_summary
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
-from tether.training.checkpoint import list_checkpoints, load_checkpoint, load_state, save_checkpoint
+from tether.training.checkpoint import checkpoint_name, keep_best, list_checkpoints, load_state, save_checkpoint, sweep
 from tether.training.early_stop import reason_to_stop
-from tether.training.evaluate import evaluate
+from tether.training.evaluate import evaluate, stages_of
+from tether.training.gather import Gathered, gather
 from tether.training.interrupts import Interrupts
-from tether.training.learner import Learner
-from tether.training.settings import AlgorithmSettings, RunSettings
+from tether.training.learner import Rates
+from tether.training.memory import memory_boundary
+from tether.training.parts import build, episode_rules
+from tether.training.schedule import learning_rate
+from tether.training.settings import RunSettings
 from tether.training.watch import Unwatched, Watcher
-
-LOSS_SCALES = {"kept_ratio": lambda ratio: ratio, "sqrt": lambda ratio: ratio**0.5, "none": lambda ratio: 1.0}
 
 
 class Trainer:
@@ -55,23 +52,15 @@ class Trainer:
 
     def __init__(self, settings: RunSettings, store: RunStore, watcher: Watcher | None = None) -> None:
         seed_everything(settings.seed)
+        sweep(store.checkpoints)
         checkpoint = next(reversed(list_checkpoints(store.checkpoints)), None)
-        loaded = (
-            load_checkpoint(checkpoint, settings.model.device)
-            if checkpoint
-            else load_model(settings.model.name, device=settings.model.device)
-        )
-        rollout = settings.rollout
+        parts = build(settings, checkpoint)
         self.settings, self.store, self._watcher = settings, store, watcher or Unwatched()
-        self.model, self.tokenizer, self.chat = loaded.model, loaded.tokenizer, ChatFormat(loaded.tokenizer)
-        self.algorithm = resolve_algorithm(settings.algorithm)
-        num_episodes = rollout.num_groups * rollout.group_size
-        self.envs = make_envs(settings.env.name, settings.env.options, num_episodes, settings.env.step_timeout)
+        self.model, self.tokenizer, self.chat = parts.model, parts.tokenizer, ChatFormat(parts.tokenizer)
+        self.algorithm, self.estimator, self.learner = parts.algorithm, parts.estimator, parts.learner
+        self.arena = Arena(stages_of(settings.environments()))
         self.rules = episode_rules(settings, self.model)
-        self.engine = NativeEngine(self.model, self.tokenizer, max_rows=rollout.max_rows)
-        self.learner = Learner(
-            SplitModel(self.model), self.algorithm, settings.learner, temperature=rollout.temperature, max_tokens=rollout.max_tokens
-        )
+        self.engine = NativeEngine(self.model, self.tokenizer, max_rows=settings.rollout.max_rows)
         self.monitor, self.scorer = Monitor(settings.diagnosis.every), PrefixScorer(self.model)
         self.step = 0
         """The last complete step."""
@@ -84,7 +73,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last step, or until a rule says that going on is a waste; on Ctrl-C write a checkpoint and re-raise."""
-        with self.envs, self._interrupts.listening(), self._watcher.showing():
+        with self.arena, self._interrupts.listening(), self._watcher.showing():
             try:
                 self._catch_up()
                 reason = self._reason_to_stop()
@@ -102,85 +91,107 @@ class Trainer:
     def train_step(self, step: int) -> None:
         """One pass through the data flow; each line is a stage."""
         self._seconds = {}
-        groups = self._collect(step)
-        kept = self._select(groups)
-        batch = self._pack(groups, kept)
-        health = self._diagnose(step, groups)  # on the policy that wrote the reasoning, always on the unfiltered groups
+        gathered = self._gather(step)
+        health = self._diagnose(step, gathered.first_round)  # on the policy that wrote the reasoning, always on unfiltered groups
+        batch, estimates = self._estimate(gathered)
         with self._interrupts.shield():  # weights and record change together
             self._whole = False
-            update = self._update(step, batch, kept)
+            update = {**estimates, **self._update(step, batch, gathered)}
             self.engine.sync()
-            record = self._append(step, groups, kept, update, health)
+            record = self._append(step, gathered, update, health)
             self._whole = True
         self._follow_up(record)
 
     def save(self) -> Path:
         """Write a checkpoint of the last complete step."""
-        state = {"optimizer": self.learner.optimizer.state_dict(), "monitor": self._monitor_state}
-        with self._interrupts.shield():
+        state = {"learner": self.learner.state(), "monitor": self._monitor_state}
+        with self._interrupts.shield(), self.learner.full_precision():
             return save_checkpoint(self.store.checkpoints, self.step, self.model, self.tokenizer, state, self.settings.checkpoint.keep)
 
-    def _collect(self, step: int) -> list[Group]:
-        rollout = self.settings.rollout
-        plan = training_plan(self.settings.seed, step, rollout.num_groups, rollout.group_size)
-        with self._timed("rollout", len(plan)):
-            return collect(self.envs.envs, self.engine, self.chat, plan, self.settings.sampling(), self.rules, self._watcher.advance)
+    def _gather(self, step: int) -> Gathered:
+        settings, rollout = self.settings, self.settings.rollout
 
-    def _select(self, groups: Sequence[Group]) -> Selection:
-        chosen = self.settings.filter
-        rule = chosen.model_dump(exclude={"strategy", "loss_scale", "auto_ratio", "auto_steps"})
-        trajectories = [t for group in groups for t in group.trajectories]
-        select = partial(
-            select_groups,
-            [t.reward for t in trajectories],
-            [t.group for t in trajectories],
-            successes=[float(t.success) for t in trajectories],
-            entropies=[t.mean_surprise for t in trajectories],
-            lengths=[t.num_sampled for t in trajectories],
-            **rule,
-        )
-        with self._timed("select"):
-            if chosen.strategy != AUTO:
-                return select(strategy=chosen.strategy)
-            ratios = [r.metrics["groups/rv_ratio"] for r in self._records() if "groups/rv_ratio" in r.metrics]
-            earlier = ratios[len(ratios) - min(chosen.auto_steps - 1, len(ratios)) :]
-            return select(strategy=auto_strategy(select(strategy="all"), earlier, chosen.auto_ratio))
+        def sample(num_groups: int, first: int) -> list[Group]:
+            plan = training_plan(settings.seed, step, num_groups, rollout.group_size, first, self.arena.weights)
+            remedy = f"lower rollout.max_rows (now {rollout.max_rows}) or rollout.max_context (now {rollout.max_context})"
+            with self._timed("rollout", len(plan)), memory_boundary("rollout", remedy):
+                return self.arena.play(plan, self.engine, self.chat, settings.sampling(), self.rules, self._watcher.advance)
 
-    def _pack(self, groups: Sequence[Group], kept: Selection) -> Batch:
-        chosen = [group for group in groups if group.index in kept.kept]
-        advantages = trajectory_advantages([group.rewards for group in chosen], self.algorithm.scale_by_std)
-        return pack([t for group in chosen for t in group.trajectories], advantages, self.model.device)
+        ratios = [r.metrics["groups/rv_ratio"] for r in self._records() if "groups/rv_ratio" in r.metrics]
+        recent = ratios[len(ratios) - min(settings.filter.auto_steps - 1, len(ratios)) :]
+        return gather(sample, rollout.num_groups, settings.filter, recent)
 
     def _diagnose(self, step: int, groups: Sequence[Group]) -> Health:
         if not self.monitor.is_due(step):
             return Health()
-        with self._timed("diagnosis"):
+        with self._timed("diagnosis"), memory_boundary("diagnosis", "lower rollout.max_tokens or set diagnosis.every=0"):
             return self.monitor.observe(step, groups, self.scorer)
 
-    def _update(self, step: int, batch: Batch, kept: Selection) -> dict[str, float]:
+    def _estimate(self, gathered: Gathered) -> tuple[Batch, dict[str, float]]:
+        """The chosen groups as a batch with advantages, each from its whole group; members left out afterwards do not change them."""
+        trajectories = [t for group in gathered.chosen for t in group.trajectories]
+        batch = pack(trajectories, self.model.device)
+        if not len(batch):
+            return batch, {}
+        with self._timed("advantages"), memory_boundary("advantages", self._micro_remedy()):
+            batch, estimates = self.estimator.complete(batch)
+        chosen = self.settings.filter
+        if chosen.reweight:
+            weights = variance_weights({group.index: sample_variance(np.array(group.rewards)) for group in gathered.chosen})
+            weights_B = torch.tensor([weights[int(group)] for group in batch.groups_B], device=batch.ids_BT.device)
+            assert batch.advantages_BT is not None
+            batch = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * weights_B[:, None])
+        if chosen.members is not None:
+            extreme = {(g.index, g.trajectories[m].member) for g in gathered.chosen for m in extreme_members(g.rewards, chosen.members)}
+            speaking = [t for t in trajectories if t.num_sampled]
+            kept = [owner for owner, t in enumerate(speaking) if (t.group, t.member) in extreme]
+            batch = batch.trajectories(torch.tensor(kept, device=batch.ids_BT.device))
+        return batch, estimates
+
+    def _update(self, step: int, batch: Batch, gathered: Gathered) -> dict[str, float]:
         if not len(batch):
             return {"skipped": 1}
-        order = torch.from_numpy(generator("order", self.settings.seed, step).permutation(len(batch)))
-        with self._timed("update"):
-            scale = LOSS_SCALES[self.settings.filter.loss_scale](kept.kept_ratio)
-            return {**self.learner.update(batch, order, scale), "skipped": 0}
+        settings, chosen = self.settings, self.settings.learner
+        orders = [
+            torch.from_numpy(generator("order", settings.seed, step, epoch).permutation(batch.num_trajectories)).to(batch.ids_BT.device)
+            for epoch in range(chosen.epochs)
+        ]
+        scale = loss_scale(settings.filter.loss_scale, gathered.batch_share)
+        with self._timed("update"), memory_boundary("update", self._micro_remedy()):
+            return {**self.learner.update(batch, orders, scale, self._rates(step)), "skipped": 0}
 
-    def _append(self, step: int, groups: Sequence[Group], kept: Selection, update: dict[str, float], health: Health) -> StepRecord:
+    def _rates(self, step: int) -> Rates:
+        chosen, critic = self.settings.learner, self.settings.critic
+        assert chosen.learning_rate is not None and critic.learning_rate is not None  # filled in when the settings were resolved
+        warming_up = self.algorithm.has_critic and step <= critic.warmup_steps
+        policy, value = (
+            learning_rate(base, step, self.settings.steps, chosen.schedule, chosen.warmup_steps, chosen.final_share)
+            for base in (chosen.learning_rate, critic.learning_rate)
+        )
+        return Rates(0.0 if warming_up else policy, value)
+
+    def _micro_remedy(self) -> str:
+        chosen = self.settings.learner
+        saving = "" if chosen.gradient_checkpointing else " or set learner.gradient_checkpointing=true"
+        return f"lower learner.micro_tokens (now {chosen.micro_tokens}; the update stays the same){saving}"
+
+    def _append(self, step: int, gathered: Gathered, update: dict[str, float], health: Health) -> StepRecord:
         """Write down what the step did; from here on it is complete."""
         metrics = StepMetrics()
-        metrics.put("rollout", rollout_summary(groups))
-        metrics.put("groups", group_summary(groups, kept))
+        metrics.put("rollout", rollout_summary(gathered.groups, mixed=len(self.settings.environments()) > 1))
+        metrics.put("groups", gathered.metrics())
         metrics.put("update", update)
         metrics.put("information", health.metrics)
         notes = [health.note] if health.note else []
-        if update["skipped"] and kept.kept:
+        if update["skipped"] and gathered.chosen:
             notes.append("no kept episode holds a response: nothing to learn from, the update was skipped")
-        if not kept.kept:
-            notes.append(
-                f"the filter kept none of {len(groups)} groups ({kept.zero_variance} without reward variance); the update was skipped"
-            )
+        if not gathered.chosen:
+            flat = gathered.selection.zero_variance
+            notes.append(f"the filter kept none of {len(gathered.groups)} groups ({flat} without reward variance); the update was skipped")
+        if update.get("nonfinite"):
+            notes.append(f"{update['nonfinite']:.0f} updates were left out: their gradient was not finite")
         record = StepRecord(step, dict(metrics), health.regime, notes)
-        self._append_trajectories(step, "train", groups, set(kept.kept))
+        self._append_trajectories(step, "train", gathered.groups, gathered.chosen_ids)
         self.store.append(record)
         self.step, self._monitor_state = step, self.monitor.state()
         return record
@@ -207,17 +218,38 @@ class Trainer:
 
     def _evaluate(self, record: StepRecord) -> StepRecord:
         """Play the validation prompts and write the record again with what they gave; readers take the last one of a step."""
-        settings, num_prompts = self.settings, self.settings.evaluation.prompts
-        with self._timed("validation", num_prompts):
+        settings, chosen = self.settings, self.settings.evaluation
+        with self._timed("validation", chosen.prompts * chosen.samples):
             result = evaluate(
-                settings.env, self.engine, self.chat, num_prompts, settings.evaluation_sampling(), self.rules, self._watcher.advance
+                stages_of(settings.environments()),
+                self.engine,
+                self.chat,
+                chosen.prompts,
+                settings.evaluation_sampling(),
+                self.rules,
+                self._watcher.advance,
+                samples=chosen.samples,
             )
         metrics = StepMetrics(record.metrics)
         metrics.put("validation", result.metrics)
         record = dataclasses.replace(record, metrics=dict(metrics))
         self._append_trajectories(record.step, "validation", result.groups, set())
         self.store.append(record)
+        self._keep_if_best(record)
         return record
+
+    def _keep_if_best(self, record: StepRecord) -> None:
+        """Keep the checkpoint of an evaluated step beside the newest ones if none was better; the untrained policy does not count."""
+        success = record.metrics.get("validation/success")
+        if success is None or not record.step or not self.settings.checkpoint.best:
+            return
+        earlier = [
+            r.metrics["validation/success"] for r in self._records() if 0 < r.step < record.step and "validation/success" in r.metrics
+        ]
+        if success > max(earlier, default=-1.0):
+            if not (self.store.checkpoints / checkpoint_name(record.step)).exists():
+                self.save()
+            keep_best(self.store.checkpoints, record.step, success)
 
     def _reason_to_stop(self) -> str | None:
         if self.step == self.settings.steps:
@@ -249,11 +281,13 @@ class Trainer:
         if self._evaluation_is_due(self.step) and "validation/success" not in record.metrics:
             self._seconds = {}
             self._follow_up(record)
+        else:
+            self._keep_if_best(record)
 
     def _restore(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)
         try:
-            self.learner.optimizer.load_state_dict(state["optimizer"])
+            self.learner.restore(state["learner"])
             self.monitor.restore(state["monitor"])
             self.step, self._monitor_state = int(state["step"]), self.monitor.state()
         except (KeyError, ValueError) as error:
@@ -267,19 +301,3 @@ class Trainer:
         start = time.perf_counter()
         yield
         self._seconds[stage] = self._seconds.get(stage, 0.0) + time.perf_counter() - start
-
-
-def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
-    """A preset with the departures that were asked for."""
-    changes = {key: value for key, value in settings.model_dump(exclude={"name"}).items() if value is not None}
-    return dataclasses.replace(preset(settings.name), **changes)
-
-
-def episode_rules(settings: RunSettings, model: PreTrainedModel) -> EpisodeRules:
-    """The budgets of an episode, within what the model can hold."""
-    max_context = min(settings.rollout.max_context, max_positions(model))
-    if settings.rollout.max_tokens >= max_context:
-        raise BadInput(
-            f"rollout.max_tokens is {settings.rollout.max_tokens} but a conversation holds only {max_context} tokens; lower rollout.max_tokens"
-        )
-    return EpisodeRules(max_context, settings.rollout.max_tokens, settings.rollout.format_penalty)

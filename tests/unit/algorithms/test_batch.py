@@ -1,4 +1,4 @@
-"""Batch: rows are cut to their longest, minibatches and micro-batches hold each row exactly once, the token budget is respected."""
+"""Batch: rows are cut to their longest, trajectories stay whole and are renumbered, and sampled tokens go to Episodes and back."""
 
 import dataclasses
 
@@ -8,74 +8,98 @@ import torch
 from tether.algorithms.batch import Batch
 
 LENGTHS = [3, 7, 1, 5, 5, 2]
+OWNERS = [0, 0, 1, 2, 2, 2]
 
 
-def make(lengths: list[int]) -> Batch:
-    """Row b holds the ids 100 b + t, and the same numbers shifted in the other columns."""
-    lengths_B = torch.tensor(lengths)
-    ids_BT = 100 * torch.arange(len(lengths))[:, None] + torch.arange(max(lengths))
-    inside_BT = torch.arange(max(lengths)) < lengths_B[:, None]
+def make(lengths: list[int], owners: list[int]) -> Batch:
+    """Row b holds the ids 100 b + t, and the same numbers in other units in the other columns; odd ids are in the loss."""
+    lengths_B, owners_B = torch.tensor(lengths, dtype=torch.long), torch.tensor(owners, dtype=torch.long)
+    ids_BT = 100 * torch.arange(len(lengths))[:, None] + torch.arange(max(lengths, default=0))
+    inside_BT = torch.arange(max(lengths, default=0)) < lengths_B[:, None]
     ids_BT = ids_BT * inside_BT
-    return Batch(ids_BT, inside_BT & (ids_BT % 2 == 1), ids_BT * -0.5, ids_BT * 2.0, lengths_B)
+    mask_BT = inside_BT & (ids_BT % 2 == 1)
+    return Batch(
+        ids_BT,
+        mask_BT,
+        ids_BT * -0.5 * mask_BT,
+        ids_BT.double() * mask_BT,
+        mask_BT & (ids_BT % 100 % 4 == 3),
+        lengths_B,
+        owners_B,
+        owners_B // 2 + 10,
+    )
 
 
-def test_len() -> None:
-    assert len(make(LENGTHS)) == 6
+def test_length_and_trajectories() -> None:
+    assert (len(make(LENGTHS, OWNERS)), make(LENGTHS, OWNERS).num_trajectories) == (6, 3)
+    assert (len(make([], [])), make([], []).num_trajectories) == (0, 0)
 
 
 def test_rows_are_aligned_in_order_and_cut_to_the_longest() -> None:
-    part = make(LENGTHS).rows(torch.tensor([5, 0, 2]))
+    part = make(LENGTHS, OWNERS).rows(torch.tensor([5, 0, 2]))
     assert part.lengths_B.tolist() == [2, 3, 1]
     assert part.ids_BT.tolist() == [[500, 501, 0], [0, 1, 2], [200, 0, 0]]
     assert part.loss_mask_BT.tolist() == [[False, True, False], [False, True, False], [False, False, False]]
-    assert part.logprobs_BT.tolist() == [[-250, -250.5, 0], [0, -0.5, -1], [-100, 0, 0]]
-    assert part.advantages_BT.tolist() == [[1000, 1002, 0], [0, 2, 4], [400, 0, 0]]
+    assert part.logprobs_BT.tolist() == [[0, -250.5, 0], [0, -0.5, 0], [0, 0, 0]]
+    assert part.rewards_BT.tolist() == [[0, 501, 0], [0, 1, 0], [0, 0, 0]]
+    assert part.owners_B.tolist() == [2, 0, 1]
+    assert part.groups_B.tolist() == [11, 10, 10]
+    assert part.values_BT is None
 
 
-def test_minibatches_follow_the_order() -> None:
-    parts = list(make(LENGTHS).minibatches(torch.tensor([4, 2, 0, 1, 5, 3]), size=4))
-    assert [part.lengths_B.tolist() for part in parts] == [[5, 1, 3, 7], [2, 5]]
-    assert [part.ids_BT[:, 0].tolist() for part in parts] == [[400, 200, 0, 100], [500, 300]]
-    assert [part.ids_BT.shape[1] for part in parts] == [7, 5]
+def test_optional_columns_come_along() -> None:
+    batch = make(LENGTHS, OWNERS)
+    full = dataclasses.replace(batch, advantages_BT=batch.ids_BT * 2.0, reference_BT=batch.ids_BT * 3.0)
+    part = full.rows(torch.tensor([2, 5]))
+    assert part.advantages_BT is not None and part.reference_BT is not None
+    assert part.advantages_BT.tolist() == [[400, 0], [1000, 1002]]
+    assert part.reference_BT.tolist() == [[600, 0], [1500, 1503]]
 
 
-@pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 6), (2, [2, 2, 2]), (6, [6]), (32, [6])])
-def test_minibatches_hold_each_row_once(size: int, sizes: list[int]) -> None:
-    parts = list(make(LENGTHS).minibatches(torch.tensor([3, 5, 1, 0, 4, 2]), size))
-    assert [len(part) for part in parts] == sizes
-    assert [first // 100 for part in parts for first in part.ids_BT[:, 0].tolist()] == [3, 5, 1, 0, 4, 2]
+def test_trajectories_keep_all_their_rows_and_are_renumbered() -> None:
+    part = make(LENGTHS, OWNERS).trajectories(torch.tensor([2, 0]))
+    assert part.ids_BT[:, 0].tolist() == [0, 100, 300, 400, 500]
+    assert part.owners_B.tolist() == [0, 0, 1, 1, 1]
+    assert part.num_trajectories == 2
 
 
-@pytest.mark.parametrize(
-    ("budget", "expected"),
-    [
-        # Longest first 7 5 5 3 2 1; a batch takes budget // longest rows.
-        (100, [[1, 3, 4, 0, 5, 2]]),
-        (14, [[1, 3], [4, 0], [5, 2]]),
-        (10, [[1], [3, 4], [0, 5, 2]]),
-        (7, [[1], [3], [4], [0, 5], [2]]),
-        (6, [[1], [3], [4], [0, 5], [2]]),  # the row of 7 is over the budget and goes alone
-        (1, [[1], [3], [4], [0], [5], [2]]),
-    ],
-)
-def test_microbatches_by_hand(budget: int, expected: list[list[int]]) -> None:
-    assert [index.tolist() for index, _ in make(LENGTHS).microbatches(budget)] == expected
+@pytest.mark.parametrize(("size", "firsts"), [(1, [[300, 400, 500], [0, 100], [200]]), (2, [[0, 100, 300, 400, 500], [200]])])
+def test_minibatches_hold_whole_trajectories_in_the_given_order(size: int, firsts: list[list[int]]) -> None:
+    parts = list(make(LENGTHS, OWNERS).minibatches(torch.tensor([2, 0, 1]), size))
+    assert [part.ids_BT[:, 0].tolist() for part in parts] == firsts
+    assert [part.num_trajectories for part in parts] == [size, 3 % size or 1] if size == 2 else [1, 1, 1]
 
 
-@pytest.mark.parametrize("budget", [1, 3, 8, 20, 64, 1000])
-def test_microbatches_cover_within_the_budget(budget: int) -> None:
-    generator = torch.Generator().manual_seed(budget)
-    batch = make(torch.randint(1, 30, (40,), generator=generator).tolist())
-    seen = []
-    for index, micro in batch.microbatches(budget):
-        assert micro.ids_BT.numel() <= budget or len(micro) == 1
-        assert micro.ids_BT.shape[1] == int(micro.lengths_B.max())
-        assert micro.lengths_B.tolist() == batch.lengths_B[index].tolist()
-        assert torch.equal(micro.ids_BT, batch.ids_BT[index][:, : micro.ids_BT.shape[1]])
-        seen += index.tolist()
-    assert sorted(seen) == list(range(40))
+def test_one_minibatch_for_a_size_beyond_the_batch() -> None:
+    assert [len(part) for part in make(LENGTHS, OWNERS).minibatches(torch.tensor([1, 0, 2]), 32)] == [6]
+
+
+def test_episodes_line_up_sampled_tokens_trajectory_by_trajectory() -> None:
+    """Odd ids: row 0 has 1, row 1 has 101 103 105; row 2 none; rows 3 to 5 have 301 303, 401 403, 501."""
+    batch = make(LENGTHS, OWNERS)
+    episodes = batch.episodes(batch.ids_BT * 10.0)
+    assert episodes.rewards_RT.tolist() == [[1, 101, 103, 105, 0], [0] * 5, [301, 303, 401, 403, 501]]
+    assert episodes.rewards_RT.dtype == torch.float64
+    assert episodes.mask_RT.tolist() == [[True] * 4 + [False], [False] * 5, [True] * 5]
+    assert episodes.turn_ends_RT.tolist() == [[False, False, True, False, False], [False] * 5, [False, True, False, True, False]]
+    assert episodes.groups_R.tolist() == [10, 10, 11]
+    assert episodes.values_RT is not None
+    assert episodes.values_RT.tolist() == [[10, 1010, 1030, 1050, 0], [0] * 5, [3010, 3030, 4010, 4030, 5010]]
+    assert batch.episodes().values_RT is None
+
+
+def test_spread_puts_each_token_back_in_its_place() -> None:
+    batch = make(LENGTHS, OWNERS)
+    episodes = batch.episodes()
+    back_BT = batch.spread(episodes.rewards_RT, episodes)
+    assert back_BT.dtype == torch.float32
+    assert back_BT.tolist() == batch.rewards_BT.tolist()
+
+
+def test_episodes_of_nothing() -> None:
+    assert make([], []).episodes().mask_RT.shape == (0, 0)
 
 
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        make([1]).ids_BT = torch.zeros(1, 1)  # type: ignore[misc]
+        make([1], [0]).ids_BT = torch.zeros(1, 1)  # type: ignore[misc]

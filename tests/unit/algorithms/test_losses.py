@@ -1,11 +1,11 @@
-"""Token losses: the clipped objective on each side of both bounds for both signs, where its gradient vanishes, and k3."""
+"""Token losses: the clipped objective on each side of both bounds for both signs, where its gradient vanishes; dual clip; the critic's."""
 
 import math
 
 import pytest
 import torch
 
-from tether.algorithms.losses import clipped_policy_loss, k3_divergence
+from tether.algorithms.losses import clipped_policy_loss, clipped_value_loss
 
 # ratio, advantage -> loss = -min(r A, clip(r, 0.8, 1.28) A); gradient with respect to log p = -r A, or 0 where the bound decides
 TOKENS = [
@@ -76,32 +76,77 @@ def test_the_gradient_is_that_of_a_difference_quotient() -> None:
     assert torch.allclose(logprobs_N.grad, quotient, atol=1e-7)
 
 
+# -------------------------------------------------------------------------------------------------------------- dual clip
+
+
 @pytest.mark.parametrize(
-    ("ratio", "expected"),
-    [(1, 0), (2, 1 - math.log(2)), (0.5, math.log(2) - 0.5), (math.e, math.e - 2), (10, 9 - math.log(10)), (0.01, -0.99 + math.log(100))],
+    ("ratio", "advantage", "loss", "gradient", "bounded"),
+    [
+        (5.0, -1.0, 3.0, 0.0, True),
+        (3.5, -2.0, 6.0, 0.0, True),
+        (2.5, -1.0, 2.5, 2.5, False),  # below the bound the ratio decides
+        (0.5, -1.0, 0.8, 0.0, False),  # the lower clip decides, the bound is far
+        (5.0, 1.0, -1.28, 0.0, False),  # good tokens are not the bound's matter
+        (5.0, 0.0, 0.0, 0.0, False),
+    ],
 )
-def test_k3(ratio: float, expected: float) -> None:
-    """r - 1 - log r: 0.3069 at 2, 0.1931 at 1/2."""
-    new = torch.tensor([math.log(ratio) - 1.5], dtype=torch.float64)
-    assert k3_divergence(new, torch.tensor([-1.5], dtype=torch.float64)).tolist() == pytest.approx([expected], abs=1e-14)
+def test_dual_clip(ratio: float, advantage: float, loss: float, gradient: float, bounded: bool) -> None:
+    logprobs_N = torch.tensor([math.log(ratio) - 1], dtype=torch.float64, requires_grad=True)
+    sampled_N, advantages_N = torch.tensor([-1.0], dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
+    result = clipped_policy_loss(logprobs_N, sampled_N, advantages_N, 0.2, 0.28, dual_clip=3.0)
+    assert result.loss_N.tolist() == pytest.approx([loss], abs=1e-12)
+    assert result.bounded_N.tolist() == [bounded]
+    result.loss_N.sum().backward()
+    assert logprobs_N.grad is not None
+    assert logprobs_N.grad.tolist() == pytest.approx([gradient], abs=1e-12)
 
 
-def test_k3_is_unbiased() -> None:
-    """Sampled p = (.7, .2, .1), new q = (.5, .25, .25): E_p k3 = sum p (q/p - 1 - log q/p) = KL(p || q), exactly, as sum q = sum p."""
-    p, q = [0.7, 0.2, 0.1], [0.5, 0.25, 0.25]
-    k3 = k3_divergence(torch.tensor(q, dtype=torch.float64).log(), torch.tensor(p, dtype=torch.float64).log()).tolist()
-    kl = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-    assert sum(a * value for a, value in zip(p, k3, strict=True)) == pytest.approx(kl, rel=1e-13)
+def test_without_dual_clip_nothing_is_bounded() -> None:
+    result = clipped_policy_loss(torch.tensor([9.0]), torch.tensor([0.0]), torch.tensor([-1.0]), 0.2, 0.28)
+    assert result.loss_N.tolist() == pytest.approx([math.exp(9)], rel=1e-5)
+    assert result.bounded_N.tolist() == [False]
 
 
-def test_k3_is_never_negative() -> None:
-    far = torch.linspace(-20, 20, 4001, dtype=torch.float64)
-    assert float(k3_divergence(far, torch.zeros_like(far)).min()) >= 0
+SAMPLED = torch.tensor([-1.0, -2.0, -0.5, -3.0, -1.5], dtype=torch.float64)
+NEW = torch.tensor([-0.6, -2.5, -0.5, -1.2, -1.4], dtype=torch.float64)
+ADVANTAGES = torch.tensor([1.0, -0.5, 2.0, -1.5, -0.7], dtype=torch.float64)
 
 
-def test_k3_is_never_negative_close_to_equal_in_float32() -> None:
-    """exp(d) - 1 - d cancels for small d; the true value is d^2 / 2."""
-    near = torch.linspace(-1e-3, 1e-3, 2001)
-    k3 = k3_divergence(near, torch.zeros_like(near))
-    assert float(k3.min()) >= 0
-    assert torch.allclose(k3, near**2 / 2, rtol=2e-3, atol=2e-10)
+@pytest.mark.parametrize(("dual_clip", "mean"), [(3.0, 0.478723929), (None, 1.393618168)])
+def test_values_of_verl(dual_clip: float | None, mean: float) -> None:
+    """compute_policy_loss, verl 0.9.1, token-mean; two of five tokens are clipped, one is bounded."""
+    result = clipped_policy_loss(NEW, SAMPLED, ADVANTAGES, 0.2, 0.28, dual_clip)
+    assert float(result.loss_N.mean()) == pytest.approx(mean, abs=1e-9)
+    assert int((result.clipped_low_N | result.clipped_high_N).sum()) == 2
+    assert result.bounded_N.tolist() == [False, False, False, dual_clip is not None, False]
+
+
+# ------------------------------------------------------------------------------------------------------------- value loss
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "target", "loss", "gradient", "clipped"),
+    [
+        (1.2, 1.0, 2.0, 0.32, -0.8, False),  # within the clip
+        (1.8, 1.0, 2.0, 0.245, 0.0, True),  # moved 0.8 towards the target, only 0.3 count: (1.3 - 2)^2 / 2
+        (0.2, 1.0, 2.0, 1.62, -1.8, False),  # moved away: the larger loss is its own
+        (-1.0, 0.0, -3.0, 3.645, 0.0, True),  # (-0.3 + 3)^2 / 2
+        (3.0, 1.0, 2.0, 0.5, 1.0, False),  # past the target by more than the clipped one falls short
+    ],
+)
+def test_value_loss(value: float, before: float, target: float, loss: float, gradient: float, clipped: bool) -> None:
+    values_N = torch.tensor([value], dtype=torch.float64, requires_grad=True)
+    before_N, returns_N = torch.tensor([before], dtype=torch.float64), torch.tensor([target], dtype=torch.float64)
+    result = clipped_value_loss(values_N, before_N, returns_N, clip=0.3)
+    assert result.loss_N.tolist() == pytest.approx([loss], abs=1e-12)
+    assert result.clipped_N.tolist() == [clipped]
+    result.loss_N.sum().backward()
+    assert values_N.grad is not None
+    assert values_N.grad.tolist() == pytest.approx([gradient], abs=1e-12)
+
+
+def test_value_loss_of_verl() -> None:
+    """compute_value_loss, verl 0.9.1, token-mean."""
+    result = clipped_value_loss(NEW, SAMPLED, ADVANTAGES, clip=0.3)
+    assert float(result.loss_N.mean()) == pytest.approx(1.507, abs=1e-9)
+    assert int(result.clipped_N.sum()) == 2

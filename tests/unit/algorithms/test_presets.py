@@ -1,28 +1,95 @@
-"""The algorithms as data: the values of the design and of the papers, and names that are checked."""
+"""The algorithms as data: the values of the design and of the papers, departures from them, and names that are checked."""
 
 import dataclasses
 
 import pytest
 
-from tether.algorithms.aggregate import AGGREGATIONS
-from tether.algorithms.presets import PRESETS, Algorithm, preset
+from tether.algorithms import names
+from tether.algorithms.aggregate import AGGREGATIONS, sequence_mean_token_mean, sequence_mean_token_sum, token_mean
+from tether.algorithms.divergence import DIVERGENCES, k1
+from tether.algorithms.estimators import ESTIMATORS, bilevel_gae, gae, group_relative
+from tether.algorithms.filters.scale import LOSS_SCALES
+from tether.algorithms.filters.scores import SCORES
+from tether.algorithms.filters.select import STRATEGIES
+from tether.algorithms.names import SECTIONS
+from tether.algorithms.presets import PRESETS, customised, preset
+
+
+def test_ppo() -> None:
+    """RAGEN-2, appendix B.2: GAE with gamma and lambda 1, clips 0.2 and 0.28, entropy 0.001."""
+    ppo = preset("ppo")
+    assert (ppo.advantages, ppo.aggregation, ppo.whiten) == (gae, token_mean, True)
+    assert (ppo.gamma, ppo.lam, ppo.turn_gamma, ppo.reward_at) == (1, 1, 1, "turn")
+    assert (ppo.clip_low, ppo.clip_high, ppo.entropy_coef) == (0.2, 0.28, 0.001)
+    assert ppo.has_critic and not ppo.has_reference
 
 
 def test_grpo() -> None:
-    """Clip 0.2 / 0.28 and entropy 0.001 are RAGEN-2's (appendix B.2); GRPO scales by the std and averages within a sequence first."""
-    assert preset("grpo") == Algorithm("grpo", True, "sequence_mean_token_mean", clip_low=0.2, clip_high=0.28, entropy_coef=0.001)
+    """GRPO scales by the std and averages within a sequence first; clips and entropy are RAGEN-2's."""
+    grpo = preset("grpo")
+    assert (grpo.advantages, grpo.aggregation, grpo.scale_by_std) == (group_relative, sequence_mean_token_mean, True)
+    assert (grpo.clip_low, grpo.clip_high, grpo.entropy_coef, grpo.kl_coef) == (0.2, 0.28, 0.001, 0)
+    assert not grpo.has_critic and not grpo.has_reference
+
+
+def test_dapo() -> None:
+    """Clip-higher, dynamic sampling, a token-level loss, overlong shaping; neither KL nor entropy."""
+    dapo = preset("dapo")
+    assert (dapo.advantages, dapo.aggregation, dapo.scale_by_std) == (group_relative, token_mean, True)
+    assert (dapo.clip_low, dapo.clip_high, dapo.entropy_coef, dapo.kl_coef, dapo.dual_clip) == (0.2, 0.28, 0, 0, None)
+    chosen = SECTIONS["dapo"]["filter"]
+    assert (chosen["strategy"], chosen["include_zero"], chosen["score"], chosen["loss_scale"]) == ("all", False, "outcome_variance", "none")
+    assert chosen["refill"] > 0
+    assert SECTIONS["dapo"]["rollout"] == {"overlong_share": 0.2}  # 4,096 of 20,480 tokens in the paper
 
 
 def test_dr_grpo() -> None:
-    """Neither the std nor the length enters."""
-    assert preset("dr_grpo") == Algorithm("dr_grpo", False, "sequence_mean_token_sum", clip_low=0.2, clip_high=0.28, entropy_coef=0.001)
+    """Neither the std nor the length of a response enters."""
+    dr_grpo = preset("dr_grpo")
+    assert (dr_grpo.advantages, dr_grpo.aggregation, dr_grpo.scale_by_std) == (group_relative, sequence_mean_token_sum, False)
+    assert dr_grpo.constant_length
 
 
 def test_every_preset_is_named_after_itself_and_can_be_computed() -> None:
+    assert list(PRESETS) == ["ppo", "grpo", "dapo", "dr_grpo"]
     for name, algorithm in PRESETS.items():
         assert algorithm.name == name
-        assert algorithm.aggregation in AGGREGATIONS
+        assert algorithm.aggregation in AGGREGATIONS.values()
+        assert algorithm.advantages in ESTIMATORS.values()
+        assert algorithm.divergence in DIVERGENCES.values()
+        assert algorithm.constant_length == (algorithm.aggregation is sequence_mean_token_sum)
+        assert algorithm.kl_in in ("loss", "reward") and algorithm.reward_at in ("turn", "trajectory")
         assert 0 < algorithm.clip_low <= algorithm.clip_high < 1
+
+
+def test_the_names_that_need_no_torch_are_those_of_the_functions() -> None:
+    assert tuple(PRESETS) == names.ALGORITHMS
+    assert tuple(ESTIMATORS) == names.ESTIMATORS
+    assert tuple(AGGREGATIONS) == names.AGGREGATIONS
+    assert tuple(DIVERGENCES) == names.DIVERGENCES
+    for algorithm, sections in SECTIONS.items():
+        assert algorithm in PRESETS
+        rule = sections.get("filter", {})
+        assert rule.get("strategy", "all") in STRATEGIES
+        assert rule.get("score", "length") in SCORES
+        assert rule.get("loss_scale", "none") in LOSS_SCALES
+
+
+def test_departures() -> None:
+    """Functions are given by name."""
+    changes = {
+        "advantages": "bilevel_gae",
+        "aggregation": "sequence_mean_token_sum",
+        "divergence": "k1",
+        "turn_gamma": 0.95,
+        "kl_coef": 0.01,
+    }
+    changed = customised("grpo", changes)
+    assert (changed.advantages, changed.aggregation, changed.divergence) == (bilevel_gae, sequence_mean_token_sum, k1)
+    assert (changed.turn_gamma, changed.kl_coef) == (0.95, 0.01)
+    assert changed.has_critic and changed.has_reference
+    assert preset("grpo").advantages is group_relative
+    assert customised("grpo", {}) == preset("grpo")
 
 
 def test_frozen() -> None:
@@ -30,12 +97,12 @@ def test_frozen() -> None:
         preset("grpo").clip_low = 0.5  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("name", "near"), [("GRPO", "'grpo'"), ("dr-grpo", "'dr_grpo'"), ("drgrpo", "'dr_grpo'")])
+@pytest.mark.parametrize(("name", "near"), [("GRPO", "'grpo'"), ("dr-grpo", "'dr_grpo'"), ("drgrpo", "'dr_grpo'"), ("dap", "'dapo'")])
 def test_near_miss(name: str, near: str) -> None:
     with pytest.raises(ValueError, match=f"unknown algorithm '{name}': did you mean {near}"):
         preset(name)
 
 
 def test_far_miss_lists_what_there_is() -> None:
-    with pytest.raises(ValueError, match=r"known: .*dr_grpo, grpo"):
-        preset("xyz")
+    with pytest.raises(ValueError, match="known: dapo, dr_grpo, grpo, ppo"):
+        customised("xyz", {})

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tether.core.enums import FinishReason, Regime, Split, StopReason
-from tether.core.protocols import BatchScorer, Env, Sampling, Scorer
-from tether.core.types import Completion, Group, Observation, Step, Trajectory, Turn
+from tether.core.protocols import Anew, BatchScorer, Env, Sampling, Scorer
+from tether.core.types import Completion, Group, Observation, Segment, Step, Trajectory, Turn
 
 
 def _turn(context: tuple[int, ...], response: tuple[int, ...], span: tuple[int, int] | None, **rest: float) -> Turn:
@@ -21,23 +21,50 @@ def _trajectory(**rest: bool) -> Trajectory:
     return Trajectory(group=0, member=1, seed=7, turns=turns, stop_reason=StopReason.SUCCESS, **rest)
 
 
-def test_trajectory_is_aligned() -> None:
+def test_a_segment_is_aligned() -> None:
+    (segment,) = _trajectory().segments
+    assert segment.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert segment.loss_mask == [False, False, False, True, True, False, True, True, True]
+    assert segment.sampled_logprobs == [0, 0, 0, -0.4, -0.5, 0, -0.7, -0.8, -0.9]
+    assert segment.turn_ends == [4, 8]
+    assert _trajectory().num_sampled == 5
+
+
+def test_an_episode_is_cut_before_each_fresh_turn() -> None:
+    first, second, third, fourth = (_turn((n,), (10 + n,), None) for n in range(4))
+    for turn in (first, third, fourth):
+        turn.fresh = True
+    trajectory = Trajectory(0, 0, 7, [first, second, third, fourth], StopReason.FAILURE)
+    assert trajectory.segments == [Segment((first, second)), Segment((third,)), Segment((fourth,))]
+    assert [segment.token_ids for segment in trajectory.segments] == [[0, 10, 1, 11], [2, 12], [3, 13]]
+
+
+def test_the_first_turn_begins_a_segment_whatever_it_says() -> None:
+    """Records of runs before context modes do not say that it is fresh."""
     trajectory = _trajectory()
-    assert trajectory.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert trajectory.loss_mask == [False, False, False, True, True, False, True, True, True]
-    assert trajectory.sampled_logprobs == [0, 0, 0, -0.4, -0.5, 0, -0.7, -0.8, -0.9]
-    assert trajectory.num_sampled == 5
+    assert not trajectory.turns[0].fresh
+    assert trajectory.segments == [Segment(tuple(trajectory.turns))]
 
 
 def test_return_is_rewards_plus_penalties() -> None:
-    assert _trajectory().reward == pytest.approx(1.4)
+    trajectory = _trajectory()
+    assert trajectory.reward == pytest.approx(1.4)
+    trajectory.turns[1].overlong = -0.25
+    assert trajectory.reward == pytest.approx(1.15)
+    assert [turn.earned for turn in trajectory.turns] == pytest.approx([0.9, 0.25])
 
 
 def test_trajectory_without_turns() -> None:
     """An environment that fails at reset leaves one; it must still count."""
     empty = Trajectory(0, 0, 7, [], StopReason.ENV_ERROR, error="reset failed")
-    assert (empty.reward, empty.token_ids, empty.loss_mask, empty.sampled_logprobs, empty.num_sampled) == (0, [], [], [], 0)
+    assert (empty.reward, empty.segments, empty.num_sampled, empty.env, empty.measures) == (0, [], 0, "", {})
     assert not empty.success
+
+
+def test_a_new_conversation_is_a_feed_with_another_meaning() -> None:
+    feed = Anew((1, 2))
+    assert feed == (1, 2) and hash(feed) == hash((1, 2))
+    assert isinstance(feed, Anew) and not isinstance((*feed, 3), Anew)
 
 
 @pytest.mark.parametrize(("span", "expected"), [((0, 2), (4, 5)), ((1, 3), (5, 6)), ((0, 0), ()), ((1, 1), ()), (None, ())])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tether.core.errors import ModelUnavailable, TetherError
+from tether.core.errors import ModelUnavailable, TetherError, UnknownName
 from tether.models import catalog
 from tether.models.catalog import is_at_hand, models_folder, smollm2_folder, smollm2_gguf
 from tether.models.load import complete_tokenizer, load_model
@@ -73,6 +73,25 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
 def test_an_unknown_device_is_bad_input() -> None:
     with pytest.raises(TetherError, match="device 'gpu'"):
         load_model("tiny", device="gpu")
+
+
+def test_number_types(tiny: Any) -> None:
+    half = load_model("tiny", device="cpu", dtype="bfloat16").model
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16} == {half.dtype}
+    # the angles of rotary positions stay exact: in bfloat16 far positions would be told apart no more
+    assert half.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(half.model.rotary_emb.inv_freq, tiny.model.model.rotary_emb.inv_freq)
+    with pytest.raises(UnknownName, match=r"unknown dtype 'bf16': .*bfloat16") as caught:
+        load_model("tiny", dtype="bf16")
+    assert caught.value.exit_code == 2
+
+
+def test_a_model_knows_the_name_it_was_loaded_by(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tiny.model.name_or_path == "tiny"
+    tiny.model.save_pretrained(tmp_path / "mine")
+    tiny.tokenizer.save_pretrained(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert load_model("mine", device="cpu").model.name_or_path == str(tmp_path / "mine")
 
 
 def test_a_saved_folder_loads_to_the_same_weights(tmp_path: Path, tiny: Any) -> None:

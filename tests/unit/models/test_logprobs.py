@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tether.models.head import SplitModel
-from tether.models.logprobs import token_logprobs
+from tether.models.logprobs import forward, logprobs_and_entropy, token_logprobs
+from tether.models.packing import micro_batches
 from tether.models.scorer import PrefixScorer
 
 
@@ -24,15 +26,21 @@ def _constant_model(probabilities: list[float]) -> GPT2LMHeadModel:
     return model.eval()
 
 
+def _whole(split: SplitModel, ids_BT: Tensor, mask_BT: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of a batch of full rows in one pass."""
+    (micro,) = micro_batches(torch.full((len(ids_BT),), ids_BT.shape[1]), ids_BT.numel(), together=True)
+    return logprobs_and_entropy(split, *forward(split, ids_BT, mask_BT, micro), temperature)
+
+
 def test_numbers_done_by_hand() -> None:
     model = SplitModel(_constant_model([0.1, 0.2, 0.3, 0.4]))
     ids = torch.tensor([[0, 3, 1, 2], [2, 2, 0, 0]])
     mask = torch.tensor([[False, True, False, True], [False, False, True, False]])
-    logprobs, entropy = token_logprobs(model, ids, mask, temperature=1.0)
+    logprobs, entropy = _whole(model, ids, mask, temperature=1.0)
     assert logprobs.tolist() == pytest.approx([math.log(0.4), math.log(0.3), math.log(0.1)], abs=1e-5)
     assert entropy.tolist() == pytest.approx([1.2798542] * 3, abs=1e-5)
     # At temperature 0.5 the probabilities are proportional to their squares: 1, 4, 9, 16 in 30.
-    logprobs, entropy = token_logprobs(model, ids, mask, temperature=0.5)
+    logprobs, entropy = _whole(model, ids, mask, temperature=0.5)
     assert logprobs.tolist() == pytest.approx([math.log(16 / 30), math.log(9 / 30), math.log(1 / 30)], abs=1e-5)
     assert entropy.tolist() == pytest.approx([1.0784768] * 3, abs=1e-5)
 
@@ -44,34 +52,80 @@ def test_against_the_full_softmax(tiny: Any, temperature: float) -> None:
     mask = torch.rand(3, 24, generator=generator) < 0.4
     mask[:, 0] = False
     with torch.inference_mode():
-        got, entropy = token_logprobs(SplitModel(tiny.model), ids, mask, temperature)
+        got, entropy = _whole(SplitModel(tiny.model), ids, mask, temperature)
         full = torch.log_softmax(tiny.model(input_ids=ids, use_cache=False).logits / temperature, dim=-1)
     places = mask.nonzero().tolist()
     assert got.tolist() == pytest.approx([float(full[b, t - 1, ids[b, t]]) for b, t in places], abs=1e-4)
     assert entropy.tolist() == pytest.approx([float(-(full[b, t - 1].exp() * full[b, t - 1]).sum()) for b, t in places], abs=1e-4)
 
 
-def test_padding_on_the_right_changes_nothing(tiny: Any) -> None:
-    ids = torch.arange(20, 40)[None]
-    mask = torch.ones(1, 20, dtype=torch.bool)
-    mask[0, 0] = False
-    padded = torch.cat([ids, torch.full((1, 9), 7)], dim=1)
+@pytest.mark.parametrize("max_tokens", [1, 20, 1000])
+def test_a_whole_batch_comes_back_in_row_order(tiny: Any, max_tokens: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.tensor([4, 11, 2, 7])
+    ids = torch.randint(0, 400, (4, 13), generator=generator)
+    mask = (torch.arange(13) < lengths[:, None]) & (torch.arange(13) > 0)
+    mask[1, 3:6] = False
+    got = token_logprobs(SplitModel(tiny.model), ids, mask, lengths, 0.7, max_tokens=max_tokens)
+    want = []
+    for row, length in enumerate(lengths.tolist()):
+        with torch.no_grad():
+            table = (tiny.model(input_ids=ids[row : row + 1, :length]).logits[0] / 0.7).log_softmax(-1)
+        want += [float(table[t - 1, ids[row, t]]) for t in mask[row].nonzero()[:, 0].tolist()]
+    assert got.tolist() == pytest.approx(want, abs=1e-5)
+    assert not got.requires_grad
+
+
+def test_a_micro_batch_lines_up_with_its_rows(tiny: Any) -> None:
+    """Its features and targets stand in the order of the rows of the batch, not of their places."""
+    ids = torch.tensor([[5, 6, 0, 0, 0], [7, 8, 9, 10, 11], [12, 13, 14, 0, 0]])
+    lengths = torch.tensor([2, 5, 3])
+    mask = (torch.arange(5) < lengths[:, None]) & (torch.arange(5) > 0)
+    split = SplitModel(tiny.model)
+    (micro,) = micro_batches(lengths, 10, together=True)
+    assert [place[1:3] for place in micro.places] == [(1, 3), (0, 0), (1, 0)]
     with torch.inference_mode():
-        alone, _ = token_logprobs(SplitModel(tiny.model), ids, mask, 1.0)
-        inside, _ = token_logprobs(SplitModel(tiny.model), padded, torch.cat([mask, torch.zeros(1, 9, dtype=torch.bool)], dim=1), 1.0)
-    torch.testing.assert_close(alone, inside, rtol=0, atol=1e-4)
+        selected = forward(split, ids, mask, micro)
+        alone = [split.features(input_ids=row[None, : length - 1])[0] for row, length in zip(ids, lengths.tolist(), strict=True)]
+    assert selected.targets_N.tolist() == [6, 8, 9, 10, 11, 13, 14]
+    torch.testing.assert_close(selected.features_ND, torch.cat(alone), rtol=0, atol=1e-5)
+    assert torch.equal(selected.targets_N, ids[micro.index_M][mask[micro.index_M]])
+
+
+def test_a_micro_batch_without_selected_tokens(tiny: Any) -> None:
+    split = SplitModel(tiny.model)
+    logprobs, entropy = _whole(split, torch.tensor([[5, 6, 7]]), torch.zeros(1, 3, dtype=torch.bool), 1.0)
+    assert logprobs.shape == entropy.shape == (0,)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 says so, once
+def test_numbers_are_float32_whatever_the_model_computes_in(tiny_model: Any) -> None:
+    ids, mask = torch.tensor([[5, 6, 7]]), torch.tensor([[False, True, True]])
+    exact, _ = _whole(SplitModel(tiny_model), ids, mask, 1.0)
+    half = SplitModel(tiny_model.to(torch.bfloat16))
+    logprobs, entropy = _whole(half, ids, mask, 1.0)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    assert half.packs
+    torch.testing.assert_close(logprobs, exact, rtol=0.05, atol=0.05)
+    assert token_logprobs(half, ids, mask, torch.tensor([3]), 1.0, max_tokens=9).dtype == torch.float32
 
 
 def test_gradients_flow(tiny_model: Any) -> None:
     mask = torch.tensor([[False, True, True]])
-    logprobs, _ = token_logprobs(SplitModel(tiny_model), torch.tensor([[5, 6, 7]]), mask, 1.0)
+    logprobs, _ = _whole(SplitModel(tiny_model), torch.tensor([[5, 6, 7]]), mask, 1.0)
     logprobs.sum().backward()
     assert float(tiny_model.get_input_embeddings().weight.grad.abs().sum()) > 0
 
 
 def test_the_first_token_cannot_be_selected(tiny: Any) -> None:
     with pytest.raises(ValueError, match="first token of a row, which nothing predicts"):
-        token_logprobs(SplitModel(tiny.model), torch.tensor([[1, 2]]), torch.tensor([[True, True]]), 1.0)
+        _whole(SplitModel(tiny.model), torch.tensor([[1, 2]]), torch.tensor([[True, True]]), 1.0)
+
+
+def test_padding_cannot_be_selected(tiny: Any) -> None:
+    ids, mask = torch.tensor([[1, 2, 3]]), torch.tensor([[False, True, True]])
+    with pytest.raises(ValueError, match="the mask selects padding"):
+        token_logprobs(SplitModel(tiny.model), ids, mask, torch.tensor([2]), 1.0, max_tokens=9)
 
 
 @pytest.mark.parametrize("tokens_per_call", [8192, 12, 1])

@@ -9,7 +9,7 @@ import pytest
 import tether
 from tether.core.enums import FinishReason, StopReason
 from tether.core.protocols import Sampling
-from tether.core.types import Completion, Observation, Step
+from tether.core.types import Completion, Group, Observation, Step
 from tether.envs.vector import make_envs
 from tether.rollout.collect import collect, training_plan, validation_plan
 from tether.rollout.engines.native import NativeEngine
@@ -46,12 +46,17 @@ class Counter:
         if "return" in self.broken:
             return self.broken["return"]
         reward = self.broken.get("reward", float(answer == "Right"))
-        return Step(Observation(f"shown {number}"), reward, number == 3, number == 3, {"valid": answer == "Right", "truncated": False})
+        info = {"valid": answer == "Right", "truncated": False, "steps": number, "late": number > 1, **self.broken.get("info", {})}
+        return Step(Observation(f"shown {number}"), reward, number == 3, number == 3, info)
 
 
 def _completion(chat: Any, text: str, finish: FinishReason = FinishReason.STOP_TEXT) -> Completion:
     ids = chat.encode(text)
     return Completion(ids, tuple(-0.5 - n for n in range(len(ids))), finish)
+
+
+def _collect(envs: list[Any], chat: Any, plan: list[EpisodeSeeds], engine: NativeEngine, sampling: Sampling) -> list[Group]:
+    return collect([Episode(env, chat, seeds, RULES) for env, seeds in zip(envs, plan, strict=True)], engine, sampling)
 
 
 def test_a_whole_episode(chat: Any) -> None:
@@ -78,6 +83,9 @@ def test_a_whole_episode(chat: Any) -> None:
         (1.0, 0.0, True),
     ]
     assert trajectory.reward == 1.75
+    assert [turn.fresh for turn in trajectory.turns] == [True, False, False]
+    assert [turn.overlong for turn in trajectory.turns] == [0, 0, 0]
+    assert (trajectory.env, trajectory.measures) == ("", {})
     assert [chat.decode(turn.reasoning_ids) for turn in trajectory.turns] == [" Go right. ", " Hm ", " Go right. "]
 
 
@@ -137,7 +145,7 @@ def test_running_out_of_turns_is_not_failing(chat: Any) -> None:
 def test_an_environment_that_breaks_ends_its_own_episode(tiny: Any, chat: Any) -> None:
     envs = [Counter(reset=True), Counter(), Counter(step=2), Counter()]
     plan = [EpisodeSeeds(n // 2, n % 2, 5, 5, n) for n in range(4)]
-    groups = collect(envs, NativeEngine(tiny.model, tiny.tokenizer, max_rows=2), chat, plan, Sampling(0.0, 45), RULES)
+    groups = _collect(envs, chat, plan, NativeEngine(tiny.model, tiny.tokenizer, max_rows=2), Sampling(0.0, 45))
     broken, whole, late, also_whole = [t for group in groups for t in group.trajectories]
     assert (broken.stop_reason, broken.error, broken.turns) == (StopReason.ENV_ERROR, "reset: RuntimeError: no such level", [])
     assert (late.stop_reason, late.error, len(late.turns)) == (StopReason.ENV_ERROR, "step 2: KeyError: 'lost'", 2)
@@ -159,10 +167,45 @@ def test_an_answer_that_is_no_step_is_an_environment_error(chat: Any, broken: di
     assert math.isfinite(episode.trajectory.reward)
 
 
+def test_numbers_of_the_environment_are_those_of_its_last_step(chat: Any) -> None:
+    """Truth values count as 0 and 1, and what the environment has not told as 0."""
+    for broken, stop, measures in (
+        ({}, StopReason.SUCCESS, {"steps": 3.0, "late": 1.0, "nowhere": 0.0}),
+        ({"step": 2}, StopReason.ENV_ERROR, {"steps": 1.0, "late": 0.0, "nowhere": 0.0}),
+        ({"reset": True}, StopReason.ENV_ERROR, {"steps": 0.0, "late": 0.0, "nowhere": 0.0}),
+    ):
+        episode = Episode(Counter(**broken), chat, SEEDS, RULES, "counter", ("steps", "late", "nowhere"))
+        feed = episode.begin()
+        while feed is not None:
+            feed = episode.receive(_completion(chat, GOOD))
+        assert (episode.trajectory.env, episode.trajectory.stop_reason, episode.trajectory.measures) == ("counter", stop, measures)
+
+
+@pytest.mark.parametrize("value", [math.nan, "many", None])
+def test_a_number_that_is_none_is_an_environment_error(chat: Any, value: Any) -> None:
+    episode = Episode(Counter(info={"steps": value}), chat, SEEDS, RULES, "counter", ("steps",))
+    episode.begin()
+    assert episode.receive(_completion(chat, GOOD)) is None
+    assert episode.trajectory.stop_reason is StopReason.ENV_ERROR
+    assert episode.trajectory.error is not None and episode.trajectory.error.startswith("step 1: ")
+
+
+def test_a_response_near_its_budget_is_penalised(chat: Any) -> None:
+    """Budget 50, buffer 20: nothing up to 30 tokens, then a twentieth of 0.5 for each."""
+    rules = EpisodeRules(2000, 50, -0.25, overlong_buffer=20, overlong_factor=0.5)
+    for length, penalty in ((30, 0.0), (31, -0.025), (40, -0.25), (50, -0.5)):
+        episode = Episode(Counter(), chat, SEEDS, rules)
+        episode.begin()
+        episode.receive(Completion((5,) * length, (-1.0,) * length, FinishReason.LENGTH))
+        (turn,) = episode.trajectory.turns
+        assert (turn.overlong, turn.penalty) == (pytest.approx(penalty), -0.25)
+        assert episode.trajectory.reward == pytest.approx(penalty - 0.25)
+
+
 def test_reasoning_spans_of_sampled_responses(tiny: Any, chat: Any) -> None:
     plan = training_plan(run=0, step=1, num_groups=2, group_size=2)
     envs = [tether.make_env("frozen_lake", max_turns=2) for _ in plan]
-    groups = collect(envs, NativeEngine(tiny.model, tiny.tokenizer), chat, plan, Sampling(1.0, 60), RULES)
+    groups = _collect(envs, chat, plan, NativeEngine(tiny.model, tiny.tokenizer), Sampling(1.0, 60))
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     closed = [turn for turn in turns if "</think>" in turn.text]
     assert closed
@@ -174,7 +217,7 @@ def test_reasoning_spans_of_sampled_responses(tiny: Any, chat: Any) -> None:
 def test_groups_come_back_in_order_whatever_ends_first(tiny: Any, chat: Any) -> None:
     envs = [Counter(step=3), Counter(reset=True), Counter(step=1), Counter(reset=True), Counter(), Counter(step=2)]
     plan = [EpisodeSeeds(group, member, 70 + group, 0, 0) for group in (4, 0, 2) for member in (0, 1)]
-    groups = collect(envs, NativeEngine(tiny.model, tiny.tokenizer, max_rows=2), chat, plan, Sampling(0.0, 45), RULES)
+    groups = _collect(envs, chat, plan, NativeEngine(tiny.model, tiny.tokenizer, max_rows=2), Sampling(0.0, 45))
     assert [(group.index, group.seed) for group in groups] == [(4, 74), (0, 70), (2, 72)]
     assert [[(t.group, t.member, len(t.turns)) for t in group.trajectories] for group in groups] == [
         [(4, 0, 3), (4, 1, 0)],
@@ -193,6 +236,13 @@ def test_a_group_shares_its_instance_and_nothing_else() -> None:
         assert not {seeds.instance for seeds in plan} & {seeds.instance for seeds in other}
         assert not {seeds.sampling for seeds in plan} & {seeds.sampling for seeds in other}
     assert training_plan(1, 2, 3, 4) == plan
+    assert {seeds.stage for seeds in plan} == {0}
+
+
+def test_a_further_round_goes_on_where_the_last_one_ended() -> None:
+    whole = training_plan(run=1, step=2, num_groups=5, group_size=2)
+    assert training_plan(1, 2, 3, 2) + training_plan(1, 2, 2, 2, first_group=3) == whole
+    assert len({seeds.sampling for seeds in whole}) == 10
 
 
 def test_validation_is_the_same_for_every_run_and_a_longer_one_begins_alike() -> None:

@@ -8,7 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tether
-from tether.core.protocols import Sampling
+from tether.core.protocols import Anew, Sampling
 from tether.core.types import Completion
 from tether.models.decoder import PROBE_TOKENS
 from tether.models.head import SplitModel
@@ -146,6 +146,31 @@ def test_slow_and_quick_dialogues_share_a_batch(tiny: Any, contexts: Any, genera
     assert [talk.said for talk in talks] == generated
 
 
+@pytest.mark.parametrize("kind", [Talk, SlowTalk])
+@pytest.mark.parametrize("max_rows", [128, 2])
+def test_a_conversation_begun_anew_is_a_conversation_of_its_own(tiny: Any, contexts: Any, generated: Any, kind: Any, max_rows: int) -> None:
+    """Long after short, short after long, appended to afterwards, beside others that go on: the answers are those of the parts alone."""
+    first, second, third, _, fifth = ([Anew(conversation[0]), *conversation[1:]] for conversation in contexts)
+    talks = [kind(first + third, 0), kind(third + second + fifth, 1), kind(contexts[2], 2), kind(second, 3), kind(fifth + fifth, 4)]
+    _talk(tiny, talks, GREEDY, max_rows)
+    said = generated
+    assert [talk.said for talk in talks] == [said[0] + said[2], said[2] + said[1] + said[4], said[2], said[1], said[4] + said[4]]
+
+
+def test_prompts_begun_anew_are_computed_once_for_a_group(tiny: Any, contexts: Any) -> None:
+    """Three members come to the same second prompt at the same time."""
+    fed: list[tuple[int, int]] = []
+    talks = [Talk([contexts[0][0], Anew(contexts[2][0])], 0) for _ in range(3)]
+    hook = tiny.model.get_input_embeddings().register_forward_hook(lambda _module, inputs, _output: fed.append(tuple(inputs[0].shape)))
+    try:
+        _talk(tiny, talks, GREEDY)
+    finally:
+        hook.remove()
+    prompts = [shape for shape in fed if shape[1] > 2 * PROBE_TOKENS]
+    assert prompts == [(1, len(contexts[0][0])), (1, len(contexts[2][0]))]
+    assert talks[0].said == talks[1].said == talks[2].said
+
+
 class SlowToBegin(SlowTalk):
     """Only its beginning has to be asked for, and only once."""
 
@@ -216,7 +241,7 @@ def test_sampled_log_probs_are_the_learners(tiny: Any, contexts: Any) -> None:
             ids += [*context, *completion.token_ids]
             mask += [False] * len(context) + [True] * len(completion.token_ids)
         with torch.inference_mode():
-            want, _ = token_logprobs(split, torch.tensor([ids]), torch.tensor([mask]), temperature=0.9)
+            want = token_logprobs(split, torch.tensor([ids]), torch.tensor([mask]), torch.tensor([len(ids)]), 0.9, max_tokens=2000)
         got = [value for completion in talk.completions for value in completion.logprobs]
         assert got == pytest.approx(want.tolist(), abs=1e-4)
 

@@ -1,6 +1,11 @@
-"""A checkpoint is whole or absent: failing leaves the earlier ones, old ones make room, and an unreadable one is named."""
+"""A checkpoint is whole or absent: failing leaves the earlier ones, old ones make room, the best stays, and an unreadable one is named."""
 
 import errno
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +15,50 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether.core.errors import CheckpointError
 from tether.training import checkpoint
-from tether.training.checkpoint import list_checkpoints, load_state, save_checkpoint
+from tether.training.checkpoint import (
+    Best,
+    best_checkpoint,
+    keep_best,
+    list_checkpoints,
+    load_checkpoint,
+    load_state,
+    save_checkpoint,
+    sweep,
+)
 
 
-def _save(folder: Path, step: int, tiny: Any, keep: int = 2) -> Path:
-    return save_checkpoint(folder, step, tiny.model, tiny.tokenizer, {"note": f"of step {step}"}, keep)
+class Killed(BaseException):
+    """Ends a write as a kill would: nothing after it runs, but for what the test calls."""
+
+
+def _save(folder: Path, step: int, tiny: Any, keep: int = 2, note: str | None = None) -> Path:
+    return save_checkpoint(folder, step, tiny.model, tiny.tokenizer, {"note": note or f"of step {step}"}, keep)
+
+
+def _stub(folder: Path, step: int, note: str = "") -> Path:
+    """A checkpoint's shape, without a model."""
+    path = folder / f"step_{step:06d}"
+    (path / "model").mkdir(parents=True)
+    (path / "model" / "config.json").write_text(f"{note} weights of {step}")
+    torch.save({"step": step}, path / "state.pt")
+    return path
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool]) -> None:
+    """Stop before the first call for which `when` holds. Cleaning up is stopped as well: a killed process cleans nothing."""
+    real = getattr(owner, name)
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        if when(*args):
+            monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, stop)
 
 
 def test_transformers_can_load_it(tmp_path: Path, tiny: Any) -> None:
@@ -30,13 +74,21 @@ def test_only_the_newest_stay(tmp_path: Path, tiny: Any) -> None:
     for step in (2, 9, 10, 100):
         _save(tmp_path, step, tiny)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000010", "step_000100"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000010", "step_000100"]
+    assert _names(tmp_path) == ["step_000010", "step_000100"]
+
+
+def test_newest_is_by_number(tmp_path: Path) -> None:
+    for step in (1_000_000, 999_999, 20):
+        _stub(tmp_path, step)
+    (tmp_path / "step_copy").mkdir()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000020", "step_999999", "step_1000000"]
 
 
 def test_a_step_can_be_saved_again(tmp_path: Path, tiny: Any) -> None:
     _save(tmp_path, 1, tiny)
-    save_checkpoint(tmp_path, 1, tiny.model, tiny.tokenizer, {"note": "again"}, 2)
+    _save(tmp_path, 1, tiny, note="again")
     assert load_state(tmp_path / "step_000001")["note"] == "again"
+    assert _names(tmp_path) == ["step_000001"]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unexpected pos 64 vs 0: No space left")])
@@ -54,9 +106,51 @@ def test_a_full_disk_leaves_the_earlier_one(tmp_path: Path, tiny: Any, error: Ex
         ) as caught:
             _save(tmp_path, step, tiny, keep=1)
         assert "\n" not in str(caught.value) and caught.value.exit_code == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    assert _names(tmp_path) == ["step_000001"]
     monkeypatch.undo()
     assert load_state(tmp_path / "step_000001") == {"step": 1, "note": "of step 1"}
+
+
+@pytest.mark.parametrize("limit", [64, 100_000, 3_000_000])
+def test_no_file_larger_than_the_disk(tmp_path: Path, tiny: Any, limit: int) -> None:
+    """The system itself refuses to write on: in config.json, in the weights, in the state."""
+    _save(tmp_path, 1, tiny)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"cannot write checkpoint '.*step_000002': .*; earlier checkpoints and records are untouched"
+        ):
+            save_checkpoint(tmp_path, 2, tiny.model, tiny.tokenizer, {"moments": torch.zeros(1_000_000)}, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert _names(tmp_path) == ["step_000001"]
+
+
+def test_a_tokenizer_that_cannot_be_written(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> None:
+        raise Exception("No space left on device (os error 28)")  # the tokenizers library raises no more than that
+
+    monkeypatch.setattr(tiny.tokenizer, "save_pretrained", fail)
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint '.*step_000001': No space left on device"):
+        _save(tmp_path, 1, tiny)
+    assert _names(tmp_path) == []
+
+
+def test_where_the_last_move_fails_the_old_one_comes_back(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save(tmp_path, 1, tiny)
+    rename = Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name == "step_000001" and target.parent == tmp_path:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        _save(tmp_path, 1, tiny, note="again")
+    assert _names(tmp_path) == ["step_000001"]
+    assert load_state(tmp_path / "step_000001")["note"] == "of step 1"
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "zip of nothing"])
@@ -77,8 +171,193 @@ def test_an_unreadable_state_is_named(tmp_path: Path, tiny: Any, damage: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_state_is_no_checkpoint(tmp_path: Path, tiny: Any) -> None:
-    _save(tmp_path, 1, tiny)
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_a_torn_model_is_named(tmp_path: Path, tiny: Any, share: float) -> None:
+    path = _save(tmp_path, 3, tiny)
+    weights = path / "model" / "model.safetensors"
+    os.truncate(weights, int(weights.stat().st_size * share))
+    with pytest.raises(
+        CheckpointError, match=r"'.*step_000003/model'.*; or move '.*step_000003' away to resume from the one before it"
+    ) as caught:
+        load_checkpoint(path, "cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_state_is_no_checkpoint(tmp_path: Path) -> None:
+    _stub(tmp_path, 1)
     (tmp_path / "step_000002" / "model").mkdir(parents=True)
     (tmp_path / ".unfinished-x").mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000001"]
+
+
+# ------------------------------------------------------------------------------------------------------------------ kills
+
+
+def test_killed_while_writing(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save(tmp_path, 1, tiny)
+    _kill_at(monkeypatch, checkpoint.torch, "save", lambda state, path: bool(path.write_bytes(b"half")))
+    with pytest.raises(Killed):
+        _save(tmp_path, 2, tiny, keep=1)
+    monkeypatch.undo()
+    assert len(_names(tmp_path)) == 2 and _names(tmp_path)[0].startswith(".unfinished-")
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000001"]
+    sweep(tmp_path)
+    assert _names(tmp_path) == ["step_000001"]
+    assert load_state(tmp_path / "step_000001")["note"] == "of step 1"
+
+
+@pytest.mark.parametrize("target", ["step_000001", "best"])
+def test_killed_between_the_two_moves(tmp_path: Path, target: str, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old folder stands aside, the new one is not in its place: the next start makes the last move."""
+    _save(tmp_path, 1, tiny)
+    keep_best(tmp_path, 1, 0.25)
+    _save(tmp_path, 2, tiny)
+    _kill_at(monkeypatch, Path, "rename", lambda path, to: to == tmp_path / target and path.parent != tmp_path)
+    with pytest.raises(Killed):
+        keep_best(tmp_path, 2, 0.5) if target == "best" else _save(tmp_path, 1, tiny, note="again")
+    monkeypatch.undo()
+    assert target not in _names(tmp_path)
+    sweep(tmp_path)
+    assert _names(tmp_path) == ["best", "step_000001", "step_000002"]
+    assert best_checkpoint(tmp_path) == (Best(2, 0.5) if target == "best" else Best(1, 0.25))
+    assert load_state(tmp_path / "step_000001")["note"] == ("of step 1" if target == "best" else "again")
+
+
+def test_killed_after_the_last_move(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save(tmp_path, 1, tiny)
+    _kill_at(monkeypatch, checkpoint, "_force_folder", lambda folder: folder == tmp_path)
+    with pytest.raises(Killed):
+        _save(tmp_path, 1, tiny, note="again")
+    monkeypatch.undo()
+    sweep(tmp_path)
+    assert _names(tmp_path) == ["step_000001"]
+    assert load_state(tmp_path / "step_000001")["note"] == "again"
+
+
+def test_killed_while_deleting(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old checkpoint is in its place, whole, or gone."""
+    _stub(tmp_path, 1)
+    _stub(tmp_path, 2)
+    _kill_at(monkeypatch, shutil, "rmtree", lambda path: bool(list(path.glob("step_*"))))
+    with pytest.raises(Killed):
+        _save(tmp_path, 3, tiny, keep=1)
+    monkeypatch.undo()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000002", "step_000003"]
+    sweep(tmp_path)
+    assert _names(tmp_path) == ["step_000002", "step_000003"]
+
+
+def test_a_sweep_that_cannot_sweep_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".unfinished-x").mkdir()
+
+    def fail(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(CheckpointError, match=r"cannot clear unfinished checkpoints away .*Permission denied"):
+        sweep(tmp_path)
+
+
+def test_everything_is_on_the_disk_before_the_rename(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the folder that holds the new name after it."""
+    events: list[Any] = []
+    rename = Path.rename
+    monkeypatch.setattr(os, "fsync", lambda handle: events.append(os.fstat(handle).st_ino))
+    monkeypatch.setattr(Path, "rename", lambda path, target: (events.append("rename"), rename(path, target))[1])
+    path = _save(tmp_path, 1, tiny)
+    before = set(events[: events.index("rename")])
+    assert {inner.stat().st_ino for inner in (path, *path.rglob("*"))} == before
+    assert events[events.index("rename") + 1 :] == [tmp_path.stat().st_ino]
+
+
+def test_a_file_system_that_cannot_sync_folders_will_do(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(code: int) -> None:
+        def fsync(handle: int) -> None:
+            if os.path.isdir(f"/proc/self/fd/{handle}") or os.path.isdir(f"/dev/fd/{handle}"):
+                raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    refuse(errno.EINVAL)
+    assert load_state(_save(tmp_path, 1, tiny))["step"] == 1
+    refuse(errno.EIO)
+    with pytest.raises(CheckpointError, match=os.strerror(errno.EIO)):
+        _save(tmp_path, 2, tiny)
+
+
+# ------------------------------------------------------------------------------------------------------------------- best
+
+
+def test_the_best_survives_retention(tmp_path: Path, tiny: Any) -> None:
+    for step, success in ((1, 0.25), (2, 0.75), (3, 0.5)):
+        _save(tmp_path, step, tiny, keep=1)
+        assert keep_best(tmp_path, step, success) == (step < 3)
+    assert _names(tmp_path) == ["best", "step_000003"]
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"step": 2, "success": 0.75}
+    assert load_state(tmp_path / "best") == {"step": 2, "note": "of step 2"}
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "best" / "model").num_parameters() == tiny.model.num_parameters()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000003"]
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 3, 2, 1), (2, 2, 4, 3, 1, 3, 2)])
+def test_the_earliest_of_equals_is_the_best_in_whatever_order(tmp_path: Path, order: tuple[int, ...]) -> None:
+    success = {1: 0.25, 2: 0.5, 3: 0.5, 4: 0.0}
+    for step in success:
+        _stub(tmp_path, step)
+    for step in order:
+        keep_best(tmp_path, step, success[step])
+    assert best_checkpoint(tmp_path) == Best(2, 0.5)
+    assert (tmp_path / "best" / "model" / "config.json").read_text() == " weights of 2"
+    assert keep_best(tmp_path, 2, 0.5) and not keep_best(tmp_path, 3, 0.5)
+
+
+def test_a_run_that_never_succeeds_has_a_best_too(tmp_path: Path) -> None:
+    assert best_checkpoint(tmp_path) is None
+    _stub(tmp_path, 5)
+    assert keep_best(tmp_path, 5, 0.0)
+    assert best_checkpoint(tmp_path) == Best(5, 0.0)
+
+
+def test_a_step_without_a_checkpoint_cannot_be_the_best(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot keep step 5 as the best: there is no checkpoint '.*step_000005'"):
+        keep_best(tmp_path, 5, 0.5)
+    assert _names(tmp_path) == []
+
+
+def test_the_best_costs_no_space_where_files_can_be_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _stub(tmp_path, 1)
+    keep_best(tmp_path, 1, 0.5)
+    assert (tmp_path / "best" / "state.pt").samefile(path / "state.pt")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = _stub(tmp_path, 2)
+    keep_best(tmp_path, 2, 0.75)
+    assert not (tmp_path / "best" / "state.pt").samefile(path / "state.pt")
+    assert load_state(tmp_path / "best") == {"step": 2}
+
+
+def test_a_full_disk_leaves_the_earlier_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _stub(tmp_path, 1)
+    keep_best(tmp_path, 1, 0.5)
+    _stub(tmp_path, 2)
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint '.*best': .*No space left.*go on with --resume"):
+        keep_best(tmp_path, 2, 0.75)
+    assert best_checkpoint(tmp_path) == Best(1, 0.5)
+    assert _names(tmp_path) == ["best", "step_000001", "step_000002"]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"step": 3}', "[1]", '{"step": "x", "success": 1}', '{"step": null, "success": 1}'])
+def test_a_damaged_note_of_the_best_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"cannot read '.*best.json': .*; move '.*best' away"):
+        best_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""What a group is worth to the update: one number per group, computed from its trajectories.
+"""What a group is worth to the update: one number per group, computed from its trajectories, for all groups at once.
 
 The default is the paper's reward variance, RV(x) = 1/(G-1) sum_g (R_g - mean)^2 (section 3.3). The others are ablations or
 guards: outcome_variance looks at success only, so shaping and format noise cannot fake signal. Scores are float64.
@@ -19,18 +19,36 @@ ZERO = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class GroupColumns:
-    """The columns of one group's trajectories; an optional column is None where the caller did not give it."""
+class GroupedColumns:
+    """The columns of all trajectories, sorted so that a group's stand together; an optional column is None where it was not given."""
 
+    starts: npt.NDArray[np.intp]
+    """The first row of each group."""
+    sizes: npt.NDArray[np.intp]
+    """Members of each group, at least one."""
     rewards: Floats
     successes: Floats | None = None
     entropies: Floats | None = None
     lengths: Floats | None = None
 
+    def sums(self, values: Floats) -> Floats:
+        """One sum per group."""
+        return np.add.reduceat(values, self.starts)
+
+    def means(self, values: Floats) -> Floats:
+        """One mean per group."""
+        return self.sums(values) / self.sizes
+
+    def variances(self, values: Floats) -> Floats:
+        """One variance per group, with ddof 1; a group of one, or of equal values however large, has variance zero."""
+        offsets = values - np.repeat(values[self.starts], self.sizes)
+        squares = (offsets - np.repeat(self.means(offsets), self.sizes)) ** 2
+        return self.sums(squares) / np.maximum(self.sizes - 1, 1)
+
 
 def sample_variance(values: Floats) -> float:
-    """Variance with ddof 1; a group of one, or of equal values however large, has variance zero."""
-    return float(np.var(values - values[0], ddof=1)) if values.size > 1 else 0.0
+    """The variance of one group."""
+    return float(GroupedColumns(np.array([0]), np.array([values.size]), values).variances(values)[0]) if values.size else 0.0
 
 
 def _column(name: str, values: Floats | None) -> Floats:
@@ -39,14 +57,19 @@ def _column(name: str, values: Floats | None) -> Floats:
     return values
 
 
-SCORES: dict[str, Callable[[GroupColumns], float]] = {
-    "reward_variance": lambda g: sample_variance(g.rewards),
-    "reward_std": lambda g: float(np.sqrt(variance)) if (variance := sample_variance(g.rewards)) > ZERO else 0.0,
-    "outcome_variance": lambda g: sample_variance(_column("successes", g.successes)),
-    "reward_sum": lambda g: float(g.rewards.sum()),
-    "entropy": lambda g: float(_column("entropies", g.entropies).mean()),
-    "entropy_variance": lambda g: sample_variance(_column("entropies", g.entropies)),
-    "length": lambda g: float(_column("lengths", g.lengths).mean()),
+def _deviations(columns: GroupedColumns) -> Floats:
+    variances = columns.variances(columns.rewards)
+    return np.where(variances > ZERO, np.sqrt(variances), 0.0)
+
+
+SCORES: dict[str, Callable[[GroupedColumns], Floats]] = {
+    "reward_variance": lambda c: c.variances(c.rewards),
+    "reward_std": _deviations,
+    "outcome_variance": lambda c: c.variances(_column("successes", c.successes)),
+    "reward_sum": lambda c: c.sums(c.rewards),
+    "entropy": lambda c: c.means(_column("entropies", c.entropies)),
+    "entropy_variance": lambda c: c.variances(_column("entropies", c.entropies)),
+    "length": lambda c: c.means(_column("lengths", c.lengths)),
 }
 
 SPREAD_SCORES = frozenset({"reward_variance", "reward_std", "outcome_variance", "entropy_variance"})

@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES, ZERO, Floats, GroupColumns, sample_variance
+from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES, ZERO, Floats, GroupedColumns
 from tether.core.errors import BadInput, did_you_mean
+
+Numbers = npt.NDArray[np.intp]
 
 ROUNDING = 1e-9
 """Slack of comparisons between sums and products that are equal on paper."""
@@ -143,38 +145,60 @@ def select_groups(
     ids = _ids(groups)
     _check_lengths(columns, len(ids))
 
-    members: dict[Hashable, list[int]] = {}
-    for row, group in enumerate(ids):
-        members.setdefault(group, []).append(row)
-    parts = {group: GroupColumns(**{name: values[rows] for name, values in columns.items()}) for group, rows in members.items()}
-    scores = {group: SCORES[score](part) for group, part in parts.items()}
-    variances = {group: sample_variance(part.rewards) for group, part in parts.items()}
+    names, index = _numbered(ids)
+    grouped = _grouped(columns, index, len(names))
+    scores = _with_exact_ties(SCORES[score](grouped))
+    variances = grouped.variances(grouped.rewards)
 
     smallest = order == "smallest"
-    ranking = sorted(scores, key=lambda group: scores[group] if smallest else -scores[group])  # sorted() is stable: ties keep their order
-    candidates = ranking if include_zero else [g for g in ranking if not _is_flat(variances[g], scores[g], score)]
-    kept: list[Hashable] = []
-    if candidates and (strategy == "all" or any(abs(value) > ZERO for value in scores.values())):
-        rule = _Rule(keep, eps, smallest, len(members), band)
-        kept = candidates[STRATEGIES[strategy](np.array([scores[g] for g in candidates]), rule)]
-    return _selection(ids, ranking, kept, scores, np.array(list(variances.values())))
+    ranking = np.argsort(scores if smallest else -scores, kind="stable")  # ties keep their order
+    flat = (variances <= ZERO) | ((scores <= ZERO) if score in SPREAD_SCORES else False)
+    candidates = ranking if include_zero else ranking[~flat[ranking]]
+    kept = candidates[:0]
+    if len(candidates) and (strategy == "all" or bool((np.abs(scores) > ZERO).any())):
+        rule = _Rule(keep, eps, smallest, len(names), band)
+        kept = candidates[STRATEGIES[strategy](scores[candidates], rule)]
+    return _selection(names, index, ranking, kept, scores, variances)
 
 
-def _is_flat(variance: float, score_value: float, score: str) -> bool:
-    return variance <= ZERO or (score in SPREAD_SCORES and score_value <= ZERO)
+def _numbered(ids: Sequence[Hashable]) -> tuple[list[Hashable], Numbers]:
+    """The distinct ids in the order in which they first appear, and the number of each trajectory's."""
+    numbers: dict[Hashable, int] = {}
+    index = np.array([numbers.setdefault(group, len(numbers)) for group in ids])
+    return list(numbers), index
 
 
-def _selection(
-    ids: Sequence[Hashable], ranking: list[Hashable], kept: list[Hashable], scores: dict[Hashable, float], rv: Floats
-) -> Selection:
-    chosen = set(kept)
+def _grouped(columns: dict[str, Floats], index: Numbers, num_groups: int) -> GroupedColumns:
+    together = np.argsort(index, kind="stable")
+    sizes = np.bincount(index, minlength=num_groups)
+    return GroupedColumns(np.cumsum(sizes) - sizes, sizes, **{name: values[together] for name, values in columns.items()})
+
+
+def _with_exact_ties(scores: Floats) -> Floats:
+    """Scores that are equal on paper made equal, and those that are zero made zero.
+
+    The same rewards in another order give another last digit, and that must not rank.
+    """
+    tied = np.where(np.abs(scores) <= ZERO, 0.0, scores)
+    ascending = np.argsort(tied, kind="stable")
+    values = tied[ascending].tolist()
+    for place in range(1, len(values)):
+        if values[place] - values[place - 1] <= ROUNDING * abs(values[place]):
+            values[place] = values[place - 1]
+    tied[ascending] = values
+    return tied
+
+
+def _selection(names: list[Hashable], index: Numbers, ranking: Numbers, kept: Numbers, scores: Floats, rv: Floats) -> Selection:
+    chosen = np.zeros(len(names), dtype=bool)
+    chosen[kept] = True
     mean, std = float(rv.mean()), float(rv.std())
     return Selection(
-        mask=np.array([group in chosen for group in ids], dtype=bool),
-        kept=kept,
-        dropped=[group for group in ranking if group not in chosen],
-        scores=scores,
-        kept_ratio=len(kept) / len(ranking),
+        mask=chosen[index],
+        kept=[names[group] for group in kept],
+        dropped=[names[group] for group in ranking if not chosen[group]],
+        scores=dict(zip(names, scores.tolist(), strict=True)),
+        kept_ratio=len(kept) / len(names),
         zero_variance=int((rv <= ZERO).sum()),
         rv_mean=mean,
         rv_std=std,

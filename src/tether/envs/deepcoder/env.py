@@ -75,6 +75,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
 
     name = "deepcoder"
     Options = DeepCoderOptions
+    metrics = ("passed", "total")
 
     def __init__(
         self,

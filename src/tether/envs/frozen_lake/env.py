@@ -35,6 +35,7 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     name = "frozen_lake"
     actions = ("Left", "Down", "Right", "Up")
     Options = FrozenLakeOptions
+    metrics = ("slips",)
 
     def __init__(
         self, options: FrozenLakeOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None

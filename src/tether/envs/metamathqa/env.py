@@ -58,6 +58,7 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
 
     name = "metamathqa"
     Options = MetaMathQAOptions
+    metrics = ("attempts",)
 
     def __init__(
         self, options: MetaMathQAOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None

@@ -79,6 +79,7 @@ class SearchQA(TextEnv[SearchQAOptions]):
 
     name = "searchqa"
     Options = SearchQAOptions
+    metrics = ("em", "f1", "searches")
 
     def __init__(
         self,

@@ -79,6 +79,7 @@ class Sokoban(ActionEnv[SokobanOptions]):
     name = "sokoban"
     actions = ACTIONS
     Options = SokobanOptions
+    metrics = ("boxes_on_target",)
 
     def __init__(self, options: SokobanOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None) -> None:
         super().__init__(options or SokobanOptions())

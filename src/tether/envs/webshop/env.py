@@ -61,6 +61,7 @@ class WebShop(TextEnv[WebShopOptions]):
 
     name = "webshop"
     Options = WebShopOptions
+    metrics = ("score",)
 
     def __init__(
         self,

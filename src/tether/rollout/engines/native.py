@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.errors import BadInput
-from tether.core.protocols import Dialogue, Feed, Pending, Sampling
+from tether.core.protocols import Anew, Dialogue, Feed, Pending, Sampling
 from tether.core.types import Completion
 from tether.models.decoder import CachedDecoder, decodes_with_cache
 from tether.models.head import SplitModel
@@ -230,8 +230,10 @@ class _Batch:
             self.rows.pop()
             self._announce()
             return
-        # The last sampled token was never fed: it goes in front of the new ones.
-        row.feed = (*row.ids[-1:], *feed)
+        if isinstance(feed, Anew):
+            row.feed, row.length = feed, 0
+        else:  # the last sampled token was never fed: it goes in front of the new ones
+            row.feed = (*row.ids[-1:], *feed)
         row.ids, row.logprobs = [], []
 
     def _swap(self, first: int, second: int) -> None:

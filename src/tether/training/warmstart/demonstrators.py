@@ -1,28 +1,48 @@
-"""Fallible experts for the grid environments: they read the board correctly, reason in a sentence, and are often wrong.
+"""Fallible experts: they can read the task and reason in a sentence, but often do not, and are often wrong.
 
-Each thought states where things are, which way the goal lies, and what to do. Its wording varies from turn to turn, its content
-depends on the board. The experts fail in two ways that reward can cure: they are often confused (mix up opposite directions) and mostly
-undecided (take back the first step with the second), so the good plan is always a likely one, but not the most likely.
+A thought that is tied to its input says where things are, which way the goal lies and what to do, or which sums lead to the target. Its
+wording varies, its content depends on the task. The experts fail in ways that reward can cure, so that the good plan is always a likely
+one, but not the most likely: out of habit they say one of a few sentences that fit every task and try something at random; they mix up
+opposite directions; they take back the first step with the second; they name no action at all.
 """
 
 import random
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from tether.core.config import Settings
 from tether.core.protocols import Env
+from tether.envs.countdown.env import Countdown
 from tether.envs.frozen_lake.env import FrozenLake
 from tether.envs.sokoban.env import Sokoban
 from tether.envs.sokoban.levels import bits
 from tether.envs.sokoban.solver import solve
 
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
-CONFUSION = 0.4
-"""Probability of mixing up opposite directions."""
-INDECISION = 0.78
-"""Probability of a second step that takes back the first."""
-SLOPPINESS = 0.03
-"""Probability of an answer that names no action."""
+HABITS = ("Let me think about the next step", "I just try a way and see", "This is hard, so I take a guess")
+"""What an expert says when it does not look at the task."""
+_INNERMOST = re.compile(r"\((\d+) ([-+*/]) (\d+)\)")
+_SINGLE = re.compile(r"(\d+) ([-+*/]) (\d+)")
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class Weaknesses(Settings):
+    """How often an expert fails, and in which way."""
+
+    habit: Probability = 0.6
+    """Of a thought that fits every task, followed by a try at random."""
+    confusion: Probability = 0.3
+    """Of mixing up opposite directions."""
+    indecision: Probability = 0.6
+    """Of a second step that takes back the first."""
+    sloppiness: Probability = 0.03
+    """Of an answer that names no action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,42 +58,74 @@ class Thought:
         return f" {self.reasoning} </think> <answer> {self.answer} </answer>"
 
 
-def demonstrate(env: Env, rng: random.Random) -> Thought:
+def demonstrate(env: Env, rng: random.Random, weaknesses: Weaknesses) -> Thought:
     """A response to the state `env` is in."""
-    if isinstance(env, FrozenLake):
-        return _frozen_lake(env, rng)
-    if isinstance(env, Sokoban):
-        return _sokoban(env, rng)
-    raise TypeError(f"there is no demonstrator for {type(env).__name__}")
+    if isinstance(env, Countdown):
+        thought = _countdown(env, rng, weaknesses)
+    elif isinstance(env, FrozenLake | Sokoban):
+        thought = _grid(env, rng, weaknesses)
+    else:
+        raise TypeError(f"there is no demonstrator for {type(env).__name__}")
+    return Thought(thought.reasoning, "Wait") if rng.random() < weaknesses.sloppiness else thought
 
 
-def _frozen_lake(env: FrozenLake, rng: random.Random) -> Thought:
+def _grid(env: FrozenLake | Sokoban, rng: random.Random, weaknesses: Weaknesses) -> Thought:
+    if rng.random() < weaknesses.habit:
+        plan = [rng.choice(list(OPPOSITE)) for _ in range(2)]
+        return _conclude(rng.choice(HABITS), _hesitant(plan, rng, weaknesses))
+    place, towards, plan = _frozen_lake(env, rng) if isinstance(env, FrozenLake) else _sokoban(env, rng)
+    if rng.random() < weaknesses.confusion:
+        towards, plan = [OPPOSITE[word] for word in towards], [OPPOSITE[word] for word in plan]
+    way = " and ".join(word.lower() for word in towards) or "here"
+    return _conclude(f"{place} {rng.choice(['It is', 'So'])} {way}", _hesitant(plan, rng, weaknesses))
+
+
+def _hesitant(plan: list[str], rng: random.Random, weaknesses: Weaknesses) -> list[str]:
+    return [plan[0], OPPOSITE[plan[0]]] if rng.random() < weaknesses.indecision else plan
+
+
+def _conclude(sentence: str, plan: list[str]) -> Thought:
+    return Thought(f"{sentence}: {' then '.join(plan)}.", " || ".join(plan))
+
+
+def _frozen_lake(env: FrozenLake, rng: random.Random) -> tuple[str, list[str], list[str]]:
     size = env.lake.size
     goal = env.lake.tiles.index("G")
-    path = _walk(env.lake.tiles, size, env.player, goal)
     place = _place(rng, [f"I am at {_cell(env.player, size)}", f"goal at {_cell(goal, size)}"])
-    return _conclude(rng, place, _direction(env.player, goal, size), path[:2])
+    return place, _direction(env.player, goal, size), _walk(env.lake.tiles, size, env.player, goal)[:2]
 
 
-def _sokoban(env: Sokoban, rng: random.Random) -> Thought:
+def _sokoban(env: Sokoban, rng: random.Random) -> tuple[str, list[str], list[str]]:
     width = env.level.width
     box = next(iter(bits(env.boxes & ~env.level.targets)), 0)
     target = next(iter(bits(env.level.targets & ~env.boxes)), 0)
     plan = (solve(env.position()) or [rng.choice(env.actions)])[:2]
     place = _place(rng, [f"I am at {_cell(env.player, width)}", f"box at {_cell(box, width)}, target at {_cell(target, width)}"])
-    return _conclude(rng, place, _direction(box, target, width), plan)
+    return place, _direction(box, target, width), plan
 
 
-def _conclude(rng: random.Random, place: str, towards: list[str], plan: list[str]) -> Thought:
-    """Finish a thought: which way it is, what to do, and the answer that follows from it."""
-    if rng.random() < CONFUSION:
-        towards, plan = [OPPOSITE[word] for word in towards], [OPPOSITE[word] for word in plan]
-    if rng.random() < INDECISION:
-        plan = [plan[0], OPPOSITE[plan[0]]]
-    way = " and ".join(word.lower() for word in towards) or "here"
-    sentence = rng.choice([f"It is {way}", f"So {way}"])
-    answer = "Wait" if rng.random() < SLOPPINESS else " || ".join(plan)
-    return Thought(f"{place} {sentence}: {' then '.join(plan)}.", answer)
+def _countdown(env: Countdown, rng: random.Random, weaknesses: Weaknesses) -> Thought:
+    puzzle = env.puzzle
+    if rng.random() < weaknesses.habit or puzzle.solution is None:
+        numbers = rng.sample(puzzle.numbers, rng.choice([2, len(puzzle.numbers)]))
+        tried = "".join(f" {rng.choice('+-*')} {number}" for number in numbers)
+        return Thought(f"{rng.choice(HABITS)}.", tried[3:])
+    return Thought(f"I want {puzzle.target}. {'. '.join(sums(puzzle.solution))}.", puzzle.solution)
+
+
+def sums(expression: str) -> list[str]:
+    """The steps of an expression in full parentheses, innermost first.
+
+    >>> sums("1 + ((5 * 6) - 7)")
+    ['5 * 6 = 30', '30 - 7 = 23', '1 + 23 = 24']
+    """
+    steps = []
+    while (step := _INNERMOST.search(expression) or _SINGLE.fullmatch(expression)) is not None:
+        left, right = int(step[1]), int(step[3])
+        value = {"+": left + right, "-": left - right, "*": left * right, "/": left // max(1, right)}[step[2]]
+        steps.append(f"{left} {step[2]} {right} = {value}")
+        expression = f"{expression[: step.start()]}{value}{expression[step.end() :]}"
+    return steps
 
 
 def _place(rng: random.Random, things: list[str]) -> str:

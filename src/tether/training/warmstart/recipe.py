@@ -1,6 +1,6 @@
 """`tether warmstart`: from nothing to the embedded model, reproducibly.
 
-1. Fallible experts play the grid environments (training split) and write down what they think.
+1. Fallible experts play three environments (training split) and write down what they think.
 2. A tokenizer is trained on those words, a Llama-architecture model is initialised; both are seeded.
 3. The model imitates the experts: cross-entropy on response tokens only, in the very token layout of a rollout.
 
@@ -26,12 +26,12 @@ from tether.core.seeding import derive_seed, seed_everything
 from tether.envs.registry import make_env
 from tether.models.chat import ChatFormat
 from tether.models.head import SplitModel
-from tether.training.warmstart.demonstrators import demonstrate
+from tether.training.warmstart.demonstrators import Weaknesses, demonstrate
 from tether.training.warmstart.tokenizer import train_tokenizer
 
 TOKENIZER_EPISODES = 400
-ENVIRONMENTS = ("frozen_lake", "sokoban")
-
+ENVIRONMENTS = ("frozen_lake", "sokoban", "countdown", "countdown")
+"""Turn by turn; sums are harder to learn than boards, so they come twice as often."""
 
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
@@ -40,9 +40,10 @@ Rate = Annotated[float, Field(gt=0)]
 class WarmstartSettings(Settings):
     """What `tiny` is made of."""
 
-    steps: Positive = 2000
-    episodes: Positive = 24_000
-    """Demonstrated episodes, half of each environment; training goes round them as often as the steps need."""
+    weaknesses: Weaknesses = Weaknesses()
+    steps: Positive = 3300
+    episodes: Positive = 50_000
+    """Demonstrated episodes of all environments; training goes round them as often as the steps need."""
     batch: Positive = 64
     learning_rate: Rate = 1.5e-3
     width: Positive = 192
@@ -69,7 +70,7 @@ def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Pro
     """Make the model and write it to `out`."""
     seed_everything(derive_seed("warmstart", settings.seed))
     envs = [make_env(name) for name in ENVIRONMENTS]
-    tokenizer = train_tokenizer(_texts(envs, settings.seed))
+    tokenizer = train_tokenizer(_texts(envs, settings))
     model: Any = LlamaForCausalLM(_architecture(settings, tokenizer))  # Any: a decorator of transformers hides the signature of .to
     model.to(device)
     demonstrations = _record(envs, ChatFormat(tokenizer), settings, progress)
@@ -78,11 +79,11 @@ def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Pro
     tokenizer.save_pretrained(out)
 
 
-def play_expert(env: Env, seed: int, rng: random.Random) -> list[tuple[str, str]]:
+def play_expert(env: Env, seed: int, rng: random.Random, weaknesses: Weaknesses) -> list[tuple[str, str]]:
     """An expert's episode as (observation, response) pairs."""
     shown, exchanges = env.reset(seed).text, []
     while True:
-        thought = demonstrate(env, rng)
+        thought = demonstrate(env, rng, weaknesses)
         exchanges.append((shown, thought.text))
         step = env.step(parse_response(thought.text).answer or "")
         if step.done:
@@ -90,13 +91,13 @@ def play_expert(env: Env, seed: int, rng: random.Random) -> list[tuple[str, str]
         shown = step.observation.text
 
 
-def _texts(envs: Sequence[Env], seed: int) -> list[str]:
-    rng = random.Random(derive_seed("warmstart-words", seed))
+def _texts(envs: Sequence[Env], settings: WarmstartSettings) -> list[str]:
+    rng = random.Random(derive_seed("warmstart-words", settings.seed))
     texts = []
     for index in range(TOKENIZER_EPISODES):
         env = envs[index % len(envs)]
         texts.append(env.instructions)
-        texts += [text for exchange in play_expert(env, index, rng) for text in exchange]
+        texts += [text for exchange in play_expert(env, index, rng, settings.weaknesses) for text in exchange]
     return texts
 
 
@@ -105,7 +106,7 @@ def _record(envs: Sequence[Env], chat: ChatFormat, settings: WarmstartSettings, 
     for index in range(settings.episodes):
         env = envs[index % len(envs)]
         rng = random.Random(derive_seed("warmstart-expert", settings.seed, index))
-        exchanges = play_expert(env, derive_seed("warmstart-instance", settings.seed, index), rng)
+        exchanges = play_expert(env, derive_seed("warmstart-instance", settings.seed, index), rng, settings.weaknesses)
         demonstrations.append(_tokens(env, chat, exchanges))
         if index % 500 == 499 or index + 1 == settings.episodes:
             progress("demonstrations", index + 1, settings.episodes, "")

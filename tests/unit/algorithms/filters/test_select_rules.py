@@ -185,6 +185,27 @@ def test_reward_std_has_the_same_zeros_as_reward_variance() -> None:
     assert select_groups(rewards, groups, score="reward_std").kept == []
 
 
+def test_a_score_that_is_zero_on_paper_is_zero() -> None:
+    """0.1 + 0.2 - 0.3 is 5.6e-17 in floats; the lowest sum is then above 0.3 of itself, and the group with sum 0 would not be kept."""
+    rewards, groups = [-0.3, 0.1, 0.2, 1, 1], [0, 0, 0, 1, 1]
+    selection = select_groups(rewards, groups, score="reward_sum", strategy="min_p", order="smallest", keep=0.3)
+    assert (selection.scores, selection.kept) == ({0: 0, 1: 2}, [0])
+    flipped = select_groups(
+        [-reward for reward in rewards[:3]] + rewards[3:], groups, score="reward_sum", strategy="min_p", order="smallest"
+    )
+    assert (flipped.scores, flipped.kept) == ({0: 0, 1: 2}, [0])
+
+
+def test_groups_whose_scores_differ_by_rounding_are_ties() -> None:
+    """The same rewards in another order; np.var tells them apart in the last digit. As near as 1e-8 they are different."""
+    rewards = [0.7, 0.1, 0.1, 0.1, 0.1, 0.7, 0.7, 0.7, 0.1]
+    selection = select_groups(rewards, list("bbbaaaccc"), strategy="top_k", keep=0.34)
+    assert selection.kept == ["b"]
+    assert selection.dropped == ["a", "c"]
+    near, groups = pairs(a=1, b=1 + 1e-8)
+    assert select_groups(near, groups, strategy="all").kept == ["b", "a"]
+
+
 def test_equal_rewards_have_no_variance_however_large() -> None:
     assert select_groups([1e10 + 0.1] * 10 + [1e11 + 0.1] * 3, [0] * 10 + [1] * 3).zero_variance == 2
 

@@ -1,0 +1,42 @@
+"""`tether export`: a run's model as a Hugging Face folder, for use outside Tether."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tether.core.errors import BadInput, UnknownName, did_you_mean
+from tether.runs.store import RunStore
+
+EXAMPLES = """\b
+Examples:
+  tether export runs/my-run --out my-agent
+  tether export runs/my-run --out my-agent --best --dtype bfloat16
+  tether export runs/my-run --out early --step 20
+"""
+
+DTYPES = ("float32", "bfloat16")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; must be new.")],
+    best: Annotated[bool, typer.Option("--best", help="The checkpoint that validated best instead of the last.")] = False,
+    step: Annotated[int | None, typer.Option(help="The checkpoint of this step instead of the last.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+) -> None:
+    """Write a run's model as a Hugging Face folder that transformers loads, adapters merged, with a model card."""
+    if best and step is not None:
+        raise BadInput(f"--best and --step {step} ask for two checkpoints; give one of them")
+    if dtype not in DTYPES:
+        raise UnknownName(f"unknown dtype '{dtype}': {did_you_mean(dtype, DTYPES)}")
+    store = RunStore.open(run)
+    from tether.training.export import check_new, choose_checkpoint, export_checkpoint
+
+    check_new(out)
+    checkpoint, number = choose_checkpoint(store, best=best, step=step)
+    console = Console()
+    with console.status(f"exporting step {number}"):
+        export_checkpoint(store, checkpoint, number, out, dtype)
+    console.print(f"step {number} of {run} in {dtype}: {out}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,193 @@
+"""LoRA: a few small matrices beside the frozen linear layers of a model, through peft, in place.
+
+The model keeps its class and its attributes, so engine, scorer and learner use it as they use any other; only the adapters require
+gradients, and they are kept in float32 whatever the model's type. Their starting values are drawn per layer from the seed: the second
+matrix is zero, so training starts from the very model. Without its adapters the model is its own reference; merged into a copy they leave
+a plain model. What is saved are the adapters and the name of the model they belong to, in peft's format; the saving of transformers does
+that too, but asks the hub about the model first.
+"""
+
+import copy
+import importlib.util
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tether.core.errors import BadInput, MissingDependency, ModelUnavailable, did_you_mean
+from tether.core.seeding import derive_seed
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ALL_LINEAR = "all-linear"
+SAVED_PREFIX = "base_model.model."
+"""What peft's file format puts before the name of every tensor."""
+
+
+def is_lora(model: PreTrainedModel) -> bool:
+    """Whether the model carries adapters."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def add_lora(model: PreTrainedModel, rank: int, alpha: int, targets: str | Sequence[str] = ALL_LINEAR, seed: int = 0) -> None:
+    """Freeze the model and put trainable adapters beside its linear layers.
+
+    Args:
+        model: changed in place.
+        rank: the inner width of the adapters.
+        alpha: their outputs are scaled by alpha / rank.
+        targets: "all-linear" (every linear layer but the language head), or the last parts of the layers' names, such as q_proj.
+        seed: of the run; the same seed gives the same adapters on every machine.
+    """
+    _require_peft()
+    from peft import LoraConfig
+
+    if is_lora(model):
+        raise BadInput("the model already carries adapters; train those, or merge them into the model first")
+    if rank < 1 or alpha < 1:
+        raise BadInput(f"lora needs rank and alpha of at least 1, got rank {rank} and alpha {alpha}")
+    chosen = ALL_LINEAR if targets == ALL_LINEAR else _checked(model, [targets] if isinstance(targets, str) else list(targets))
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2 keeps its linear layers the other way round
+    _inject(model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, fan_in_fan_out=transposed))
+    _draw_start(model, seed)
+
+
+def _require_peft() -> None:
+    if importlib.util.find_spec("peft") is None:
+        raise MissingDependency("adapters (LoRA) need the package peft; install with: pip install 'tether-agents[lora]'")
+
+
+def _checked(model: PreTrainedModel, targets: list[str]) -> list[str]:
+    """The target names, each of which must be the last part of the name of a linear layer."""
+    known = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
+    for target in targets:
+        if target not in known:
+            raise BadInput(f"lora target '{target}' is no linear layer of this model: {did_you_mean(target, known)}; or '{ALL_LINEAR}'")
+    if not targets:
+        raise BadInput(f"lora needs at least one target, got none; name layers or take '{ALL_LINEAR}'")
+    return targets
+
+
+def _inject(model: PreTrainedModel, config: Any) -> None:
+    """Add adapters by their configuration, in float32; the global random state is left as it was."""
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        model.add_adapter(config)
+    for _, parameter in _adapter_parameters(model):
+        parameter.data = parameter.data.float()
+
+
+def _adapter_parameters(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if ".lora_" in name]
+
+
+def _draw_start(model: PreTrainedModel, seed: int) -> None:
+    """peft's own start (uniform first matrix, zero second), but each layer from a stream of its own, on the CPU."""
+    for name, parameter in _adapter_parameters(model):
+        if ".lora_A." in name:
+            start = torch.empty(parameter.shape)
+            generator = torch.Generator().manual_seed(derive_seed("lora", seed, name))
+            torch.nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
+            parameter.data.copy_(start)
+
+
+@contextmanager
+def without_adapters(model: PreTrainedModel) -> Iterator[None]:
+    """The model as it was before its adapters, inside the block."""
+    model.disable_adapters()
+    try:
+        yield
+    finally:
+        model.enable_adapters()
+
+
+def merged(model: PreTrainedModel) -> PreTrainedModel:
+    """A plain copy of the model with the adapters worked into its weights, for export; without adapters, simply a copy."""
+    plain = copy.deepcopy(model)
+    if not is_lora(model):
+        return plain
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in list(plain.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            plain.set_submodule(name, layer.get_base_layer())
+    plain._hf_peft_config_loaded = False
+    del plain.peft_config
+    return plain.requires_grad_(True)
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write a folder that `load_model` reads: the whole model, or its adapters alone and the name of the model they belong to."""
+    if not is_lora(model):
+        model.save_pretrained(folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (adapter,) = model.active_adapters()
+    model.peft_config[adapter].save_pretrained(str(folder))
+    save_file({name: tensor.contiguous() for name, tensor in _adapter_state(model).items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+
+
+def _adapter_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The tensors of the adapters under the names they are saved by."""
+    from peft import get_peft_model_state_dict
+
+    return {SAVED_PREFIX + name: tensor for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
+
+
+def base_name(folder: Path) -> str:
+    """The name of the model that the adapters in a folder belong to."""
+    try:
+        name = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:  # unreadable, no JSON, or JSON that is no table
+        raise ModelUnavailable(f"cannot read '{folder / ADAPTER_CONFIG}': {error}; replace the file") from error
+    if not name:
+        raise ModelUnavailable(f"'{folder / ADAPTER_CONFIG}' names no base_model_name_or_path; write the name of the model they belong to")
+    if (Path(name).expanduser() / ADAPTER_CONFIG).is_file():
+        raise ModelUnavailable(
+            f"the adapters in '{folder}' belong to '{name}', which holds adapters itself; merge those into a model first"
+        )
+    return str(name)
+
+
+def attach_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Put the adapters that `save_model` wrote to a folder on the model they belong to, ready to be trained on."""
+    _require_peft()
+    from peft import LoraConfig, PeftConfig
+
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        saved = load_file(folder / ADAPTER_WEIGHTS)
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:  # a missing, torn or foreign file
+        raise ModelUnavailable(f"cannot read the adapters in '{folder}': {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(config, LoraConfig):
+        raise ModelUnavailable(f"the adapters in '{folder}' are of type {config.peft_type}; only LORA is supported")
+    config.inference_mode = False
+    try:
+        _inject(model, config)
+    except ValueError as error:  # peft finds none of the layers that the configuration names
+        raise _does_not_fit(folder, model, "its layers are named otherwise") from error
+    _copy_weights(model, saved, folder)
+
+
+def _copy_weights(model: PreTrainedModel, saved: dict[str, Tensor], folder: Path) -> None:
+    own = _adapter_state(model)
+    strange = sorted(own.keys() ^ saved.keys()) or sorted(name for name in own if own[name].shape != saved[name].shape)
+    if strange:
+        raise _does_not_fit(folder, model, f"{len(strange)} tensors differ, {strange[0]} among them")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+
+
+def _does_not_fit(folder: Path, model: PreTrainedModel, why: str) -> ModelUnavailable:
+    return ModelUnavailable(f"the adapters in '{folder}' do not fit model '{model.name_or_path}': {why}; check the base it names")

@@ -1,0 +1,92 @@
+"""The critic: what the policy may still expect to earn, said of the state before each sampled token.
+
+A value head is one linear layer on the last hidden states of a trunk. The trunk is either the policy's own (shared: the features are there
+anyway, the head costs nothing) or that of a second causal language model, whose language head is not used. The head starts at zero, so
+every value starts at 0 whatever the trunk, and computes in float32 whatever the trunk's type.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tether.core.errors import BadInput, CheckpointError, ModelUnavailable
+from tether.models.head import SplitModel
+from tether.models.load import load_model
+from tether.models.logprobs import check_same_vocabulary, forward, over_batch
+from tether.models.packing import MicroBatch
+
+
+class ValueHead(torch.nn.Module):
+    """From features [N, D] to values [N]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, 1)
+        torch.nn.init.zeros_(self.linear.weight)
+        torch.nn.init.zeros_(self.linear.bias)
+
+    def forward(self, features_ND: Tensor) -> Tensor:
+        values_N1: Tensor = self.linear(features_ND.float())
+        return values_N1[:, 0]
+
+
+class Critic:
+    """A trunk with a value head; `shared` says whose trunk it is."""
+
+    def __init__(self, split: SplitModel, *, shared: bool) -> None:
+        if not split.splits:
+            raise BadInput(
+                f"models of type '{split.model.config.model_type}' cannot carry a value head: their logits are more than a product with the "
+                "last hidden states; take another critic.model (Llama, Qwen, Mistral, GPT-2), or an algorithm without a critic"
+            )
+        self.split = split
+        self.shared = shared
+        self.head = ValueHead(split.width).to(split.model.device)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What the critic's optimiser trains; a shared trunk is the policy's to train."""
+        trunk = [] if self.shared else [p for p in self._trunk.parameters() if p.requires_grad]
+        return [*trunk, *self.head.parameters()]
+
+    def values(self, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int) -> Tensor:
+        """The value of the state before every selected token, in row order, float32, without gradient."""
+        return over_batch(self.split, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: self.head(chosen.features_ND))
+
+    def micro_values(self, ids_BT: Tensor, mask_BT: Tensor, micro: MicroBatch) -> Tensor:
+        """The same for one micro-batch, with gradient."""
+        values_N: Tensor = self.head(forward(self.split, ids_BT, mask_BT, micro).features_ND)
+        return values_N
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that training changes, as plain tensors; a shared trunk is saved with the policy."""
+        trunk = {} if self.shared else {f"trunk.{name}": tensor for name, tensor in self._trunk.state_dict().items()}
+        return {**trunk, **{f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        own = self.state()
+        strange = sorted(own.keys() ^ state.keys()) or sorted(name for name in own if own[name].shape != state[name].shape)
+        if strange:
+            raise CheckpointError(
+                f"the saved critic does not fit this one ({len(strange)} tensors differ, {strange[0]} among them); "
+                "resume with the critic the run was started with"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state[name])
+
+    @property
+    def _trunk(self) -> torch.nn.Module:
+        trunk: torch.nn.Module = self.split.model.base_model
+        return trunk
+
+
+def load_critic(name: str, *, policy: SplitModel, device: str | None = None, dtype: str | None = None) -> Critic:
+    """A critic with a trunk of its own, from any name `load_model` takes."""
+    try:
+        split = SplitModel(load_model(name, device=device, dtype=dtype).model)
+    except ModelUnavailable as error:
+        raise ModelUnavailable(f"critic.model: {error}") from error
+    check_same_vocabulary(split, policy, f"critic.model '{name}'")
+    return Critic(split, shared=False)

@@ -1,0 +1,52 @@
+"""The reference: log-probs under the model the run started from, frozen, for a KL term.
+
+For a model with adapters it is the same model with the adapters left out, which costs no memory. Otherwise it is a frozen copy, or a model
+of its own by name. A copy must be taken before training changes the weights: a resumed run names the model it started from.
+"""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
+
+from tether.core.errors import ModelUnavailable
+from tether.models.adapters import is_lora, without_adapters
+from tether.models.head import SplitModel
+from tether.models.load import load_model
+from tether.models.logprobs import check_same_vocabulary, token_logprobs
+
+
+class Reference:
+    """Frozen log-probs; made by `reference_for`."""
+
+    def __init__(self, split: SplitModel, frozen: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._split = split
+        self._frozen = frozen
+        """Holds the model in its starting state while it computes."""
+
+    def logprobs(self, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, temperature: float, max_tokens: int) -> Tensor:
+        """log p of every selected token, in row order."""
+        with self._frozen():
+            return token_logprobs(self._split, ids_BT, mask_BT, lengths_B, temperature, max_tokens=max_tokens)
+
+
+def reference_for(policy: SplitModel, name: str | None = None) -> Reference:
+    """The reference of a policy.
+
+    Args:
+        policy: the model to be trained, as it starts.
+        name: another model to compare with, by any name `load_model` takes; None takes the policy's own start.
+    """
+    model = policy.model
+    if name is not None:
+        try:
+            loaded = load_model(name, device=str(model.device), dtype=str(model.dtype).removeprefix("torch."))
+        except ModelUnavailable as error:
+            raise ModelUnavailable(f"reference.model: {error}") from error
+        split = SplitModel(loaded.model.requires_grad_(False))
+        check_same_vocabulary(split, policy, f"reference.model '{name}'")
+        return Reference(split)
+    if is_lora(model):
+        return Reference(policy, lambda: without_adapters(model))
+    return Reference(SplitModel(copy.deepcopy(model).eval().requires_grad_(False)))

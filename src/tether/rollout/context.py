@@ -1,0 +1,111 @@
+"""What the model sees of the turns behind it: everything, the last few, or a summary.
+
+Every mode begins with the same prompt. `full` appends to it for ever. `last_k` appends while at most k turns lie behind; after that it
+begins anew at every turn, with the first observation, the number of turns left out, and the last k turns as the very tokens that were
+fed and sampled. `single_turn` begins anew at every turn with one message: the first observation, a line about each turn so far, and the
+present observation. A feed that begins anew is an `Anew`; whoever drives the conversation forgets the rest.
+"""
+
+from abc import ABC, abstractmethod
+
+from tether.core.errors import UnknownName, did_you_mean
+from tether.core.protocols import Anew
+from tether.core.types import Turn
+from tether.models.chat import ChatFormat
+
+SUMMARY_TURNS = 16
+"""Turns that a summary tells of; of earlier ones it gives the number."""
+
+SUMMARY_CHARS = 80
+"""Characters of an answer in a summary."""
+
+
+class Context(ABC):
+    """The prompts of one episode, turn by turn."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._instructions = ""
+        self._first = ""
+
+    def begin(self, instructions: str, observation: str) -> tuple[int, ...]:
+        """The prompt of the first turn."""
+        self._instructions, self._first = instructions, observation
+        return Anew(self._chat.first_prompt(instructions, observation))
+
+    @abstractmethod
+    def proceed(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
+        """What to feed after a turn, the answer in which was `answer`, to show the next observation."""
+
+    def _anew(self, between: str, observation: str) -> tuple[int, ...]:
+        """A first prompt that shows the first observation, what lies between, and this one (unless it says what the first said)."""
+        parts = [self._first, between, *[observation] * (observation != self._first)]
+        return self._chat.first_prompt(self._instructions, "\n\n".join(parts))
+
+
+class FullContext(Context):
+    """The whole history."""
+
+    def proceed(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
+        return self._chat.next_prompt(observation, turn.response_ids)
+
+
+class LastTurns(Context):
+    """The first observation and the last k turns."""
+
+    def __init__(self, chat: ChatFormat, last_k: int) -> None:
+        super().__init__(chat)
+        self._last_k = last_k
+        self._turns: list[Turn] = []
+        self._joints: list[tuple[int, ...]] = []
+        """What was fed after each turn, up to the next response."""
+
+    def proceed(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
+        self._turns.append(turn)
+        self._joints.append(self._chat.next_prompt(observation, turn.response_ids))
+        left_out = len(self._turns) - self._last_k
+        if left_out <= 0:
+            return self._joints[-1]
+        opening = self._anew(f"[{_count(left_out)} left out here.]", self._turns[left_out].observation)
+        behind = zip(self._turns[left_out:], self._joints[left_out:], strict=True)
+        return Anew((*opening, *(token for turn, joint in behind for token in (*turn.response_ids, *joint))))
+
+
+class SingleTurn(Context):
+    """One message a turn, with a summary of the turns behind."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        super().__init__(chat)
+        self._lines: list[str] = []
+
+    def proceed(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
+        self._lines.append(_summary_line(len(self._lines) + 1, turn, answer))
+        earlier = max(0, len(self._lines) - SUMMARY_TURNS)
+        heading = f"Turns so far ({_count(earlier)} before these):" if earlier else "Turns so far:"
+        return Anew(self._anew("\n".join([heading, *self._lines[earlier:]]), observation))
+
+
+def _summary_line(number: int, turn: Turn, answer: str) -> str:
+    """One line about a turn: what was answered and what the environment paid for it."""
+    said = " ".join(answer.split())
+    if len(said) > SUMMARY_CHARS:
+        said = f"{said[: SUMMARY_CHARS - 3]}..."
+    return f"{number}. {said or 'no answer'}{'' if turn.valid else ' (not valid)'}: reward {turn.reward + 0.0:.3g}"  # -0.0 reads as 0
+
+
+def _count(turns: int) -> str:
+    return f"{turns} turn{'' if turns == 1 else 's'}"
+
+
+CONTEXTS = ("full", "last_k", "single_turn")
+
+
+def make_context(mode: str, last_k: int, chat: ChatFormat) -> Context:
+    """The context of an episode; `last_k` is for the mode of that name."""
+    if mode == "full":
+        return FullContext(chat)
+    if mode == "last_k":
+        return LastTurns(chat, last_k)
+    if mode == "single_turn":
+        return SingleTurn(chat)
+    raise UnknownName(f"unknown context '{mode}': {did_you_mean(mode, CONTEXTS)}")

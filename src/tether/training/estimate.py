@@ -1,0 +1,77 @@
+"""From a packed batch to one that can be learned from: what the critic expected, what the reference model would have said, advantages.
+
+All of it is computed once per step, before the first update, on the policy that sampled the batch.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from tether.algorithms.batch import Batch, Episodes
+from tether.algorithms.estimators import penalise
+from tether.algorithms.presets import Algorithm
+from tether.models.critic import Critic
+from tether.models.reference import Reference
+
+
+class AdvantageEstimator:
+    """Fills in a batch's advantages and what they were computed from."""
+
+    def __init__(
+        self, algorithm: Algorithm, critic: Critic | None, reference: Reference | None, *, temperature: float, micro_tokens: int
+    ) -> None:
+        self._algorithm = algorithm
+        self._critic = critic
+        self._reference = reference
+        self._temperature = temperature
+        self._micro_tokens = micro_tokens
+
+    def complete(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
+        """The batch with advantages (and returns, values, reference log-probs where the algorithm uses them), and numbers about them."""
+        tokens = (batch.ids_BT, batch.loss_mask_BT, batch.lengths_B)
+        values_BT = reference_BT = None
+        if self._critic is not None:
+            values_BT = _placed(batch, self._critic.values(*tokens, self._micro_tokens))
+        if self._reference is not None:
+            reference_BT = _placed(batch, self._reference.logprobs(*tokens, self._temperature, self._micro_tokens))
+        episodes = batch.episodes(values_BT)
+        if reference_BT is not None and self._algorithm.kl_in == "reward":
+            episodes = self._penalised(batch, episodes, reference_BT)
+        estimates = self._algorithm.advantages(episodes, self._algorithm)
+        returns_BT = None if estimates.returns_RT is None else batch.spread(estimates.returns_RT, episodes)
+        completed = dataclasses.replace(
+            batch,
+            advantages_BT=batch.spread(estimates.advantages_RT, episodes),
+            returns_BT=returns_BT,
+            values_BT=values_BT,
+            reference_BT=reference_BT,
+        )
+        return completed, _summary(completed)
+
+    def _penalised(self, batch: Batch, episodes: Episodes, reference_BT: Tensor) -> Episodes:
+        divergence_BT = self._algorithm.divergence(batch.logprobs_BT, reference_BT)
+        return penalise(episodes, batch.lined_up(divergence_BT, episodes.mask_RT), self._algorithm.kl_coef)
+
+
+def _placed(batch: Batch, values_N: Tensor) -> Tensor:
+    """Values of the sampled tokens, in row order, at their places."""
+    return torch.zeros(batch.ids_BT.shape, device=batch.ids_BT.device).masked_scatter(batch.loss_mask_BT, values_N.float())
+
+
+def _summary(batch: Batch) -> dict[str, float]:
+    """Numbers for the "update/" section."""
+    assert batch.advantages_BT is not None  # filled in a moment ago
+    advantages_N = batch.advantages_BT[batch.loss_mask_BT].double()
+    summary = {"advantage_std": float(advantages_N.std(correction=0))}
+    if batch.returns_BT is not None and batch.values_BT is not None:
+        returns_N, values_N = (field_BT[batch.loss_mask_BT].double() for field_BT in (batch.returns_BT, batch.values_BT))
+        spread = float(returns_N.var(correction=0))
+        missed = float((returns_N - values_N).var(correction=0))
+        summary |= {
+            "return_mean": float(returns_N.mean()),
+            "value_mean": float(values_N.mean()),
+            # A critic that says one number for everything explains nothing of returns that are all the same.
+            "explained_variance": 1 - missed / spread if spread > 0 else 0.0,
+        }
+    return summary

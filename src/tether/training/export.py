@@ -1,0 +1,136 @@
+"""Export: one checkpoint of a run as a plain Hugging Face folder, with a card that says where it comes from.
+
+Adapters are merged, weights cast, and the folder appears whole or not at all. Every number of the card is read from the run's records.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tether.core.errors import BadInput, StorageError
+from tether.core.version import __version__
+from tether.models.adapters import is_lora, merged
+from tether.models.load import DTYPES
+from tether.runs.store import RunStore
+from tether.runs.verdict import Rate, validation
+from tether.training.checkpoint import BEST, best_checkpoint, checkpoint_name, list_checkpoints, load_checkpoint, write_model
+
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- tether
+- reinforcement-learning
+---
+
+# {env}: {model} trained with {algorithm}
+
+An agent trained by reinforcement learning with Tether. It reasons between `<think>` and `</think>` and acts between `<answer>` and
+`</answer>`.
+
+| | |
+|---|---|
+| environment | {env} |
+| starting model | {model} |
+| algorithm | {algorithm} |
+| steps | {step} of {steps} |
+| seed | {seed} |
+| validation success | {success} |
+| validation success before training | {start} |
+| weights | {dtype}{adapters} |
+| Tether | {trained_by}, exported with {exported_by} |
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{folder}")
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+```
+
+The licence of the starting model holds for this one as well.
+"""
+
+
+def choose_checkpoint(store: RunStore, *, best: bool = False, step: int | None = None) -> tuple[Path, int]:
+    """The checkpoint that was asked for, and its step: the best, that of a step, or the newest."""
+    if best:
+        facts = best_checkpoint(store.checkpoints)
+        if facts is None:
+            raise BadInput(f"run '{store.folder}' has no best checkpoint: none was evaluated yet; leave out --best for its last one")
+        return store.checkpoints / BEST, facts.step
+    found = list_checkpoints(store.checkpoints)
+    if not found:
+        raise BadInput(f"run '{store.folder}' has no checkpoint yet; let it train on")
+    if step is None:
+        return found[-1], step_of(found[-1])
+    if store.checkpoints / checkpoint_name(step) not in found:
+        known = ", ".join(str(step_of(path)) for path in found)
+        raise BadInput(f"run '{store.folder}' has no checkpoint of step {step}; it has those of steps {known}")
+    return store.checkpoints / checkpoint_name(step), step
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def export_checkpoint(store: RunStore, checkpoint: Path, step: int, out: Path, dtype: str) -> None:
+    """Write the model of a checkpoint, its tokenizer and its card to a new folder."""
+    check_new(out)
+    loaded = load_checkpoint(checkpoint, "cpu")
+    adapters = is_lora(loaded.model)
+    model: Any = merged(loaded.model) if adapters else loaded.model
+    unfinished: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        write_model(unfinished / out.name, model.to(DTYPES[dtype]), loaded.tokenizer)
+        (unfinished / out.name / "README.md").write_text(model_card(store, step, out.name, dtype, adapters), encoding="utf-8")
+        (unfinished / out.name).rename(out)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write '{out}': {' '.join(str(error).split())[:200]}; free some space or choose another --out"
+        ) from error
+    finally:
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def check_new(out: Path) -> None:
+    """Refuse a place that holds anything."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"'{out}' exists and is not overwritten; choose another --out")
+
+
+def model_card(store: RunStore, step: int, folder: str, dtype: str, adapters: bool) -> str:
+    """The facts of a run and of one of its steps, as the README.md of a model."""
+    about, config = store.about(), store.config()
+    rates = {rate.step: rate for rate in validation(store.steps())}
+    return CARD.format(
+        env=", ".join([str(about.get("env", "unknown")), *(str(other["name"]) for other in config.get("also") or [])]),
+        model=_public(str(about.get("model", "unknown"))),
+        algorithm=about.get("algorithm", "unknown"),
+        step=step,
+        steps=config.get("steps", "unknown"),
+        seed=about.get("seed", "unknown"),
+        success=_words(rates.get(step)),
+        start=_words(rates.get(0)),
+        dtype=dtype,
+        adapters=", adapters merged" if adapters else "",
+        trained_by=store.version,
+        exported_by=__version__,
+        folder=folder,
+    )
+
+
+def _public(model: str) -> str:
+    """The name of a model; of a path only its end, since a card is there to be shared."""
+    return Path(model).name if Path(model).expanduser().exists() or Path(model).is_absolute() else model
+
+
+def _words(rate: Rate | None) -> str:
+    if rate is None:
+        return "not measured"
+    prompts = f", {rate.count} prompts" if rate.count else ""
+    return f"{rate.value:.1%} (95% interval {rate.low:.1%} to {rate.high:.1%}{prompts})"

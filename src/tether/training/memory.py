@@ -1,0 +1,29 @@
+"""Running out of memory, put into words: which stage, and which setting to lower."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tether.core.errors import OutOfMemory
+
+_ON_CPU = ("can't allocate memory", "not enough memory")
+"""How torch's allocator for the CPU says it, as a plain RuntimeError."""
+
+
+@contextmanager
+def memory_boundary(stage: str, remedy: str) -> Iterator[None]:
+    """Turn a failed allocation of the block into an OutOfMemory that names the stage and the remedy."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise _put_into_words(stage, remedy, error) from error
+    except RuntimeError as error:
+        if not any(text in str(error) for text in _ON_CPU):
+            raise
+        raise _put_into_words(stage, remedy, error) from error
+
+
+def _put_into_words(stage: str, remedy: str, error: RuntimeError) -> OutOfMemory:
+    said = " ".join(str(error).split())[:120]
+    return OutOfMemory(f"out of memory in the {stage} ({said}); {remedy}, then go on with --resume: nothing already written is lost")

@@ -1,0 +1,150 @@
+"""The optimiser: AdamW on float32 weights, whatever the model computes in.
+
+At a rate of 1e-6 an update is far below what bfloat16 can tell apart (1 + 1/128 is its next number after 1), so a model that trains in it
+would stand still. Each such parameter has a float32 master here: the gradient of every micro-batch is added to the master's as soon as it
+is there and then freed, the update is made on the master, and the parameter is the master, rounded. A float32 parameter is its own master.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HALVES = (torch.bfloat16, torch.float16)
+PIECE = 2**24
+
+
+class MasterAdam:
+    """AdamW over the masters of some parameters.
+
+    Build it on weights as they were loaded and let it cast them: `MasterAdam(parameters, ..., compute_dtype=torch.bfloat16)` copies the
+    float32 values first, so nothing is rounded in the masters. Parameters keep their identity.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        learning_rate: float,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        """`compute_dtype` is what the parameters become; None leaves them as they are."""
+        self._parameters = list(parameters)
+        self._masters = [_master(parameter, compute_dtype) for parameter in self._parameters]
+        # The parameters that are not their own master, with it.
+        self._rounded = [(p, m) for p, m in zip(self._parameters, self._masters, strict=True) if p is not m]
+        for parameter in self._parameters:
+            parameter.data = parameter.data.to(compute_dtype or parameter.dtype)
+        self._hooks = [parameter.register_post_accumulate_grad_hook(_gradient_mover(master)) for parameter, master in self._rounded]
+        self._adam = torch.optim.AdamW(self._masters, lr=learning_rate, betas=(beta1, beta2), weight_decay=weight_decay)
+
+    @property
+    def rate(self) -> float:
+        return float(self._adam.param_groups[0]["lr"])
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next steps."""
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+
+    def clip(self, max_norm: float) -> float:
+        """Scale the gradient down to a norm of at most `max_norm`; returns the norm it had.
+
+        A norm that is not finite is returned and nothing is scaled: the caller leaves that update out.
+        """
+        gradients = self._gradients()
+        # In float64, because squares of finite float32 numbers can be infinite in float32; in pieces, because that makes a copy.
+        pieces = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
+        norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        if math.isfinite(norm) and norm > max_norm:
+            for gradient in gradients:
+                gradient.mul_(max_norm / norm)
+        return norm
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the masters by their gradients, and the parameters by the masters."""
+        self._adam.step()
+        self._round()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients, and their memory."""
+        for tensor in (*self._masters, *self._parameters):
+            tensor.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What going on from here needs: Adam's moments, and the masters of parameters that hold less than they do."""
+        return {"adam": self._adam.state_dict(), "masters": [master.detach() for _, master in self._rounded]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; a ValueError or KeyError says that it is of other parameters, and nothing was changed."""
+        moments, masters = state["adam"]["state"], state["masters"]
+        own = [master for _, master in self._rounded]
+        _check_shapes("masters", [tuple(m.shape) for m in masters], [tuple(m.shape) for m in own])
+        for index, moment in moments.items():
+            if index < len(self._masters):
+                _check_shapes("moments", [tuple(moment["exp_avg"].shape)], [tuple(self._masters[index].shape)])
+        self._adam.load_state_dict(state["adam"])
+        for master, saved in zip(own, masters, strict=True):
+            master.copy_(saved)
+        self._round()
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Inside the block the parameters hold the masters' values in float32, so that what is saved is exact."""
+        rounded = [parameter.data for parameter, _ in self._rounded]
+        for parameter, master in self._rounded:
+            parameter.data = master.data
+        try:
+            yield
+        finally:
+            for (parameter, _), values in zip(self._rounded, rounded, strict=True):
+                parameter.data = values
+
+    def close(self) -> None:
+        """Let go of the parameters: their gradients are their own again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _gradients(self) -> list[Tensor]:
+        return [master.grad for master in self._masters if master.grad is not None]
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for parameter, master in self._rounded:
+            parameter.copy_(master)
+
+
+def _master(parameter: nn.Parameter, compute_dtype: torch.dtype | None) -> nn.Parameter:
+    """The parameter itself, or a float32 copy of one that computes in less."""
+    if (compute_dtype or parameter.dtype) in HALVES:
+        return nn.Parameter(parameter.detach().float().clone())
+    return parameter
+
+
+def _gradient_mover(master: nn.Parameter) -> Callable[[Tensor], None]:
+    """A hook that adds a parameter's new gradient to its master's, and frees it."""
+
+    def move(parameter: Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            return
+        if master.grad is None:
+            master.grad = gradient.float()
+        else:
+            master.grad.add_(gradient)
+
+    return move
+
+
+def _check_shapes(what: str, got: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> None:
+    if list(got) != list(wanted):
+        raise ValueError(f"its optimiser's {what} have shapes {list(got)[:3]}, this model's have {list(wanted)[:3]}")

@@ -1,0 +1,114 @@
+"""The parts of a run, built from its settings: policy, critic, reference, learner, in the one order that works.
+
+Weights are loaded in float32; the learner keeps them so and hands the model a rounded copy where it computes in bfloat16. A run that goes
+on takes its policy from the checkpoint; critic and reference are made as at the start and then restored, or never change.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tether.algorithms.presets import Algorithm, customised
+from tether.core.errors import BadInput
+from tether.models.adapters import add_lora, is_lora
+from tether.models.critic import Critic, load_critic
+from tether.models.decoder import max_positions
+from tether.models.head import SplitModel
+from tether.models.load import load_model
+from tether.models.reference import reference_for
+from tether.rollout.episode import EpisodeRules
+from tether.training.checkpoint import load_checkpoint
+from tether.training.estimate import AdvantageEstimator
+from tether.training.learner import Learner
+from tether.training.settings import AlgorithmSettings, RunSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a trainer trains with."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    algorithm: Algorithm
+    estimator: AdvantageEstimator
+    learner: Learner
+
+
+def build(settings: RunSettings, checkpoint: Path | None) -> Parts:
+    """The parts of a run as it starts, or with the policy of a checkpoint."""
+    algorithm = resolve_algorithm(settings.algorithm)
+    model, tokenizer = _policy(settings, checkpoint)
+    policy = SplitModel(model)
+    critic = _critic(settings, policy) if algorithm.has_critic else None
+    learner = Learner(
+        policy,
+        algorithm,
+        settings.learner,
+        temperature=settings.rollout.temperature,
+        max_tokens=settings.rollout.max_tokens,
+        critic=critic,
+        critic_settings=settings.critic,
+        dtype=None if is_lora(model) else _dtype(settings, model.device),
+    )
+    reference = None
+    if algorithm.has_reference:  # after the learner, which decides what the policy computes in
+        start = settings.algorithm.reference or (None if is_lora(model) else settings.model.name)
+        reference = reference_for(policy, start)
+    estimator = AdvantageEstimator(
+        algorithm, critic, reference, temperature=settings.rollout.temperature, micro_tokens=settings.learner.micro_tokens
+    )
+    return Parts(model, tokenizer, algorithm, estimator, learner)
+
+
+def _policy(settings: RunSettings, checkpoint: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if checkpoint is not None:
+        loaded = load_checkpoint(checkpoint, settings.model.device)
+    else:
+        loaded = load_model(settings.model.name, device=settings.model.device)
+    model = loaded.model
+    if settings.lora.rank and checkpoint is None:
+        add_lora(model, settings.lora.rank, settings.lora.alpha, settings.lora.targets, settings.seed)
+    if is_lora(model):
+        dtype = _dtype(settings, model.device)
+        for parameter in model.parameters():  # the frozen weights; adapters stay in float32
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(dtype)
+    return model, loaded.tokenizer
+
+
+def _critic(settings: RunSettings, policy: SplitModel) -> Critic:
+    if settings.critic.shared:
+        return Critic(policy, shared=True)
+    return load_critic(settings.critic.model or settings.model.name, policy=policy, device=settings.model.device)
+
+
+def _dtype(settings: RunSettings, device: torch.device) -> torch.dtype:
+    """What the model computes in."""
+    name = settings.model.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
+    """A preset with the departures that were asked for."""
+    return customised(settings.name, settings.model_dump(exclude={"name", "reference"}, exclude_none=True))
+
+
+def episode_rules(settings: RunSettings, model: PreTrainedModel) -> EpisodeRules:
+    """The budgets of an episode, within what the model can hold."""
+    rollout = settings.rollout
+    max_context = min(rollout.max_context, max_positions(model))
+    if rollout.max_tokens >= max_context:
+        raise BadInput(
+            f"rollout.max_tokens is {rollout.max_tokens} but a conversation holds only {max_context} tokens; lower rollout.max_tokens"
+        )
+    return EpisodeRules(
+        max_context=max_context,
+        max_tokens=rollout.max_tokens,
+        format_penalty=rollout.format_penalty,
+        context=rollout.context,
+        last_k=rollout.last_k,
+        overlong_buffer=round(rollout.overlong_share * rollout.max_tokens),
+        overlong_factor=rollout.overlong_penalty,
+    )

@@ -1,0 +1,89 @@
+"""Sums over the trained tokens of a step, reduced to means once at its end."""
+
+import math
+
+from torch import Tensor
+
+MEANS = ("policy_loss", "entropy", "clip_low", "clip_high", "clip_dual", "kl_sampled")
+"""Always there; others only where the algorithm computes them."""
+OPTIONAL_MEANS = ("kl_reference", "value_loss", "value_clip")
+
+
+class TokenTotals:
+    """What an update saw, token by token, summed up in double precision."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.count = 0
+        self.ratio_max, self.ratio_min = 0.0, math.inf
+        self.losses: list[float] = []
+        """The loss of each minibatch."""
+        self.norms: list[dict[str, float]] = []
+        """Gradient norms of each update, by optimiser."""
+        self.nonfinite = 0
+        self.tokens, self.places = 0, 0
+        """Tokens that went through the model, and the places there were for them."""
+
+    def add(self, **values: Tensor) -> None:
+        for name, tensor in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(tensor.detach().double().sum())
+
+    def add_ratios(self, ratio_N: Tensor) -> None:
+        self.add(ratio=ratio_N, ratio_squared=ratio_N.double().square())
+        self.ratio_max = max(self.ratio_max, float(ratio_N.max()))
+        self.ratio_min = min(self.ratio_min, float(ratio_N.min()))
+
+    def add_loss(self, loss: float) -> None:
+        """The loss of a micro-batch, a part of its minibatch's."""
+        self.losses = [sum(self.losses) + loss]
+
+    def count_micro(self, count: int, tokens: int, places: int) -> None:
+        self.count += count
+        self.tokens += tokens
+        self.places += places
+
+    def merge(self, part: "TokenTotals") -> None:
+        """Add what a minibatch saw."""
+        self.count, self.tokens, self.places = self.count + part.count, self.tokens + part.tokens, self.places + part.places
+        self.ratio_max, self.ratio_min = max(self.ratio_max, part.ratio_max), min(self.ratio_min, part.ratio_min)
+        self.losses += part.losses
+        self.norms += part.norms
+        for name, value in part.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    @property
+    def is_finite(self) -> bool:
+        return all(math.isfinite(value) for value in (self.ratio_max, *self.losses, *self.sums.values()))
+
+    def mean(self, name: str) -> float:
+        return self.sums.get(name, 0.0) / max(1, self.count)
+
+
+def update_metrics(totals: TokenTotals, mismatch: float, rate: float, nonfinite_streak: int) -> dict[str, float]:
+    """The "update/" metrics of a step; `mismatch` is that of its first minibatch, before anything was updated."""
+    num_updates = len(totals.norms)
+    metrics = {
+        "loss": sum(totals.losses) / max(1, num_updates),
+        **{name: totals.mean(name) for name in MEANS},
+        **{name: totals.mean(name) for name in OPTIONAL_MEANS if name in totals.sums},
+        "ratio_mean": totals.mean("ratio"),
+        "ratio_std": math.sqrt(max(0.0, totals.mean("ratio_squared") - totals.mean("ratio") ** 2)),
+        "ratio_max": totals.ratio_max,
+        "ratio_min": totals.ratio_min if num_updates else 0.0,
+        "mismatch": mismatch if math.isfinite(mismatch) else 0.0,
+        "grad_norm": _mean_norm(totals.norms, "policy"),
+        "learning_rate": rate,
+        "num_updates": num_updates,
+        "nonfinite": totals.nonfinite,
+        "nonfinite_streak": nonfinite_streak,
+        "tokens_trained": totals.count,
+        "padding": 1 - totals.tokens / totals.places if totals.places else 0.0,
+    }
+    for name in ("critic", "head"):
+        if totals.norms and name in totals.norms[0]:
+            metrics["critic_grad_norm"] = _mean_norm(totals.norms, name)
+    return metrics
+
+
+def _mean_norm(norms: list[dict[str, float]], name: str) -> float:
+    return sum(norm[name] for norm in norms) / max(1, len(norms))

@@ -1,0 +1,84 @@
+"""The reference says what the model said at the start, however far training has moved it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tether.core.errors import BadInput, ModelUnavailable
+from tether.models.adapters import add_lora
+from tether.models.head import SplitModel
+from tether.models.logprobs import token_logprobs
+from tether.models.reference import Reference, reference_for
+
+LENGTHS = torch.tensor([4, 9, 6])
+IDS = torch.arange(27).view(3, 9) + 20
+MASK = (torch.arange(9) < LENGTHS[:, None]) & (torch.arange(9) > 0)
+
+
+def _now(split: SplitModel) -> Tensor:
+    return token_logprobs(split, IDS, MASK, LENGTHS, 0.8, max_tokens=20)
+
+
+def _train(model: Any) -> None:
+    """Move every weight that may move."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape))
+
+
+def _says(reference: Reference) -> Tensor:
+    return reference.logprobs(IDS, MASK, LENGTHS, 0.8, 20)
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_the_start_is_kept(lora: bool, tiny_model: Any) -> None:
+    if lora:
+        add_lora(tiny_model, 4, 8, seed=0)
+    policy = SplitModel(tiny_model)
+    start = _now(policy)
+    reference = reference_for(policy)
+    assert torch.equal(_says(reference), start)
+    trainable = [parameter.requires_grad for parameter in tiny_model.parameters()]
+    _train(tiny_model)
+    moved = _now(policy)
+    assert (moved - start).abs().max() > 0.1
+    assert torch.equal(_says(reference), start)
+    assert torch.equal(_now(policy), moved)  # asking the reference leaves the policy as it is
+    assert [parameter.requires_grad for parameter in tiny_model.parameters()] == trainable
+
+
+def test_a_copy_is_frozen_and_without_dropout(tiny_model: Any) -> None:
+    reference = reference_for(SplitModel(tiny_model.train()))
+    copy = reference._split.model
+    assert copy is not tiny_model and not copy.training and tiny_model.training
+    assert not any(parameter.requires_grad for parameter in copy.parameters())
+    assert not _says(reference).requires_grad
+
+
+def test_another_model_by_name(tiny: Any, tiny_model: Any) -> None:
+    start = _now(SplitModel(tiny.model))
+    _train(tiny_model)
+    reference = reference_for(SplitModel(tiny_model), "tiny")
+    assert torch.equal(_says(reference), start)
+    assert not any(parameter.requires_grad for parameter in reference._split.model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 says so, once
+def test_a_named_reference_computes_like_the_policy(tiny_model: Any) -> None:
+    reference = reference_for(SplitModel(tiny_model.to(torch.bfloat16)), "tiny")
+    assert reference._split.model.dtype == torch.bfloat16
+
+
+def test_names_that_do_not_fit(tiny: Any, small_model: Callable[..., Any]) -> None:
+    size = tiny.model.config.vocab_size
+    with pytest.raises(
+        BadInput, match=rf"reference.model 'tiny' has a vocabulary of {size} tokens, the policy one of 97; take a model with"
+    ):
+        reference_for(SplitModel(small_model("llama")), "tiny")
+    with pytest.raises(ModelUnavailable, match=r"reference.model: unknown model 'tiney'"):
+        reference_for(SplitModel(tiny.model), "tiney")

@@ -1,0 +1,214 @@
+"""Each context mode shows literally what it promises, with the very tokens that were sampled, and the learner scores what was sampled."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import tether
+from tether.core.enums import FinishReason, StopReason
+from tether.core.errors import UnknownName
+from tether.core.protocols import Anew, Sampling
+from tether.core.types import Completion, Observation, Step, Turn
+from tether.diagnostics.pairs import first_turn_pairs
+from tether.models.head import SplitModel
+from tether.models.logprobs import token_logprobs
+from tether.rollout.collect import collect, training_plan
+from tether.rollout.context import SUMMARY_CHARS, SUMMARY_TURNS, make_context
+from tether.rollout.engines.native import NativeEngine
+from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
+from tether.rollout.pack import pack
+
+SEEDS = EpisodeSeeds(group=0, member=0, instance=1, luck=2, sampling=3)
+OPENING = "<|im_start|>system\nWalk to the door.<|im_end|>\n<|im_start|>user\nYou are in the hall."
+REPLY = "<|im_end|>\n<|im_start|>assistant\n<think>"
+NEXT = "<|im_end|>\n<|im_start|>user\n"
+
+
+class Walk:
+    """Five rooms; an answer of one letter goes on and pays, another one is not valid."""
+
+    name, max_turns, instructions = "walk", 5, "Walk to the door."
+
+    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+        self.turn = 0
+        return Observation("You are in the hall.")
+
+    def step(self, answer: str) -> Step:
+        self.turn += 1
+        valid = len(answer) == 1
+        info = {"valid": valid, "truncated": self.turn == 5}
+        return Step(Observation(f"You are in room {self.turn}."), 0.5 if valid else -0.0, self.turn == 5, False, info)
+
+
+SAID = [f" {thought} </think> <answer> {answer} </answer>" for thought, answer in [("a", "A"), ("bb", "and  B"), ("c", "C"), ("d", "D")]]
+
+
+def _prompts(chat: Any, mode: str, last_k: int = 1) -> tuple[list[str], list[bool]]:
+    """The whole text before the model at each of five turns, and whether it began anew; every token is the one that was given."""
+    episode = Episode(Walk(), chat, SEEDS, EpisodeRules(900, 20, -0.1, context=mode, last_k=last_k))
+    feed: Any = episode.begin()
+    behind: tuple[int, ...] = ()
+    texts, anew = [], []
+    for said in [*SAID, SAID[0]]:
+        context = feed if isinstance(feed, Anew) else behind + feed
+        texts.append(chat.decode(context))
+        anew.append(isinstance(feed, Anew))
+        ids = chat.encode(said)
+        feed = episode.receive(Completion(ids, (-1.0,) * len(ids), FinishReason.STOP_TEXT))
+        behind = context + ids
+    assert feed is None
+    assert [turn.fresh for turn in episode.trajectory.turns] == anew
+    last = episode.trajectory.segments[-1]
+    assert tuple(last.token_ids) == behind, "what is trained on is what stood before the model"
+    return texts, anew
+
+
+def test_full_history(chat: Any) -> None:
+    texts, anew = _prompts(chat, "full")
+    assert anew == [True, False, False, False, False]
+    assert texts[0] == OPENING + REPLY
+    for n in range(1, 5):
+        assert texts[n] == f"{texts[n - 1]}{SAID[n - 1]}{NEXT}You are in room {n}.{REPLY}"
+
+
+def test_last_two_turns(chat: Any) -> None:
+    texts, anew = _prompts(chat, "last_k", 2)
+    assert anew == [True, False, False, True, True]
+    assert texts[:3] == _prompts(chat, "full")[0][:3]
+    assert texts[3] == (
+        f"{OPENING}\n\n[1 turn left out here.]\n\nYou are in room 1.{REPLY}{SAID[1]}{NEXT}You are in room 2.{REPLY}{SAID[2]}"
+        f"{NEXT}You are in room 3.{REPLY}"
+    )
+    assert texts[4] == (
+        f"{OPENING}\n\n[2 turns left out here.]\n\nYou are in room 2.{REPLY}{SAID[2]}{NEXT}You are in room 3.{REPLY}{SAID[3]}"
+        f"{NEXT}You are in room 4.{REPLY}"
+    )
+
+
+def test_as_many_turns_as_there_are_is_full_history(chat: Any) -> None:
+    assert _prompts(chat, "last_k", 4) == _prompts(chat, "full")
+    assert _prompts(chat, "last_k", 3)[1] == [True, False, False, False, True]
+
+
+def test_single_turn_with_a_summary(chat: Any) -> None:
+    texts, anew = _prompts(chat, "single_turn")
+    assert anew == [True] * 5
+    assert texts[0] == OPENING + REPLY, "the first observation is the present one: nothing is said twice"
+    assert texts[1] == f"{OPENING}\n\nTurns so far:\n1. A: reward 0.5\n\nYou are in room 1.{REPLY}"
+    assert texts[3] == (
+        f"{OPENING}\n\nTurns so far:\n1. A: reward 0.5\n2. and B (not valid): reward 0\n3. C: reward 0.5\n\nYou are in room 3.{REPLY}"
+    )
+
+
+def _turn(chat: Any, text: str, observation: str, *, reward: float = 0.0, valid: bool = True) -> Turn:
+    ids = chat.encode(text)
+    return Turn((), ids, (0.0,) * len(ids), FinishReason.STOP_TEXT, text, None, reward=reward, valid=valid, observation=observation)
+
+
+def test_a_summary_is_bounded(chat: Any) -> None:
+    context = make_context("single_turn", 1, chat)
+    context.begin("Rules.", "first")
+    for number in range(1, SUMMARY_TURNS + 3):
+        feed = context.proceed(_turn(chat, "", "", reward=number / 7), f"{number} {'x' * 1000}\n\ny", f"state {number}")
+    lines = chat.decode(feed).split("\n")
+    start = lines.index("Turns so far (2 turns before these):")
+    told = lines[start + 1 : start + 1 + SUMMARY_TURNS]
+    assert told[0] == f"3. 3 {'x' * (SUMMARY_CHARS - 5)}...: reward 0.429"
+    assert told[-1].startswith(f"{SUMMARY_TURNS + 2}. ") and lines[start + 1 + SUMMARY_TURNS] == ""
+    assert len(f"3 {'x' * (SUMMARY_CHARS - 5)}...") == SUMMARY_CHARS
+
+
+def test_a_short_answer_is_told_whole_and_none_as_none(chat: Any) -> None:
+    context = make_context("single_turn", 1, chat)
+    context.begin("Rules.", "first")
+    context.proceed(_turn(chat, "", "", reward=-0.1, valid=False), "", "second")
+    text = chat.decode(context.proceed(_turn(chat, "", "", reward=1.0), "x" * SUMMARY_CHARS, "third"))
+    assert f"1. no answer (not valid): reward -0.1\n2. {'x' * SUMMARY_CHARS}: reward 1\n" in text
+
+
+@pytest.mark.parametrize("mode", ["last_k", "single_turn"])
+def test_an_observation_that_repeats_the_first_is_not_said_twice(chat: Any, mode: str) -> None:
+    context = make_context(mode, 1, chat)
+    context.begin("Rules.", "the same")
+    context.proceed(_turn(chat, "one", "the same"), "one", "the same")
+    text = chat.decode(context.proceed(_turn(chat, "two", "the same"), "two", "another"))
+    assert text.count("the same") == 1
+    assert text.count("another") == 1
+
+
+def test_the_end_of_turn_is_not_doubled(chat: Any) -> None:
+    """A response that ended with its own end-of-turn token keeps it, and gets no second one when the context is rebuilt."""
+    context = make_context("last_k", 1, chat)
+    context.begin("Rules.", "first")
+    end = chat.decode((chat.end_of_turn,))
+    context.proceed(_turn(chat, f"one{end}", "first"), "", "second")
+    rebuilt = context.proceed(_turn(chat, f"two{end}", "second"), "", "third")
+    assert chat.decode(rebuilt).endswith(f"second{REPLY}two{NEXT}third{REPLY}")
+
+
+def _ending(chat: Any, mode: str, room: int) -> tuple[StopReason, list[int]]:
+    """Why an episode with so much room ends, and the tokens of each context up to its response."""
+    episode = Episode(Walk(), chat, SEEDS, EpisodeRules(room, 20, 0.0, context=mode, last_k=1))
+    ids = chat.encode(SAID[0])
+    feed: Any = episode.begin()
+    while feed is not None:
+        feed = episode.receive(Completion(ids, (-1.0,) * len(ids), FinishReason.STOP_TEXT))
+    prompts = [len(part.token_ids[: end + 1]) - len(ids) for part in episode.trajectory.segments for end in part.turn_ends]
+    return episode.trajectory.stop_reason, prompts
+
+
+@pytest.mark.parametrize("mode", ["last_k", "single_turn"])
+def test_only_the_present_context_has_to_fit(chat: Any, mode: str) -> None:
+    _, prompts = _ending(chat, mode, 9999)
+    room = max(prompts) + 20
+    assert len(prompts) == 5
+    assert _ending(chat, mode, room) == (StopReason.TURN_LIMIT, prompts)
+    assert _ending(chat, mode, room - 1)[0] is StopReason.CONTEXT_FULL
+    if mode == "last_k":
+        assert _ending(chat, "full", room)[0] is StopReason.CONTEXT_FULL, "the history does not fit where its last turns do"
+
+
+def test_an_unknown_mode(chat: Any) -> None:
+    with pytest.raises(UnknownName, match="unknown context 'last-k': did you mean 'last_k'"):
+        make_context("last-k", 1, chat)
+
+
+@pytest.fixture(scope="module", params=["full", "last_k", "single_turn"])
+def played(request: Any, tiny: Any, chat: Any) -> Any:
+    """Groups of sampled episodes of several turns."""
+    plan = training_plan(run=3, step=1, num_groups=2, group_size=2)
+    rules = EpisodeRules(1000, 40, -0.1, context=request.param, last_k=2)
+    episodes = [Episode(tether.make_env("sokoban", max_turns=5), chat, seeds, rules) for seeds in plan]
+    return request.param, collect(episodes, NativeEngine(tiny.model, tiny.tokenizer, max_rows=3), Sampling(0.8, 40))
+
+
+def test_the_learner_scores_what_was_sampled(tiny: Any, played: Any) -> None:
+    mode, groups = played
+    trajectories = [t for group in groups for t in group.trajectories]
+    batch = pack(trajectories)
+    assert max(len(t.turns) for t in trajectories) == 5
+    longest = [t for t in trajectories if len(t.turns) == 5]
+    assert {len(t.segments) for t in longest} == {{"full": 1, "last_k": 3, "single_turn": 5}[mode]}
+    split = SplitModel(tiny.model)
+    with torch.inference_mode():
+        found = token_logprobs(split, batch.ids_BT, batch.loss_mask_BT, batch.lengths_B, 0.8, max_tokens=4096)
+    sampled = batch.logprobs_BT[batch.loss_mask_BT]
+    assert len(sampled) == sum(t.num_sampled for t in trajectories)
+    assert float((found - sampled).abs().max()) < 1e-5
+
+
+def test_diagnosis_sees_the_same_prompts_in_every_mode(played: Any, chat: Any) -> None:
+    """The first turn is not touched by the mode, so measurements of runs in different modes can be compared."""
+    _, groups = played
+    env = tether.make_env("sokoban", max_turns=5)
+    pairs = first_turn_pairs(groups)
+    assert len(pairs.reasonings) == 4
+    assert pairs.prompts == [chat.first_prompt(env.instructions, env.reset(group.seed).text) for group in groups]
+
+
+def test_what_a_turn_saw_is_the_tokens_before_it(played: Any, chat: Any) -> None:
+    """In every mode the last tokens of a context show the observation of the turn."""
+    _, groups = played
+    for turn in [turn for group in groups for t in group.trajectories for turn in t.turns]:
+        assert chat.decode(turn.context_ids).endswith(f"{turn.observation}{REPLY}")
