@@ -2,6 +2,7 @@
 
     python scripts/kill_many.py 40                       forty kills (SIGKILL) at random moments
     python scripts/kill_many.py 3 --points --algo ppo    and one at every chosen point, such as the middle of a checkpoint's write
+    python scripts/kill_many.py 9 --set lora.rank=2      of runs with other settings
 
 A run is killed, resumed, killed again, until it ends. After each kill every checkpoint that counts must be readable and none may be lost;
 at the end records, trajectories, weights and optimiser state must equal the reference. Each attempt is `tether train` in a process of its
@@ -123,7 +124,7 @@ def _holds_a_step(path: Path, **_: Any) -> bool:
 POINTS: dict[str, Callable[[], None]] = {
     "step 0 played, not recorded": after(RunStore, "append_trajectories", _is_validation),
     "half the record of step 1": half_written(METRICS, nth=2),
-    "half the weights": half_saved(checkpoint, "write_model", lambda folder, *_: folder / "model.safetensors"),
+    "half the weights": half_saved(checkpoint, "write_model", lambda folder, *_: next(folder.glob("*.safetensors"))),
     "half the state": half_saved(torch, "save", lambda state, path: path),
     "before the checkpoint is in place": before(Path, "rename", _to_step),
     "after the checkpoint is in place": after(Path, "rename", _to_step),
@@ -215,7 +216,7 @@ def unreadable(folder: Path) -> list[str]:
     for path in checkpoint.list_checkpoints(folder):
         try:
             checkpoint.load_state(path)
-            load_file(path / checkpoint.MODEL / "model.safetensors")
+            load_file(next((path / checkpoint.MODEL).glob("*.safetensors")))
         except Exception as error:
             bad.append(f"{path.name}: {error}")
     return bad
@@ -224,10 +225,11 @@ def unreadable(folder: Path) -> list[str]:
 class Trial:
     """One algorithm: its reference run, and runs that are killed."""
 
-    def __init__(self, folder: Path, algo: str, seed: int) -> None:
+    def __init__(self, folder: Path, algo: str, seed: int, settings: Sequence[str]) -> None:
         self.folder, self.algo, self.kills, self.failures = folder, algo, 0, 0
         self._numbers = itertools.count(1)
-        self._pairs = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+        pairs = [*(f"{key}={value}" for key, value in SETTINGS.items()), *settings]
+        self._settings = [word for pair in pairs for word in ("--set", pair)]
         self._shares = generator("kill", algo, seed)
         self.reference = folder / f"{algo}-reference"
         start = time.monotonic()
@@ -282,7 +284,7 @@ class Trial:
             yield f"after {share:.0%} of the time", None, share * self.seconds
 
     def _start(self, run: Path) -> list[str]:
-        return ["train", "frozen_lake", "--algo", self.algo, "--out", str(run), *self._pairs]
+        return ["train", "frozen_lake", "--algo", self.algo, "--out", str(run), *self._settings]
 
     def _fail(self, what: str) -> None:
         self.failures += 1
@@ -298,11 +300,12 @@ def main() -> None:
     parser.add_argument("--points", action="store_true", help="and one at every chosen point")
     parser.add_argument("--algo", action="append", help="an algorithm; may be given several times (default grpo)")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the runs, such as lora.rank=2")
     arguments = parser.parse_args()
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         for algo in arguments.algo or ["grpo"]:
-            trial = Trial(Path(folder), algo, arguments.seed)
+            trial = Trial(Path(folder), algo, arguments.seed, arguments.set)
             if arguments.points:
                 trial.points()
             trial.moments(arguments.kills)

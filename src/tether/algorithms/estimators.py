@@ -67,10 +67,8 @@ def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     episodes, values_RT = _placed(episodes, algorithm.reward_at), _values(episodes)
     mask_RT, rewards_RT = episodes.mask_RT, torch.where(episodes.mask_RT, episodes.rewards_RT.double(), 0.0)
     ends_RT = (episodes.turn_ends_RT & mask_RT) | _last_tokens(mask_RT)
-    turns_RT = ends_RT.long().cumsum(dim=1) - ends_RT.long()
-    earned_RT = torch.zeros_like(rewards_RT)
-    if rewards_RT.numel():
-        earned_RT = earned_RT.scatter_add_(1, turns_RT.clamp(max=rewards_RT.shape[1] - 1), rewards_RT).gather(1, turns_RT)
+    turns_RT = ends_RT.long().cumsum(dim=1) - ends_RT.long()  # the number of the turn that each token is in
+    earned_RT = torch.zeros_like(rewards_RT).scatter_add_(1, turns_RT, rewards_RT).gather(1, turns_RT)
     never_RT = torch.zeros_like(mask_RT)
     turn_RT = _discounted_errors(earned_RT, values_RT, ends_RT, never_RT, algorithm.turn_gamma, algorithm.lam)
     # What the turn earned before its last token stands there already.

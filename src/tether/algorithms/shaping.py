@@ -7,7 +7,5 @@ def overlong_penalty(length: int, max_tokens: int, buffer: int, factor: float = 
     A response that is cut off at the limit is punished as one, but those shortly before it hear of it in time. Without a buffer there is
     no punishment.
     """
-    if buffer == 0:
-        return 0.0
     overlong = min(max(length - (max_tokens - buffer), 0), buffer)
     return -factor * overlong / buffer if overlong else 0.0

@@ -24,6 +24,8 @@ Examples:
   tether eval smollm2 --env sokoban --prompts 64 --temperature 0 --json
 """
 
+FILE_WIDTH = 240
+
 
 def evaluate_model(
     target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its last checkpoint) or a model's name.")],
@@ -55,7 +57,8 @@ def evaluate_model(
         _show(result, settings)
         return
     apart = {"environments": result.environments} if result.mixed else {}
-    typer.echo(json.dumps({"env": _names(settings), "model": settings.model.name, "samples": samples, **result.metrics, **apart}))
+    about = {"env": _names(settings), "model": settings.model.name, "samples": settings.evaluation.samples}
+    typer.echo(json.dumps({**about, **result.metrics, **apart}))
 
 
 def _run_settings(target: str, best: bool) -> dict[str, Any]:
@@ -109,6 +112,8 @@ def _show(result: "Evaluation", settings: "RunSettings") -> None:
     metrics, evaluation = result.metrics, settings.evaluation
     samples = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
     console = Console()
+    if not console.is_terminal:  # a file or a pipe has no margin: no cell is folded
+        console.width = FILE_WIDTH
     console.print(
         f"{settings.model.name} on {_names(settings)}: success [bold]{metrics['success']:.1%}[/] "
         f"(95% interval {metrics['success_low']:.1%} to {metrics['success_high']:.1%}, "

@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +16,26 @@ from tether.core.errors import BadInput, ConfigError, TetherError
 from tether.core.protocols import Env
 from tether.runs.store import RunStore
 
+SMOKE: dict[str, Any] = {
+    "model": {"name": "tiny"},
+    "rollout": {"num_groups": 2, "group_size": 4, "max_tokens": 64, "max_context": 1024, "max_rows": 64},
+    "learner": {"learning_rate": None, "update_batch": 4},
+    "critic": {"model": None, "learning_rate": None},
+    "algorithm": {"reference": None},
+    "evaluation": {"prompts": 4, "samples": 1},
+    "diagnosis": {"every": 1},
+    "steps": 2,
+}
+"""Any run, made so small that it shows in a minute whether it works."""
+FREE_ON_RESUME = {"steps": (), "learner": ("micro_tokens", "gradient_checkpointing"), "rollout": ("max_rows",)}
+"""What may change when a run goes on: how long it is, and what only decides how much memory it takes."""
+
 EXAMPLES = """\b
 Examples:
   tether train frozen_lake --steps 20 --set rollout.group_size=8
   tether train sokoban --model smollm2 --filter top_p:0.9 --out runs/sokoban
-  tether train --config configs/demo.yaml --set seed=1
+  tether train --config configs/sokoban/ppo.yaml --smoke
+  tether train sokoban --also frozen_lake=0.5 --algo dapo
   tether train --resume --out runs/sokoban
 """
 
@@ -27,7 +43,10 @@ Examples:
 def train(
     env: Annotated[str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.")] = None,
     model: Annotated[str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = None,
-    algo: Annotated[str | None, typer.Option(help="grpo or dr_grpo.")] = None,
+    also: Annotated[
+        list[str] | None, typer.Option("--also", metavar="ENV[=WEIGHT]", help="A further environment of the same run; its weight is 1.")
+    ] = None,
+    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.")] = None,
     filter_: Annotated[
         str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5, auto or all.")
     ] = None,
@@ -36,14 +55,19 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new unless --resume.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML or YAML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as rollout.group_size=8.")] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Two small steps on `tiny`, to see that it works.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out from its last checkpoint.")] = False,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
     flags = _flags(env, model, algo, filter_, steps, seed, set_ or [])
+    if also:
+        flags["also"] = [_weighted(text) for text in also]
     if resume:
+        if smoke:
+            raise ConfigError("--smoke begins a run of its own; leave it out with --resume")
         store, settings = _reopen(out, config, flags)
     else:
-        settings = _settle(config, flags)
+        settings = _settle(config, flags, SMOKE if smoke else {})
         store = _create(out, settings)
     _run(settings, store, resume)
 
@@ -62,6 +86,17 @@ def _flags(
     return merge(nested, parse_overrides(pairs))
 
 
+def _weighted(text: str) -> dict[str, Any]:
+    """`ENV` or `ENV=WEIGHT`; an address may hold an equals sign itself, so only a number after the last one is a weight."""
+    name, equals, weight = text.rpartition("=")
+    if not equals or "://" in weight:
+        return {"name": text}
+    try:
+        return {"name": name, "weight": float(weight)}
+    except ValueError:
+        raise BadInput(f"--also got '{text}'; write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5") from None
+
+
 def _filter(text: str) -> dict[str, Any]:
     strategy, colon, keep = text.partition(":")
     if not colon:
@@ -72,7 +107,7 @@ def _filter(text: str) -> dict[str, Any]:
         raise BadInput(f"--filter got '{text}'; write it as strategy:share, for example top_p:0.9") from None
 
 
-def _settle(config: Path | None, flags: dict[str, Any]) -> Any:
+def _settle(config: Path | None, flags: dict[str, Any], smoke: dict[str, Any]) -> Any:
     """All settings, checked as far as that goes without torch: names, ranges, the environment's own options, the model's name."""
     from tether.envs.registry import make_env
     from tether.models.catalog import check_name
@@ -80,25 +115,31 @@ def _settle(config: Path | None, flags: dict[str, Any]) -> Any:
 
     if config is None and "env" not in flags:
         raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
-    settings = load(RunSettings, config, flags)
+    settings = load(RunSettings, config, merge(smoke, flags))
     check_name(settings.model.name)
-    return _with_all_options(settings, make_env(settings.env.name, **settings.env.options))
+    return _changed(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options)))
 
 
-def _with_all_options(settings: Any, env: Env) -> Any:
-    """The settings with every option of the environment written out, so that the run's record tells the defaults it was made with."""
+def _changed(settings: Any, options: Callable[[Any], dict[str, Any]]) -> Any:
+    """The settings with other options for each of their environments."""
+    env, *also = (chosen.model_copy(update={"options": options(chosen)}) for chosen in settings.environments())
+    return settings.model_copy(update={"env": env, "also": also})
+
+
+def _all_options(chosen: Any, env: Env) -> dict[str, Any]:
+    """Every option of the environment, so that the run's record tells the defaults it was made with."""
     options = getattr(env, "options", None)
     if not isinstance(options, Settings):
-        return settings
-    written = options.model_dump(mode="json", exclude={"split"} - settings.env.options.keys())
-    return settings.model_copy(update={"env": settings.env.model_copy(update={"options": written})})
+        return dict(chosen.options)
+    return options.model_dump(mode="json", exclude={"split"} - chosen.options.keys())
 
 
 def _create(out: Path | None, settings: Any) -> RunStore:
-    env = re.sub(r"\W+", "_", settings.env.name.partition("://")[2] or settings.env.name)
-    folder = out or Path("runs") / f"{env}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = [chosen.name.partition("://")[2] or chosen.name for chosen in settings.environments()]
+    played = "+".join(re.sub(r"\W+", "_", name) for name in names)
+    folder = out or Path("runs") / f"{played}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     about = {
-        "env": settings.env.name,
+        "env": "+".join(chosen.name for chosen in settings.environments()),
         "model": settings.model.name,
         "algorithm": settings.algorithm.name,
         "seed": settings.seed,
@@ -111,20 +152,24 @@ def _without_secrets(settings: Any) -> Any:
     """The settings as they may be written down: an option that is not to be shown (a token) stays out, and comes from TETHER_TOKEN."""
     from tether.envs.blueprint import blueprint
 
-    known = blueprint(settings.env.name).options
-    secret = {"token"} if known is None else {name for name, field in known.model_fields.items() if not field.repr}
-    shown = {key: value for key, value in settings.env.options.items() if key not in secret}
-    return settings.model_copy(update={"env": settings.env.model_copy(update={"options": shown})})
+    def shown(chosen: Any) -> dict[str, Any]:
+        known = blueprint(chosen.name).options
+        secret = {"token"} if known is None else {name for name, field in known.model_fields.items() if not field.repr}
+        return {key: value for key, value in chosen.options.items() if key not in secret}
+
+    return _changed(settings, shown)
 
 
 def _reopen(out: Path | None, config: Path | None, flags: dict[str, Any]) -> tuple[RunStore, Any]:
-    """The run in `out` with its own settings; only the number of steps may be raised."""
+    """The run in `out` with its own settings; the number of steps may be raised, and memory may be saved."""
     from tether.training.settings import RunSettings
 
     if out is None:
         raise BadInput("--resume needs to know which run; add --out FOLDER")
-    if config is not None or set(flags) - {"steps"}:
-        raise ConfigError("--resume goes on with the run's own settings; only --steps may be given with it")
+    fixed = [section for section, value in flags.items() if section not in FREE_ON_RESUME or not _is_free(section, value)]
+    if config is not None or fixed:
+        free = ", ".join(f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys)
+        raise ConfigError(f"--resume goes on with the run's own settings; only --steps, and --set of {free}, may be given with it")
     store = RunStore.open(out)
     before = load(RunSettings, out / "config.yaml")
     settings = load(RunSettings, out / "config.yaml", flags)
@@ -132,18 +177,22 @@ def _reopen(out: Path | None, config: Path | None, flags: dict[str, Any]) -> tup
         raise BadInput(
             f"the run has {before.steps} steps and cannot be cut to {settings.steps}; give at least {before.steps}, or no --steps"
         )
-    if settings.steps > before.steps:
+    if settings != before:
         store.replace_config(dump_yaml(settings))
     return store, settings
+
+
+def _is_free(section: str, value: Any) -> bool:
+    keys = FREE_ON_RESUME[section]
+    return not keys or (isinstance(value, dict) and set(value) <= set(keys))
 
 
 def _run(settings: Any, store: RunStore, resumed: bool) -> None:
     from tether.cli.live import LiveView
 
     console = Console()
-    console.print(
-        f"[bold]{settings.env.name}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end=""
-    )
+    played = " + ".join(chosen.name for chosen in settings.environments())
+    console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     console.print(f" {settings.filter.keep}, {settings.steps} steps, seed {settings.seed} -> {store.folder}", highlight=False)
     with console.status("loading the model"):
         from tether.training.trainer import Trainer

@@ -47,6 +47,8 @@ class Monitor:
         pairs = first_turn_pairs(groups)
         if not pairs.reasonings:
             return Health(note=f"diagnosis: none of {pairs.num_empty} responses holds reasoning; nothing to measure")
+        if len(pairs.prompts) < 2:
+            return Health(note="diagnosis: all reasoning of the step comes from one prompt; there is nothing to tell it from")
         scores = cross_score(scorer, pairs.prompts, pairs.reasonings)
         information = measure_information(scores, pairs.lengths, pairs.source, sigma_ema=self._sigma_ema)
         self._sigma_ema = information.sigma_ema

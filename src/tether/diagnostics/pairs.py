@@ -2,7 +2,7 @@
 
 x is everything up to and including the opening think tag; z is the reasoning, tags excluded; both are the token ids carried by the
 trajectory. The first-turn scope takes one pair per trajectory; all members of a group share x, so P prompts are P columns. Equal
-prompts (two groups that drew the same puzzle) are one column.
+prompts (two groups that drew the same puzzle) are one column. The first prompt is whole in every context mode.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 A value head is one linear layer on the last hidden states of a trunk. The trunk is either the policy's own (shared: the features are there
 anyway, the head costs nothing) or that of a second causal language model, whose language head is not used. The head starts at zero, so
-every value starts at 0 whatever the trunk, and computes in float32 whatever the trunk's type.
+every value starts at 0 whatever the trunk, and computes in float32 whatever the types of trunk and head.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ class ValueHead(torch.nn.Module):
         torch.nn.init.zeros_(self.linear.bias)
 
     def forward(self, features_ND: Tensor) -> Tensor:
-        values_N1: Tensor = self.linear(features_ND.float())
-        return values_N1[:, 0]
+        weight_1D, bias_1 = self.linear.weight.float(), self.linear.bias.float()
+        return torch.nn.functional.linear(features_ND.float(), weight_1D, bias_1)[:, 0]
 
 
 class Critic:
@@ -45,9 +45,12 @@ class Critic:
         self.head = ValueHead(split.width).to(split.model.device)
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What the critic's optimiser trains; a shared trunk is the policy's to train."""
-        trunk = [] if self.shared else [p for p in self._trunk.parameters() if p.requires_grad]
-        return [*trunk, *self.head.parameters()]
+        """What the critic's optimiser trains."""
+        return [*self.trunk_parameters(), *self.head.parameters()]
+
+    def trunk_parameters(self) -> list[torch.nn.Parameter]:
+        """All of that but the head; none where the trunk is shared, which is the policy's to train."""
+        return [] if self.shared else [parameter for parameter in self._trunk.parameters() if parameter.requires_grad]
 
     def values(self, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int) -> Tensor:
         """The value of the state before every selected token, in row order, float32, without gradient."""

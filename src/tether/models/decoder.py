@@ -139,5 +139,6 @@ def decodes_with_cache(model: PreTrainedModel, split: SplitModel) -> bool:
         second = decoder.extend(slice(0, 1), ids_1T[:, half:], half)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):  # however a model says that it cannot take such a cache
         return False
-    slack = 1e-3 if model.dtype == torch.float32 else 5e-2
-    return bool(torch.allclose(whole, decoder.logits(torch.cat([first, second], dim=1)), rtol=slack, atol=slack))
+    # Against the largest logit: what rounding does to one of them depends on the size of all.
+    slack = (1e-3 if model.dtype == torch.float32 else 2e-2) * max(1.0, float(whole.abs().max()))
+    return bool((whole - decoder.logits(torch.cat([first, second], dim=1))).abs().max() <= slack)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 PROBE_TOKENS = 4
 PACKED_LENGTHS = ((4, 3), (5, 2))
-"""Two rows of two texts each: as many tokens in both, another border in each."""
+"""Two rows of two texts each: as many tokens in both, the border elsewhere."""
 
 
 def probe_ids(model: PreTrainedModel, count: int) -> Tensor:
@@ -65,17 +65,26 @@ class SplitModel:
 
     @torch.inference_mode()
     def _packed_agrees(self) -> bool:
+        """Second texts must not change with the first ones of their rows, to the last bits; against texts alone there is rounding."""
         first, second = PACKED_LENGTHS
-        ids_1T = probe_ids(self.model, sum(first) + sum(second))
-        alone = [self.features(input_ids=text_1T, use_cache=False) for text_1T in ids_1T.split([*first, *second], dim=1)]
-        starts_again = torch.cat([torch.arange(length, device=ids_1T.device) for length in (*first, *second)])
+        lengths, width = [*first, *second], sum(first)
+        ids_1T = probe_ids(self.model, 2 * width)
+        positions_2W = torch.cat([torch.arange(length, device=ids_1T.device) for length in lengths]).view(2, width)
+        is_first_2W = torch.arange(width, device=ids_1T.device) < torch.tensor([[first[0]], [second[0]]], device=ids_1T.device)
+        ids_2W = ids_1T.view(2, width)
+        others_2W = torch.where(is_first_2W, ids_2W.flip(0), ids_2W)
         try:
-            packed = self.features(input_ids=ids_1T.view(2, -1), position_ids=starts_again.view(2, -1), use_cache=False)
+            packed, with_others = (
+                self.logits(self.features(input_ids=ids, position_ids=positions_2W, use_cache=False)).float() for ids in (ids_2W, others_2W)
+            )
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):  # however a model says that it takes no positions
             return False
-        got, want = self.logits(packed).flatten(0, 1).float(), self.logits(torch.cat(alone, dim=1))[0].float()
-        slack = (1e-5 if self.model.dtype == torch.float32 else 2e-2) * max(1.0, float(want.abs().max()))
-        return bool((got - want).abs().max() <= slack)
+        alone_1TD = torch.cat([self.features(input_ids=text, use_cache=False) for text in ids_1T.split(lengths, dim=1)], dim=1)
+        alone = self.logits(alone_1TD).float().view_as(packed)
+        scale = max(1.0, float(alone.abs().max()))
+        rounding = 1e-5 if self.model.dtype == torch.float32 else 5e-2
+        unmoved = (packed - with_others).abs()[~is_first_2W].max() <= 1e-5 * scale
+        return bool(unmoved and (packed - alone).abs().max() <= rounding * scale)
 
     def features(self, **inputs: Any) -> Tensor:
         """[B, T, D] (or [B, T, V] for a model that does not split) for the model's usual inputs."""

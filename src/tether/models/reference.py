@@ -43,9 +43,9 @@ def reference_for(policy: SplitModel, name: str | None = None) -> Reference:
         try:
             loaded = load_model(name, device=str(model.device), dtype=str(model.dtype).removeprefix("torch."))
         except ModelUnavailable as error:
-            raise ModelUnavailable(f"reference.model: {error}") from error
+            raise ModelUnavailable(f"algorithm.reference: {error}") from error
         split = SplitModel(loaded.model.requires_grad_(False))
-        check_same_vocabulary(split, policy, f"reference.model '{name}'")
+        check_same_vocabulary(split, policy, f"algorithm.reference '{name}'")
         return Reference(split)
     if is_lora(model):
         return Reference(policy, lambda: without_adapters(model))

@@ -76,8 +76,8 @@ class MasterAdam:
 
     def zero_grad(self) -> None:
         """Forget the gradients, and their memory."""
-        for tensor in (*self._masters, *self._parameters):
-            tensor.grad = None
+        for master in self._masters:
+            master.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """What going on from here needs: Adam's moments, and the masters of parameters that hold less than they do."""

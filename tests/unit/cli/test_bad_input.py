@@ -106,7 +106,10 @@ def test_a_resumed_run_keeps_its_settings(more: list[str], tmp_path: Path, capsy
     settings = validate(RunSettings, {"env": {"name": "frozen_lake"}})
     RunStore.create(tmp_path / "run", dump_yaml(settings), {})
     error = _refused(capsys, ["train", "--resume", "--out", str(tmp_path / "run"), *more])
-    assert "--resume goes on with the run's own settings; only --steps may be given with it" in error
+    assert error.strip() == (
+        "tether: --resume goes on with the run's own settings; only --steps, and --set of learner.micro_tokens, "
+        "learner.gradient_checkpointing, rollout.max_rows, may be given with it"
+    )
 
 
 def test_what_is_only_known_on_loading_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

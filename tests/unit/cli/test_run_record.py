@@ -10,7 +10,7 @@ from tether.cli.train import _create, _settle
 
 
 def _written(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    settings = _settle(None, {"env": {"name": name, "options": options}})
+    settings = _settle(None, {"env": {"name": name, "options": options}}, {})
     _create(folder, settings)
     written: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())["env"]["options"]
     return written
@@ -28,7 +28,7 @@ def test_a_split_that_was_asked_for_is_written(tmp_path: Path) -> None:
 
 
 def test_a_token_is_not_written(tmp_path: Path) -> None:
-    settings = _settle(None, {"env": {"name": "searchqa", "options": {"retriever": "http://127.0.0.1:9", "retriever_token": "s3cret"}}})
+    settings = _settle(None, {"env": {"name": "searchqa", "options": {"retriever": "http://127.0.0.1:9", "retriever_token": "s3cret"}}}, {})
     _create(tmp_path / "run", settings)
     assert settings.env.options["retriever_token"] == "s3cret"  # the run itself has it
     assert "s3cret" not in (tmp_path / "run" / "config.yaml").read_text()
@@ -36,5 +36,5 @@ def test_a_token_is_not_written(tmp_path: Path) -> None:
 
 def test_a_folder_for_a_name_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    store = _create(None, _settle(None, {"env": {"name": "tether.envs.countdown.env:Countdown"}}))
+    store = _create(None, _settle(None, {"env": {"name": "tether.envs.countdown.env:Countdown"}}, {}))
     assert store.folder.parent.name == "runs" and store.folder.name.startswith("tether_envs_countdown_env_Countdown-grpo-")

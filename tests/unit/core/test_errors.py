@@ -12,6 +12,7 @@ from tether.core.errors import (
     EnvironmentFailure,
     MissingDependency,
     ModelUnavailable,
+    OutOfMemory,
     StorageError,
     TetherError,
     UnknownName,
@@ -28,6 +29,7 @@ CLASSES: dict[type[TetherError], tuple[int, type[Exception]]] = {
     MissingDependency: (2, ImportError),
     CheckpointError: (1, Exception),
     StorageError: (1, OSError),
+    OutOfMemory: (1, MemoryError),
     EnvironmentFailure: (1, Exception),
 }
 

@@ -6,14 +6,14 @@ import re
 import pytest
 
 from tether.core.errors import UnknownName
-from tether.core.metrics import CATALOGUE, StepMetrics, wilson_interval
+from tether.core.metrics import CATALOGUE, StepMetrics, is_catalogued, wilson_interval
 
 
 def test_catalogue_names_and_explanations() -> None:
     sections = {name.partition("/")[0] for name in CATALOGUE}
     assert sections == {"rollout", "groups", "update", "information", "validation"}
     for name, meaning in CATALOGUE.items():
-        assert re.fullmatch(r"[a-z]+/[a-z0-9_]+", name)
+        assert re.fullmatch(r"[a-z]+(/([a-z0-9_]|\{[a-z]+\})+)+", name)
         assert len(meaning) > 10, name
 
 
@@ -23,6 +23,33 @@ def test_put() -> None:
     metrics.put("update", {"loss": -1.25})
     assert metrics == {"rollout/success": 0.5, "rollout/errors": 0.0, "update/loss": -1.25}
     assert [type(value) for value in metrics.values()] == [float, float, float]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("rollout/success", True),
+        ("validation/pass_at_8", True),
+        ("rollout/env/frozen_lake/success", True),
+        ("validation/env/web.shop-2/score", True),
+        ("validation/pass_at_", False),
+        ("validation/pass_at_8/more", False),
+        ("rollout/env/frozen_lake", False),
+        ("rollout/env//success", False),
+        ("rollout/env/a/b/c", False),
+        ("more/rollout/env/a/b", False),
+        ("update/env/frozen_lake/success", False),
+        ("rollout/succes", False),
+    ],
+)
+def test_families_of_names(name: str, known: bool) -> None:
+    assert is_catalogued(name) is known
+
+
+def test_a_family_can_be_put() -> None:
+    metrics = StepMetrics()
+    metrics.put("validation", {"pass_at_2": 0.75, "env/sokoban/success": 0.5})
+    assert metrics == {"validation/pass_at_2": 0.75, "validation/env/sokoban/success": 0.5}
 
 
 def test_unknown_metric() -> None:

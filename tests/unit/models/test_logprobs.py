@@ -99,10 +99,10 @@ def test_a_micro_batch_without_selected_tokens(tiny: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 says so, once
-def test_numbers_are_float32_whatever_the_model_computes_in(tiny_model: Any) -> None:
+def test_numbers_are_float32_whatever_the_model_computes_in(small_model: Any) -> None:
     ids, mask = torch.tensor([[5, 6, 7]]), torch.tensor([[False, True, True]])
-    exact, _ = _whole(SplitModel(tiny_model), ids, mask, 1.0)
-    half = SplitModel(tiny_model.to(torch.bfloat16))
+    exact, _ = _whole(SplitModel(small_model("llama")), ids, mask, 1.0)
+    half = SplitModel(small_model("llama").to(torch.bfloat16))
     logprobs, entropy = _whole(half, ids, mask, 1.0)
     assert logprobs.dtype == entropy.dtype == torch.float32
     assert half.packs

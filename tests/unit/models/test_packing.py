@@ -140,15 +140,43 @@ def test_models_that_do_not_share_rows(name: str, small_model: Build) -> None:
         forward(split, ids_BT, mask_BT, shared)
 
 
-def test_the_probe_finds_models_with_the_weights_they_start_with(small_model: Build) -> None:
-    """Fresh weights are so small that what is seen hardly matters; the probe tells all the same."""
-    for name, packs in [("llama", True), ("gpt2", True), ("bloom", False), ("opt", False)]:
-        model = small_model(name)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim > 1:
-                    parameter.div_(8)
-        assert SplitModel(model).packs is packs
+PACKS = [("llama", True), ("gpt2", True), ("bloom", False), ("opt", False)]
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 says so, once
+@pytest.mark.parametrize("shrink", [1, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "packs"), PACKS)
+def test_the_probe_is_sharp(name: str, packs: bool, dtype: torch.dtype, shrink: int, small_model: Build) -> None:
+    """Fresh weights are so small that what is seen hardly matters, and in half precision it drowns in rounding; the probe tells."""
+    model = small_model(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.div_(shrink)
+    assert SplitModel(model.to(dtype)).packs is packs
+
+
+def test_the_probe_finds_positions_that_do_not_start_again(small_model: Build) -> None:
+    """The texts do not see each other, but the second one is computed as if it stood later."""
+    model = small_model("gpt2")
+    model.transformer.wpe.register_forward_pre_hook(lambda _, inputs: (torch.arange(inputs[0].shape[1]).expand(inputs[0].shape),))
+    assert not SplitModel(model).packs
+
+
+def test_rows_are_shared_where_the_model_allows_it(small_model: Build) -> None:
+    """And positions are given only then: without them the attention is the plain causal one."""
+    ids_BT, mask_BT = _batch()
+    for name, shared in (("llama", True), ("opt", False)):
+        split = SplitModel(small_model(name))
+        assert split.packs is shared
+        rows: list[tuple[int, bool]] = []
+        split.model.base_model.register_forward_pre_hook(
+            lambda module, args, inputs, rows=rows: rows.append((len(inputs["input_ids"]), "position_ids" in inputs)), with_kwargs=True
+        )
+        token_logprobs(split, ids_BT, mask_BT, LENGTHS, 1.0, max_tokens=1000)
+        token_logprobs(split, ids_BT[:2], mask_BT[:2], torch.tensor([30, 30]), 1.0, max_tokens=1000)
+        assert rows == ([(3, True), (2, False)] if shared else [(7, False), (2, False)])
 
 
 def test_the_probe_is_not_misled_by_dropout(small_model: Build) -> None:

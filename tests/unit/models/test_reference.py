@@ -77,8 +77,8 @@ def test_a_named_reference_computes_like_the_policy(tiny_model: Any) -> None:
 def test_names_that_do_not_fit(tiny: Any, small_model: Callable[..., Any]) -> None:
     size = tiny.model.config.vocab_size
     with pytest.raises(
-        BadInput, match=rf"reference.model 'tiny' has a vocabulary of {size} tokens, the policy one of 97; take a model with"
+        BadInput, match=rf"algorithm.reference 'tiny' has a vocabulary of {size} tokens, the policy one of 97; take a model with"
     ):
         reference_for(SplitModel(small_model("llama")), "tiny")
-    with pytest.raises(ModelUnavailable, match=r"reference.model: unknown model 'tiney'"):
+    with pytest.raises(ModelUnavailable, match=r"algorithm.reference: unknown model 'tiney'"):
         reference_for(SplitModel(tiny.model), "tiney")

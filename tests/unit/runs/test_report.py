@@ -37,7 +37,7 @@ def make_run(folder: Path, first: int = 79, last: int = 164) -> RunStore:
         episodes = []
         for group in range(5):
             text = f" think{group}at{step} {HOSTILE} </think> <answer> Up{group} </answer>"
-            turn = Turn((1,), (2,), (-0.5,), FinishReason.STOP_TEXT, text, (0, 1), 1.0, 0.0, True, f"P _\n_ G map{group}")
+            turn = Turn((1,), (2,), (-0.5,), FinishReason.STOP_TEXT, text, (0, 1), 1.0, valid=True, observation=f"P _\n_ G map{group}")
             episodes.append(Trajectory(group, 0, group, [turn], StopReason.SUCCESS, True))
         store.append_trajectories([trajectory_record(episode, step, "train", kept=True) for episode in episodes])
     store.finish("2 of 2 steps")

@@ -18,8 +18,8 @@ def store(tmp_path: Path) -> RunStore:
 
 
 def episode(group: int = 0, text: str = " go </think> <answer> Up </answer>") -> Trajectory:
-    turn = Turn((1, 2), (5, 6), (-0.12345678, -2.0), FinishReason.STOP_TEXT, text, (0, 1), 1.0, -0.1, True, "P _\n_ G")
-    return Trajectory(group, 0, 100 + group, [turn], StopReason.SUCCESS, True)
+    turn = Turn((1, 2), (5, 6), (-0.12345678, -2.0), FinishReason.STOP_TEXT, text, (0, 1), 1.0, -0.1, -0.25, True, "P _\n_ G", True)
+    return Trajectory(group, 0, 100 + group, [turn], StopReason.SUCCESS, True, None, "frozen_lake", {"steps": 3.0})
 
 
 def records(step: int, count: int, split: str = "train", text: str = "") -> list[dict[str, object]]:
@@ -122,11 +122,11 @@ def test_a_trajectory_torn_by_a_kill_is_skipped_and_its_step_can_be_written_agai
 def test_trajectory_record_holds_every_field(store: RunStore) -> None:
     record = trajectory_record(episode(4), 7, "train", kept=False)
     assert json.loads(json.dumps(record)) == {
-        "step": 7, "split": "train", "group": 4, "member": 0, "seed": 104, "reward": 0.9, "success": True, "stop_reason": "success",
-        "error": None, "kept": False,
+        "step": 7, "split": "train", "env": "frozen_lake", "group": 4, "member": 0, "seed": 104, "reward": 0.65, "success": True, "stop_reason": "success",
+        "error": None, "measures": {"steps": 3.0}, "kept": False,
         "turns": [{
             "observation": "P _\n_ G", "response": " go </think> <answer> Up </answer>", "reasoning_span": [0, 1], "reward": 1.0,
-            "penalty": -0.1, "valid": True, "finish": "stop_text", "context_ids": [1, 2], "response_ids": [5, 6],
+            "penalty": -0.1, "overlong": -0.25, "valid": True, "finish": "stop_text", "fresh": True, "context_ids": [1, 2], "response_ids": [5, 6],
             "logprobs": [-0.123457, -2.0],
         }],
     }  # fmt: skip

@@ -1,12 +1,17 @@
 """Evaluation plays the fixed validation prompts of the validation split and gives success with its Wilson interval, pass@k, and each
 environment's own numbers."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tether.cli.evaluate import _run_settings
+from tether.cli.main import main
 from tether.core.config import Settings
+from tether.core.errors import BadInput
 from tether.core.protocols import Sampling
 from tether.core.seeding import validation_seed
 from tether.core.types import Completion, Observation, Step
@@ -15,6 +20,7 @@ from tether.envs.splits import Split, split_of
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.mixture import Stage
+from tether.runs.store import RunStore
 from tether.training.evaluate import evaluate, stages_of
 from tether.training.settings import EnvSettings
 
@@ -199,3 +205,43 @@ def test_an_environments_metrics_are_keys_of_what_it_tells(name: str) -> None:
     late = {"webshop": {"score"}}.get(name, set())
     assert set(env.metrics) - late <= set(info)
     assert all(isinstance(info[key], int | float) for key in set(env.metrics) - late)
+
+
+def test_which_checkpoint_of_a_run(tmp_path: Path) -> None:
+    """The last one, or the best on demand; where there is none, a line that says what to do."""
+    store = RunStore.create(tmp_path / "run", "env: {name: sokoban}\nmodel: {name: tiny}\n", {})
+    with pytest.raises(BadInput, match="has no checkpoint yet; let it train on"):
+        _run_settings(str(store.folder), best=False)
+    for name in ("step_000005", "step_000010"):
+        (store.checkpoints / name / "model").mkdir(parents=True)
+    with pytest.raises(BadInput, match="has no best checkpoint: it has not been evaluated yet; leave out --best"):
+        _run_settings(str(store.folder), best=True)
+    (store.checkpoints / "best" / "model").mkdir(parents=True)
+    for best, name in ((False, "step_000010"), (True, "best")):
+        assert _run_settings(str(store.folder), best) == {
+            "env": {"name": "sokoban"},
+            "model": {"name": str(store.checkpoints / name / "model")},
+        }
+    assert _run_settings("tiny", best=False) == {"model": {"name": "tiny"}}
+    with pytest.raises(BadInput, match="--best is for run folders, and 'tiny' is none"):
+        _run_settings("tiny", best=True)
+
+
+def test_the_command_prints_the_same_numbers_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mixture with two samples a prompt: one object, a row for each environment in the table, and not a digit changes."""
+    words = ["eval", "tiny", "--env", "frozen_lake", "--prompts", "4", "--samples", "2", "--set", 'also=[{"name": "sokoban"}]']
+    words += ["--set", "rollout.max_tokens=40", "--set", "env.options.max_turns=1"]
+    printed = []
+    for more in (["--json"], ["--json"], []):
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, *more])
+        assert not stopped.value.code
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    found = json.loads(printed[0])
+    assert (found["env"], found["samples"], found["prompts"]) == ("frozen_lake + sokoban", 2, 4)
+    assert {name: numbers["prompts"] for name, numbers in found["environments"].items()} == {"frozen_lake": 2, "sokoban": 2}
+    assert found["pass_at_1"] == found["success"] <= found["pass_at_2"]
+    rows = {line.split()[0]: line.split()[1] for line in printed[2].splitlines()[2:]}
+    assert rows == {"frozen_lake": "2", "sokoban": "2"}
+    assert "4 prompts, temperature 0.5, 2 samples each" in " ".join(printed[2].split())

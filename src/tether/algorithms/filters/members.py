@@ -12,8 +12,6 @@ def extreme_members(rewards: Sequence[float], count: int) -> list[int]:
 
     Of equal rewards the earlier ones are kept on either side, so the result is deterministic.
     """
-    if len(rewards) <= 2 * count:
-        return list(range(len(rewards)))
     best = sorted(range(len(rewards)), key=lambda member: -rewards[member])[:count]  # sorted() is stable
     rest = sorted(set(range(len(rewards))) - set(best))
     return sorted([*best, *sorted(rest, key=lambda member: rewards[member])[:count]])

@@ -11,6 +11,4 @@ def variance_weights(variances: Mapping[Hashable, float]) -> dict[Hashable, floa
     Where no group varies every weight is zero, as a filter keeps nothing there; zero means at most 1e-12.
     """
     largest = max(variances.values(), default=0.0)
-    if largest <= ZERO:
-        return dict.fromkeys(variances, 0.0)
     return {group: variance / largest if variance > ZERO else 0.0 for group, variance in variances.items()}

@@ -7,9 +7,10 @@ contiguous zones, which makes every read of the cache a view:
 
 A row waits when it has tokens to be fed (its prompt, or the observation after a response) and moves to decoding once they are.
 Waiting rows are fed together, once they are an eighth of all rows: a call costs much the same for few rows as for many, so single rows
-are not fed one by one, and no dialogue waits for the slowest of its turn. Members of a group admitted together compute their prompt once. A finished dialogue frees
-its row at once for the next one. Environments that take their time work while others decode and are asked for their answers only when
-rows are fed, always at the same point of the run: the order of all this follows from the dialogues alone. Same seeds, same run.
+are not fed one by one, and no dialogue waits for the slowest of its turn. Members of a group that wait with the same new prompt compute
+it once. A finished dialogue frees its row at once for the next one; one that begins anew keeps its row and forgets what is in it.
+Environments that take their time work while others decode and are asked for their answers only when rows are fed, always at the same
+point of the run: the order of all this follows from the dialogues alone. Same seeds, same run.
 """
 
 from collections import deque

@@ -20,7 +20,6 @@ from tether.algorithms.filters.refill import groups_to_sample
         (0, 8, 8, 8),  # nothing kept: a whole batch
         (0, 0, 8, 8),
         (5, 5, 8, 3),  # all kept so far: what is missing
-        (5, 4, 8, 3),  # never fewer than are missing
         (0, 0, 0, 0),
         (3, 9, 6, 6),  # exactly 9, a batch at most
         (99, 100, 1000, 911),  # 901 * 100 / 99 = 910.1
@@ -30,3 +29,10 @@ from tether.algorithms.filters.refill import groups_to_sample
 )
 def test_by_hand(kept: int, sampled: int, wanted: int, more: int) -> None:
     assert groups_to_sample(kept, sampled, wanted) == more
+
+
+def test_never_fewer_than_are_missing_and_never_more_than_a_batch() -> None:
+    for wanted in range(1, 9):
+        for sampled in range(20):
+            for kept in range(min(sampled, wanted - 1) + 1):
+                assert wanted - kept <= groups_to_sample(kept, sampled, wanted) <= wanted

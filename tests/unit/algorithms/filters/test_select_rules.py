@@ -206,6 +206,14 @@ def test_groups_whose_scores_differ_by_rounding_are_ties() -> None:
     assert select_groups(near, groups, strategy="all").kept == ["b", "a"]
 
 
+@pytest.mark.parametrize("order", ["largest", "smallest"])
+def test_many_ties_stand_as_first_seen(order: str) -> None:
+    """More of them than a sort that is not stable leaves in place."""
+    rewards, groups = pairs(**{f"g{n}": 2 if n % 3 else 1 for n in range(100)})
+    twos, ones = ([f"g{n}" for n in range(100) if bool(n % 3) is two] for two in (True, False))
+    assert select_groups(rewards, groups, strategy="all", order=order).kept == ([*twos, *ones] if order == "largest" else [*ones, *twos])
+
+
 def test_equal_rewards_have_no_variance_however_large() -> None:
     assert select_groups([1e10 + 0.1] * 10 + [1e11 + 0.1] * 3, [0] * 10 + [1] * 3).zero_variance == 2
 
