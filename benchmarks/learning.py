@@ -77,9 +77,10 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings on top of the config, for all runs")
+    parser.add_argument("--read", action="store_true", help="train nothing, make the table of the runs that are there")
     chosen = parser.parse_args()
     cells = list(product(chosen.envs, chosen.algorithms))
-    tasks = [(env, algorithm, seed) for seed in chosen.seeds for env, algorithm in cells]
+    tasks = [] if chosen.read else [(env, algorithm, seed) for seed in chosen.seeds for env, algorithm in cells]
     console = Console(stderr=True)
     with Progress(console=console) as bars, ThreadPoolExecutor(chosen.jobs) as pool:
         bar = bars.add_task("runs", total=len(tasks))

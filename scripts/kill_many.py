@@ -24,10 +24,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the order of a sum must not depend on the machine's mood
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import tether.training.trainer  # noqa: F401 - what a run needs is imported once, before the forks
 from tether.cli.main import main as tether_main
+from tether.core.errors import CheckpointError
 from tether.core.seeding import generator
 from tether.runs.report import write_report  # noqa: F401 - likewise
 from tether.runs.store import METRICS, TRAJECTORIES, RunStore
@@ -217,7 +219,7 @@ def unreadable(folder: Path) -> list[str]:
         try:
             checkpoint.load_state(path)
             load_file(next((path / checkpoint.MODEL).glob("*.safetensors")))
-        except Exception as error:
+        except (CheckpointError, SafetensorError, OSError, StopIteration) as error:
             bad.append(f"{path.name}: {error}")
     return bad
 

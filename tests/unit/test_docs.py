@@ -17,6 +17,7 @@ from tether.algorithms.aggregate import AGGREGATIONS
 from tether.algorithms.filters.auto import AUTO
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
+from tether.algorithms.names import SECTIONS
 from tether.algorithms.presets import PRESETS
 from tether.core.config import known_keys
 from tether.core.metrics import CATALOGUE
@@ -139,12 +140,25 @@ def _link_rows(page: Path) -> list[list[str]]:
 
 def test_presets_are_as_documented() -> None:
     table = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in _ROW.findall(_text(ROOT / "docs" / "algorithms.md"))}
-    for column, name in enumerate(("grpo", "dr_grpo")):
-        preset = PRESETS[name]
-        assert table["divides by std"][column] == ("yes" if preset.scale_by_std else "no")
-        assert table["aggregation"][column] == f"`{preset.aggregation}`"
+    for column, (name, preset) in enumerate(PRESETS.items()):
+        yes_no = {True: "yes", False: "no"}
+        assert table["advantages"][column] == f"`{preset.advantages.__name__}`"
+        assert table["critic"][column] == yes_no[preset.has_critic]
+        assert table["divides by std"][column] == yes_no[preset.scale_by_std]
+        assert table["whitens"][column] == yes_no[preset.whiten]
+        assert table["aggregation"][column] == f"`{preset.aggregation.__name__}`"
+        assert table["constant length"][column] == yes_no[preset.constant_length]
         assert table["`clip_low`, `clip_high`"][column] == f"{preset.clip_low}, {preset.clip_high}"
+        assert table["`dual_clip`"][column] == str(preset.dual_clip).lower()
         assert table["`entropy_coef`"][column] == str(preset.entropy_coef)
+        assert table["`kl_coef`"][column] == str(preset.kl_coef)
+        assert table["`kl_in`, `divergence`"][column] == f"{preset.kl_in}, `{preset.divergence.__name__}`"
+        if preset.has_critic:
+            assert table["`gamma`, `lam`, `turn_gamma`"][column] == f"{preset.gamma}, {preset.lam}, {preset.turn_gamma}"
+            assert table["`reward_at`"][column] == preset.reward_at
+        for section in ("filter", "rollout"):
+            cell = table[f"`{section}`"][column].replace("`", "")
+            assert (yaml.safe_load(f"{{{cell}}}") if cell != "-" else {}) == SECTIONS.get(name, {}).get(section, {})
 
 
 def test_every_verb_has_its_section() -> None:

@@ -50,8 +50,7 @@ def gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     A_t = sum_l (gamma lam)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t, and V after the last token is 0. The critic is taught
     A_t + V_t, with A_t before whitening.
     """
-    episodes, values_RT = _placed(episodes, algorithm.reward_at), _values(episodes)
-    mask_RT = episodes.mask_RT
+    values_RT, mask_RT = _values(episodes), episodes.mask_RT
     stops_RT = torch.zeros_like(mask_RT)
     advantages_RT = _discounted_errors(episodes.rewards_RT, values_RT, mask_RT, stops_RT, algorithm.gamma, algorithm.lam)
     return _estimates(advantages_RT, values_RT, mask_RT, algorithm.whiten)
@@ -64,7 +63,7 @@ def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     last token of the next turn. Token level, within a turn, with `gamma` and `lam`: the last token is paid the turn's advantage plus its
     value, and nothing follows it. Rewards inside a turn (a divergence in the reward) stay at their tokens and are not paid twice.
     """
-    episodes, values_RT = _placed(episodes, algorithm.reward_at), _values(episodes)
+    values_RT = _values(episodes)
     mask_RT, rewards_RT = episodes.mask_RT, torch.where(episodes.mask_RT, episodes.rewards_RT.double(), 0.0)
     ends_RT = (episodes.turn_ends_RT & mask_RT) | _last_tokens(mask_RT)
     turns_RT = ends_RT.long().cumsum(dim=1) - ends_RT.long()  # the number of the turn that each token is in
@@ -78,6 +77,17 @@ def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
 
 
 ESTIMATORS: dict[str, "Estimator"] = {estimator.__name__: estimator for estimator in (group_relative, gae, bilevel_gae)}
+
+
+def place_rewards(episodes: Episodes, reward_at: str) -> Episodes:
+    """The same episodes with rewards where they are to count: "turn" as given, "trajectory" all at the last token.
+
+    To be done before penalties: a divergence in the reward stays at its token.
+    """
+    if reward_at == "turn":
+        return episodes
+    total_R1 = episodes.rewards_RT.double().sum(dim=1, keepdim=True)
+    return replace(episodes, rewards_RT=torch.where(_last_tokens(episodes.mask_RT), total_R1, 0.0))
 
 
 def penalise(episodes: Episodes, divergence_RT: Tensor, coef: float) -> Episodes:
@@ -98,15 +108,19 @@ def whiten(values_RT: Tensor, mask_RT: Tensor) -> Tensor:
 
 def _discounted_errors(rewards_RT: Tensor, values_RT: Tensor, mask_RT: Tensor, stops_RT: Tensor, gamma: float, lam: float) -> Tensor:
     """Sum of (gamma lam)^l delta_(t+l) at each position of the mask, from right to left; nothing follows a stop."""
-    advantages_RT = torch.zeros_like(values_RT)
-    following_R = next_value_R = values_RT.new_zeros(len(values_RT))
-    for t in range(values_RT.shape[1] - 1, -1, -1):
-        inside_R, goes_on_R = mask_RT[:, t], ~stops_RT[:, t]
-        error_R = rewards_RT[:, t] + gamma * next_value_R * goes_on_R - values_RT[:, t]
-        advantages_RT[:, t] = torch.where(inside_R, error_R + gamma * lam * following_R * goes_on_R, 0.0)
-        following_R = torch.where(inside_R, advantages_RT[:, t], following_R)
-        next_value_R = torch.where(inside_R, values_RT[:, t], next_value_R)
-    return advantages_RT
+    goes_on_RT = (~stops_RT).double()
+    columns_RT = (rewards_RT - values_RT, values_RT, mask_RT, gamma * goes_on_RT, gamma * lam * goes_on_RT)
+    columns = [field_RT.T.contiguous().unbind() for field_RT in columns_RT]  # position by position, each in one piece of memory
+    advantage_R = next_value_R = values_RT.new_zeros(len(values_RT))
+    backwards = []
+    for paid_R, value_R, inside_R, discount_R, decay_R in zip(*map(reversed, columns), strict=True):
+        error_R = torch.addcmul(paid_R, discount_R, next_value_R)
+        advantage_R = torch.where(inside_R, torch.addcmul(error_R, decay_R, advantage_R), advantage_R)
+        next_value_R = torch.where(inside_R, value_R, next_value_R)
+        backwards.append(advantage_R)
+    if not backwards:
+        return torch.zeros_like(values_RT)
+    return torch.where(mask_RT, torch.stack(backwards[::-1], dim=1), 0.0)
 
 
 def _estimates(advantages_RT: Tensor, values_RT: Tensor, mask_RT: Tensor, whitened: bool) -> Estimates:
@@ -122,11 +136,3 @@ def _values(episodes: Episodes) -> Tensor:
 
 def _last_tokens(mask_RT: Tensor) -> Tensor:
     return mask_RT & (mask_RT.long().flip(1).cumsum(dim=1).flip(1) == 1)
-
-
-def _placed(episodes: Episodes, reward_at: str) -> Episodes:
-    """Rewards where they are to count: as given, or all of a trajectory's at its last token."""
-    if reward_at == "turn":
-        return episodes
-    total_R1 = episodes.rewards_RT.double().sum(dim=1, keepdim=True)
-    return replace(episodes, rewards_RT=torch.where(_last_tokens(episodes.mask_RT), total_R1, 0.0))

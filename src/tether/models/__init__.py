@@ -1,1 +1,1 @@
-"""Models: getting one by name, turning chat into tokens and back, decoding with a cache, and log-probabilities of tokens."""
+"""Models: getting one by name, chat to tokens and back, decoding with a cache, log-probs, adapters, critic and reference."""

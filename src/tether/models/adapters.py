@@ -171,7 +171,6 @@ def attach_adapters(model: PreTrainedModel, folder: Path) -> None:
         raise ModelUnavailable(f"cannot read the adapters in '{folder}': {' '.join(str(error).split())[:200]}") from error
     if not isinstance(config, LoraConfig):
         raise ModelUnavailable(f"the adapters in '{folder}' are of type {config.peft_type}; only LORA is supported")
-    config.inference_mode = False
     try:
         _inject(model, config)
     except ValueError as error:  # peft finds none of the layers that the configuration names

@@ -159,16 +159,14 @@ def _written_beside(target: Path) -> Iterator[Path]:
 
 
 def _move(draft: Path, target: Path, aside: Path) -> None:
-    """Rename a folder to its place; one that is there already stands aside, and comes back if that fails."""
-    replaces = target.exists()
-    if replaces:
-        target.rename(aside)
+    """Rename a folder to its place; one that is there already stands aside, and comes back if that fails or is interrupted."""
     try:
+        if target.exists():
+            target.rename(aside)
         draft.rename(target)
-    except OSError:
-        if replaces:
+    finally:
+        if aside.exists() and not target.exists():
             aside.rename(target)
-        raise
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch, Episodes
-from tether.algorithms.estimators import penalise
+from tether.algorithms.estimators import penalise, place_rewards
 from tether.algorithms.presets import Algorithm
 from tether.models.critic import Critic
 from tether.models.reference import Reference
@@ -35,7 +35,7 @@ class AdvantageEstimator:
             values_BT = _placed(batch, self._critic.values(*tokens, self._micro_tokens))
         if self._reference is not None:
             reference_BT = _placed(batch, self._reference.logprobs(*tokens, self._temperature, self._micro_tokens))
-        episodes = batch.episodes(values_BT)
+        episodes = place_rewards(batch.episodes(values_BT), self._algorithm.reward_at)
         if reference_BT is not None and self._algorithm.kl_in == "reward":
             episodes = self._penalised(batch, episodes, reference_BT)
         estimates = self._algorithm.advantages(episodes, self._algorithm)

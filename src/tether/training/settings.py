@@ -189,7 +189,7 @@ class LearnerSettings(Settings):
     """How the learning rate goes on after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which the learning rate rises to its value."""
-    final_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    final_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """What is left of the learning rate at the last step, for schedules that fall."""
 
     @field_validator("schedule")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Episodes
-from tether.algorithms.estimators import ESTIMATORS, bilevel_gae, gae, group_relative, penalise, whiten
+from tether.algorithms.estimators import ESTIMATORS, bilevel_gae, gae, group_relative, penalise, place_rewards, whiten
 from tether.algorithms.presets import Algorithm, preset
 
 PLAIN = replace(preset("ppo"), whiten=False)
@@ -158,13 +158,14 @@ def test_whitened_gae_gives_the_values_of_verl(gamma: float, lam: float, expecte
     assert estimates.returns_RT.tolist() == plain.returns_RT.tolist()
 
 
-@pytest.mark.parametrize("name", ["gae", "bilevel_gae"])
-def test_rewards_of_the_trajectory_stand_at_its_last_token(name: str) -> None:
-    at_the_end = [[0, 0, 0, 0, -0.5], [0, 0, 3.5, 0, 0]]
-    settings = replace(PLAIN, gamma=0.9, lam=0.8, turn_gamma=0.7)
-    moved = ESTIMATORS[name](episodes([[0, 0.5, 0, 0, -1.0], [0, 1.5, 2.0, 0, 0]]), replace(settings, reward_at="trajectory"))
-    given = ESTIMATORS[name](episodes(at_the_end), settings)
-    assert moved.advantages_RT.tolist() == given.advantages_RT.tolist()
+def test_rewards_of_the_trajectory_stand_at_its_last_token() -> None:
+    """A divergence taken from the reward afterwards stays where it is."""
+    given = episodes([[0, 0.5, 0, 0, -1.0], [0, 1.5, 2.0, 0, 0]])
+    assert place_rewards(given, "turn") is given
+    placed = place_rewards(given, "trajectory")
+    assert placed.rewards_RT.tolist() == [[0, 0, 0, 0, -0.5], [0, 0, 3.5, 0, 0]]
+    penalised = penalise(placed, torch.full(placed.rewards_RT.shape, 2.0), 0.25)
+    assert penalised.rewards_RT.tolist() == [[-0.5, -0.5, 0, -0.5, -1.0], [-0.5, -0.5, 3.0, 0, 0]]
 
 
 # ------------------------------------------------------------------------------------------------------------- bi-level

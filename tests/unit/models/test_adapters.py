@@ -230,7 +230,10 @@ def test_what_peft_saves_is_loaded(tiny: Any, tmp_path: Path) -> None:
     _train(foreign)
     foreign.eval().peft_config["default"].base_model_name_or_path = "tiny"
     foreign.save_pretrained(str(tmp_path), save_embedding_layers=False)
-    assert torch.equal(_logits(load_model(str(tmp_path), device="cpu").model), _logits(foreign))
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["inference_mode"] is True
+    model = load_model(str(tmp_path), device="cpu").model
+    assert torch.equal(_logits(model), _logits(foreign))
+    assert all(parameter.requires_grad is ("lora_" in name) for name, parameter in model.named_parameters())  # to be trained on
 
 
 def test_a_base_in_a_folder_is_named_by_its_whole_path(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,13 @@ def test_the_start_is_kept(lora: bool, tiny_model: Any) -> None:
     assert [parameter.requires_grad for parameter in tiny_model.parameters()] == trainable
 
 
+def test_a_run_that_goes_on_with_adapters_keeps_its_start(tiny: Any, tiny_model: Any) -> None:
+    """The adapters have moved already when the reference is made; it is the model without them, not a copy."""
+    add_lora(tiny_model, 4, 8, seed=0)
+    _train(tiny_model)
+    assert torch.equal(_says(reference_for(SplitModel(tiny_model))), _now(SplitModel(tiny.model)))
+
+
 def test_a_copy_is_frozen_and_without_dropout(tiny_model: Any) -> None:
     reference = reference_for(SplitModel(tiny_model.train()))
     copy = reference._split.model

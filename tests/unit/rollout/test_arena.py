@@ -15,7 +15,7 @@ from tether.rollout.mixture import Stage
 
 RULES = EpisodeRules(900, 45, -0.1)
 HERE = "tests.unit.rollout.test_arena" if __name__.startswith("tests.") else __name__
-LAKE = Stage("frozen_lake", {"max_turns": 2, "slip": 0.0}, weight=3.0)
+LAKE = Stage("frozen_lake", {"max_turns": 2, "slip": 0.0}, step_timeout=7.0, weight=3.0)
 BOXES = Stage("sokoban", {"max_turns": 1}, weight=1.0)
 
 
@@ -55,15 +55,14 @@ class Worker:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
-    """What was built, how many of it, and the environments."""
-    built: list[tuple[str, int, list[Any]]] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float]]:
+    """What was built, how many of it, and how long a step of it may take."""
+    built: list[tuple[str, int, float]] = []
     real = module.make_envs
 
     def make(name: str, options: Any, count: int, step_timeout: float) -> Any:
-        pool = real(name, options, count, step_timeout)
-        built.append((name, count, pool.envs))
-        return pool
+        built.append((name, count, step_timeout))
+        return real(name, options, count, step_timeout)
 
     monkeypatch.setattr(module, "make_envs", make)
     return built
@@ -82,6 +81,7 @@ def test_every_group_plays_its_environment(chat: Any) -> None:
         for trajectory in group.trajectories:
             boxes = trajectory.env == "sokoban"
             assert ("box" in trajectory.turns[0].observation or "#" in trajectory.turns[0].observation) is boxes
+            assert trajectory.turns[0].observation.startswith("Turn 1 of 1," if boxes else "Turn 1 of 2,"), "its own options"
             assert list(trajectory.measures) == (["boxes_on_target"] if boxes else ["slips"])
             assert trajectory.seed == group.seed
 
@@ -99,12 +99,12 @@ def test_environments_are_kept_and_grow_when_needed(chat: Any, made: Any) -> Non
         assert made == [], "nothing is built before it is needed"
         lake_only = [seeds for seeds in training_plan(0, 1, 4, 1, weights=arena.weights) if seeds.stage == 0]
         _play(arena, chat, lake_only)
-        assert [(name, count) for name, count, _ in made] == [("frozen_lake", 3)]
+        assert made == [("frozen_lake", 3, 7.0)]
         _play(arena, chat, lake_only[:1])
         _play(arena, chat, training_plan(0, 2, 4, 1, weights=arena.weights))
-        assert [(name, count) for name, count, _ in made] == [("frozen_lake", 3), ("sokoban", 1)]
+        assert made == [("frozen_lake", 3, 7.0), ("sokoban", 1, 120.0)]
         groups = _play(arena, chat, training_plan(0, 3, 8, 1, weights=arena.weights))
-        assert [(name, count) for name, count, _ in made[2:]] == [("frozen_lake", 6), ("sokoban", 2)]
+        assert made[2:] == [("frozen_lake", 6, 7.0), ("sokoban", 2, 120.0)]
         assert len(groups) == 8
 
 

@@ -1,5 +1,6 @@
 """Environments get their share of every step to within one group, on average exactly, and the same draw for the same step."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -20,6 +21,12 @@ def test_by_hand() -> None:
     assert spread_groups([0.2], 3, 0.9) == [0, 0, 0]
     assert spread_groups([0, 1, 0, 1, 0], 4, 0.0) == [1, 1, 3, 3], "no weight, no group"
     assert spread_groups([1, 1], 0, 0.5) == []
+
+
+def test_rounding_does_not_reach_past_the_last_environment() -> None:
+    """1 plus the largest number below 1 is 2 in floating point: the second of two groups looks at the very end."""
+    for weights in ([1, 1], [1, 1, 0]):
+        assert spread_groups(weights, 2, math.nextafter(1, 0)) == [0, 1]
 
 
 @given(
@@ -64,6 +71,8 @@ def test_validation_prompts_of_a_mixture_are_those_of_the_environment_alone() ->
     plan = validation_plan(8, group_size=2, weights=(3, 1))
     assert [(seeds.group, seeds.member, seeds.stage) for seeds in plan] == [(g, m, int(g >= 6)) for g in range(8) for m in range(2)]
     assert [seeds.instance for seeds in plan[::2]] == [validation_seed(index) for index in (0, 1, 2, 3, 4, 5, 0, 1)]
+    for prompts, first in ((12, 1), (16, 2)):  # a tenth of them is 1.2 and 1.6
+        assert [seeds.stage for seeds in validation_plan(prompts, weights=(1, 9))].count(0) == first
     alone = [(seeds.instance, seeds.luck, seeds.sampling) for seeds in validation_plan(2, group_size=2)]
     assert [(seeds.instance, seeds.luck, seeds.sampling) for seeds in plan[12:]] == alone
 

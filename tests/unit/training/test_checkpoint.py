@@ -49,11 +49,13 @@ def _names(folder: Path) -> list[str]:
 
 
 def _kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool]) -> None:
-    """Stop before the first call for which `when` holds. Cleaning up is stopped as well: a killed process cleans nothing."""
-    real = getattr(owner, name)
+    """Stop before the first call for which `when` holds, and at every one after it. Nor is anything deleted: a killed process cleans nothing."""
+    real, dead = getattr(owner, name), False
 
     def stop(*args: Any, **kwargs: Any) -> Any:
-        if when(*args):
+        nonlocal dead
+        if dead or when(*args):
+            dead = True
             monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
             raise Killed
         return real(*args, **kwargs)
@@ -137,17 +139,22 @@ def test_a_tokenizer_that_cannot_be_written(tmp_path: Path, tiny: Any, monkeypat
     assert _names(tmp_path) == []
 
 
-def test_where_the_last_move_fails_the_old_one_comes_back(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"), [(OSError(errno.EIO, "Input/output error"), CheckpointError), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_where_the_last_move_fails_the_old_one_comes_back(
+    tmp_path: Path, tiny: Any, error: BaseException, said: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _save(tmp_path, 1, tiny)
     rename = Path.rename
 
     def fail(path: Path, target: Path) -> Path:
         if path.name == "step_000001" and target.parent == tmp_path:
-            raise OSError(errno.EIO, "Input/output error")
+            raise error
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(CheckpointError, match="Input/output error"):
+    with pytest.raises(said):
         _save(tmp_path, 1, tiny, note="again")
     assert _names(tmp_path) == ["step_000001"]
     assert load_state(tmp_path / "step_000001")["note"] == "of step 1"

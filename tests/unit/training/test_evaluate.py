@@ -229,8 +229,9 @@ def test_which_checkpoint_of_a_run(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_same_numbers_again(capsys: pytest.CaptureFixture[str]) -> None:
     """A mixture with two samples a prompt: one object, a row for each environment in the table, and not a digit changes."""
-    words = ["eval", "tiny", "--env", "frozen_lake", "--prompts", "4", "--samples", "2", "--set", 'also=[{"name": "sokoban"}]']
-    words += ["--set", "rollout.max_tokens=40", "--set", "env.options.max_turns=1"]
+    also = 'also=[{"name": "sokoban", "options": {"max_turns": 1}}]'
+    words = ["eval", "tiny", "--env", "frozen_lake", "--prompts", "4", "--samples", "2", "--set", also]
+    words += ["--set", "rollout.max_tokens=20", "--set", "env.options.max_turns=1"]
     printed = []
     for more in (["--json"], ["--json"], []):
         with pytest.raises(SystemExit) as stopped:

@@ -1,133 +1,379 @@
-"""One update does what policy gradients promise, is the same however memory cuts it, and a gradient that is not finite changes nothing."""
+"""An update does what policy gradients promise, is the same however memory cuts it, and what is not finite changes nothing."""
 
 import copy
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import preset
+from tether.algorithms.presets import Algorithm, customised
+from tether.core.errors import CheckpointError
+from tether.models.critic import Critic
 from tether.models.head import SplitModel
 from tether.models.logprobs import token_logprobs
-from tether.training.learner import Learner
-from tether.training.settings import LearnerSettings
+from tether.models.reference import reference_for
+from tether.training.estimate import AdvantageEstimator
+from tether.training.learner import Learner, Rates
+from tether.training.settings import CriticSettings, LearnerSettings
 
-NO_BONUS = dataclasses.replace(preset("grpo"), entropy_coef=0.0)
+TEMPERATURE = 0.8
+RATES = Rates(policy=1e-3, critic=1e-3)
+NO_BONUS = customised("grpo", {"entropy_coef": 0.0})
+PLAIN_PPO = customised("ppo", {})
 
-
-def _batch(model: Any, advantages: list[float]) -> Batch:
-    """Rows of 6, 9, 12, ... tokens, of which the last half was sampled, by this very model."""
-    lengths = [6 + 3 * row for row in range(len(advantages))]
-    shape = (len(lengths), max(lengths))
-    ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
-    for row, length in enumerate(lengths):
-        ids[row, :length] = torch.randint(10, 400, (length,), generator=torch.Generator().manual_seed(row))
-        mask[row, length // 2 : length] = True
-    logprobs = torch.zeros(shape)
-    with torch.inference_mode():
-        logprobs[mask] = token_logprobs(SplitModel(model), ids, mask, 0.8)[0]
-    return Batch(ids, mask, logprobs.clone(), mask * torch.tensor(advantages)[:, None], torch.tensor(lengths))
+Build = Callable[..., Any]
 
 
-def _learner(model: Any, algorithm: Any = NO_BONUS, **settings: Any) -> Learner:
-    return Learner(SplitModel(model), algorithm, LearnerSettings(**{"learning_rate": 1e-4, **settings}), temperature=0.8, max_tokens=50)
+def _learner(model: Any, algorithm: Algorithm = NO_BONUS, critic: Critic | None = None, **settings: Any) -> Learner:
+    split = critic.split if critic is not None and critic.shared else SplitModel(model)
+    chosen = LearnerSettings(**{"learning_rate": 1e-3, **settings})
+    shared = CriticSettings(shared=critic is not None and critic.shared)
+    return Learner(split, algorithm, chosen, temperature=TEMPERATURE, max_tokens=50, critic=critic, critic_settings=shared)
+
+
+def _update(learner: Learner, batch: Batch, scale: float = 1.0, rates: Rates = RATES) -> dict[str, float]:
+    return learner.update(batch, [torch.arange(batch.num_trajectories)], scale, rates)
+
+
+def _with_advantages(batch: Batch, advantages: list[float]) -> Batch:
+    """One advantage a trajectory, at all its tokens."""
+    return dataclasses.replace(batch, advantages_BT=torch.tensor(advantages)[batch.owners_B, None] * batch.loss_mask_BT)
+
+
+def _two_rows(model: Any, advantages: tuple[float, float]) -> Batch:
+    """Two texts of 7 and 8 tokens, of which the last 3 and 5 were sampled, by this very model."""
+    ids = torch.tensor([[5, 9, 2, 7, 30, 31, 32, 0], [8, 1, 4, 40, 41, 42, 43, 44]])
+    mask = torch.tensor([[False] * 4 + [True] * 3 + [False], [False] * 3 + [True] * 5])
+    lengths = torch.tensor([7, 8])
+    logprobs = torch.zeros(2, 8)
+    logprobs[mask] = token_logprobs(SplitModel(model), ids, mask, lengths, TEMPERATURE, max_tokens=100)
+    zeros, ends = torch.zeros(2, 8, dtype=torch.float64), torch.zeros(2, 8, dtype=torch.bool)
+    batch = Batch(ids, mask, logprobs, zeros, ends, lengths, torch.tensor([0, 1]), torch.tensor([0, 0]))
+    return _with_advantages(batch, list(advantages))
 
 
 def _row_means(model: Any, batch: Batch) -> list[float]:
-    with torch.inference_mode():
-        values, _ = token_logprobs(SplitModel(model), batch.ids_BT, batch.loss_mask_BT, 0.8)
+    values = token_logprobs(SplitModel(model), batch.ids_BT, batch.loss_mask_BT, batch.lengths_B, TEMPERATURE, max_tokens=100)
     return [float(part.mean()) for part in values.split(batch.loss_mask_BT.sum(dim=1).tolist())]
 
 
-def test_good_tokens_become_likelier_and_bad_ones_less(tiny_model: Any) -> None:
-    batch = _batch(tiny_model, [1.0, -1.0])
-    before = _row_means(tiny_model, batch)
-    metrics = _learner(tiny_model).update(batch, torch.arange(2), loss_scale=1.0)
-    after = _row_means(tiny_model, batch)
+def _weights(model: Any) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _equal(before: list[Tensor], model: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_good_tokens_become_likelier_and_bad_ones_less(small_llama: Build) -> None:
+    model = small_llama()
+    batch = _two_rows(model, (1.0, -1.0))
+    before = _row_means(model, batch)
+    metrics = _update(_learner(model), batch)
+    after = _row_means(model, batch)
     assert after[0] > before[0] + 1e-3 and after[1] < before[1] - 1e-3
     assert (metrics["num_updates"], metrics["nonfinite"], metrics["tokens_trained"]) == (1, 0, 3 + 5)
-    assert metrics["learning_rate"] == 1e-4
+    assert metrics["learning_rate"] == 1e-3
 
 
-def test_the_numbers_of_a_first_update_by_hand(tiny_model: Any) -> None:
-    """Ratios are 1, so the loss is minus the mean advantage; GRPO averages within rows first, Dr. GRPO divides by the budget."""
-    batch = _batch(tiny_model, [1.0, -0.5])
-    metrics = _learner(copy.deepcopy(tiny_model)).update(batch, torch.arange(2), loss_scale=0.5)
-    assert metrics["loss"] == pytest.approx(-0.25 * 0.5, abs=1e-5)
-    assert metrics["policy_loss"] == pytest.approx(-(3 * 1.0 - 5 * 0.5) / 8, abs=1e-5)
-    assert (metrics["ratio_mean"], metrics["ratio_max"]) == pytest.approx((1.0, 1.0), abs=1e-4)
-    assert (metrics["clip_low"], metrics["clip_high"]) == (0, 0)
+def test_the_numbers_of_a_first_update_by_hand(small_llama: Build) -> None:
+    """Ratios are 1, so the loss is minus the mean advantage; GRPO averages within rows first, Dr. GRPO divides by the budget of 50."""
+    model = small_llama()
+    batch = _two_rows(model, (1.0, -0.5))
+    metrics = _update(_learner(copy.deepcopy(model)), batch, scale=0.5)
+    assert metrics["loss"] == pytest.approx(-0.125, abs=1e-5)  # -(1 - 0.5) / 2 * 0.5
+    assert metrics["policy_loss"] == pytest.approx(-0.0625, abs=1e-5)  # -(3 * 1 - 5 * 0.5) / 8
+    assert (metrics["ratio_mean"], metrics["ratio_max"], metrics["ratio_min"]) == pytest.approx((1.0, 1.0, 1.0), abs=1e-4)
+    assert metrics["ratio_std"] < 1e-3
+    assert (metrics["clip_low"], metrics["clip_high"], metrics["clip_dual"]) == (0, 0, 0)
     assert metrics["mismatch"] < 1e-5 and abs(metrics["kl_sampled"]) < 1e-6
-    dr = dataclasses.replace(preset("dr_grpo"), entropy_coef=0.0)
-    metrics = _learner(tiny_model, dr).update(batch, torch.arange(2), loss_scale=1.0)
-    assert metrics["loss"] == pytest.approx(-(3 * 1.0 - 5 * 0.5) / 50 / 2, abs=1e-6)
+    assert not {"kl_reference", "value_loss", "value_clip", "critic_grad_norm"} & metrics.keys()
+    metrics = _update(_learner(model, customised("dr_grpo", {"entropy_coef": 0.0})), batch)
+    assert metrics["loss"] == pytest.approx(-0.005, abs=1e-6)  # -(3 * 1 - 5 * 0.5) / 50 / 2
 
 
-def test_the_entropy_bonus_is_subtracted(tiny_model: Any) -> None:
-    batch = _batch(tiny_model, [0.0, 0.0])
-    algorithm = dataclasses.replace(preset("dr_grpo"), entropy_coef=0.5)
-    metrics = _learner(tiny_model, algorithm).update(batch, torch.arange(2), loss_scale=1.0)
-    assert metrics["loss"] == pytest.approx(-0.5 * metrics["entropy"] * 8 / 50 / 2, rel=1e-5)
+def test_a_model_that_knows_nothing(small_llama: Build) -> None:
+    """Without a head every word of the 61 has the same chance: log p = -log 61 = -4.110874, and that is the entropy, whatever the text."""
+    model = small_llama()
+    torch.nn.init.zeros_(model.lm_head.weight)
+    batch = _two_rows(model, (1.0, -1.0))
+    sampled = torch.where(batch.loss_mask_BT, torch.tensor([[-4.610874], [-3.610874]]), 0.0)  # half a nat less and more than the model says
+    batch = dataclasses.replace(batch, logprobs_BT=sampled)
+    metrics = _update(_learner(model, customised("dapo", {"entropy_coef": 0.1})), batch)
+    assert metrics["entropy"] == pytest.approx(4.110874, abs=1e-5)
+    assert metrics["mismatch"] == pytest.approx(0.5, abs=1e-5)
+    assert (metrics["ratio_max"], metrics["ratio_min"]) == pytest.approx((1.648721, 0.606531), abs=1e-5)
+    assert metrics["ratio_mean"] == pytest.approx(0.997352, abs=1e-5)  # (3 * 1.648721 + 5 * 0.606531) / 8
+    assert metrics["ratio_std"] == pytest.approx(0.504574, abs=1e-4)  # 1.042191 * sqrt(15) / 8
+    assert (metrics["clip_high"], metrics["clip_low"]) == (3 / 8, 5 / 8)
+    assert metrics["policy_loss"] == pytest.approx(0.02, abs=1e-5)  # (-1.28 * 3 + 0.8 * 5) / 8
+    assert metrics["loss"] == pytest.approx(-0.391087, abs=1e-5)  # 0.02 - 0.1 * 4.110874
+    # k3 of KL(sampled || new): r - 1 - log r with r = 1.648721 three times and 0.606531 five times
+    assert metrics["kl_sampled"] == pytest.approx(0.122352, abs=1e-5)
 
 
-def test_clipping_is_counted(tiny_model: Any) -> None:
-    """The sampler was a third as sure of the first row's tokens and three times as sure of the second's: both are beyond the clips."""
-    batch = _batch(tiny_model, [1.0, -1.0])
+def test_clipped_tokens_have_no_gradient(small_llama: Build) -> None:
+    model = small_llama()
+    batch = _two_rows(model, (1.0, -1.0))
     shift = torch.tensor([[-math.log(3)], [math.log(3)]])
     batch = dataclasses.replace(batch, logprobs_BT=batch.logprobs_BT + shift * batch.loss_mask_BT)
-    before = _row_means(tiny_model, batch)
-    metrics = _learner(tiny_model).update(batch, torch.arange(2), loss_scale=1.0)
+    before = _weights(model)
+    metrics = _update(_learner(model), batch)
     assert (metrics["clip_high"], metrics["clip_low"]) == pytest.approx((3 / 8, 5 / 8))
-    assert (metrics["ratio_max"], metrics["ratio_mean"]) == pytest.approx((3.0, (3 * 3 + 5 / 3) / 8), rel=1e-4)
-    assert metrics["mismatch"] == pytest.approx(math.log(3), abs=1e-4)
     assert metrics["loss"] == pytest.approx((-1.28 + 0.8) / 2, abs=1e-5)
-    assert _row_means(tiny_model, batch) == pytest.approx(before, abs=1e-6)  # beyond the clip there is no gradient
+    assert metrics["grad_norm"] == 0 and _equal(before, model)
 
 
-def test_micro_batches_do_not_change_the_update(tiny_model: Any) -> None:
-    batch = _batch(tiny_model, [1.0, -1.0, 0.3, 2.0, -0.7])
-    order = torch.tensor([3, 0, 4, 1, 2])
-    runs = []
-    for micro_tokens in (1, 20, 100_000):
-        learner = _learner(copy.deepcopy(tiny_model), preset("grpo"), micro_tokens=micro_tokens, update_batch=5)
-        metrics = learner.update(batch, order, loss_scale=0.7)
-        # After one step Adam's first moment is a tenth of the (clipped) gradient.
-        runs.append((metrics, [state["exp_avg"] for state in learner.optimizer.state.values()]))
-    for metrics, moments in runs[1:]:
-        assert metrics == pytest.approx(runs[0][0], rel=1e-5, abs=1e-6)
-        for got, want in zip(moments, runs[0][1], strict=True):
+def test_a_long_gradient_is_shortened_and_logged_as_it_was(small_llama: Build) -> None:
+    model = small_llama()
+    batch = _two_rows(model, (300.0, -500.0))
+    learner = _learner(model, max_grad_norm=0.5)
+    metrics = _update(learner, batch)
+    moments: Any = learner.state()["optimizers"]
+    total = sum(float((state["exp_avg"] / 0.1).square().sum()) for state in moments["policy"]["adam"]["state"].values())
+    assert metrics["grad_norm"] > 5
+    assert math.sqrt(total) == pytest.approx(0.5, rel=1e-4)
+
+
+# Memory: how a minibatch is cut, packed or recomputed changes nothing.
+
+ALGORITHMS = {
+    "ppo separate": customised("ppo", {"kl_coef": 0.05, "kl_in": "reward", "lam": 0.9}),
+    "ppo shared": customised("ppo", {"advantages": "bilevel_gae", "gamma": 0.9}),
+    "grpo": customised("grpo", {"kl_coef": 0.05}),
+    "dapo": customised("dapo", {}),
+    "dr_grpo": customised("dr_grpo", {"dual_clip": 1.3}),
+}
+CUTS = [
+    {"micro_tokens": micro_tokens, "packing": packing, "gradient_checkpointing": checkpointing}
+    for micro_tokens in (64, 512, 8192)
+    for packing, checkpointing in ((False, False), (True, False), (True, True))
+]
+
+
+def _whole_update(name: str, build: Build, hand_made: Build, rows: int, cut: dict[str, Any]) -> tuple[dict[str, float], list[Tensor]]:
+    """Estimates and two updates: the numbers, and the weights of policy and critic after them."""
+    model, algorithm = build(), ALGORITHMS[name]
+    split = SplitModel(model)
+    critic = None
+    if algorithm.has_critic:
+        critic = Critic(split, shared=True) if name == "ppo shared" else Critic(SplitModel(build(1)), shared=False)
+        torch.nn.init.normal_(critic.head.linear.weight, std=0.2, generator=torch.Generator().manual_seed(4))
+    reference = reference_for(SplitModel(build(2))) if algorithm.has_reference else None
+    estimator = AdvantageEstimator(algorithm, critic, reference, temperature=TEMPERATURE, micro_tokens=cut["micro_tokens"])
+    batch, estimates = estimator.complete(hand_made(model, rows))
+    learner = _learner(model, algorithm, critic, update_batch=4, **cut)
+    metrics = learner.update(batch, [torch.tensor([3, 5, 0, 4, 1, 2])], 0.7, Rates(1e-5, 1e-5))
+    metrics.pop("padding")
+    return {**metrics, **estimates}, [*_weights(model), *(p.detach() for p in (critic.parameters() if critic else []))]
+
+
+@pytest.mark.parametrize(("name", "rows"), [*((name, 1) for name in ALGORITHMS), ("ppo shared", 3), ("grpo", 3), ("dr_grpo", 3)])
+def test_memory_settings_do_not_change_the_update(name: str, rows: int, small_llama: Build, hand_made: Build) -> None:
+    """Rows of whole histories, and of single turns as the context modes last_k and single_turn make them."""
+    expected, weights = _whole_update(name, small_llama, hand_made, rows, CUTS[-3])
+    assert expected["num_updates"] == 2 and expected["grad_norm"] > 0.01
+    for cut in CUTS[:-3] + CUTS[-2:]:
+        metrics, after = _whole_update(name, small_llama, hand_made, rows, cut)
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5), cut
+        for got, want in zip(after, weights, strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 
-def test_minibatches_make_one_update_each_in_the_given_order(tiny_model: Any) -> None:
-    batch = _batch(tiny_model, [1.0, -1.0, 0.5])
-    whole = copy.deepcopy(tiny_model)
-    metrics = _learner(whole, update_batch=2).update(batch, torch.tensor([2, 0, 1]), loss_scale=1.0)
+def test_a_rate_large_enough_to_see_a_difference(small_llama: Build, hand_made: Build) -> None:
+    """Were the updates above left out, or made in another order of minibatches, their weights would be further apart than is allowed."""
+    model = small_llama()
+    start = _weights(model)
+    _, after = _whole_update("grpo", small_llama, hand_made, 1, CUTS[0])
+    assert max(float((a - b).abs().max()) for a, b in zip(start, after, strict=True)) > 1.9e-5
+
+
+@pytest.mark.parametrize(("cut", "padding"), [((20, False), 1 / 16), ((8, False), 0.0), ((16, True), 1 / 16)])
+def test_padding_is_counted(cut: tuple[int, bool], padding: float, small_llama: Build) -> None:
+    """Texts of 7 and 8 tokens: side by side they take 2 x 8 places, one by one 7 and 8."""
+    model = small_llama()
+    metrics = _update(_learner(model, micro_tokens=cut[0], packing=cut[1]), _two_rows(model, (1.0, -1.0)))
+    assert metrics["padding"] == pytest.approx(padding)
+
+
+def test_rows_of_a_trajectory_count_as_one_sequence(small_llama: Build, hand_made: Build) -> None:
+    """Cut into rows, GRPO still averages over six trajectories: with ratios of 1 the loss is minus their mean advantage."""
+    model = small_llama()
+    batch = _with_advantages(hand_made(model, rows=3, noise=0.0), [1.0, -2.0, 0.5, 4.0, 0.0, 0.25])
+    assert len(batch) > 6
+    assert _update(_learner(model), batch)["loss"] == pytest.approx(-3.75 / 6, abs=1e-5)
+
+
+# Minibatches and epochs.
+
+
+def test_minibatches_make_one_update_each_in_the_given_order(small_llama: Build, hand_made: Build) -> None:
+    model = small_llama()
+    batch = _with_advantages(hand_made(model), [1.0, -1.0, 0.5, 0.2, 2.0, -0.3])
+    by_hand = copy.deepcopy(model)
+    metrics = _learner(model, update_batch=4).update(batch, [torch.tensor([5, 0, 3, 1, 2, 4])], 1.0, RATES)
     assert metrics["num_updates"] == 2
-    by_hand = copy.deepcopy(tiny_model)
-    learner = _learner(by_hand, update_batch=2)
-    learner.update(batch.rows(torch.tensor([2, 0])), torch.arange(2), loss_scale=1.0)
-    learner.update(batch.rows(torch.tensor([1])), torch.arange(1), loss_scale=1.0)
-    for got, want in zip(whole.parameters(), by_hand.parameters(), strict=True):
+    learner = _learner(by_hand)
+    _update(learner, batch.trajectories(torch.tensor([0, 1, 3, 5])))
+    _update(learner, batch.trajectories(torch.tensor([2, 4])))
+    for got, want in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-7)
 
 
-def test_a_gradient_that_is_not_finite_is_left_out_and_counted(tiny_model: Any) -> None:
-    batch = _batch(tiny_model, [1.0, math.inf])
-    before = [parameter.detach().clone() for parameter in tiny_model.parameters()]
-    metrics = _learner(tiny_model).update(batch, torch.arange(2), loss_scale=1.0)
+def test_epochs_go_over_the_batch_again(small_llama: Build) -> None:
+    model = small_llama()
+    batch = _two_rows(model, (1.0, -1.0))
+    metrics = _learner(model, learning_rate=1e-4).update(batch, [torch.tensor([0, 1]), torch.tensor([1, 0])], 1.0, Rates(1e-4))
+    assert (metrics["num_updates"], metrics["tokens_trained"]) == (2, 16)
+    assert metrics["mismatch"] < 1e-5  # of the first minibatch alone, before anything was updated
+    assert metrics["ratio_max"] > 1.001 and metrics["ratio_min"] < 0.999
+
+
+# The critic.
+
+
+def _for_a_critic(batch: Batch) -> Batch:
+    """Returns of 1 everywhere, expected were 0."""
+    ones = batch.loss_mask_BT.float()
+    return dataclasses.replace(batch, returns_BT=ones, values_BT=torch.zeros_like(ones), reference_BT=None)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_only_the_critic_learns_where_the_policy_has_no_rate(shared: bool, small_llama: Build) -> None:
+    model = small_llama()
+    batch = _for_a_critic(_two_rows(model, (1.0, -1.0)))
+    critic = Critic(SplitModel(model if shared else small_llama(1)), shared=shared)
+    learner = _learner(model, PLAIN_PPO, critic)
+    before, trunk = _weights(model), _weights(critic.split.model.base_model)
+    metrics = _update(learner, batch, rates=Rates(0.0, 1e-3))
+    assert _equal(before, model) and metrics["learning_rate"] == 0
+    assert metrics["value_loss"] == pytest.approx(0.5) and metrics["critic_grad_norm"] > 0
+    assert metrics["loss"] == pytest.approx(0.25 if shared else 0.0)
+    assert float(critic.head.linear.weight.detach().abs().max()) == pytest.approx(1e-3, rel=1e-2)
+    assert shared or not _equal(trunk, critic.split.model.base_model) or float(critic.head.linear.bias.detach()) > 0
+    _update(learner, batch)
+    assert not _equal(before, model)
+
+
+def test_a_critic_learns_what_it_is_taught(small_llama: Build) -> None:
+    model, critic = small_llama(), Critic(SplitModel(small_llama(1)), shared=False)
+    batch = _for_a_critic(_two_rows(model, (0.0, 0.0)))
+    learner = _learner(model, PLAIN_PPO, critic)
+    for _ in range(30):
+        metrics = _update(learner, batch, rates=Rates(0.0, 1e-2))
+    values = critic.values(batch.ids_BT, batch.loss_mask_BT, batch.lengths_B, 100)
+    assert (values > 0.5).all() and metrics["value_clip"] > 0  # no gain beyond 0.5 away from what it said before
+
+
+# What is not finite.
+
+
+def _poisoned(batch: Batch, value: float) -> Batch:
+    assert batch.advantages_BT is not None
+    spoilt = batch.advantages_BT.clone()
+    spoilt[1, 4] = value
+    return dataclasses.replace(batch, advantages_BT=spoilt)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_an_update_that_is_not_finite_is_left_out_and_counted(value: float, small_llama: Build) -> None:
+    model = small_llama()
+    batch = _two_rows(model, (1.0, -1.0))
+    learner = _learner(model)
+    _update(learner, batch)
+    before, state = _weights(model), copy.deepcopy(learner.state())
+    metrics = _update(learner, _poisoned(batch, value))
+    assert (metrics["num_updates"], metrics["nonfinite"], metrics["nonfinite_streak"], metrics["tokens_trained"]) == (0, 1, 1, 0)
+    assert _equal(before, model) and all(parameter.grad is None for parameter in model.parameters())
+    _assert_same_moments(learner.state(), state)
+    assert all(math.isfinite(number) for number in metrics.values()), metrics
+
+
+def _assert_same_moments(got: Any, want: Any) -> None:
+    for name, optimizer in want["optimizers"].items():
+        for index, moments in optimizer["adam"]["state"].items():
+            for key, tensor in moments.items():
+                assert torch.equal(got["optimizers"][name]["adam"]["state"][index][key], tensor), (name, index, key)
+
+
+@pytest.mark.parametrize("where", ["policy", "critic"])
+def test_weights_that_are_not_finite(where: str, small_llama: Build) -> None:
+    """A broken critic holds the policy's update back too: its advantages were the critic's."""
+    model, critic = small_llama(), Critic(SplitModel(small_llama(1)), shared=False)
+    batch = _for_a_critic(_two_rows(model, (1.0, -1.0)))
+    learner = _learner(model, PLAIN_PPO, critic)
+    with torch.no_grad():
+        (model.lm_head.weight if where == "policy" else critic.head.linear.weight).view(-1)[0] = math.nan
+    policy, head = _weights(model), critic.head.linear.bias.detach().clone()
+    metrics = _update(learner, batch)
     assert (metrics["num_updates"], metrics["nonfinite"]) == (0, 1)
-    assert all(torch.equal(a, b) for a, b in zip(before, tiny_model.parameters(), strict=True))
-    assert all(parameter.grad is None for parameter in tiny_model.parameters())
+    assert torch.equal(head, critic.head.linear.bias)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(policy, model.parameters(), strict=True))
+    assert all(math.isfinite(number) for number in metrics.values()), metrics
 
 
-def test_what_is_left_out_does_not_spoil_the_numbers(tiny_model: Any) -> None:
-    """The record of a step refuses what is not finite, so one bad minibatch must not reach it."""
-    batch = _batch(tiny_model, [1.0, math.inf])
-    metrics = _learner(tiny_model, update_batch=1).update(batch, torch.arange(2), loss_scale=1.0)
-    assert (metrics["num_updates"], metrics["nonfinite"]) == (1, 1)
+def test_a_finite_loss_with_a_gradient_that_is_not(small_llama: Build) -> None:
+    """Advantages near the end of float32: their loss is finite, their gradient is not."""
+    model = small_llama()
+    batch = _with_advantages(_two_rows(model, (1.0, -1.0)), [3e38, -3e38])
+    before = _weights(model)
+    metrics = _update(_learner(model), batch)
+    assert metrics["nonfinite"] == 1 and _equal(before, model)
+
+
+def test_what_is_left_out_does_not_spoil_the_numbers_nor_the_rest(small_llama: Build) -> None:
+    model = small_llama()
+    batch = _two_rows(model, (1.0, -1.0))
+    alone = copy.deepcopy(model)
+    metrics = _update(_learner(model, update_batch=1), _poisoned(batch, math.inf))
+    assert (metrics["num_updates"], metrics["nonfinite"], metrics["tokens_trained"], metrics["nonfinite_streak"]) == (1, 1, 3, 1)
     assert all(math.isfinite(value) for value in metrics.values()), metrics
     assert metrics["loss"] == pytest.approx(-1.0, abs=1e-5)
+    _update(_learner(alone), batch.trajectories(torch.tensor([0])))
+    assert _equal(_weights(alone), model)
+
+
+def test_a_streak_ends_with_an_update(small_llama: Build) -> None:
+    model = small_llama()
+    batch = _two_rows(model, (1.0, -1.0))
+    learner = _learner(model)
+    streaks = [_update(learner, part)["nonfinite_streak"] for part in (_poisoned(batch, math.nan), _poisoned(batch, math.inf), batch)]
+    assert streaks == [1, 2, 0]
+
+
+# Going on.
+
+
+@pytest.mark.parametrize("kind", ["none", "separate", "shared"])
+def test_a_restored_learner_goes_on_as_the_first_would_have(kind: str, small_llama: Build, tmp_path: Any) -> None:
+    learners = []
+    for _ in range(2):
+        model = small_llama()
+        critic = None if kind == "none" else Critic(SplitModel(model if kind == "shared" else small_llama(1)), shared=kind == "shared")
+        learners.append((model, _learner(model, NO_BONUS if critic is None else PLAIN_PPO, critic)))
+    (model, learner), (again, other) = learners
+    batch = _for_a_critic(_two_rows(model, (1.0, -1.0)))
+    _update(learner, batch)
+    _update(learner, _poisoned(batch, math.nan))
+    torch.save(learner.state(), tmp_path / "state.pt")
+    again.load_state_dict(model.state_dict())
+    other.restore(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert other.nonfinite_streak == 1
+    assert _update(learner, batch) == _update(other, batch)
+    assert _equal(_weights(model), again)
+    if learner.critic is not None and other.critic is not None:
+        assert all(torch.equal(a, b) for a, b in zip(learner.critic.parameters(), other.critic.parameters(), strict=True))
+
+
+def test_the_state_of_another_learner_is_refused(small_llama: Build) -> None:
+    plain = _learner(small_llama())
+    with_critic = _learner(small_llama(), PLAIN_PPO, Critic(SplitModel(small_llama(1)), shared=False))
+    with pytest.raises((KeyError, ValueError, CheckpointError)):
+        with_critic.restore(plain.state())
+    with pytest.raises(ValueError, match="the learner's state has another form"):
+        plain.restore({"optimizers": [], "critic": {}, "nonfinite_streak": 0})
