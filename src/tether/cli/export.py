@@ -32,9 +32,8 @@ def export(
     if dtype not in DTYPES:
         raise UnknownName(f"unknown dtype '{dtype}': {did_you_mean(dtype, DTYPES)}")
     store = RunStore.open(run)
-    from tether.training.export import check_new, choose_checkpoint, export_checkpoint
+    from tether.training.export import choose_checkpoint, export_checkpoint
 
-    check_new(out)
     checkpoint, number = choose_checkpoint(store, best=best, step=step)
     console = Console()
     with console.status(f"exporting step {number}"):

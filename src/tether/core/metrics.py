@@ -45,7 +45,7 @@ CATALOGUE: dict[str, str] = {
     "update/explained_variance": "1 - Var(return - value) / Var(return): how much of the returns the critic foresaw",
     "update/value_loss": "clipped value loss, plain mean over the trained tokens",
     "update/value_clip": "share of trained tokens whose value loss is the clipped one",
-    "update/critic_grad_norm": "mean gradient norm of the critic (of its head, on a shared trunk) before clipping",
+    "update/critic_grad_norm": "mean gradient norm of the critic (of its head alone, on a shared trunk) before clipping",
     "update/entropy": "mean entropy of the policy over the trained tokens, in nats",
     "update/ratio_mean": "mean importance ratio new / sampled over the trained tokens",
     "update/ratio_std": "standard deviation of the importance ratio over the trained tokens",

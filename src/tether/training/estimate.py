@@ -4,6 +4,7 @@ All of it is computed once per step, before the first update, on the policy that
 """
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def _placed(batch: Batch, values_N: Tensor) -> Tensor:
 
 
 def _summary(batch: Batch) -> dict[str, float]:
-    """Numbers for the "update/" section."""
+    """Numbers for the "update/" section; what is not finite is left out, as the update will be."""
     assert batch.advantages_BT is not None  # filled in a moment ago
     advantages_N = batch.advantages_BT[batch.loss_mask_BT].double()
     summary = {"advantage_std": float(advantages_N.std(correction=0))}
@@ -74,4 +75,4 @@ def _summary(batch: Batch) -> dict[str, float]:
             # A critic that says one number for everything explains nothing of returns that are all the same.
             "explained_variance": 1 - missed / spread if spread > 0 else 0.0,
         }
-    return summary
+    return {name: value for name, value in summary.items() if math.isfinite(value)}

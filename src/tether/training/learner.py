@@ -59,11 +59,11 @@ class Learner:
         self._length = float(max_tokens) if algorithm.constant_length else 1.0
         parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
         self._optimizers = {"policy": self._adam(parameters, dtype)}
-        if critic is not None and critic.shared:
-            # Beside the policy's optimiser, not in it: the head computes in float32 whatever the trunk does.
-            self._optimizers["head"] = self._adam(critic.parameters(), None)
-        elif critic is not None:
-            self._optimizers["critic"] = self._adam(critic.parameters(), dtype)
+        if critic is not None:
+            # An optimiser of its own: the head computes in float32 whatever its trunk does.
+            self._optimizers["head"] = self._adam(list(critic.head.parameters()), None)
+            if not critic.shared:
+                self._optimizers["critic"] = self._adam(critic.trunk_parameters(), dtype)
         self.nonfinite_streak = 0
         """How many updates in a row were left out by now."""
 
@@ -193,7 +193,7 @@ class Learner:
         finite = part.is_finite and all(math.isfinite(norm) for norm in norms.values())
         self.nonfinite_streak = 0 if finite else self.nonfinite_streak + 1
         if finite:
-            trunk_learns = policy_learns or "head" in self._optimizers
+            trunk_learns = policy_learns or (self.critic is not None and self.critic.shared)
             for name, optimizer in self._optimizers.items():
                 if name != "policy" or trunk_learns:
                     optimizer.step()

@@ -281,10 +281,11 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _groups_can_vary(self) -> "RunSettings":
-        if self.filter.strategy != "all" and self.filter.score in SPREAD_SCORES and self.rollout.group_size < 2:
+        drops = self.filter.strategy != "all" or not self.filter.include_zero
+        if drops and self.filter.score in SPREAD_SCORES and self.rollout.group_size < 2:
             raise ValueError(
                 f"rollout.group_size is {self.rollout.group_size} but filter.score is '{self.filter.score}', which needs at least 2 "
-                "trajectories per prompt; raise group_size or set filter.strategy=all"
+                "trajectories per prompt; raise group_size or set filter.strategy=all with filter.include_zero=true"
             )
         return self
 

@@ -79,11 +79,11 @@ def update_metrics(totals: TokenTotals, mismatch: float, rate: float, nonfinite_
         "tokens_trained": totals.count,
         "padding": 1 - totals.tokens / totals.places if totals.places else 0.0,
     }
-    for name in ("critic", "head"):
-        if totals.norms and name in totals.norms[0]:
-            metrics["critic_grad_norm"] = _mean_norm(totals.norms, name)
+    if totals.norms and "head" in totals.norms[0]:
+        metrics["critic_grad_norm"] = _mean_norm(totals.norms, "critic", "head")
     return metrics
 
 
-def _mean_norm(norms: list[dict[str, float]], name: str) -> float:
-    return sum(norm[name] for norm in norms) / max(1, len(norms))
+def _mean_norm(norms: list[dict[str, float]], *names: str) -> float:
+    """The norm of some optimisers' gradients together, on average over the updates."""
+    return sum(math.hypot(*(norm.get(name, 0.0) for name in names)) for norm in norms) / max(1, len(norms))

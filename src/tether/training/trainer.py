@@ -106,6 +106,7 @@ class Trainer:
         """Write a checkpoint of the last complete step."""
         state = {"learner": self.learner.state(), "monitor": self._monitor_state}
         with self._interrupts.shield(), self.learner.full_precision():
+            self.store.sync()  # no checkpoint outlives a power cut that the records of its steps do not
             return save_checkpoint(self.store.checkpoints, self.step, self.model, self.tokenizer, state, self.settings.checkpoint.keep)
 
     def _gather(self, step: int) -> Gathered:
@@ -113,8 +114,7 @@ class Trainer:
 
         def sample(num_groups: int, first: int) -> list[Group]:
             plan = training_plan(settings.seed, step, num_groups, rollout.group_size, first, self.arena.weights)
-            remedy = f"lower rollout.max_rows (now {rollout.max_rows}) or rollout.max_context (now {rollout.max_context})"
-            with self._timed("rollout", len(plan)), memory_boundary("rollout", remedy):
+            with self._timed("rollout", len(plan)), memory_boundary("rollout", self._rows_remedy()):
                 return self.arena.play(plan, self.engine, self.chat, settings.sampling(), self.rules, self._watcher.advance)
 
         ratios = [r.metrics["groups/rv_ratio"] for r in self._records() if "groups/rv_ratio" in r.metrics]
@@ -170,6 +170,9 @@ class Trainer:
         )
         return Rates(0.0 if warming_up else policy, value)
 
+    def _rows_remedy(self) -> str:
+        return f"lower rollout.max_rows (now {self.settings.rollout.max_rows})"
+
     def _micro_remedy(self) -> str:
         chosen = self.settings.learner
         saving = "" if chosen.gradient_checkpointing else " or set learner.gradient_checkpointing=true"
@@ -219,7 +222,7 @@ class Trainer:
     def _evaluate(self, record: StepRecord) -> StepRecord:
         """Play the validation prompts and write the record again with what they gave; readers take the last one of a step."""
         settings, chosen = self.settings, self.settings.evaluation
-        with self._timed("validation", chosen.prompts * chosen.samples):
+        with self._timed("validation", chosen.prompts * chosen.samples), memory_boundary("validation", self._rows_remedy()):
             result = evaluate(
                 stages_of(settings.environments()),
                 self.engine,

@@ -103,3 +103,35 @@ def test_episodes_of_nothing() -> None:
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         make([1], [0]).ids_BT = torch.zeros(1, 1)  # type: ignore[misc]
+
+
+def test_lined_up_and_spread_are_each_others_inverse() -> None:
+    """Whatever stands at the sampled tokens comes back; what stood elsewhere does not."""
+    batch = make(LENGTHS, OWNERS)
+    episodes = batch.episodes()
+    field_BT = torch.randn(batch.ids_BT.shape, generator=torch.Generator().manual_seed(0))
+    lined_RT = batch.lined_up(field_BT, episodes.mask_RT)
+    assert lined_RT.shape == (3, 5) and lined_RT.dtype == torch.float32
+    assert torch.equal(lined_RT[0, :4], torch.stack([field_BT[0, 1], field_BT[1, 1], field_BT[1, 3], field_BT[1, 5]]))
+    assert torch.equal(batch.spread(lined_RT, episodes), field_BT * batch.loss_mask_BT)
+    assert torch.equal(batch.lined_up(batch.spread(lined_RT, episodes), episodes.mask_RT), lined_RT)
+
+
+def test_trajectories_keep_their_episodes() -> None:
+    """Cutting a batch and lining it up gives the same as lining it up and cutting that."""
+    batch = make(LENGTHS, OWNERS)
+    whole, part = batch.episodes(), batch.trajectories(torch.tensor([2])).episodes()
+    assert part.rewards_RT.tolist() == whole.rewards_RT[2:].tolist()
+    assert (part.groups_R.tolist(), part.mask_RT.tolist()) == ([11], [[True] * 5])
+
+
+def test_no_trajectories() -> None:
+    part = make(LENGTHS, OWNERS).trajectories(torch.tensor([], dtype=torch.long))
+    assert (len(part), part.num_trajectories, part.ids_BT.shape) == (0, 0, (0, 0))
+
+
+def test_minibatches_are_every_trajectory_once() -> None:
+    batch = make(LENGTHS, OWNERS)
+    parts = list(batch.minibatches(torch.tensor([1, 2, 0]), 2))
+    assert sorted(first for part in parts for first in part.ids_BT[:, 0].tolist()) == [0, 100, 200, 300, 400, 500]
+    assert list(batch.minibatches(torch.tensor([], dtype=torch.long), 2)) == []

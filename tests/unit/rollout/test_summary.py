@@ -126,4 +126,5 @@ def test_pass_rates_by_hand() -> None:
     )
     assert list(pass_rates(_solved((8, 1)))) == ["pass_at_1", "pass_at_2", "pass_at_4", "pass_at_8"]
     assert list(pass_rates(_solved((2, 1)))) == ["pass_at_1", "pass_at_2"]
+    assert list(pass_rates(_solved((4, 1), (2, 1)))) == ["pass_at_1", "pass_at_2"], "as far as every prompt has samples"
     assert pass_rates(_solved((1, 1), (1, 0))) == pass_rates([]) == {}, "one sample a prompt is success itself"

@@ -254,6 +254,16 @@ def test_killed_while_deleting(tmp_path: Path, tiny: Any, monkeypatch: pytest.Mo
     assert _names(tmp_path) == ["step_000002", "step_000003"]
 
 
+def test_a_sweep_replaces_nothing(tmp_path: Path) -> None:
+    _stub(tmp_path, 1, "the place of the")
+    unfinished = tmp_path / ".unfinished-x"
+    _stub(unfinished, 1, "other")
+    (unfinished / "replaced").mkdir()
+    sweep(tmp_path)
+    assert _names(tmp_path) == ["step_000001"]
+    assert (tmp_path / "step_000001" / "model" / "config.json").read_text() == "the place of the weights of 1"
+
+
 def test_a_sweep_that_cannot_sweep_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".unfinished-x").mkdir()
 

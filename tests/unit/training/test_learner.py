@@ -149,10 +149,13 @@ ALGORITHMS = {
     "dapo": customised("dapo", {}),
     "dr_grpo": customised("dr_grpo", {"dual_clip": 1.3}),
 }
-CUTS = [
-    {"micro_tokens": micro_tokens, "packing": packing, "gradient_checkpointing": checkpointing}
-    for micro_tokens in (64, 512, 8192)
-    for packing, checkpointing in ((False, False), (True, False), (True, True))
+PLAIN = {"micro_tokens": 8192, "packing": False, "gradient_checkpointing": False}
+CUTS: list[dict[str, Any]] = [
+    {"micro_tokens": 64, "packing": False, "gradient_checkpointing": False},
+    {"micro_tokens": 64, "packing": True, "gradient_checkpointing": True},
+    {"micro_tokens": 512, "packing": True, "gradient_checkpointing": False},
+    {"micro_tokens": 512, "packing": False, "gradient_checkpointing": True},
+    {"micro_tokens": 8192, "packing": True, "gradient_checkpointing": False},
 ]
 
 
@@ -176,9 +179,9 @@ def _whole_update(name: str, build: Build, hand_made: Build, rows: int, cut: dic
 @pytest.mark.parametrize(("name", "rows"), [*((name, 1) for name in ALGORITHMS), ("ppo shared", 3), ("grpo", 3), ("dr_grpo", 3)])
 def test_memory_settings_do_not_change_the_update(name: str, rows: int, small_llama: Build, hand_made: Build) -> None:
     """Rows of whole histories, and of single turns as the context modes last_k and single_turn make them."""
-    expected, weights = _whole_update(name, small_llama, hand_made, rows, CUTS[-3])
+    expected, weights = _whole_update(name, small_llama, hand_made, rows, PLAIN)
     assert expected["num_updates"] == 2 and expected["grad_norm"] > 0.01
-    for cut in CUTS[:-3] + CUTS[-2:]:
+    for cut in CUTS:
         metrics, after = _whole_update(name, small_llama, hand_made, rows, cut)
         assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5), cut
         for got, want in zip(after, weights, strict=True):
@@ -189,7 +192,7 @@ def test_a_rate_large_enough_to_see_a_difference(small_llama: Build, hand_made: 
     """Were the updates above left out, or made in another order of minibatches, their weights would be further apart than is allowed."""
     model = small_llama()
     start = _weights(model)
-    _, after = _whole_update("grpo", small_llama, hand_made, 1, CUTS[0])
+    _, after = _whole_update("grpo", small_llama, hand_made, 1, PLAIN)
     assert max(float((a - b).abs().max()) for a, b in zip(start, after, strict=True)) > 1.9e-5
 
 
@@ -249,13 +252,12 @@ def test_only_the_critic_learns_where_the_policy_has_no_rate(shared: bool, small
     batch = _for_a_critic(_two_rows(model, (1.0, -1.0)))
     critic = Critic(SplitModel(model if shared else small_llama(1)), shared=shared)
     learner = _learner(model, PLAIN_PPO, critic)
-    before, trunk = _weights(model), _weights(critic.split.model.base_model)
+    before = _weights(model)
     metrics = _update(learner, batch, rates=Rates(0.0, 1e-3))
     assert _equal(before, model) and metrics["learning_rate"] == 0
     assert metrics["value_loss"] == pytest.approx(0.5) and metrics["critic_grad_norm"] > 0
     assert metrics["loss"] == pytest.approx(0.25 if shared else 0.0)
     assert float(critic.head.linear.weight.detach().abs().max()) == pytest.approx(1e-3, rel=1e-2)
-    assert shared or not _equal(trunk, critic.split.model.base_model) or float(critic.head.linear.bias.detach()) > 0
     _update(learner, batch)
     assert not _equal(before, model)
 

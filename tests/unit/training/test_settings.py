@@ -7,8 +7,8 @@ import yaml
 
 from tether.core.config import dump_yaml, validate
 from tether.core.errors import ConfigError
+from tether.training.parts import episode_rules, resolve_algorithm
 from tether.training.settings import EnvSettings, ModelSettings, RunSettings
-from tether.training.trainer import episode_rules, resolve_algorithm
 
 LAKE = {"env": {"name": "frozen_lake"}}
 
@@ -39,6 +39,10 @@ def test_defaults_are_the_papers() -> None:
 def test_departures_from_a_preset() -> None:
     algorithm = resolve_algorithm(_settings(algorithm={"name": "dr_grpo", "clip_high": 0.3, "entropy_coef": 0.0}).algorithm)
     assert (algorithm.name, algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coef) == ("dr_grpo", 0.2, 0.3, 0.0)
+    names = {"name": "ppo", "advantages": "bilevel_gae", "aggregation": "sequence_mean_token_sum", "divergence": "k1"}
+    algorithm = resolve_algorithm(_settings(algorithm={**names, "reference": "smollm2"}).algorithm)
+    functions = (algorithm.advantages, algorithm.aggregation, algorithm.divergence)
+    assert [function.__name__ for function in functions] == ["bilevel_gae", "sequence_mean_token_sum", "k1"]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +58,7 @@ def test_departures_from_a_preset() -> None:
 def test_the_learning_rate_is_filled_in_by_model(sections: dict[str, Any], rate: float) -> None:
     settings = _settings(**sections)
     assert settings.learner.learning_rate == rate
+    assert settings.critic.learning_rate == (1e-3 if settings.model.name == "tiny" else 1e-5)
     assert yaml.safe_load(dump_yaml(settings))["learner"]["learning_rate"] == rate
 
 
@@ -62,15 +67,55 @@ def test_the_learning_rate_is_filled_in_for_library_callers_too() -> None:
     assert settings.learner.learning_rate == 1e-6
 
 
-def test_a_dumped_config_is_the_same_settings() -> None:
-    settings = _settings(seed=4, filter={"strategy": "band", "band": [0.25, 0.75]})
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"seed": 4, "filter": {"strategy": "band", "band": [0.25, 0.75]}},
+        {"algorithm": {"name": "dapo"}, "filter": {"refill": 5}},
+        {"also": [{"name": "sokoban", "weight": 0.5}], "lora": {"rank": 4, "targets": ["q_proj"]}, "model": {"name": "smollm2"}},
+    ],
+)
+def test_a_dumped_config_is_the_same_settings(sections: dict[str, Any]) -> None:
+    settings = _settings(**sections)
     assert validate(RunSettings, yaml.safe_load(dump_yaml(settings))) == settings
+
+
+def test_dapo_brings_dynamic_sampling_and_overlong_shaping() -> None:
+    settings = _settings(algorithm={"name": "dapo"})
+    chosen = settings.filter
+    assert (chosen.strategy, chosen.include_zero, chosen.score, chosen.loss_scale, chosen.refill) == (
+        "all",
+        False,
+        "outcome_variance",
+        "none",
+        3,
+    )
+    assert settings.rollout.overlong_share == 0.2
+    assert (resolve_algorithm(settings.algorithm).kl_coef, resolve_algorithm(settings.algorithm).entropy_coef) == (0, 0)
+
+
+def test_what_dapo_brings_may_be_overruled() -> None:
+    settings = _settings(algorithm={"name": "dapo"}, filter={"refill": 0, "strategy": "top_p"}, rollout={"overlong_share": 0})
+    assert (settings.filter.refill, settings.filter.strategy, settings.rollout.overlong_share) == (0, "top_p", 0)
+    assert (settings.filter.include_zero, settings.filter.loss_scale) == (False, "none")  # the rest stays
+
+
+def test_the_other_algorithms_bring_nothing() -> None:
+    for name in ("ppo", "grpo", "dr_grpo"):
+        settings = _settings(algorithm={"name": name})
+        assert (settings.filter, settings.rollout) == (_settings().filter, _settings().rollout)
 
 
 @pytest.mark.parametrize("score", ["reward_variance", "reward_std", "outcome_variance", "entropy_variance"])
 def test_a_variance_needs_two_members(score: str) -> None:
     with pytest.raises(ConfigError, match=f"rollout.group_size is 1 but filter.score is '{score}'"):
         _settings(rollout={"group_size": 1}, filter={"score": score})
+
+
+def test_a_group_of_one_never_varies_so_dynamic_sampling_would_keep_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.group_size is 1 but filter\.score is 'outcome_variance'"):
+        _settings(algorithm={"name": "dapo"}, rollout={"group_size": 1})
+    assert _settings(algorithm={"name": "dapo"}, rollout={"group_size": 1}, filter={"include_zero": True}).filter.refill == 3
 
 
 def test_a_group_of_one_is_fine_where_no_variance_is_asked_for() -> None:
@@ -90,6 +135,23 @@ def test_a_band_is_checked_before_the_run(band: list[float] | None) -> None:
         ({"env": {"name": "frozenlake"}}, "did you mean 'frozen_lake'"),
         ({"algorithm": {"name": "grppo"}}, "did you mean 'grpo'"),
         ({"filter": {"strategy": "topp"}}, "did you mean 'top_p'"),
+        ({"algorithm": {"advantages": "gea"}}, "is not a known advantages: did you mean 'gae'"),
+        ({"algorithm": {"aggregation": "token_meen"}}, "is not a known aggregation: did you mean 'token_mean'"),
+        ({"algorithm": {"divergence": "k4"}}, "is not a known divergence"),
+        ({"algorithm": {"reward_at": "end"}}, "algorithm.reward_at"),
+        ({"algorithm": {"dual_clip": 1.0}}, "algorithm.dual_clip': got 1.0; it should be greater than 1"),
+        ({"learner": {"schedule": "cosin"}}, "is not a known schedule: did you mean 'cosine'"),
+        ({"filter": {"loss_scale": "kept_rate"}}, "did you mean 'kept_ratio'"),
+        ({"filter": {"refill": -1}}, "filter.refill': got -1"),
+        ({"filter": {"members": 0}}, "filter.members': got 0"),
+        ({"rollout": {"num_groups": 0}}, "rollout.num_groups': got 0; it should be greater than or equal to 1"),
+        ({"rollout": {"num_groups": -3}}, "rollout.num_groups': got -3"),
+        ({"rollout": {"context": "window"}}, "rollout.context"),
+        ({"critic": {"warmup_steps": -1}}, "critic.warmup_steps"),
+        ({"model": {"dtype": "float16"}}, "model.dtype"),
+        ({"also": [{"name": "frozen_lake"}]}, "the run has an environment twice (frozen_lake, frozen_lake); give each once"),
+        ({"also": [{"name": "sokobann"}]}, "did you mean 'sokoban'"),
+        ({"also": [{"name": "sokoban", "weight": 0}]}, "weight"),
         ({"filter": {"keep": 0}}, "filter.keep': got 0; it should be greater than 0"),
         ({"filter": {"keep": 1.5}}, "should be less than or equal to 1"),
         ({"rollout": {"temperature": 0}}, "rollout.temperature"),
@@ -110,5 +172,8 @@ def test_an_episode_lives_within_the_models_positions(tiny: Any) -> None:
     rules = episode_rules(_settings(rollout={"max_tokens": 100}), tiny.model)
     assert (rules.max_context, rules.max_tokens, rules.format_penalty) == (1024, 100, -0.1)
     assert episode_rules(_settings(rollout={"max_context": 600}), tiny.model).max_context == 600
+    shaped = {"max_tokens": 100, "overlong_share": 0.25, "overlong_penalty": 0.5, "context": "last_k", "last_k": 3}
+    rules = episode_rules(_settings(rollout=shaped), tiny.model)
+    assert (rules.overlong_buffer, rules.overlong_factor, rules.context, rules.last_k) == (25, 0.5, "last_k", 3)
     with pytest.raises(ValueError, match=r"rollout\.max_tokens is 1024 but a conversation holds only 1024 tokens"):
         episode_rules(_settings(rollout={"max_tokens": 1024}), tiny.model)

@@ -2,7 +2,8 @@
 
 1. Fallible experts play three environments (training split) and write down what they think.
 2. A tokenizer is trained on those words, a Llama-architecture model is initialised; both are seeded.
-3. The model imitates the experts: cross-entropy on response tokens only, in the very token layout of a rollout.
+3. The model imitates the experts: cross-entropy on response tokens only, in the very token layout of a rollout. In a first, long lesson it
+   learns to read and to plan; in a second, short one from experts that seldom do so, the habit of not doing it.
 
 The result is a Hugging Face folder. The same settings on the same machine give the same weights.
 """
@@ -11,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,15 +39,24 @@ Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
+class Lesson(Settings):
+    """Experts to imitate, and for how long."""
+
+    weaknesses: Weaknesses
+    steps: Positive
+    episodes: Positive
+    """Demonstrated episodes of all environments; training goes round them as often as the steps need."""
+    learning_rate: Rate
+
+
 class WarmstartSettings(Settings):
     """What `tiny` is made of."""
 
-    weaknesses: Weaknesses = Weaknesses()
-    steps: Positive = 3300
-    episodes: Positive = 50_000
-    """Demonstrated episodes of all environments; training goes round them as often as the steps need."""
+    skill: Lesson = Lesson(
+        weaknesses=Weaknesses(habit=0.6, confusion=0.3, indecision=0.6), steps=3300, episodes=50_000, learning_rate=1.5e-3
+    )
+    habit: Lesson = Lesson(weaknesses=Weaknesses(habit=0.75, confusion=0.15, indecision=0.3), steps=400, episodes=8_000, learning_rate=4e-4)
     batch: Positive = 64
-    learning_rate: Rate = 1.5e-3
     width: Positive = 192
     hidden: Positive = 512
     layers: Positive = 5
@@ -73,10 +84,23 @@ def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Pro
     tokenizer = train_tokenizer(_texts(envs, settings))
     model: Any = LlamaForCausalLM(_architecture(settings, tokenizer))  # Any: a decorator of transformers hides the signature of .to
     model.to(device)
-    demonstrations = _record(envs, ChatFormat(tokenizer), settings, progress)
-    _train(SplitModel(model), demonstrations, settings, progress)
+    teach(SplitModel(model), ChatFormat(tokenizer), envs, settings, (settings.skill, settings.habit), progress)
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
+
+
+def teach(
+    model: SplitModel, chat: ChatFormat, envs: Sequence[Env], settings: WarmstartSettings, lessons: Sequence[Lesson], progress: Progress
+) -> None:
+    """Give the model one lesson after the other; no lesson repeats an episode of another."""
+    first_episode = 0
+    for number, lesson in enumerate(lessons, start=1):
+        episodes = range(first_episode, first_episode + lesson.episodes)
+        recorded = partial(progress, f"lesson {number}: episodes")
+        demonstrations = _record(envs, chat, settings.seed, lesson.weaknesses, episodes, recorded)
+        order = random.Random(derive_seed("warmstart-order", settings.seed, number))
+        _train(model, demonstrations, lesson, settings.batch, order, partial(progress, f"lesson {number}: training"))
+        first_episode = episodes.stop
 
 
 def play_expert(env: Env, seed: int, rng: random.Random, weaknesses: Weaknesses) -> list[tuple[str, str]]:
@@ -97,19 +121,21 @@ def _texts(envs: Sequence[Env], settings: WarmstartSettings) -> list[str]:
     for index in range(TOKENIZER_EPISODES):
         env = envs[index % len(envs)]
         texts.append(env.instructions)
-        texts += [text for exchange in play_expert(env, index, rng, settings.weaknesses) for text in exchange]
+        texts += [text for exchange in play_expert(env, index, rng, settings.skill.weaknesses) for text in exchange]
     return texts
 
 
-def _record(envs: Sequence[Env], chat: ChatFormat, settings: WarmstartSettings, progress: Progress) -> list[Demonstration]:
+def _record(
+    envs: Sequence[Env], chat: ChatFormat, seed: int, weaknesses: Weaknesses, episodes: range, progress: Callable[[int, int, str], None]
+) -> list[Demonstration]:
     demonstrations = []
-    for index in range(settings.episodes):
+    for index in episodes:
         env = envs[index % len(envs)]
-        rng = random.Random(derive_seed("warmstart-expert", settings.seed, index))
-        exchanges = play_expert(env, derive_seed("warmstart-instance", settings.seed, index), rng, settings.weaknesses)
+        rng = random.Random(derive_seed("warmstart-expert", seed, index))
+        exchanges = play_expert(env, derive_seed("warmstart-instance", seed, index), rng, weaknesses)
         demonstrations.append(_tokens(env, chat, exchanges))
-        if index % 500 == 499 or index + 1 == settings.episodes:
-            progress("demonstrations", index + 1, settings.episodes, "")
+        if len(demonstrations) % 500 == 0 or len(demonstrations) == len(episodes):
+            progress(len(demonstrations), len(episodes), "")
     return demonstrations
 
 
@@ -141,12 +167,18 @@ def _architecture(settings: WarmstartSettings, tokenizer: PreTrainedTokenizerBas
     )
 
 
-def _train(model: SplitModel, demonstrations: list[Demonstration], settings: WarmstartSettings, progress: Progress) -> None:
-    rng = random.Random(derive_seed("warmstart-order", settings.seed))
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
-    for step in range(settings.steps):
-        ids_BT, mask_BT = _batch(rng.sample(demonstrations, min(settings.batch, len(demonstrations))), model.model.device)
+def _train(
+    model: SplitModel,
+    demonstrations: list[Demonstration],
+    lesson: Lesson,
+    batch: int,
+    order: random.Random,
+    progress: Callable[[int, int, str], None],
+) -> None:
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=lesson.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, lesson.steps))
+    for step in range(lesson.steps):
+        ids_BT, mask_BT = _batch(order.sample(demonstrations, min(batch, len(demonstrations))), model.model.device)
         features_BTD = model.features(input_ids=ids_BT, use_cache=False)
         logits_NV = model.logits(features_BTD[:, :-1][mask_BT[:, 1:]])
         loss = torch.nn.functional.cross_entropy(logits_NV.float(), ids_BT[:, 1:][mask_BT[:, 1:]])
@@ -155,8 +187,8 @@ def _train(model: SplitModel, demonstrations: list[Demonstration], settings: War
         torch.nn.utils.clip_grad_norm_(model.model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 5 == 4 or step + 1 == settings.steps:
-            progress("training", step + 1, settings.steps, f"loss {float(loss.detach()):.3f}")
+        if step % 5 == 4 or step + 1 == lesson.steps:
+            progress(step + 1, lesson.steps, f"loss {float(loss.detach()):.3f}")
 
 
 def _rate(step: int, steps: int) -> float:

@@ -1,0 +1,192 @@
+"""Estimates of a batch: values and reference at their tokens, advantages against formulas written out here, literal explained variance."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tether.algorithms.batch import Batch
+from tether.algorithms.presets import Algorithm, customised
+from tether.models.critic import Critic
+from tether.models.head import SplitModel
+from tether.models.reference import reference_for
+from tether.training.estimate import AdvantageEstimator
+
+TEMPERATURE = 0.8
+Build = Callable[..., Any]
+
+
+def _complete(
+    batch: Batch, algorithm: Algorithm, critic: Critic | None = None, reference: Any = None, micro_tokens: int = 40
+) -> tuple[Batch, dict[str, float]]:
+    return AdvantageEstimator(algorithm, critic, reference, temperature=TEMPERATURE, micro_tokens=micro_tokens).complete(batch)
+
+
+def _of(batch: Batch, field_BT: Tensor | None) -> list[list[float]]:
+    """The sampled tokens' part of a field, a list for each trajectory."""
+    assert field_BT is not None
+    found: list[list[float]] = [[] for _ in range(batch.num_trajectories)]
+    for row, owner in enumerate(batch.owners_B.tolist()):
+        found[owner] += [float(field_BT[row, t]) for t in range(field_BT.shape[1]) if batch.loss_mask_BT[row, t]]
+    return found
+
+
+def _outside(batch: Batch, field_BT: Tensor | None) -> float:
+    assert field_BT is not None
+    return float(field_BT.masked_fill(batch.loss_mask_BT, 0).abs().max())
+
+
+def _critic(model: Any) -> Critic:
+    critic = Critic(SplitModel(model), shared=False)
+    torch.nn.init.normal_(critic.head.linear.weight, std=0.3, generator=torch.Generator().manual_seed(4))
+    return critic
+
+
+def _values(critic: Critic, batch: Batch) -> list[list[float]]:
+    """Row by row, through the Hugging Face model alone."""
+    weight, bias = critic.head.linear.weight[0], critic.head.linear.bias[0]
+    found: list[list[float]] = [[] for _ in range(batch.num_trajectories)]
+    with torch.inference_mode():
+        for row, length in enumerate(batch.lengths_B.tolist()):
+            features = critic.split.model.base_model(input_ids=batch.ids_BT[row : row + 1, :length]).last_hidden_state[0]
+            places = [t for t in range(length) if batch.loss_mask_BT[row, t]]
+            found[int(batch.owners_B[row])] += [float((weight * features[t - 1]).sum() + bias) for t in places]
+    return found
+
+
+def _group_relative(groups: list[int], returns: list[float], *, by_std: bool) -> list[float]:
+    advantages = []
+    for group, own in zip(groups, returns, strict=True):
+        peers = [value for other, value in zip(groups, returns, strict=True) if other == group]
+        spread = statistics.stdev(peers) + 1e-6 if by_std and len(peers) > 1 else 1.0
+        advantages.append((own - statistics.fmean(peers)) / spread)
+    return advantages
+
+
+GROUPS = [5, 5, 5, 2, 2, 9]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("name", "by_std"), [("grpo", True), ("dapo", True), ("dr_grpo", False)])
+def test_advantages_within_a_group(name: str, by_std: bool, rows: int, small_llama: Build, hand_made: Build) -> None:
+    batch = hand_made(small_llama(), rows)
+    done, summary = _complete(batch, customised(name, {}))
+    rewards, advantages = _of(batch, batch.rewards_BT), _of(done, done.advantages_BT)
+    expected = _group_relative(GROUPS, [sum(own) for own in rewards], by_std=by_std)
+    for got, want in zip(advantages, expected, strict=True):
+        assert got == pytest.approx([want] * len(got), abs=1e-6)
+    assert advantages[5][0] == 0.0  # alone in its group
+    assert _outside(done, done.advantages_BT) == 0
+    assert done.returns_BT is None and done.values_BT is None and done.reference_BT is None
+    everything = [value for own in advantages for value in own]
+    assert summary == {"advantage_std": pytest.approx(statistics.pstdev(everything), rel=1e-5)}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_values_and_generalised_advantages(rows: int, small_llama: Build, hand_made: Build) -> None:
+    """A_t = sum over l of (gamma lam)^l delta_(t+l), the sum written out; the critic is taught A + V."""
+    batch, critic = hand_made(small_llama(), rows), _critic(small_llama(1))
+    gamma, lam = 0.9, 0.8
+    done, summary = _complete(batch, customised("ppo", {"gamma": gamma, "lam": lam, "whiten": False}), critic)
+    values, rewards = _values(critic, batch), _of(batch, batch.rewards_BT)
+    returns = []
+    for got_values, got_advantages, got_returns, value, reward in zip(
+        _of(done, done.values_BT), _of(done, done.advantages_BT), _of(done, done.returns_BT), values, rewards, strict=True
+    ):
+        assert got_values == pytest.approx(value, abs=1e-5)
+        after = [*value[1:], 0.0]
+        errors = [reward[t] + gamma * after[t] - value[t] for t in range(len(value))]
+        advantages = [sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, len(value))) for t in range(len(value))]
+        assert got_advantages == pytest.approx(advantages, abs=2e-5)
+        assert got_returns == pytest.approx([a + v for a, v in zip(advantages, value, strict=True)], abs=2e-5)
+        returns += [a + v for a, v in zip(advantages, value, strict=True)]
+    expected = [v for own in values for v in own]
+    missed = statistics.pvariance([r - v for r, v in zip(returns, expected, strict=True)])
+    assert summary["return_mean"] == pytest.approx(statistics.fmean(returns), abs=1e-5)
+    assert summary["value_mean"] == pytest.approx(statistics.fmean(expected), abs=1e-5)
+    assert summary["explained_variance"] == pytest.approx(1 - missed / statistics.pvariance(returns), abs=1e-4)
+    assert max(_outside(done, field) for field in (done.values_BT, done.advantages_BT, done.returns_BT)) == 0
+
+
+def test_whitened_advantages_leave_the_returns_alone(small_llama: Build, hand_made: Build) -> None:
+    batch, critic = hand_made(small_llama()), _critic(small_llama(1))
+    plain, _ = _complete(batch, customised("ppo", {"whiten": False}), critic)
+    white, summary = _complete(batch, customised("ppo", {}), critic)
+    values = [value for own in _of(white, white.advantages_BT) for value in own]
+    assert statistics.fmean(values) == pytest.approx(0, abs=1e-6) and statistics.stdev(values) == pytest.approx(1, abs=1e-5)
+    assert _of(white, white.returns_BT) == _of(plain, plain.returns_BT)
+    assert summary["advantage_std"] == pytest.approx(statistics.pstdev(values), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+def test_a_divergence_in_the_reward(name: str, small_llama: Build, hand_made: Build) -> None:
+    """0.3 times the divergence is taken from the reward of each token, so a trajectory's return is less by 0.3 times its sum."""
+    model, other = small_llama(), small_llama(2)
+    batch = hand_made(model)
+    algorithm = customised("dr_grpo", {"kl_coef": 0.3, "kl_in": "reward", "divergence": name})
+    done, _ = _complete(batch, algorithm, reference=reference_for(SplitModel(other)))
+    expected: list[list[float]] = [[] for _ in GROUPS]
+    with torch.inference_mode():
+        for row, length in enumerate(batch.lengths_B.tolist()):
+            table = torch.log_softmax(other(input_ids=batch.ids_BT[row : row + 1, :length]).logits[0] / TEMPERATURE, dim=-1)
+            places = [t for t in range(length) if batch.loss_mask_BT[row, t]]
+            expected[row] += [float(table[t - 1, batch.ids_BT[row, t]]) for t in places]
+    got = _of(done, done.reference_BT)
+    returns = []
+    for own, reference, want, reward in zip(_of(batch, batch.logprobs_BT), got, expected, _of(batch, batch.rewards_BT), strict=True):
+        assert reference == pytest.approx(want, abs=1e-5)
+        apart = torch.tensor(own, dtype=torch.float64) - torch.tensor(want, dtype=torch.float64)
+        divergence = {"k1": apart, "k2": apart**2 / 2, "k3": torch.exp(-apart) - 1 + apart}[name]
+        returns.append(sum(reward) - 0.3 * float(divergence.sum()))
+    advantages = _group_relative(GROUPS, returns, by_std=False)
+    assert [own[0] for own in _of(done, done.advantages_BT)] == pytest.approx(advantages, abs=1e-3)
+    assert _of(done, done.rewards_BT) == _of(batch, batch.rewards_BT)  # what was earned stays on record
+
+
+def test_a_divergence_in_the_loss_leaves_the_advantages(small_llama: Build, hand_made: Build) -> None:
+    batch = hand_made(small_llama())
+    plain, _ = _complete(batch, customised("grpo", {}))
+    judged, _ = _complete(batch, customised("grpo", {"kl_coef": 0.3}), reference=reference_for(SplitModel(small_llama(2))))
+    assert _of(judged, judged.advantages_BT) == _of(plain, plain.advantages_BT)
+    assert judged.reference_BT is not None and _outside(judged, judged.reference_BT) == 0
+
+
+class _Says(Critic):
+    """A critic that says given numbers."""
+
+    def __init__(self, numbers: list[float]) -> None:
+        self._numbers = numbers
+
+    def values(self, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int) -> Tensor:
+        return torch.tensor(self._numbers)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said", "explained"),
+    [
+        ([1.0, 3.0], [1.0, 3.0], 1.0),
+        ([1.0, 3.0], [0.0, 0.0], 0.0),
+        ([1.0, 3.0], [5.0, 5.0], 0.0),  # the same for all explains nothing, wherever it lies
+        ([1.0, 3.0], [1.5, 2.5], 0.75),  # misses by -0.5 and 0.5: a variance of 0.25, of the returns' 1
+        ([1.0, 3.0], [3.0, 1.0], -3.0),  # misses by -2 and 2: a variance of 4
+        ([2.0, 2.0], [0.0, 1.0], 0.0),  # nothing to explain
+    ],
+)
+def test_explained_variance_by_hand(rewards: list[float], said: list[float], explained: float) -> None:
+    """Two trajectories of a single token: the return of each is its reward, whatever the critic says."""
+    ids = torch.tensor([[4, 7], [4, 8]])
+    mask = torch.tensor([[False, True], [False, True]])
+    paid = torch.zeros(2, 2, dtype=torch.float64)
+    paid[:, 1] = torch.tensor(rewards, dtype=torch.float64)
+    order = torch.tensor([0, 1])
+    batch = Batch(ids, mask, torch.zeros(2, 2), paid, mask, torch.tensor([2, 2]), order, order)
+    done, summary = _complete(batch, customised("ppo", {"whiten": False}), _Says(said))
+    assert summary["explained_variance"] == pytest.approx(explained)
+    assert summary["value_mean"] == pytest.approx(sum(said) / 2) and summary["return_mean"] == pytest.approx(sum(rewards) / 2)
+    assert done.returns_BT is not None and done.returns_BT[:, 1].tolist() == pytest.approx(rewards)
+    assert done.values_BT is not None and done.values_BT[:, 1].tolist() == pytest.approx(said)
+    assert dataclasses.replace(done, advantages_BT=None, returns_BT=None, values_BT=None) == batch

@@ -1,0 +1,163 @@
+"""Gathering: rounds of sampling until the batch is full, within bounds, the best of what the filter keeps, and the accounting of tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tether.core.enums import FinishReason, StopReason
+from tether.core.types import Group, Trajectory, Turn
+from tether.training.gather import Gathered, gather, select
+from tether.training.settings import FilterSettings
+
+DYNAMIC: dict[str, Any] = {"strategy": "all", "include_zero": False}
+"""As DAPO does: groups without variance are left out."""
+
+
+def _group(index: int, rewards: Sequence[float], tokens: int = 3, surprises: Sequence[float] | None = None) -> Group:
+    trajectories = []
+    for member, reward in enumerate(rewards):
+        surprise = surprises[member] if surprises else 0.5
+        turn = Turn((1,), (2,) * tokens, (-surprise,) * tokens, FinishReason.STOP_TEXT, "", None, reward)
+        trajectories.append(Trajectory(index, member, 100 + index, [turn], StopReason.SUCCESS, reward >= 1))
+    return Group(index, 100 + index, trajectories)
+
+
+class _Script:
+    """Plays groups from a list of pairs of rewards, in order, and remembers what it was asked for."""
+
+    def __init__(self, *pairs: tuple[float, float]) -> None:
+        self._pairs = pairs
+        self.asked: list[tuple[int, int]] = []
+
+    def __call__(self, num_groups: int, first: int) -> list[Group]:
+        self.asked.append((num_groups, first))
+        return [_group(index, self._pairs[index], tokens=index + 1) for index in range(first, first + num_groups)]
+
+
+FLAT, VARIED = (1.0, 1.0), (0.0, 1.0)
+
+
+def _gathered(script: _Script, num_groups: int = 4, **rules: Any) -> Gathered:
+    return gather(script, num_groups, FilterSettings(**rules))
+
+
+def test_one_round_without_refill() -> None:
+    script = _Script(FLAT, VARIED, FLAT, VARIED)
+    gathered = _gathered(script, **DYNAMIC)
+    assert script.asked == [(4, 0)]
+    assert [group.index for group in gathered.chosen] == [1, 3]
+    assert (gathered.num_rounds, gathered.batch_share, gathered.chosen_ids) == (1, 0.5, {1, 3})
+    assert gathered.groups == gathered.first_round
+
+
+def test_a_full_batch_is_not_refilled() -> None:
+    script = _Script(*[VARIED] * 4)
+    gathered = _gathered(script, **DYNAMIC, refill=3)
+    assert script.asked == [(4, 0)] and gathered.batch_share == 1
+
+
+def test_refill_goes_on_counting_until_the_batch_is_full() -> None:
+    """Half are kept: two are missing, so 2 * 4 / 2 = 4 more are tried; three of them vary, and the fifth kept group is one too many."""
+    script = _Script(FLAT, VARIED, FLAT, VARIED, VARIED, VARIED, FLAT, VARIED)
+    gathered = _gathered(script, **DYNAMIC, refill=3)
+    assert script.asked == [(4, 0), (4, 4)]
+    assert [group.index for group in gathered.groups] == list(range(8))
+    assert [group.index for group in gathered.first_round] == [0, 1, 2, 3]
+    assert [group.index for group in gathered.chosen] == [1, 3, 4, 5]
+    assert (gathered.num_rounds, gathered.num_wanted, gathered.batch_share) == (2, 4, 1)
+
+
+def test_a_few_missing_take_a_small_round() -> None:
+    """Three of four are kept: one is missing, and 1 * 4 / 3 rounded up is 2."""
+    script = _Script(VARIED, VARIED, FLAT, VARIED, FLAT, VARIED)
+    gathered = _gathered(script, **DYNAMIC, refill=1)
+    assert script.asked == [(4, 0), (2, 4)]
+    assert [group.index for group in gathered.chosen] == [0, 1, 3, 5]
+
+
+@pytest.mark.parametrize("refill", [0, 1, 3])
+def test_rounds_are_bounded(refill: int) -> None:
+    script = _Script(*[FLAT] * 16)
+    gathered = _gathered(script, **DYNAMIC, refill=refill)
+    assert script.asked == [(4, 4 * number) for number in range(refill + 1)]
+    assert (gathered.num_rounds, gathered.chosen, gathered.batch_share) == (refill + 1, [], 0)
+    assert gathered.metrics()["kept_ratio"] == 0
+
+
+def test_a_batch_that_stays_short() -> None:
+    script = _Script(FLAT, VARIED, FLAT, FLAT, *[FLAT] * 4)
+    gathered = _gathered(script, **DYNAMIC, refill=1)
+    assert [group.index for group in gathered.chosen] == [1] and gathered.batch_share == 0.25
+
+
+def test_the_best_of_too_many_in_the_order_of_sampling() -> None:
+    """All rounds are ranked together: 0.5 and 0.72 of the second round beat 0.02 of the first."""
+    script = _Script(FLAT, (0.0, 0.2), (0.0, 0.9), (0.0, 1.0), (0.0, 1.2))
+    gathered = _gathered(script, num_groups=3, **DYNAMIC, refill=1)
+    assert script.asked == [(3, 0), (2, 3)]
+    assert [group.index for group in gathered.chosen] == [2, 3, 4]
+    assert gathered.selection.kept == [4, 3, 2, 1]
+
+
+def test_the_accounting_of_groups_and_tokens() -> None:
+    """Group i has two trajectories of i + 1 tokens: 2 * (1 + ... + 8) = 72 were sampled, and 2 * (2 + 4 + 5 + 6) = 34 are trained on."""
+    script = _Script(FLAT, VARIED, FLAT, VARIED, VARIED, VARIED, FLAT, VARIED)
+    gathered = _gathered(script, **DYNAMIC, refill=3)
+    metrics = gathered.metrics()
+    assert (metrics["sampled"], metrics["kept"], metrics["kept_ratio"], metrics["rounds"]) == (8, 4, 0.5, 2)
+    assert metrics["tokens_discarded"] == 72 - 34
+    trained = sum(t.num_sampled for group in gathered.chosen for t in group.trajectories)
+    assert trained == 34
+    assert metrics["zero_variance"] == 3 and metrics["mixed"] == 5 / 8 and metrics["all_succeed"] == 3 / 8
+    assert metrics["rv_mean"] == pytest.approx(5 * 0.5 / 8)
+
+
+def test_a_share_of_all_rounds_is_kept() -> None:
+    """top_k keeps half of whatever was sampled: 2 of 4, then floor(0.5 * 8) = 4 of 8."""
+    script = _Script(*[(0.0, 1 + index / 10) for index in range(8)])
+    gathered = _gathered(script, strategy="top_k", keep=0.5, refill=1)
+    assert script.asked == [(4, 0), (4, 4)]
+    assert [group.index for group in gathered.chosen] == [4, 5, 6, 7] and gathered.batch_share == 1
+
+
+# What the filter is told of the groups.
+
+
+@pytest.mark.parametrize(
+    ("score", "best"),
+    [("reward_variance", 0), ("reward_sum", 1), ("outcome_variance", 2), ("entropy", 3), ("entropy_variance", 4), ("length", 5)],
+)
+def test_each_score_reads_its_own_numbers(score: str, best: int) -> None:
+    groups = [
+        _group(0, (-9.0, 0.9)),
+        _group(1, (9.0, 9.0)),
+        _group(2, (0.99, 1.0)),
+        _group(3, (0.0, 0.0), surprises=(2.0, 2.0)),
+        _group(4, (0.0, 0.0), surprises=(0.1, 1.5)),
+        _group(5, (0.0, 0.0), tokens=9),
+    ]
+    assert select(groups, FilterSettings(strategy="top_k", keep=0.2, score=score)).kept == [best]
+
+
+def test_order_and_bands_are_handed_on() -> None:
+    groups = [_group(index, (0.0, 1.0 + index)) for index in range(4)]
+    assert select(groups, FilterSettings(strategy="top_k", keep=0.25, order="smallest")).kept == [0]
+    assert select(groups, FilterSettings(strategy="min_p", keep=0.5)).kept == [3, 2]
+    assert sorted(select(groups, FilterSettings(strategy="band", band=(0.5, 1.0))).kept, key=str) == [2, 3]
+    flat = [*groups, _group(4, FLAT)]
+    assert len(select(flat, FilterSettings(strategy="all")).kept) == 5
+    assert len(select(flat, FilterSettings(**DYNAMIC)).kept) == 4
+
+
+@pytest.mark.parametrize(
+    ("earlier", "kept"),
+    # Variances 0.5 and 0.005: their spread over their mean is 0.98 (ddof 0). Enough alone, too little with two steps of 0.5 before it.
+    [((), [0]), ((0.5, 0.5), [0, 1]), ((2.0, 0.1), [0])],
+)
+def test_auto_looks_at_earlier_steps_too(earlier: tuple[float, ...], kept: list[int]) -> None:
+    groups = [_group(0, (0.0, 1.0)), _group(1, (0.0, 0.1))]
+    rules = FilterSettings(strategy="auto", auto_ratio=0.75)
+    assert select(groups, rules).rv_ratio == pytest.approx(0.980198, abs=1e-6)
+    assert sorted(select(groups, rules, earlier).kept, key=str) == kept
+    assert [group.index for group in gather(lambda count, first: groups, 2, rules, earlier).chosen] == kept

@@ -1,0 +1,341 @@
+"""The stages of a step in short real runs: filter and refill, members and weights, schedules, the critic's first steps, broken numbers.
+
+The environment pays by luck alone, a few tokens an episode, so a run takes a moment and its rewards do not depend on the model.
+"""
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tether.core.config import dump_yaml, merge, validate
+from tether.core.enums import FinishReason, StopReason
+from tether.core.errors import OutOfMemory
+from tether.core.types import Group, Observation, Step, Trajectory, Turn
+from tether.envs.base import ActionOptions
+from tether.envs.registry import ENVIRONMENTS
+from tether.models.critic import Critic
+from tether.rollout.engines.native import NativeEngine
+from tether.runs.schema import StepRecord
+from tether.runs.store import RunStore
+from tether.training import trainer as trainer_module
+from tether.training.checkpoint import best_checkpoint, list_checkpoints
+from tether.training.gather import Gathered, select
+from tether.training.learner import Learner
+from tether.training.settings import RunSettings
+from tether.training.trainer import Trainer
+
+QUICK = {
+    "env": {"name": "lucky"},
+    "model": {"device": "cpu"},
+    "rollout": {"num_groups": 4, "group_size": 4, "max_tokens": 4, "format_penalty": 0.0},
+    "filter": {"strategy": "all"},
+    "learner": {"update_batch": 64},
+    "diagnosis": {"every": 0},
+    "evaluation": {"prompts": 2},
+    "checkpoint": {"every": 50},
+}
+
+
+class _Lucky:
+    """Pays what luck says; half of the episodes succeed."""
+
+    name, max_turns, instructions = "lucky", 1, "Say anything."
+    Options = ActionOptions
+
+    def __init__(self, options: Any) -> None:
+        self._pay = 0.0
+
+    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+        self._pay = (luck or 0) % 1009 / 1009
+        return Observation("begin")
+
+    def step(self, answer: str) -> Step:
+        return Step(Observation("over"), self._pay, True, self._pay > 0.5, {"valid": True, "truncated": False})
+
+
+@pytest.fixture(autouse=True)
+def lucky(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "lucky": _Lucky})
+
+
+def _trainer(folder: Path, **changes: Any) -> Trainer:
+    settings = validate(RunSettings, merge(QUICK, changes))
+    return Trainer(settings, RunStore.create(folder, dump_yaml(settings), {}))
+
+
+def _run(folder: Path, **changes: Any) -> Trainer:
+    trainer = _trainer(folder, **changes)
+    trainer.run()
+    return trainer
+
+
+def _metrics(trainer: Trainer) -> list[dict[str, float]]:
+    """Of the trained steps."""
+    return [record.metrics for record in trainer.store.steps() if record.step]
+
+
+# Filter and refill.
+
+
+def test_filtering_scales_the_loss(tmp_path: Path) -> None:
+    """Half of the groups are kept, so the loss weighs a half, its root, or one; it is not zero, because the entropy bonus is in it."""
+    losses = {}
+    for scale in ("none", "kept_ratio", "sqrt"):
+        rule = {"strategy": "top_k", "keep": 0.5, "loss_scale": scale}
+        (metrics,) = _metrics(_run(tmp_path / scale, steps=1, filter=rule))
+        assert metrics["groups/kept_ratio"] == 0.5
+        losses[scale] = metrics["update/loss"]
+    assert abs(losses["none"]) > 1e-6
+    assert losses["kept_ratio"] == pytest.approx(0.5 * losses["none"], rel=1e-5)
+    assert losses["sqrt"] == pytest.approx(0.5**0.5 * losses["none"], rel=1e-5)
+
+
+def test_a_refilled_batch_counts_in_full(tmp_path: Path) -> None:
+    """Half of eight groups fill the batch of four: the kept ratio is a half, the share of the batch is one."""
+    losses = {}
+    for scale in ("none", "kept_ratio"):
+        rule = {"strategy": "top_k", "keep": 0.5, "loss_scale": scale, "refill": 1}
+        trainer = _run(tmp_path / scale, steps=1, filter=rule)
+        (metrics,) = _metrics(trainer)
+        losses[scale] = metrics["update/loss"]
+    assert losses["none"] == losses["kept_ratio"] != 0
+    assert [metrics[f"groups/{name}"] for name in ("sampled", "kept", "kept_ratio", "rounds")] == [8, 4, 0.5, 2]
+    assert metrics["rollout/tokens_sampled"] == metrics["update/tokens_trained"] + metrics["groups/tokens_discarded"]
+    assert metrics["update/tokens_trained"] == 4 * 4 * 4
+    played = list(trainer.store.trajectories(step=1, split="train"))
+    assert [t["group"] for t in played] == [group for group in range(8) for _ in range(4)]
+    assert len({t["seed"] for t in played}) == 8
+    assert sum(t["kept"] for t in played) == 16
+
+
+def test_dapo_replaces_groups_that_all_fail_or_all_succeed(tmp_path: Path) -> None:
+    """With two members half of the groups do; a round after the other is sampled until the batch is full."""
+    trainer = _run(tmp_path / "run", steps=2, algorithm={"name": "dapo"}, rollout={"group_size": 2, "overlong_share": 0})
+    for step, metrics in enumerate(_metrics(trainer), start=1):
+        assert metrics["groups/kept"] == 4 and metrics["groups/rounds"] > 1
+        assert metrics["rollout/tokens_sampled"] == metrics["update/tokens_trained"] + metrics["groups/tokens_discarded"]
+        played = list(trainer.store.trajectories(step=step, split="train"))
+        for group in {t["group"] for t in played}:
+            members = [t for t in played if t["group"] == group]
+            mixed = len({t["success"] for t in members}) == 2
+            assert mixed or not any(t["kept"] for t in members)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "steps", "keeps_all"),
+    [([0.0, 0.0, 9.0], 2, False), ([9.0, 9.0, 0.0], 2, True), ([0.0, 0.0, 9.0], 1, True), ([0.0, 0.0, 9.0], 4, False)],
+)
+def test_auto_reads_the_ratios_of_recent_steps(tmp_path: Path, earlier: list[float], steps: int, keeps_all: bool) -> None:
+    """The batch's own ratio lies between 0 and 1; with auto_steps - 1 steps before it the mean is above 1 or below."""
+    trainer = _trainer(tmp_path / "run", filter={"strategy": "auto", "keep": 0.5, "auto_ratio": 1.2, "auto_steps": steps})
+    for step, ratio in enumerate(earlier, start=1):
+        trainer.store.append(StepRecord(step, {"groups/rv_ratio": ratio}))
+    trainer.store.append(StepRecord(4, {"groups/rv_ratio": 1e9}))  # of a step that is played again
+    trainer.step = 3
+    gathered = trainer._gather(4)
+    assert 0 < gathered.selection.rv_ratio < 1.2
+    assert (len(gathered.chosen) == 4) is keeps_all
+
+
+# Members and weights: the advantages come from the whole group.
+
+
+def _own_advantages(group: Group) -> list[float]:
+    mean, spread = statistics.fmean(group.rewards), statistics.stdev(group.rewards) + 1e-6
+    return [(reward - mean) / spread for reward in group.rewards]
+
+
+def _estimated(trainer: Trainer, gathered: Gathered) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Advantage (smallest and largest along the row) by the sampled tokens of the row."""
+    batch, _ = trainer._estimate(gathered)
+    assert batch.advantages_BT is not None
+    rows = {}
+    for row in range(len(batch)):
+        along = batch.advantages_BT[row][batch.loss_mask_BT[row]]
+        ids = tuple(batch.ids_BT[row, : int(batch.lengths_B[row])].tolist())
+        rows[ids] = (float(along.min()), float(along.max()))
+    assert batch.owners_B.tolist() == list(range(len(batch)))
+    return rows
+
+
+def _row(trajectory: Trajectory) -> tuple[int, ...]:
+    return tuple(trajectory.segments[0].token_ids)
+
+
+def _hand_made(rewards: list[list[float]]) -> Gathered:
+    """Groups 3, 4, ... in which every trajectory says another word."""
+    groups = []
+    for index, paid in enumerate(rewards, start=3):
+        trajectories = []
+        for member, reward in enumerate(paid):
+            turn = Turn((7, 8), (20 + 10 * index + member, 9), (-0.5, -0.25), FinishReason.LENGTH, "", None, reward, fresh=True)
+            trajectories.append(Trajectory(index, member, index, [turn], StopReason.TURN_LIMIT))
+        groups.append(Group(index, index, trajectories))
+    return Gathered(groups, groups, select(groups, QUICK_FILTER), groups, 1, len(groups))
+
+
+QUICK_FILTER = validate(RunSettings, {"env": {"name": "frozen_lake"}, "filter": {"strategy": "all"}}).filter
+REWARDS = [[0.0, 1.0, 0.5, 0.25, 2.0], [3.0, 1.0, 1.0, 2.0, 1.0]]
+
+
+def test_only_the_best_and_the_worst_are_trained_on(tmp_path: Path) -> None:
+    trainer = _trainer(tmp_path / "run", filter={"members": 1})
+    gathered = _hand_made(REWARDS)
+    rows = _estimated(trainer, gathered)
+    extremes = {(3, 0), (3, 4), (4, 0), (4, 1)}  # of equal rewards the earlier
+    expected = {
+        _row(t): advantage
+        for group in gathered.groups
+        for t, advantage in zip(group.trajectories, _own_advantages(group), strict=True)
+        if (t.group, t.member) in extremes
+    }
+    assert rows.keys() == expected.keys()
+    for ids, advantage in expected.items():
+        assert rows[ids] == pytest.approx((advantage, advantage), abs=1e-5)
+
+
+def test_extreme_members_that_said_nothing(tmp_path: Path) -> None:
+    """Their groups have nothing left to train on: the step is skipped, not broken."""
+    trainer = _trainer(tmp_path / "run", filter={"members": 1})
+    gathered = _hand_made([[0.0, 1.0, 2.0]])
+    for member in (0, 2):
+        trajectory = gathered.groups[0].trajectories[member]
+        trajectory.turns[0].response_ids = trajectory.turns[0].logprobs = ()
+    batch, _ = trainer._estimate(gathered)
+    assert len(batch) == 0 and trainer._update(1, batch, gathered) == {"skipped": 1}
+
+
+def test_advantages_are_weighed_by_relative_variance(tmp_path: Path) -> None:
+    """Variances 0.625 and 0.8 (ddof 1): the first group weighs 0.78125, the second 1."""
+    trainer = _trainer(tmp_path / "run", filter={"reweight": True})
+    gathered = _hand_made(REWARDS)
+    assert [statistics.variance(group.rewards) for group in gathered.groups] == pytest.approx([0.625, 0.8])
+    rows = _estimated(trainer, gathered)
+    assert len(rows) == 10
+    for group, weight in zip(gathered.groups, (0.78125, 1.0), strict=True):
+        for trajectory, advantage in zip(group.trajectories, _own_advantages(group), strict=True):
+            assert rows[_row(trajectory)] == pytest.approx((weight * advantage,) * 2, abs=1e-5)
+
+
+def test_members_in_a_run(tmp_path: Path) -> None:
+    (metrics,) = _metrics(_run(tmp_path / "run", steps=1, filter={"members": 1}))
+    assert metrics["update/tokens_trained"] == metrics["rollout/tokens_sampled"] / 2
+
+
+# Epochs, schedules, the critic's first steps.
+
+
+def test_epochs_and_minibatches(tmp_path: Path) -> None:
+    (metrics,) = _metrics(_run(tmp_path / "run", steps=1, learner={"epochs": 2, "update_batch": 6}))
+    assert metrics["update/num_updates"] == 6  # 16 trajectories by 6, twice
+    assert metrics["update/tokens_trained"] == 2 * metrics["rollout/tokens_sampled"]
+
+
+def test_schedules_reach_the_record(tmp_path: Path) -> None:
+    chosen = {"learning_rate": 1e-4, "schedule": "linear", "warmup_steps": 2, "final_share": 0.2}
+    rates = [metrics["update/learning_rate"] for metrics in _metrics(_run(tmp_path / "run", steps=4, learner=chosen))]
+    assert rates == pytest.approx([5e-5, 1e-4, 6e-5, 2e-5])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_at_first_only_the_critic_learns(tmp_path: Path, shared: bool, tiny: Any) -> None:
+    changes = {"algorithm": {"name": "ppo"}, "critic": {"shared": shared, "warmup_steps": 2}, "checkpoint": {"every": 1, "keep": 3}}
+    trainer = _run(tmp_path / "run", steps=3, **changes)
+    start = {name: tensor for name, tensor in tiny.model.state_dict().items() if name != "lm_head.weight"}
+    weights = [load_file(path / "model" / "model.safetensors") for path in list_checkpoints(trainer.store.checkpoints)]
+    states = [torch.load(path / "state.pt", weights_only=True) for path in list_checkpoints(trainer.store.checkpoints)]
+    heads = [state["learner"]["critic"]["head.linear.weight"] for state in states]
+    assert [all(torch.equal(tensor, saved[name]) for name, tensor in start.items()) for saved in weights] == [True, True, False]
+    assert heads[0].abs().max() > 0 and not torch.equal(heads[0], heads[1])
+    metrics = _metrics(trainer)
+    assert [step["update/learning_rate"] for step in metrics] == [0, 0, 1e-4]
+    assert metrics[0]["update/value_mean"] == 0 and metrics[0]["update/explained_variance"] == 0  # the head starts at zero
+    assert metrics[1]["update/value_mean"] > 0
+    assert metrics[0]["update/return_mean"] == pytest.approx(metrics[0]["rollout/reward_mean"])  # gamma 1: every token expects it all
+
+
+# Numbers that are not finite.
+
+
+def test_updates_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path: Path, tiny: Any) -> None:
+    trainer = _trainer(
+        tmp_path / "run", steps=9, algorithm={"name": "ppo"}, learner={"update_batch": 8}, early_stop={"nonfinite_updates": 4}
+    )
+    assert trainer.learner.critic is not None
+    with torch.no_grad():
+        trainer.learner.critic.head.linear.bias.fill_(math.nan)
+    trainer.run()
+    store = trainer.store
+    reason = "the gradient was not finite in 4 updates in a row; lower learner.learning_rate or learner.max_grad_norm"
+    assert store.finished == f"stopped early after step 2: {reason}"
+    last = store.steps()[-1]
+    assert last.notes == ["2 updates were left out: their gradient was not finite", f"stopped early: {reason}"]
+    assert [metrics["update/nonfinite_streak"] for metrics in _metrics(trainer)] == [2, 4]
+    assert [metrics["update/num_updates"] for metrics in _metrics(trainer)] == [0, 0]
+    assert all(math.isfinite(value) for metrics in _metrics(trainer) for value in metrics.values())
+    assert "validation/success" in last.metrics
+    assert [path.name for path in list_checkpoints(store.checkpoints)] == ["step_000002"]
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), tiny.model.parameters(), strict=True))
+    state = torch.load(store.checkpoints / "step_000002" / "state.pt", weights_only=True)
+    assert state["learner"]["nonfinite_streak"] == 4 and state["learner"]["optimizers"]["policy"]["adam"]["state"] == {}
+
+
+# Running out of memory.
+
+
+def _out_of_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+
+STAGES: dict[str, tuple[Any, str, str]] = {
+    "rollout": (NativeEngine, "run", "lower rollout.max_rows (now 128)"),
+    "validation": (NativeEngine, "run", "lower rollout.max_rows (now 128)"),
+    "advantages": (Critic, "values", "lower learner.micro_tokens (now 8192; the update stays the same)"),
+    "update": (Learner, "_policy_losses", "or set learner.gradient_checkpointing=true"),
+    "diagnosis": (trainer_module.Monitor, "observe", "diagnosis.every=0"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_out_of_memory_names_the_stage_and_the_setting(stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _trainer(tmp_path / "run", steps=2, algorithm={"name": "ppo"}, diagnosis={"every": 1})
+    place, name, remedy = STAGES[stage]
+    with trainer.arena:
+        if stage != "validation":
+            trainer._catch_up()
+        monkeypatch.setattr(place, name, _out_of_memory)
+        with pytest.raises(OutOfMemory) as caught:
+            trainer._catch_up() if stage == "validation" else trainer.train_step(1)
+    said = str(caught.value)
+    assert said.startswith(f"out of memory in the {stage} (Tried to allocate 2.00 GiB); ") and remedy in said and "\n" not in said
+    records = (
+        [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        if stage != "validation"
+        else []
+    )
+    assert set(records) <= {0} and trainer.step == 0
+
+
+# The best checkpoint.
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    """Success is luck here, the same in every evaluation: of equals the earliest is the best, though retention has deleted its folder."""
+    trainer = _run(tmp_path / "run", steps=3, evaluation={"every": 1}, checkpoint={"every": 1, "keep": 1})
+    checkpoints = trainer.store.checkpoints
+    success = _metrics(trainer)[0]["validation/success"]
+    assert best_checkpoint(checkpoints) == (1, success)
+    assert [path.name for path in list_checkpoints(checkpoints)] == ["step_000003"]
+    best, last = (load_file(checkpoints / name / "model" / "model.safetensors") for name in ("best", "step_000003"))
+    assert any(not torch.equal(best[name], last[name]) for name in best)
+
+
+def test_no_best_checkpoint_where_none_is_wanted(tmp_path: Path) -> None:
+    trainer = _run(tmp_path / "run", steps=1, checkpoint={"best": False})
+    assert best_checkpoint(trainer.store.checkpoints) is None
