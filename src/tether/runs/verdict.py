@@ -137,7 +137,7 @@ def _information_words(records: Sequence[StepRecord]) -> str:
     if last.regime:
         numbers += f"; regime: {last.regime}"
     if _at_chance(last):
-        return f"Reasoning does not depend on its input: {numbers}. Nothing in it tells one prompt from another."
+        return f"Reasoning does not measurably depend on its input: {numbers}."
     if last.regime in _COLLAPSED:
         return f"Reasoning has come loose from its input: {numbers}."
     return f"Reasoning is {'still ' if len(held) > 1 else ''}tied to its input: {numbers}."

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +35,22 @@ TRAIN = [
     (["train", "frozen_lake", "--filter", "top_q:0.9"], "did you mean 'top_p'"),
     (["train", "frozen_lake", "--filter", "top_p:much"], "write it as strategy:share, for example top_p:0.9"),
     (["train", "frozen_lake", "--filter", "top_p:1.5"], "filter.keep': got 1.5"),
+    (["train", "frozen_lake", "--filter", "top_p:0"], "filter.keep': got 0"),
+    (["train", "frozen_lake", "--filter", "top_p:-0.5"], "filter.keep': got -0.5"),
     (["train", "frozen_lake", "--filter", "band"], "band"),
+    (["train", "frozen_lake", "--set", "algorithm.advantages=gea"], "did you mean 'gae'"),
+    (["train", "frozen_lake", "--set", "algorithm.aggregation=token_meen"], "did you mean 'token_mean'"),
+    (["train", "frozen_lake", "--set", "algorithm.divergence=k33"], "did you mean 'k3'"),
+    (["train", "frozen_lake", "--set", "learner.schedule=cosin"], "did you mean 'cosine'"),
+    (["train", "frozen_lake", "--set", "filter.score=reward_varience"], "did you mean 'reward_variance'"),
+    (["train", "frozen_lake", "--set", "rollout.num_groups=0"], "rollout.num_groups': got 0; it should be greater than or equal to 1"),
+    (["train", "frozen_lake", "--set", "rollout.num_groups=-2"], "rollout.num_groups': got -2"),
+    (["train", "frozen_lake", "--algo", "dapo", "--set", "rollout.group_size=1"], "needs at least 2 trajectories per prompt"),
+    (["train", "frozen_lake", "--also", "frozen_lake"], "the run has an environment twice (frozen_lake, frozen_lake); give each once"),
+    (["train", "frozen_lake", "--also", "sokobann"], "did you mean 'sokoban'"),
+    (["train", "frozen_lake", "--also", "sokoban=much"], "write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5"),
+    (["train", "frozen_lake", "--also", "sokoban=0"], "weight"),
+    (["train", "--resume", "--smoke", "--out", "run"], "--smoke begins a run of its own; leave it out with --resume"),
     (["train", "frozen_lake", "--set", "rollout.group_sise=8"], "did you mean 'rollout.group_size'"),
     (["train", "frozen_lake", "--set", "group_size=8"], "did you mean 'rollout.group_size'"),
     (["train", "frozen_lake", "--set", "rollout.group_size"], "write it as key=value"),
@@ -112,6 +129,15 @@ def test_a_resumed_run_keeps_its_settings(more: list[str], tmp_path: Path, capsy
     )
 
 
+def _without_a_template(folder: Path) -> str:
+    """The embedded model as a base model would come: it has no way to write a chat."""
+    from tether.models.catalog import tiny_folder
+
+    shutil.copytree(tiny_folder(), folder)
+    (folder / "chat_template.jinja").unlink()
+    return str(folder)
+
+
 def test_what_is_only_known_on_loading_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The model is not cached, or cannot hold a response: the folder made for the run is gone again, whatever was beside it stays."""
     beside = tmp_path / "runs"
@@ -120,6 +146,15 @@ def test_what_is_only_known_on_loading_leaves_nothing_behind(tmp_path: Path, cap
         [
             (["--model", "nobody/nothing-0b"], "neither cached here nor reachable"),
             (["--set", "rollout.max_tokens=5000"], "lower rollout.max_tokens"),
+            (["--model", _without_a_template(tmp_path / "bare")], "has no chat template; use an instruction-tuned model"),
+            (
+                ["--algo", "ppo", "--set", "critic.model=nobody/nothing-0b"],
+                "critic.model: Hugging Face model 'nobody/nothing-0b' is neither",
+            ),
+            (
+                ["--set", "algorithm.kl_coef=0.1", "--set", "algorithm.reference=nobody/nothing-0b"],
+                "algorithm.reference: Hugging Face model",
+            ),
             (["--set", "model.device=gpu"], "device 'gpu'"),
         ]
     ):
@@ -128,6 +163,43 @@ def test_what_is_only_known_on_loading_leaves_nothing_behind(tmp_path: Path, cap
         err = capsys.readouterr().err
         assert stopped.value.code == 2 and said in err and len(err.splitlines()) == 1
         assert list(beside.iterdir()) == []
+
+
+SHORT = ["rollout.num_groups=2", "rollout.group_size=2", "rollout.max_tokens=4", "evaluation.prompts=1", "diagnosis.every=0"]
+
+
+def test_running_out_of_memory_loses_nothing_and_says_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The update of step 2 asks for more than any machine has; with the setting that was named, the run goes on."""
+    import torch
+
+    from tether.training import learner
+
+    folder, real, calls = tmp_path / "run", learner.forward, []
+
+    def hungry(*arguments: Any) -> Any:
+        calls.append(1)
+        return real(*arguments) if len(calls) == 1 else torch.empty(2**50, dtype=torch.uint8)
+
+    words = ["train", "frozen_lake", "--out", str(folder), "--steps", "2", "--filter", "all", "--set", "checkpoint.every=1"]
+    monkeypatch.setattr(learner, "forward", hungry)
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, *(word for pair in SHORT for word in ("--set", pair))])
+    monkeypatch.setattr(learner, "forward", real)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 1 and len(error.splitlines()) == 1
+    assert error.startswith("tether: out of memory in the update (")
+    assert "lower learner.micro_tokens (now 8192; the update stays the same) or set learner.gradient_checkpointing=true" in error
+    assert "then go on with --resume: nothing already written is lost" in error
+    before = (folder / "metrics.jsonl").read_bytes()
+    assert [json.loads(line)["step"] for line in before.splitlines()] == [0, 1]
+    assert (folder / "checkpoints" / "step_000001" / "state.pt").is_file()
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--resume", "--out", str(folder), "--set", "learner.micro_tokens=256"])
+    assert stopped.value.code == 0
+    assert (folder / "metrics.jsonl").read_bytes().startswith(before)
+    assert RunStore.open(folder).finished == "all 2 steps done" and RunStore.open(folder).config()["learner"]["micro_tokens"] == 256
 
 
 def test_a_failed_resume_deletes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,21 @@ import sys
 
 import pytest
 
-VERBS = ["", "train", "eval", "export", "report", "envs", "models", "models get", "play", "serve-env", "serve-search", "doctor", "warmstart"]
+VERBS = [
+    "",
+    "train",
+    "eval",
+    "export",
+    "report",
+    "envs",
+    "models",
+    "models get",
+    "play",
+    "serve-env",
+    "serve-search",
+    "doctor",
+    "warmstart",
+]
 PROBE = """
 import contextlib, io, json, sys
 from tether.cli.main import main

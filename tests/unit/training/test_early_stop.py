@@ -68,11 +68,29 @@ def test_empty_filter_rule() -> None:
     assert reason_to_stop(one_kept, RULES) is None
 
 
+@pytest.mark.parametrize(("streak", "bound", "stops"), [(10, 10, True), (9, 10, False), (23, 10, True), (3, 3, True), (99, 0, False)])
+def test_nonfinite_rule(streak: int, bound: int, stops: bool) -> None:
+    records = _run([1.0, 1.0])
+    records[-1].metrics["update/nonfinite_streak"] = streak
+    reason = reason_to_stop(records, EarlyStopSettings(nonfinite_updates=bound))
+    assert (reason is not None) is stops
+    if reason:
+        assert reason == f"the gradient was not finite in {streak} updates in a row; lower learner.learning_rate or learner.max_grad_norm"
+
+
+def test_a_streak_that_ended_stops_nothing() -> None:
+    records = _run([1.0, 1.0, 1.0])
+    records[1].metrics["update/nonfinite_streak"] = 50
+    records[2].metrics["update/nonfinite_streak"] = 0  # the last step made no update at all
+    assert reason_to_stop(records, RULES) is None
+    assert reason_to_stop([], RULES) is None
+
+
 def _settings(**early_stop: Any) -> RunSettings:
     return validate(
         RunSettings,
         {
-            "env": {"name": "countdown"},  # tiny knows no numbers: no answer is ever right
+            "env": {"name": "countdown"},  # eight tokens are too few for an answer: all fail alike
             "rollout": {"num_groups": 2, "group_size": 2, "max_tokens": 8},
             "evaluation": {"prompts": 2},
             "diagnosis": {"every": 0},

@@ -55,7 +55,7 @@ class WarmstartSettings(Settings):
     skill: Lesson = Lesson(
         weaknesses=Weaknesses(habit=0.6, confusion=0.3, indecision=0.6), steps=3300, episodes=50_000, learning_rate=1.5e-3
     )
-    habit: Lesson = Lesson(weaknesses=Weaknesses(habit=0.75, confusion=0.15, indecision=0.3), steps=400, episodes=8_000, learning_rate=4e-4)
+    habit: Lesson = Lesson(weaknesses=Weaknesses(habit=0.7, confusion=0.1, indecision=0.3), steps=400, episodes=8_000, learning_rate=4e-4)
     batch: Positive = 64
     width: Positive = 192
     hidden: Positive = 512

@@ -1,0 +1,98 @@
+"""The parts of a run: what its settings ask for is what is built, in the right precision, and from a checkpoint the policy alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tether.core.config import validate
+from tether.core.errors import BadInput, ModelUnavailable
+from tether.training.checkpoint import save_checkpoint
+from tether.training.parts import Parts, build
+from tether.training.settings import RunSettings
+
+
+def _build(checkpoint: Path | None = None, **sections: Any) -> Parts:
+    data = {"env": {"name": "frozen_lake"}, **sections, "model": {"device": "cpu", **sections.get("model", {})}}
+    return build(validate(RunSettings, data), checkpoint)
+
+
+def _optimizers(parts: Parts) -> set[str]:
+    state: Any = parts.learner.state()["optimizers"]
+    return set(state)
+
+
+def test_a_critic_only_where_the_algorithm_has_one() -> None:
+    plain = _build()
+    assert plain.learner.critic is None and plain.estimator._critic is None and _optimizers(plain) == {"policy"}
+    own = _build(algorithm={"name": "ppo"})
+    assert own.learner.critic is own.estimator._critic is not None
+    assert not own.learner.critic.shared and own.learner.critic.split is not own.learner.model
+    assert own.learner.critic.split.model is not own.model and _optimizers(own) == {"policy", "head", "critic"}
+    shared = _build(algorithm={"name": "ppo"}, critic={"shared": True})
+    assert shared.learner.critic is not None and shared.learner.critic.split is shared.learner.model
+    assert _optimizers(shared) == {"policy", "head"}
+    assert _build(algorithm={"name": "grpo", "advantages": "bilevel_gae"}).learner.critic is not None
+
+
+def test_a_reference_only_where_a_divergence_counts() -> None:
+    assert _build().estimator._reference is None
+    parts = _build(algorithm={"name": "grpo", "kl_coef": 0.1})
+    reference = parts.estimator._reference
+    assert reference is not None and reference._split.model is not parts.model
+    assert not any(parameter.requires_grad for parameter in reference._split.model.parameters())
+
+
+def test_a_resumed_run_compares_with_the_model_it_started_from(tmp_path: Path, tiny: Any, tiny_model: Any) -> None:
+    """The policy comes from the checkpoint, the reference does not."""
+    with torch.no_grad():
+        tiny_model.model.norm.weight.mul_(1.5)
+    checkpoint = save_checkpoint(tmp_path, 3, tiny_model, tiny.tokenizer, {}, keep=1)
+    parts = _build(checkpoint, algorithm={"name": "grpo", "kl_coef": 0.1})
+    assert torch.equal(parts.model.model.norm.weight, tiny_model.model.norm.weight)
+    reference = parts.estimator._reference
+    assert reference is not None and torch.equal(reference._split.model.model.norm.weight, tiny.model.model.norm.weight)
+
+
+def test_float32_masters_of_a_model_in_bfloat16(tiny: Any) -> None:
+    parts = _build(model={"dtype": "bfloat16"}, algorithm={"name": "ppo"})
+    assert parts.model.dtype == torch.bfloat16
+    critic = parts.learner.critic
+    assert critic is not None and critic.split.model.base_model.dtype == torch.bfloat16
+    assert critic.head.linear.weight.dtype == torch.float32
+    with parts.learner.full_precision():
+        assert all(torch.equal(a, b) for a, b in zip(parts.model.parameters(), tiny.model.parameters(), strict=True))
+    assert parts.model.dtype == torch.bfloat16
+    assert _build().model.dtype == torch.float32  # on a CPU, unless asked otherwise
+
+
+def test_adapters(tmp_path: Path, tiny: Any) -> None:
+    pytest.importorskip("peft")
+    parts = _build(lora={"rank": 2, "alpha": 8}, model={"dtype": "bfloat16"}, algorithm={"name": "grpo", "kl_coef": 0.1})
+    trained = {name for name, parameter in parts.model.named_parameters() if parameter.requires_grad}
+    assert trained and all(".lora_" in name for name in trained)
+    types = {parameter.requires_grad: parameter.dtype for parameter in parts.model.parameters()}
+    assert types == {True: torch.float32, False: torch.bfloat16}
+    assert parts.estimator._reference is not None and parts.estimator._reference._split is parts.learner.model
+    checkpoint = save_checkpoint(tmp_path, 1, parts.model, tiny.tokenizer, {}, keep=1)
+    again = _build(checkpoint, lora={"rank": 2, "alpha": 8})
+    pairs = dict(again.model.named_parameters())
+    assert all(torch.equal(parameter, pairs[name]) for name, parameter in parts.model.named_parameters() if name in trained)
+
+
+def test_a_critic_or_reference_that_cannot_be_had() -> None:
+    with pytest.raises(ModelUnavailable, match=r"critic\.model: Hugging Face model 'nobody/none' is neither cached here nor reachable"):
+        _build(algorithm={"name": "ppo"}, critic={"model": "nobody/none"})
+    with pytest.raises(ModelUnavailable, match=r"algorithm\.reference: Hugging Face model 'nobody/none'"):
+        _build(algorithm={"name": "grpo", "kl_coef": 0.1, "reference": "nobody/none"})
+
+
+def test_a_critic_that_reads_other_tokens(tmp_path: Path, tiny: Any) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=99, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "other")
+    tiny.tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(BadInput, match=r"critic\.model '.*other' has a vocabulary of 99 tokens, the policy one of \d+"):
+        _build(algorithm={"name": "ppo"}, critic={"model": str(tmp_path / "other")})
