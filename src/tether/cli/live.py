@@ -17,7 +17,7 @@ from tether.runs.schema import StepRecord
 ROWS = 12
 STAGES = {
     "rollout": "playing",
-    "select": "filtering",
+    "advantages": "estimating advantages",
     "update": "learning",
     "diagnosis": "diagnosing",
     "validation": "validating",

@@ -27,8 +27,13 @@ SMOKE: dict[str, Any] = {
     "steps": 2,
 }
 """Any run, made so small that it shows in a minute whether it works."""
-FREE_ON_RESUME = {"steps": (), "learner": ("micro_tokens", "gradient_checkpointing"), "rollout": ("max_rows",)}
-"""What may change when a run goes on: how long it is, and what only decides how much memory it takes."""
+FREE_ON_RESUME = {
+    "steps": (),
+    "learner": ("micro_tokens", "gradient_checkpointing"),
+    "rollout": ("max_rows",),
+    "diagnosis": ("every",),
+}
+"""What may change when a run goes on: how long it is, and what decides how much memory it takes but not what it learns."""
 
 EXAMPLES = """\b
 Examples:

@@ -52,6 +52,10 @@ class OutOfMemory(TetherError, MemoryError):
     """A stage of a step did not fit into memory; the message says what to lower. Nothing already written is lost."""
 
 
+class DivergedModel(TetherError, ArithmeticError):
+    """The model's numbers are not finite: nothing can be sampled from it."""
+
+
 class EnvironmentFailure(TetherError):
     """An environment raised; it ends that episode and is recorded on it, its siblings go on."""
 

@@ -31,7 +31,7 @@ CATALOGUE: dict[str, str] = {
     "groups/kept": "groups trained on",
     "groups/kept_ratio": "groups trained on / groups sampled",
     "groups/rounds": "rounds of sampling; more than 1 is refill",
-    "groups/tokens_discarded": "sampled tokens of groups that were not trained on",
+    "groups/tokens_discarded": "sampled tokens that were not trained on: of dropped groups, and of members left out",
     "groups/zero_variance": "groups whose rewards are all equal",
     "groups/all_fail": "share of groups without a success",
     "groups/mixed": "share of groups with both successes and failures",

@@ -41,16 +41,15 @@ class Gathered:
         """How full the batch is: kept groups / groups wanted. Without refill this is the kept ratio."""
         return len(self.chosen) / self.num_wanted
 
-    def metrics(self) -> dict[str, float]:
-        """The "groups/" metrics of the step."""
-        sampled, kept = (sum(t.num_sampled for group in part for t in group.trajectories) for part in (self.groups, self.chosen))
+    def metrics(self, tokens_batched: int) -> dict[str, float]:
+        """The "groups/" metrics of the step, of whose sampled tokens so many made it into the batch."""
         return {
             **group_summary(self.groups, self.selection),
             "sampled": len(self.groups),
             "kept": len(self.chosen),
             "kept_ratio": len(self.chosen) / len(self.groups),
             "rounds": self.num_rounds,
-            "tokens_discarded": sampled - kept,
+            "tokens_discarded": sum(t.num_sampled for group in self.groups for t in group.trajectories) - tokens_batched,
         }
 
 

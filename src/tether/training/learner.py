@@ -32,7 +32,7 @@ from tether.training.totals import TokenTotals, update_metrics
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The learning rates of a step; a policy rate of 0 teaches the critic alone."""
+    """The learning rates of a step; a policy rate of 0 teaches the critic alone, of a shared trunk its head."""
 
     policy: float
     critic: float = 0.0
@@ -193,9 +193,8 @@ class Learner:
         finite = part.is_finite and all(math.isfinite(norm) for norm in norms.values())
         self.nonfinite_streak = 0 if finite else self.nonfinite_streak + 1
         if finite:
-            trunk_learns = policy_learns or (self.critic is not None and self.critic.shared)
             for name, optimizer in self._optimizers.items():
-                if name != "policy" or trunk_learns:
+                if name != "policy" or policy_learns:
                     optimizer.step()
             part.norms = [norms]
             totals.merge(part)

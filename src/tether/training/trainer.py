@@ -98,7 +98,7 @@ class Trainer:
             self._whole = False
             update = {**estimates, **self._update(step, batch, gathered)}
             self.engine.sync()
-            record = self._append(step, gathered, update, health)
+            record = self._append(step, gathered, batch, update, health)
             self._whole = True
         self._follow_up(record)
 
@@ -124,7 +124,7 @@ class Trainer:
     def _diagnose(self, step: int, groups: Sequence[Group]) -> Health:
         if not self.monitor.is_due(step):
             return Health()
-        with self._timed("diagnosis"), memory_boundary("diagnosis", "lower rollout.max_tokens or set diagnosis.every=0"):
+        with self._timed("diagnosis"), memory_boundary("diagnosis", "set diagnosis.every=0"):
             return self.monitor.observe(step, groups, self.scorer)
 
     def _estimate(self, gathered: Gathered) -> tuple[Batch, dict[str, float]]:
@@ -178,11 +178,11 @@ class Trainer:
         saving = "" if chosen.gradient_checkpointing else " or set learner.gradient_checkpointing=true"
         return f"lower learner.micro_tokens (now {chosen.micro_tokens}; the update stays the same){saving}"
 
-    def _append(self, step: int, gathered: Gathered, update: dict[str, float], health: Health) -> StepRecord:
+    def _append(self, step: int, gathered: Gathered, batch: Batch, update: dict[str, float], health: Health) -> StepRecord:
         """Write down what the step did; from here on it is complete."""
         metrics = StepMetrics()
         metrics.put("rollout", rollout_summary(gathered.groups, mixed=len(self.settings.environments()) > 1))
-        metrics.put("groups", gathered.metrics())
+        metrics.put("groups", gathered.metrics(int(batch.loss_mask_BT.sum())))
         metrics.put("update", update)
         metrics.put("information", health.metrics)
         notes = [health.note] if health.note else []

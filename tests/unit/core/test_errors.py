@@ -9,6 +9,7 @@ from tether.core.errors import (
     BadInput,
     CheckpointError,
     ConfigError,
+    DivergedModel,
     EnvironmentFailure,
     MissingDependency,
     ModelUnavailable,
@@ -30,6 +31,7 @@ CLASSES: dict[type[TetherError], tuple[int, type[Exception]]] = {
     CheckpointError: (1, Exception),
     StorageError: (1, OSError),
     OutOfMemory: (1, MemoryError),
+    DivergedModel: (1, ArithmeticError),
     EnvironmentFailure: (1, Exception),
 }
 

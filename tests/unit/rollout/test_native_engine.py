@@ -8,6 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tether
+from tether.core.errors import DivergedModel
 from tether.core.protocols import Anew, Sampling
 from tether.core.types import Completion
 from tether.models.decoder import PROBE_TOKENS
@@ -277,3 +278,12 @@ def test_the_same_with_a_table_of_positions(tiny: Any) -> None:
     talks = [Talk([tuple(range(10, 30)), tuple(range(10, 28)), (7, 8)], 0)] + [Talk([tuple(range(20, 44))], key) for key in range(1, 9)]
     NativeEngine(model, tiny.tokenizer, max_rows=2).run(talks, Sampling(0.0, 3))
     assert [len(talk.said) for talk in talks] == [3] + [1] * 8
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM])
+def test_a_model_that_has_diverged_is_said_so(chat: Any, contexts: list[list[tuple[int, ...]]], sampling: Sampling) -> None:
+    loaded = tether.load_model("tiny", device="cpu")
+    engine = NativeEngine(loaded.model, loaded.tokenizer)
+    loaded.model.get_output_embeddings().weight.data.fill_(float("nan"))
+    with pytest.raises(DivergedModel, match="the model's log-probs are not finite: its weights have diverged"):
+        engine.run([Talk(contexts[0], key=0)], sampling)

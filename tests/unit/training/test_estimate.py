@@ -147,6 +147,19 @@ def test_a_divergence_in_the_reward(name: str, small_llama: Build, hand_made: Bu
     assert _of(done, done.rewards_BT) == _of(batch, batch.rewards_BT)  # what was earned stays on record
 
 
+def test_rewards_at_the_end_and_a_divergence_at_its_tokens(small_llama: Build, hand_made: Build) -> None:
+    """What a trajectory earned stands at its last token, what it pays for its divergence (k1, by 0.3) where it diverged."""
+    batch, critic = hand_made(small_llama(), rows=3), _critic(small_llama(1))
+    changes = {"gamma": 0.9, "lam": 1.0, "whiten": False, "reward_at": "trajectory", "kl_coef": 0.3, "kl_in": "reward", "divergence": "k1"}
+    done, _ = _complete(batch, customised("ppo", changes), critic, reference_for(SplitModel(small_llama(2))))
+    columns = (_of(done, field) for field in (batch.rewards_BT, batch.logprobs_BT, done.reference_BT, done.returns_BT))
+    for reward, own, reference, returns in zip(*columns, strict=True):
+        paid = [0.3 * (r - o) for o, r in zip(own, reference, strict=True)]
+        paid[-1] += sum(reward)
+        discounted = [sum(0.9 ** (k - t) * paid[k] for k in range(t, len(paid))) for t in range(len(paid))]
+        assert returns == pytest.approx(discounted, abs=2e-5)  # with lam 1 the critic is taught what came
+
+
 def test_a_divergence_in_the_loss_leaves_the_advantages(small_llama: Build, hand_made: Build) -> None:
     batch = hand_made(small_llama())
     plain, _ = _complete(batch, customised("grpo", {}))

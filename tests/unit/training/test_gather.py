@@ -82,7 +82,7 @@ def test_rounds_are_bounded(refill: int) -> None:
     gathered = _gathered(script, **DYNAMIC, refill=refill)
     assert script.asked == [(4, 4 * number) for number in range(refill + 1)]
     assert (gathered.num_rounds, gathered.chosen, gathered.batch_share) == (refill + 1, [], 0)
-    assert gathered.metrics()["kept_ratio"] == 0
+    assert gathered.metrics(tokens_batched=0)["kept_ratio"] == 0
 
 
 def test_a_batch_that_stays_short() -> None:
@@ -104,7 +104,7 @@ def test_the_accounting_of_groups_and_tokens() -> None:
     """Group i has two trajectories of i + 1 tokens: 2 * (1 + ... + 8) = 72 were sampled, and 2 * (2 + 4 + 5 + 6) = 34 are trained on."""
     script = _Script(FLAT, VARIED, FLAT, VARIED, VARIED, VARIED, FLAT, VARIED)
     gathered = _gathered(script, **DYNAMIC, refill=3)
-    metrics = gathered.metrics()
+    metrics = gathered.metrics(tokens_batched=34)
     assert (metrics["sampled"], metrics["kept"], metrics["kept_ratio"], metrics["rounds"]) == (8, 4, 0.5, 2)
     assert metrics["tokens_discarded"] == 72 - 34
     trained = sum(t.num_sampled for group in gathered.chosen for t in group.trajectories)

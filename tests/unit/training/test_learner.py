@@ -222,8 +222,9 @@ def test_minibatches_make_one_update_each_in_the_given_order(small_llama: Build,
     metrics = _learner(model, update_batch=4).update(batch, [torch.tensor([5, 0, 3, 1, 2, 4])], 1.0, RATES)
     assert metrics["num_updates"] == 2
     learner = _learner(by_hand)
-    _update(learner, batch.trajectories(torch.tensor([0, 1, 3, 5])))
-    _update(learner, batch.trajectories(torch.tensor([2, 4])))
+    parts = [batch.trajectories(torch.tensor(chosen)) for chosen in ([0, 1, 3, 5], [2, 4])]
+    losses = [_update(learner, part)["loss"] for part in parts]
+    assert metrics["loss"] == pytest.approx(sum(losses) / 2, abs=1e-6) and abs(sum(losses)) > 0.1
     for got, want in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-7)
 
@@ -326,6 +327,20 @@ def test_a_finite_loss_with_a_gradient_that_is_not(small_llama: Build) -> None:
     before = _weights(model)
     metrics = _update(_learner(model), batch)
     assert metrics["nonfinite"] == 1 and _equal(before, model)
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_a_gradient_that_is_finite_of_a_loss_that_is_not(kl_in: str, small_llama: Build) -> None:
+    """A word that the reference rules out: k1 is infinite there, its gradient is 1; in the reward it has none, but the record would hold it."""
+    model = small_llama()
+    batch = _two_rows(model, (1.0, -1.0))
+    reference = batch.logprobs_BT.clone()
+    reference[1, 4] = -math.inf
+    before = _weights(model)
+    algorithm = customised("grpo", {"kl_coef": 0.1, "divergence": "k1", "kl_in": kl_in})
+    metrics = _update(_learner(model, algorithm), dataclasses.replace(batch, reference_BT=reference))
+    assert metrics["nonfinite"] == 1 and _equal(before, model)
+    assert all(math.isfinite(number) for number in metrics.values()), metrics
 
 
 def test_what_is_left_out_does_not_spoil_the_numbers_nor_the_rest(small_llama: Build) -> None:

@@ -27,9 +27,9 @@ def test_a_critic_only_where_the_algorithm_has_one() -> None:
     plain = _build()
     assert plain.learner.critic is None and plain.estimator._critic is None and _optimizers(plain) == {"policy"}
     own = _build(algorithm={"name": "ppo"})
-    assert own.learner.critic is own.estimator._critic is not None
-    assert not own.learner.critic.shared and own.learner.critic.split is not own.learner.model
-    assert own.learner.critic.split.model is not own.model and _optimizers(own) == {"policy", "head", "critic"}
+    critic = own.learner.critic
+    assert critic is not None and critic is own.estimator._critic
+    assert not critic.shared and critic.split.model is not own.model and _optimizers(own) == {"policy", "head", "critic"}
     shared = _build(algorithm={"name": "ppo"}, critic={"shared": True})
     assert shared.learner.critic is not None and shared.learner.critic.split is shared.learner.model
     assert _optimizers(shared) == {"policy", "head"}

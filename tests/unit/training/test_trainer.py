@@ -19,7 +19,7 @@ from tether.training.optim import MasterAdam
 from tether.training.settings import RunSettings
 from tether.training.trainer import Trainer
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "env": {"name": "frozen_lake", "options": {"max_turns": 1}},
     "model": {"device": "cpu"},
     "rollout": {"num_groups": 2, "group_size": 2, "max_tokens": 40, "max_rows": 3},

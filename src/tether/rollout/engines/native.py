@@ -13,6 +13,7 @@ Environments that take their time work while others decode and are asked for the
 point of the run: the order of all this follows from the dialogues alone. Same seeds, same run.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, DivergedModel
 from tether.core.protocols import Anew, Dialogue, Feed, Pending, Sampling
 from tether.core.types import Completion
 from tether.models.decoder import CachedDecoder, decodes_with_cache
@@ -202,7 +203,13 @@ class _Batch:
         rows = [self.rows[index] for index in indices]
         uniforms_B = torch.tensor([row.dialogue.uniforms.random(dtype=np.float32) for row in rows], device=self._device)
         ids_B, logprobs_B = draw(logits_BV, self._sampling.temperature, uniforms_B)
-        for row, token, logprob in zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True):
+        logprobs = logprobs_B.tolist()
+        if not all(map(math.isfinite, logprobs)):
+            raise DivergedModel(
+                "the model's log-probs are not finite: its weights have diverged; move the last checkpoints away, resume from an earlier one, "
+                "or start again with a lower learner.learning_rate"
+            )
+        for row, token, logprob in zip(rows, ids_B.tolist(), logprobs, strict=True):
             row.feed = ()
             row.ids.append(token)
             row.logprobs.append(logprob)

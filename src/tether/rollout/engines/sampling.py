@@ -18,7 +18,8 @@ TAIL_TOKENS = 16
 def draw(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
     """Sampled ids [B] and their log-probs [B] at the sampling temperature; temperature 0 takes the most likely token.
 
-    A uniform u picks the first token whose cumulative probability exceeds u, so a token of probability zero is never drawn.
+    A uniform u picks the first token whose cumulative probability exceeds u, so a token of probability zero is never drawn. Of logits
+    that are not finite some token is drawn, with a log-prob that is not a number: it is for the caller to notice.
     """
     logprobs_BV = torch.log_softmax(logits_BV.float() / (temperature or 1.0), dim=-1)
     if temperature == 0:
@@ -28,7 +29,7 @@ def draw(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Ten
         total_B = cumulative_BV[:, -1]
         # Rounding must not lift the target to the total: nothing exceeds that.
         targets_B = torch.minimum(uniforms_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
-        ids_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0]
+        ids_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0].clamp(max=logits_BV.shape[-1] - 1)
     return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
 
 
