@@ -60,7 +60,11 @@ def test_without_validation_training_success_is_a_rough_guide() -> None:
         ),
         (0.40, "template collapse", "Reasoning has come loose from its input: retrieval accuracy 40% against 12.5% by chance"),
         # 20 of 128 is above 12.5%, but its interval reaches down to 10%.
-        (20 / 128, "diverse reasoning", "Reasoning does not measurably depend on its input: retrieval accuracy 15.6% against 12.5% by chance"),
+        (
+            20 / 128,
+            "diverse reasoning",
+            "Reasoning does not measurably depend on its input: retrieval accuracy 15.6% against 12.5% by chance",
+        ),
         (0.81, None, "Reasoning is still tied to its input: retrieval accuracy 81%"),
     ],
 )
