@@ -103,6 +103,14 @@ def test_no_reasoning_at_all(groups: list[Group], silent: list[Group], scorer: A
     assert monitor.observe(2, groups, table).regime is Regime.DIVERSE
 
 
+def test_one_prompt_alone_says_nothing_about_dependence(groups: list[Group], silent: list[Group], scorer: Any) -> None:
+    """The other prompt holds no reasoning: with one column every reasoning would be retrieved, and MI would be 0 by definition."""
+    table = scorer(0.5, 0.125)
+    health = Monitor(1).observe(1, [groups[0], silent[1]], table)
+    assert (health.information, health.regime, health.metrics, table.calls) == (None, None, {}, [])
+    assert health.note == "diagnosis: all reasoning of the step comes from one prompt; there is nothing to tell it from"
+
+
 def test_the_spread_is_carried(groups: list[Group], scorer: Any) -> None:
     """Marginals 1/2 and 1/8 (p = q): sigma = log(4) / 2 = 0.6931. Then both 1/4: sigma 0, and the running one falls by a tenth a look."""
     monitor = Monitor(1)

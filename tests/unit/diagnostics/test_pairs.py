@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from tether.diagnostics.pairs import first_turn_pairs
+import numpy as np
+
+from tether.diagnostics.pairs import context_of, first_turn_pairs, trajectory_pairs, turn_pairs
 
 
 def test_by_hand(turn: Any, group: Any) -> None:
@@ -44,3 +46,40 @@ def test_no_reasoning_is_counted_not_scored(turn: Any, group: Any) -> None:
 def test_nothing() -> None:
     pairs = first_turn_pairs([])
     assert (pairs.prompts, pairs.reasonings, pairs.source, pairs.lengths, pairs.num_empty) == ([], [], [], [], 0)
+
+
+def test_a_later_turn_saw_all_that_came_before(turn: Any, group: Any) -> None:
+    (trajectory,) = group(0, [[turn((1, 2), (10, 90), (0, 1)), turn((3,), (11, 90), (0, 1)), turn((4,), (12, 90), (0, 1))]]).trajectories
+    assert [context_of(trajectory, number) for number in range(3)] == [(1, 2), (1, 2, 10, 90, 3), (1, 2, 10, 90, 3, 11, 90, 4)]
+
+
+def test_a_fresh_turn_saw_only_its_own_context(turn: Any, group: Any) -> None:
+    (trajectory,) = group(0, [[turn((1, 2), (10, 90), (0, 1)), turn((3,), (11, 90), (0, 1)), turn((4,), (12, 90), (0, 1))]]).trajectories
+    trajectory.turns[1].fresh = True
+    assert [context_of(trajectory, number) for number in range(3)] == [(1, 2), (3,), (3, 11, 90, 4)]
+
+
+def test_every_drawn_context_is_a_column(turn: Any, group: Any) -> None:
+    """Two members think the same way through their first turn and part after it: their second contexts differ."""
+    members = [[turn((1,), (10 + n, 90), (0, 1)), turn((5,), (20 + n, 90), (0, 1))] for n in range(2)]
+    pairs = turn_pairs([group(0, members)], 10, np.random.default_rng(0))
+    assert pairs.prompts == [(1,), (1, 10, 90, 5), (1, 11, 90, 5)]
+    assert pairs.reasonings == [(10,), (20,), (11,), (21,)] and pairs.source == [0, 1, 0, 2]
+
+
+def test_draws_are_uniform_over_trajectories_or_over_turns(turn: Any, group: Any) -> None:
+    """One episode of one turn and one of three: the lone turn is half of the draws by trajectory, a quarter by turn."""
+    groups = [group(0, [[turn((1,), (10, 90), (0, 1))]]), group(1, [[turn((2,), (20 + n, 90), (0, 1)) for n in range(3)]])]
+    rng = np.random.default_rng(0)
+    by_trajectory = [trajectory_pairs(groups, 1, rng).reasonings[0] for _ in range(2000)]
+    by_turn = [turn_pairs(groups, 1, rng).reasonings[0] for _ in range(2000)]
+    assert abs(by_trajectory.count((10,)) / 2000 - 1 / 2) < 0.04 and abs(by_turn.count((10,)) / 2000 - 1 / 4) < 0.04
+    assert abs(by_trajectory.count((22,)) / 2000 - 1 / 6) < 0.04 and abs(by_turn.count((22,)) / 2000 - 1 / 4) < 0.04
+
+
+def test_no_trajectory_is_drawn_twice_and_the_empty_are_counted(turn: Any, group: Any) -> None:
+    groups = [group(0, [[turn((1,), (10 + n, 90), (0, 1) if n else None)] for n in range(5)])]
+    for draw in (trajectory_pairs, turn_pairs):
+        pairs = draw(groups, 100, np.random.default_rng(1))
+        assert pairs.reasonings == [(11,), (12,), (13,), (14,)] and pairs.num_empty == 1
+        assert len(draw(groups, 3, np.random.default_rng(2)).reasonings) + draw(groups, 3, np.random.default_rng(2)).num_empty == 3
