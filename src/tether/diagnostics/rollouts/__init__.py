@@ -1,0 +1,17 @@
+"""Saved rollouts of any framework as one stream of `Rollout` records: what `tether diagnose FILE` reads.
+
+    reader = open_rollouts("completions/", pattern=None, progress=show)
+    for rollout in reader: ...
+    reader.tally.notes()          # what was skipped, empty or without a reward
+
+A file goes through three stages, each in modules of its own: the container (JSON Lines, gzip, parquet) gives plain records, the format
+(Tether, TRL, verl, RAGEN, generic) gives rollouts, the reasoning rule cuts the thoughts out. Nothing is held but the record at hand.
+"""
+
+from tether.diagnostics.rollouts.generic import parse_fields
+from tether.diagnostics.rollouts.reader import RolloutReader, open_rollouts
+from tether.diagnostics.rollouts.reasoning import WHOLE_RESPONSE, ReasoningRule
+from tether.diagnostics.rollouts.record import Rollout
+from tether.diagnostics.rollouts.tally import Tally
+
+__all__ = ["WHOLE_RESPONSE", "ReasoningRule", "Rollout", "RolloutReader", "Tally", "open_rollouts", "parse_fields"]

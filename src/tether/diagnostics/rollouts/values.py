@@ -1,0 +1,111 @@
+"""Values of a record, checked: text, numbers, flags, token ids, chat messages. Each refusal names the field and what it holds."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tether.diagnostics.rollouts.record import BadRecord
+
+Record = Mapping[str, Any]
+"""One line or row, as the container gives it."""
+
+_SHOWN = 40
+
+
+def text(value: Any, field: str) -> str | None:
+    """A string or null. Half a surrogate pair, which JSON can spell and no tokenizer takes, becomes the replacement character."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise BadRecord(f"{field} is {shown(value)}; expected text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return value
+
+
+def number(value: Any, field: str) -> float | None:
+    """A number; None for null and for what is not finite (frameworks write NaN where no reward applied)."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float):
+        raise BadRecord(f"{field} is {shown(value)}; expected a number")
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+def step(value: Any, field: str = "step") -> int | None:
+    """A whole number or null; 3.0 is 3, as in tables that once held a gap, and "3" is 3, as older TRL wrote it."""
+    found = number(int(value) if isinstance(value, str) and value.isdecimal() else value, field)
+    if found is None:
+        return None
+    if isinstance(value, bool) or found != int(found):
+        raise BadRecord(f"{field} is {shown(value)}; expected a whole number")
+    return int(found)
+
+
+def flag(value: Any, field: str) -> bool | None:
+    """True, false, 1, 0 or null."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    raise BadRecord(f"{field} is {shown(value)}; expected true or false")
+
+
+def outcome(value: Any) -> bool | None:
+    """A measure that may happen to be yes or no: None where it is a share, a word, or anything else."""
+    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+
+
+def token_ids(value: Any, field: str) -> tuple[int, ...] | None:
+    """A list of token ids or null."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or any(type(token) is not int or token < 0 for token in value):
+        raise BadRecord(f"{field} is {shown(value)}; expected a list of token ids, whole numbers from 0")
+    return tuple(value)
+
+
+def messages(value: Any, field: str) -> list[dict[str, Any]]:
+    """Chat messages, without the nulls that a table adds to make all rows alike."""
+    if not isinstance(value, list) or not value:
+        raise BadRecord(f"{field} is {shown(value)}; expected a list of messages")
+    checked = []
+    for index, message in enumerate(value):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise BadRecord(f"{field}[{index}] is {shown(message)}; expected a message with role and content")
+        checked.append({key: _without_nulls(part) for key, part in message.items() if part is not None})
+    return checked
+
+
+def is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
+
+
+def message_text(message: Record, field: str) -> str:
+    """The words of a message: its content, or the text blocks of it."""
+    content = message.get("content")
+    if isinstance(content, list):
+        blocks = [block.get("text") for block in content if isinstance(block, Mapping) and block.get("type", "text") == "text"]
+        return "".join(text(block, f"{field}.content") or "" for block in blocks)
+    return text(content, f"{field}.content") or ""
+
+
+def shown(value: Any) -> str:
+    """A value for a message: its beginning, and its type."""
+    if isinstance(value, Mapping):
+        value = dict(value)
+    whole = value[:_SHOWN] if isinstance(value, str | list | tuple) else value  # repr of a megabyte would be thrown away
+    written = repr(whole)[: 2 * _SHOWN]
+    return f"{written} ({type(value).__name__})"
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
