@@ -1,0 +1,223 @@
+"""`check`: which alarms stand at the last step of a run's record.
+
+Each rule is a pure function of what was known at a step. It is asked for the last step; where it says yes, it is asked for the steps
+before, one by one, until it says no: that is where the alarm began. Nothing is remembered between calls, so a resumed run raises the
+alarms of an uninterrupted one, and a healthy run pays for one question per rule.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tether.algorithms.filters.scores import ZERO
+from tether.core.metrics import wilson_interval
+from tether.diagnostics.alarms.history import BUDGET, INFORMATION, History
+from tether.diagnostics.alarms.settings import AlarmRules
+from tether.diagnostics.alarms.text import Reasoning
+from tether.diagnostics.alarms.trend import Shift, fall, rise
+from tether.diagnostics.alarms.words import ADVICE, NEVER_INFORMED, Advice, Alarm, AlarmName, Evidence, Severity, evidence_of
+from tether.runs.schema import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule's yes."""
+
+    severity: Severity
+    evidence: tuple[Evidence, ...]
+    advice: Advice | None = None
+    """Other words than the alarm's own."""
+
+
+Rule = Callable[[History, AlarmRules], Finding | None]
+
+
+def check(records: Sequence[StepRecord], reasonings: Sequence[Reasoning] | None = None, rules: AlarmRules | None = None) -> list[Alarm]:
+    """The alarms that stand at the last of these records, earliest first; those of one step in the order of AlarmName.
+
+    `records` in any order, of one step the last one counts. `reasonings` are those of the recent steps, for the rule on repeated text;
+    give whole steps, `rules.text_steps` of them or more.
+    """
+    rules = rules or AlarmRules()
+    history = History.of(records, reasonings or (), rules.repeated_part)
+    alarms = [alarm for name, rule in _RULES.items() if (alarm := _standing(name, rule, history, rules))]
+    return sorted(alarms, key=lambda alarm: alarm.began)  # sorting is stable: equals stay in the order of the table
+
+
+def steps_standing(
+    records: Sequence[StepRecord], reasonings: Sequence[Reasoning] | None = None, rules: AlarmRules | None = None
+) -> dict[AlarmName, list[int]]:
+    """The whole run in hindsight: for every alarm that ever stood, the steps at which `check` would have raised it."""
+    rules = rules or AlarmRules()
+    history = History.of(records, reasonings or (), rules.repeated_part)
+    stood = {name: [step for step in history.steps if rule(history.until(step), rules)] for name, rule in _RULES.items()}
+    return {name: steps for name, steps in stood.items() if steps}
+
+
+def _standing(name: AlarmName, rule: Rule, history: History, rules: AlarmRules) -> Alarm | None:
+    finding = rule(history, rules)
+    if finding is None:
+        return None
+    began = history.steps[-1]
+    for step in reversed(history.steps[:-1]):
+        if rule(history.until(step), rules) is None:
+            break
+        began = step
+    advice = finding.advice or ADVICE[name]
+    return Alarm(name, finding.severity, began, finding.evidence, advice.cause, advice.remedy)
+
+
+def _information_falls(history: History, rules: AlarmRules) -> Finding | None:
+    shift = _information_shift(history, rules)
+    if shift is None:
+        return None
+    success = _success_shift(history, rules)
+    if success is None:
+        return Finding(Severity.WARNING, (evidence_of(INFORMATION, shift),))
+    return Finding(Severity.CRITICAL, (evidence_of(INFORMATION, shift), evidence_of("rollout/success", success)))
+
+
+def _retrieval_at_chance(history: History, rules: AlarmRules) -> Finding | None:
+    evidence = _chance_evidence(history, rules)
+    if evidence is None:
+        return None
+    measured = history["information/retrieval_acc"]
+    first = measured.early(rules.recent_steps, rules.recent_measurements)
+    if _chance_evidence(history.until(first.steps[-1]), rules):
+        return Finding(Severity.WARNING, (evidence,), NEVER_INFORMED)
+    return Finding(Severity.CRITICAL, (evidence,))
+
+
+def _entropy_up_information_down(history: History, rules: AlarmRules) -> Finding | None:
+    shift = _information_shift(history, rules)
+    if shift is None:
+        return None
+    # The entropy of the very measurements between which the information fell.
+    entropy = history["information/h_conditional"]
+    higher = rise(entropy.at(shift.before.steps), entropy.at(shift.after.steps), rules.entropy_rise, rules.measured_p)
+    if higher is None:
+        return None
+    return Finding(Severity.CRITICAL, (evidence_of(INFORMATION, shift), evidence_of("information/h_conditional", higher)))
+
+
+def _input_agnostic_text(history: History, rules: AlarmRules) -> Finding | None:
+    evidence = _chance_evidence(history, rules)
+    valid = history["rollout/format_valid"].last(rules.recent_steps)
+    if evidence is None or len(valid) < rules.recent_steps or valid.median < rules.valid_share:
+        return None
+    test = f"median of {len(valid)}, at least {rules.valid_share:g}"
+    return Finding(Severity.CRITICAL, (Evidence("rollout/format_valid", valid.median, valid.span, test), evidence))
+
+
+def _reward_variance_collapse(history: History, rules: AlarmRules) -> Finding | None:
+    variance = history["groups/rv_mean"]
+    recent = variance.last(rules.recent_steps)
+    success = history["rollout/success"].last(rules.recent_steps)
+    if len(recent) < rules.recent_steps or (success.values and success.median >= rules.solved):
+        return None
+    if max(recent.values) <= ZERO:
+        return Finding(Severity.CRITICAL, (Evidence("groups/rv_mean", 0.0, recent.span, f"zero in {len(recent)} steps in a row"),))
+    shift = _from_the_start(history, "groups/rv_mean", rules, rules.variance_share)
+    return Finding(Severity.CRITICAL, (evidence_of("groups/rv_mean", shift),)) if shift else None
+
+
+def _repeated_text(history: History, rules: AlarmRules) -> Finding | None:
+    counts = history.texts[-rules.text_steps :]
+    if len(counts) < rules.text_steps:
+        return None
+    degenerate, total = sum(count.degenerate for count in counts), sum(count.total for count in counts)
+    low, high = wilson_interval(degenerate, total)
+    showing = sum(count.degenerate > rules.repeated_texts * count.total for count in counts)
+    if low <= rules.repeated_texts or 2 * showing <= len(counts):
+        return None
+    test = f"95% interval {low:.2g} to {high:.2g} of {total}, the bound is {rules.repeated_texts:g}"
+    evidence = Evidence("share of reasonings that repeat themselves", degenerate / total, (counts[0].step, counts[-1].step), test)
+    return Finding(Severity.CRITICAL, (evidence,))
+
+
+def _length_collapse(history: History, rules: AlarmRules) -> Finding | None:
+    shifts = {
+        metric: shift
+        for metric in ("rollout/reasoning_tokens", "rollout/response_tokens")
+        if (shift := _from_the_start(history, metric, rules, rules.length_share))
+    }
+    if not shifts:
+        return None
+    evidence = tuple(evidence_of(metric, shift) for metric, shift in shifts.items())
+    success = _success_shift(history, rules)
+    if success is None:
+        return Finding(Severity.WARNING, evidence)
+    return Finding(Severity.CRITICAL, (*evidence, evidence_of("rollout/success", success)))
+
+
+def _length_explosion(history: History, rules: AlarmRules) -> Finding | None:
+    lengths = history["rollout/response_tokens"]
+    recent = lengths.last(rules.recent_steps)
+    before = lengths.without_last(rules.recent_steps).first(rules.start_steps)
+    budget = rules.max_tokens or max(history[BUDGET].values, default=math.inf)
+    if len(before) < rules.start_steps or recent.median < rules.budget_share * budget:
+        return None
+    shift = rise(before, recent, rules.length_rise, rules.step_p)
+    if shift is None:
+        return None
+    limit = Evidence(BUDGET if rules.max_tokens is None else "rollout.max_tokens", budget, recent.span, "the budget")
+    return Finding(Severity.CRITICAL, (evidence_of("rollout/response_tokens", shift), limit))
+
+
+def _information_shift(history: History, rules: AlarmRules) -> Shift | None:
+    """Information of the recent measurements against its best stretch before them."""
+    measured = history[INFORMATION]
+    recent = measured.recent(rules.recent_steps, rules.recent_measurements)
+    earlier = measured.without_last(len(recent))
+    start = earlier.early(rules.start_steps, rules.start_measurements)
+    if len(start) < rules.start_measurements:
+        return None
+    return fall(earlier.best(len(start)), recent, rules.information_share, rules.measured_p)
+
+
+def _success_shift(history: History, rules: AlarmRules) -> Shift | None:
+    played = history["rollout/success"]
+    earlier, recent = played.without_last(rules.recent_steps), played.last(rules.recent_steps)
+    if len(earlier) < rules.start_steps:
+        return None
+    return fall(earlier.best(rules.start_steps), recent, rules.success_share, rules.step_p)
+
+
+def _from_the_start(history: History, metric: str, rules: AlarmRules, share: float) -> Shift | None:
+    """A number of every step against the run's start."""
+    series = history[metric]
+    earlier, recent = series.without_last(rules.recent_steps), series.last(rules.recent_steps)
+    if len(earlier) < rules.start_steps:
+        return None
+    return fall(earlier.first(rules.start_steps), recent, share, rules.step_p)
+
+
+def _chance_evidence(history: History, rules: AlarmRules) -> Evidence | None:
+    """Retrieval over the recent measurements is not above chance, or None.
+
+    Reasonings of one prompt are right or wrong together, so the interval takes prompts, not reasonings, for what was sampled. It is then
+    wide where prompts are few; the bound on the excess keeps it from calling half-right reasoning chance.
+    """
+    accuracy = history["information/retrieval_acc"].recent(rules.recent_steps, rules.recent_measurements)
+    chances = history["information/chance"].at(accuracy.steps)
+    prompts = history["information/num_prompts"].at(accuracy.steps)
+    if min(len(accuracy), len(chances), len(prompts)) < rules.recent_measurements:
+        return None
+    count, chance = round(sum(prompts.values)), chances.mean
+    low, high = wilson_interval(accuracy.mean * count, count)
+    if low > chance or accuracy.mean > chance + rules.chance_excess * (1 - chance):
+        return None
+    test = f"mean of {len(accuracy)} measurements, 95% interval {low:.3g} to {high:.3g} over {count} prompts holds chance, {chance:.3g}"
+    return Evidence("information/retrieval_acc", accuracy.mean, accuracy.span, test)
+
+
+_RULES: dict[AlarmName, Rule] = {
+    AlarmName.INFORMATION_FALLS: _information_falls,
+    AlarmName.RETRIEVAL_AT_CHANCE: _retrieval_at_chance,
+    AlarmName.ENTROPY_UP_INFORMATION_DOWN: _entropy_up_information_down,
+    AlarmName.INPUT_AGNOSTIC_TEXT: _input_agnostic_text,
+    AlarmName.REWARD_VARIANCE_COLLAPSE: _reward_variance_collapse,
+    AlarmName.REPEATED_TEXT: _repeated_text,
+    AlarmName.LENGTH_COLLAPSE: _length_collapse,
+    AlarmName.LENGTH_EXPLOSION: _length_explosion,
+}

@@ -1,0 +1,58 @@
+"""Degenerate text: "!!!!!!", "the the the the", one phrase over and over.
+
+A stretch counts as repeated where one unit (up to eight characters without a space, or up to eight words) stands six times or more in
+a row. What the prompt itself holds is quoted, not degenerate: a copied row of walls is as repetitive as text gets.
+"""
+
+import re
+from dataclasses import dataclass
+
+LONGEST_UNIT = 8
+FEWEST_REPEATS = 6
+_CHARACTERS = re.compile(rf"(\S{{1,{LONGEST_UNIT}}}?)\1{{{FEWEST_REPEATS - 1},}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """One reasoning and what it answers. Example: Reasoning(12, "Board: ...", "The box is left of the target.")."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+def repeated_part(text: str, prompt: str = "") -> float:
+    """Share of the characters, spaces apart, that lie in repeated stretches which the prompt does not hold.
+
+    >>> repeated_part("go !!!!!!")
+    0.75
+    >>> repeated_part("######", prompt="the board: ######")
+    0.0
+    """
+    words = text.split()
+    total = sum(len(word) for word in words)
+    if not total:
+        return 0.0
+    plain_prompt = " ".join(prompt.split())
+    looped = _looped_words(words, plain_prompt)
+    repeated = sum(len(word) if place in looped else _looped_characters(word, plain_prompt) for place, word in enumerate(words))
+    return repeated / total
+
+
+def _looped_characters(word: str, prompt: str) -> int:
+    return sum(len(found.group()) for found in _CHARACTERS.finditer(word) if found.group() not in prompt)
+
+
+def _looped_words(words: list[str], prompt: str) -> set[int]:
+    """Places of words that belong to a phrase said again and again."""
+    looped: set[int] = set()
+    for unit in range(1, LONGEST_UNIT + 1):
+        begin = 0
+        for place in range(unit, len(words) + 1):
+            if place < len(words) and words[place] == words[place - unit]:
+                continue
+            # words[begin:place] has period `unit`; the next such stretch may share all but one unit of it.
+            if place - begin >= FEWEST_REPEATS * unit and " ".join(words[begin:place]) not in prompt:
+                looped.update(range(begin, place))
+            begin = place - unit + 1
+    return looped
