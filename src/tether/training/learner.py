@@ -9,7 +9,7 @@ and changes nothing.
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from tether.algorithms.presets import Algorithm
 from tether.models.critic import Critic
 from tether.models.head import SplitModel
 from tether.models.logprobs import Selected, forward, logprobs_and_entropy
-from tether.models.packing import MicroBatch, micro_batches
+from tether.models.packing import micro_batches
 from tether.models.recompute import checkpointed
 from tether.training.optim import MasterAdam
 from tether.training.settings import CriticSettings, LearnerSettings
@@ -114,11 +114,9 @@ class Learner:
             optimizer.load_state_dict(optimizers[name])
         self.nonfinite_streak = streak
 
-    def full_precision(self) -> ExitStack:
+    def full_precision(self) -> AbstractContextManager[None]:
         """A context in which the policy holds its float32 weights, to be saved."""
-        stack = ExitStack()
-        stack.enter_context(self._optimizers["policy"].full_precision())
-        return stack
+        return self._optimizers["policy"].full_precision()
 
     def _backward(self, minibatch: Batch, loss_scale: float, totals: TokenTotals) -> None:
         """Accumulate the gradient of one minibatch."""
@@ -146,7 +144,6 @@ class Learner:
     def _critic_backward(self, minibatch: Batch, weights_BT: Tensor, totals: TokenTotals) -> None:
         assert self.critic is not None
         together = self._settings.packing and self.critic.split.packs
-        micro: MicroBatch
         for micro in micro_batches(minibatch.lengths_B, self._settings.micro_tokens, together):
             index_M = micro.index_M.to(minibatch.ids_BT.device)
             mask_MT = minibatch.loss_mask_BT[index_M]
