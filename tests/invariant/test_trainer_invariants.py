@@ -65,6 +65,43 @@ def test_memory_and_speed_do_not_change_the_result(case: str, reference: Any, tm
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
+# Everything that watches, at once.
+
+WATCHED: dict[str, Any] = {
+    "steps": 2,
+    "rollout": {"num_groups": 2, "group_size": 3, "max_tokens": 32},
+    "filter": {"strategy": "top_p"},
+    "diagnosis": {
+        "every": 1,
+        "scopes": ["first_turn", "trajectory", "turn"],
+        "contexts": 12,
+        "budget": 0.05,
+        "scorer": "reference",
+        "gradients": {"every": 2, "prompts": 2, "buckets": 2},
+    },
+    "alarms": {
+        "actions": {"critical": ["tighten_filter", "checkpoint"], "warning": "checkpoint"},
+        "rules": {"start_steps": 2, "recent_steps": 2, "step_p": 0.2},
+    },
+    "checkpoint": {"every": 1, "keep": 4},
+}
+
+
+def test_one_seed_one_run_with_everything_on(tmp_path: Path) -> None:
+    settings = validate(RunSettings, merge(BASE, WATCHED))
+    for name in ("one", "two"):
+        Trainer(settings, RunStore.create(tmp_path / name, dump_yaml(settings), {})).run()
+    for file in ("metrics.jsonl", "trajectories.jsonl"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    records = _records(tmp_path / "one")
+    for step in (1, 2):
+        metrics = records[step]["metrics"]
+        for section in ("information", "information_trajectory", "information_turn"):
+            assert metrics[f"{section}/failed"] == 0 and 0 <= metrics[f"{section}/retrieval_p_value"] <= 1
+        assert metrics["information/sampling_error"] > 0, "the budget is short here"
+        assert [metrics.get(f"gradients/{name}") for name in ("failed", "bound_broken")] == ([0, 0] if step == 1 else [None, None])
+
+
 # Stopped after a step and resumed, a run is the one that was never stopped.
 
 SHORT: dict[str, Any] = {

@@ -32,6 +32,7 @@ def fields(info: Information) -> dict[str, float]:
         "chance",
         "mi",
         "mi_seq",
+        "mi_token_mean",
         "mi_zscore",
         "sigma",
         "h_conditional",
@@ -138,6 +139,22 @@ def test_every_prompt_twice(matrix: dict[str, Any]) -> None:
 
 
 @laws
+@given(matrices(), st.randoms(use_true_random=False))
+def test_intervals_follow_the_estimates(matrix: dict[str, Any], random: Any) -> None:
+    """Reasonings reordered and a constant added to all scores: the ends stay, or move with the entropy."""
+    num = len(matrix["source"])
+    order = random.sample(range(num), num)
+    moved = {name: values[order] for name, values in matrix.items()}
+    moved["logprobs"] = moved["logprobs"] - 8.0
+    first, second = (measure_information(**given, bootstrap=20) for given in (matrix, moved))
+    slack = 1e-9 * (1 + size(matrix))
+    if len(set(matrix["source"].tolist())) > 1:  # otherwise reasonings are the units, and the draws follow their order
+        assert second.intervals["retrieval_acc"] == pytest.approx(first.intervals["retrieval_acc"], abs=1e-9)
+        assert second.intervals["mi_seq"] == pytest.approx(first.intervals["mi_seq"], abs=slack)
+        assert second.intervals["h_conditional_seq"] == pytest.approx([8 + end for end in first.intervals["h_conditional_seq"]], abs=slack)
+
+
+@laws
 @given(matrices())
 def test_what_is_more_likely_under_its_own_prompt_tells_more(matrix: dict[str, Any]) -> None:
     own = np.arange(len(matrix["source"])), matrix["source"]
@@ -153,7 +170,14 @@ def test_what_is_more_likely_under_its_own_prompt_tells_more(matrix: dict[str, A
 def test_resampling_is_bounded(matrix: dict[str, Any], seed: int) -> None:
     info = measure_information(**matrix, bootstrap=20, permutations=9, seed=seed)
     assert info.mi_interval is not None and info.retrieval_p_value is not None
-    low, high = info.mi_interval
-    assert low <= high
+    assert info.mi_interval == info.intervals["mi"]
+    for name, value in fields(info).items():
+        if name not in ("chance", "sigma"):
+            low, high = info.intervals[name]
+            assert low <= value <= high and math.isfinite(low) and math.isfinite(high), name
+    for name in ("retrieval_acc", "recall_2", "recall_4", "recall_8"):
+        assert info.intervals[name][0] >= 0 and info.intervals[name][1] <= 1, name
+    for name in ("mi", "mi_seq", "mi_token_mean"):
+        assert info.intervals[name][1] <= math.log(matrix["logprobs"].shape[1]) + 1e-13 * (1 + size(matrix)), name
     assert 0.1 <= info.retrieval_p_value <= 1
-    assert high <= math.log(matrix["logprobs"].shape[1]) + 1e-13 * (1 + size(matrix))
+    assert info.mi_p_value is not None and 0.1 <= info.mi_p_value <= 1

@@ -1,6 +1,6 @@
 """The live view of a run: a bar over the steps with the time left, a bar over the current stage, and the latest numbers.
 
-On a terminal it redraws in place; piped into a file it writes one line per step.
+On a terminal it redraws in place; piped into a file it writes one line per step. How many alarms stand is said in red.
 """
 
 from collections import deque
@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from tether.runs.schema import StepRecord
 
@@ -20,6 +21,7 @@ STAGES = {
     "advantages": "estimating advantages",
     "update": "learning",
     "diagnosis": "diagnosing",
+    "gradients": "taking gradients apart",
     "validation": "validating",
     "checkpoint": "saving",
 }
@@ -34,6 +36,8 @@ COLUMNS = (
     ("validation", "validation/success", "{:.1%}"),
 )
 
+ALARM_STYLE = "bold red"
+
 
 class LiveView:
     """A Watcher for the terminal."""
@@ -42,6 +46,7 @@ class LiveView:
         self._console = console
         self._records: deque[StepRecord] = deque(maxlen=ROWS)
         self._regime = "-"
+        self._alarms = ""
         self._bars = Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(),
@@ -63,13 +68,17 @@ class LiveView:
     def record(self, record: StepRecord) -> None:
         self._records.append(record)
         self._regime = record.regime or self._regime
+        self._alarms = _alarms(record)
         self._bars.update(self._run, completed=record.step)
         for note in record.notes:
-            self._console.print(f"step {record.step}: {note}", style="yellow", highlight=False)
+            style = ALARM_STYLE if note.startswith("critical:") else "yellow"
+            # A note may quote anything, square brackets too; piped, it stays on one line.
+            piped = self._live is None
+            self._console.print(f"step {record.step}: {note}", style=style, highlight=False, markup=False, soft_wrap=piped)
         if self._live is not None:
             self._live.update(self._view())
         else:
-            self._console.print(self._line(record), highlight=False, markup=False, soft_wrap=True)
+            self._console.print(self._line(record), highlight=False, soft_wrap=True)
 
     @contextmanager
     def showing(self) -> Iterator[None]:
@@ -84,7 +93,8 @@ class LiveView:
         return Group(self._table(), self._bars)
 
     def _table(self) -> Table:
-        table = Table(title=f"regime: {self._regime}", title_justify="left", box=None, pad_edge=False)
+        heading = Text.assemble(f"regime: {self._regime}", (f"   {self._alarms}", ALARM_STYLE) if self._alarms else "")
+        table = Table(title=heading, title_justify="left", box=None, pad_edge=False)
         table.add_column("step", justify="right")
         for title, _, _ in COLUMNS:
             table.add_column(title, justify="right")
@@ -92,13 +102,21 @@ class LiveView:
             table.add_row(str(record.step), *(_cell(record, key, form) for _, key, form in COLUMNS))
         return table
 
-    def _line(self, record: StepRecord) -> str:
+    def _line(self, record: StepRecord) -> Text:
         parts = [f"{title} {_cell(record, key, form)}" for title, key, form in COLUMNS if key in record.metrics]
-        return (
-            f"step {record.step}/{int(self._bars.tasks[0].total or 0)}  "
-            + "  ".join(parts)
-            + (f"  [{record.regime}]" if record.regime else "")
-        )
+        line = Text(f"step {record.step}/{int(self._bars.tasks[0].total or 0)}  " + "  ".join(parts))
+        if record.regime:
+            line.append(f"  [{record.regime}]")
+        if self._alarms:
+            line.append(f"  {self._alarms}", ALARM_STYLE)
+        return line
+
+
+def _alarms(record: StepRecord) -> str:
+    """How many alarms stand, by severity; empty where none does. Example: "alarms: 1 critical, 2 warning"."""
+    counts = [(round(record.metrics.get(f"alarms/{severity}", 0)), severity) for severity in ("critical", "warning")]
+    standing = [f"{count} {severity}" for count, severity in counts if count]
+    return f"alarms: {', '.join(standing)}" if standing else ""
 
 
 def _cell(record: StepRecord, key: str, form: str) -> str:

@@ -228,11 +228,11 @@ def _last_checkpoint(store: RunStore) -> str:
 
 def _finish(console: Console, store: RunStore) -> None:
     """The report, and the verdict in words."""
-    from tether.runs.report import write_report
+    from tether.cli.report import full_report
     from tether.runs.verdict import verdict
 
-    path = write_report([store], store.folder / "report.html")
+    path = full_report([store], store.folder / "report.html")
     console.print()
     for sentence in verdict(store.steps()):
-        console.print(sentence, highlight=False)
+        console.print(sentence, highlight=False, markup=False)
     console.print(f"\nreport: {path}", highlight=False, soft_wrap=True)

@@ -49,6 +49,17 @@ class Regime(StrEnum):
     """Low conditional entropy, low information: one fixed text for everything."""
 
 
+class Scope(StrEnum):
+    """Which turns diagnosis takes reasonings from (diagnostics/pairs.py)."""
+
+    FIRST_TURN = "first_turn"
+    """The first turn of every trajectory: one column per prompt."""
+    TRAJECTORY = "trajectory"
+    """A trajectory drawn uniformly, then one of its turns: every drawn context is a column."""
+    TURN = "turn"
+    """A turn drawn uniformly from all turns: every drawn context is a column."""
+
+
 class Split(StrEnum):
     """The three disjoint pools every environment draws its instances from, and all of them together."""
 

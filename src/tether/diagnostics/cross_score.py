@@ -1,11 +1,12 @@
 """Cross-scores: the log-probability of every reasoning under every prompt, L[n, j] = sum_t log p(z_n,t | x_j, z_n,<t).
 
-One prompt is one column. A prompt that occurs twice is scored once and its column copied. A scorer with `score_many` gets one
-call per distinct prompt, so that the prompt's forward pass is shared by all reasonings; a scorer with `score` gets one per pair.
+One prompt is one column. What occurs twice, a prompt or a reasoning, is scored once and copied. A scorer with `score_all` gets everything
+in one call, one with `score_many` a call per prompt, so that the prompt's forward pass is shared by all reasonings, and one with `score` a
+call per pair. A score that is not finite is refused here, where the pair can still be named.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,17 @@ import numpy.typing as npt
 from tether.core.errors import BadInput
 from tether.core.protocols import BatchScorer, Scorer
 
+Ids = Sequence[int]
 
-def cross_score(scorer: Any, prompts: Sequence[Sequence[int]], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+
+@runtime_checkable
+class MatrixScorer(Protocol):
+    """A scorer that scores many reasonings after many prompts at once: [reasonings, prompts]."""
+
+    def score_all(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> npt.NDArray[np.float64]: ...
+
+
+def cross_score(scorer: Any, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> npt.NDArray[np.float64]:
     """The [N, P] matrix of sequence log-probs, exact.
 
     Args:
@@ -22,31 +32,53 @@ def cross_score(scorer: Any, prompts: Sequence[Sequence[int]], reasonings: Seque
         prompts: P lists of token ids, each ending where the reasoning would begin.
         reasonings: N lists of token ids.
     """
-    columns = [[int(token) for token in prompt] for prompt in prompts]
-    rows = [[int(token) for token in reasoning] for reasoning in reasonings]
+    columns = [tuple(int(token) for token in prompt) for prompt in prompts]
+    rows = [tuple(int(token) for token in reasoning) for reasoning in reasonings]
     for what, sequences in (("prompt", columns), ("reasoning", rows)):
         empty = [index for index, sequence in enumerate(sequences) if not sequence]
         if not sequences or empty:
             found = f"{what} {empty[0]} has no tokens" if empty else f"there are no {what}s"
             raise BadInput(f"{found}; cross-scoring needs at least one token in every {what}")
-    scorer = as_scorer(scorer)
-    scores = np.empty((len(rows), len(columns)), dtype=np.float64)
-    first: dict[tuple[int, ...], int] = {}
-    for column, prompt in enumerate(columns):
-        earlier = first.setdefault(tuple(prompt), column)
-        if earlier < column:
-            scores[:, column] = scores[:, earlier]
-            continue
-        if isinstance(scorer, BatchScorer):
-            scores[:, column] = scorer.score_many(prompt, rows)
-        else:
-            scores[:, column] = [scorer.score(prompt, row) for row in rows]
+    distinct_columns, distinct_rows = (list(dict.fromkeys(sequences)) for sequences in (columns, rows))
+    distinct = _scored(as_scorer(scorer), distinct_columns, distinct_rows)
+    place_of_column, place_of_row = ({ids: place for place, ids in enumerate(sequences)} for sequences in (distinct_columns, distinct_rows))
+    scores: npt.NDArray[np.float64] = distinct[np.ix_([place_of_row[ids] for ids in rows], [place_of_column[ids] for ids in columns])]
+    _check_finite(scores)
     return scores
 
 
-def as_scorer(scorer: Any) -> Scorer | BatchScorer:
+def _scored(
+    scorer: Scorer | BatchScorer | MatrixScorer, prompts: Sequence[tuple[int, ...]], reasonings: Sequence[tuple[int, ...]]
+) -> npt.NDArray[np.float64]:
+    columns, rows = [list(prompt) for prompt in prompts], [list(reasoning) for reasoning in reasonings]
+    if isinstance(scorer, MatrixScorer):
+        scores = np.asarray(scorer.score_all(columns, rows), dtype=np.float64)
+    elif isinstance(scorer, BatchScorer):
+        scores = np.stack([np.asarray(scorer.score_many(column, rows), dtype=np.float64) for column in columns], axis=1)
+    else:
+        scores = np.array([[scorer.score(column, row) for column in columns] for row in rows], dtype=np.float64)
+    if scores.shape != (len(rows), len(columns)):
+        raise BadInput(
+            f"the scorer {type(scorer).__name__} answered scores of shape {scores.shape} for {len(rows)} reasonings and {len(columns)} prompts; "
+            "score_many must return one number per reasoning, score_all one row per reasoning with one number per prompt"
+        )
+    return scores
+
+
+def _check_finite(scores: npt.NDArray[np.float64]) -> None:
+    wrong = np.argwhere(~np.isfinite(scores))
+    if len(wrong):
+        row, column = wrong[0]
+        others = f" and {len(wrong) - 1} other pairs" if len(wrong) > 1 else ""
+        raise BadInput(
+            f"the scorer gave log p = {scores[row, column]} for reasoning {row} after prompt {column}{others}; "
+            "check the model's weights for non-finite values (float16 overflows: score in float32 or bfloat16), or leave out that reasoning"
+        )
+
+
+def as_scorer(scorer: Any) -> Scorer | BatchScorer | MatrixScorer:
     """The object itself if it scores, a prefix-sharing scorer over it if it is a Hugging Face causal language model."""
-    if isinstance(scorer, BatchScorer | Scorer):
+    if isinstance(scorer, MatrixScorer | BatchScorer | Scorer):
         return scorer
     if hasattr(scorer, "config") and hasattr(scorer, "get_output_embeddings"):
         from tether.models.scorer import PrefixScorer  # torch is only needed here

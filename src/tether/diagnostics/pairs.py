@@ -29,9 +29,28 @@ class Pairs:
     num_empty: int = 0
     """Responses without reasoning (empty, or the think tag never closed); counted, not scored."""
 
+    dropped: int = 0
+    """Reasonings left out by `only`."""
+
     @property
     def lengths(self) -> list[int]:
         return [len(reasoning) for reasoning in self.reasonings]
+
+    @property
+    def population(self) -> int:
+        """How many reasonings there were before any was left out."""
+        return len(self.reasonings) + self.dropped
+
+    @property
+    def cost(self) -> int:
+        """Tokens that cross-scoring computes: every prompt once, every reasoning under every prompt."""
+        return sum(map(len, self.prompts)) + len(self.prompts) * sum(self.lengths)
+
+    def only(self, rows: Iterable[int]) -> "Pairs":
+        """These reasonings, against all prompts: means over reasonings keep their expectation."""
+        kept = [int(row) for row in rows]
+        reasonings, source = [self.reasonings[row] for row in kept], [self.source[row] for row in kept]
+        return Pairs(self.prompts, reasonings, source, self.num_empty, self.population - len(kept))
 
 
 def first_turn_pairs(groups: Sequence[Group]) -> Pairs:

@@ -1,8 +1,9 @@
 """Plotly figures of one run or of several: the small curves and the regime plane.
 
 One look for all: white ground, hairline grid, the system's font, lines labelled at their end instead of by a legend (one run) or
-coloured by run (several; the page shows the key once). Every function takes runs by name and returns None where the runs hold nothing
-to draw, so that the caller can say so instead of showing an empty chart.
+coloured by run (several; the page shows the key once). The steps at which an alarm stood are shaded in the curves that draw its evidence.
+Every function takes runs by name and returns None where the runs hold nothing to draw, so that the caller can say so instead of showing
+an empty chart.
 """
 
 import html
@@ -12,6 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tether.core.enums import REGIME_FRACTION, Regime
+from tether.runs.alarms import Alarm, alarm_history
 from tether.runs.panels import Panel, Series, Style, drawn
 from tether.runs.schema import StepRecord
 
@@ -30,6 +32,9 @@ _PALEST = 0.75
 """How far the first point of a path is mixed with white."""
 _LABEL_GAP = 0.085
 """Least distance of two end-of-line labels, as a share of the axis."""
+_CROWDED = 30
+"""More measurements than this are drawn as a plain line, without a dot each."""
+ALARM_COLOURS = {"critical": "#c53030", "warning": "#c77700"}
 
 
 def run_colours(names: Sequence[str]) -> dict[str, str]:
@@ -58,7 +63,7 @@ def curve(panel: Panel, runs: Runs) -> go.Figure | None:
                 _add_band(figure, series.band, records, colour)
             figure.add_trace(_line(series, steps, values, colour, label, panel.percent))
     low, high = _value_range(panel, shown, runs)
-    _dress(figure, right_margin=20 if several else 76)
+    dress(figure, right_margin=20 if several else 76)
     figure.update_yaxes(range=[low, high], tickformat="~g", nticks=5)
     if panel.percent:
         figure.update_yaxes(tickformat=".0%", dtick=0.25)
@@ -68,6 +73,7 @@ def curve(panel: Panel, runs: Runs) -> go.Figure | None:
         # Left alone, plotly would put ticks between the steps.
         figure.update_xaxes(dtick=1)
     if not several:
+        _mark_alarms(figure, shown, next(iter(runs.values())), (low, high))
         _label_ends(figure, shown, next(iter(runs.values())), (low, high), panel.percent)
     return figure
 
@@ -88,7 +94,7 @@ def regime_plane(runs: Runs, *, h_threshold: float = REGIME_FRACTION, mi_thresho
     colours = run_colours(list(runs))
     for name, path in paths.items():
         _add_path(figure, path, colours[name], html.escape(name), several=len(runs) > 1)
-    _dress(figure, right_margin=20)
+    dress(figure, right_margin=20)
     figure.update_layout(height=440, hovermode="closest")
     figure.update_xaxes(title_text="H(Z|X), times its start", range=[0, right], tickformat="~g", showgrid=False, nticks=6)
     figure.update_yaxes(title_text="MI, times its start", range=[bottom, top], tickformat="~g", showgrid=False, nticks=6)
@@ -101,9 +107,9 @@ def _line(series: Series, steps: list[int], values: list[float], colour: str, la
     look: dict[str, Any] = {"x": steps, "y": values, "name": label, "hovertemplate": f"{label} {value}<extra></extra>"}
     if series.style is Style.SHARE:
         return go.Scatter(**look, mode="lines", line={"width": 0}, stackgroup="shares", fillcolor=colour)
-    sparse = len(steps) <= 2 or series.band is not None
+    sparse = len(steps) <= 2 or (series.band is not None and len(steps) <= _CROWDED)
     width = {Style.MAIN: 2.2, Style.LIGHT: 1.6, Style.REFERENCE: 1.3}[series.style]
-    dash = "dash" if series.style is Style.REFERENCE else "solid"
+    dash = "dash" if series.style is Style.REFERENCE or series.beside else "solid"
     mode = "lines+markers" if sparse and series.style is not Style.REFERENCE else "lines"
     return go.Scatter(**look, mode=mode, line={"color": colour, "width": width, "dash": dash}, marker={"size": 5, "color": colour})
 
@@ -111,6 +117,8 @@ def _line(series: Series, steps: list[int], values: list[float], colour: str, la
 def _add_band(figure: go.Figure, band: tuple[str, str], records: Sequence[StepRecord], colour: str) -> None:
     """The shaded interval around a series, below its line."""
     held = [record for record in records if band[0] in record.metrics and band[1] in record.metrics]
+    if not held:
+        return
     steps = [record.step for record in held]
     outline = [record.metrics[band[1]] for record in held] + [record.metrics[band[0]] for record in reversed(held)]
     figure.add_trace(
@@ -120,11 +128,38 @@ def _add_band(figure: go.Figure, band: tuple[str, str], records: Sequence[StepRe
     )
 
 
+def _mark_alarms(figure: go.Figure, shown: Sequence[Series], records: Sequence[StepRecord], value_range: tuple[float, float]) -> None:
+    """Shade the steps at which an alarm stood whose evidence this chart draws, and name it on hovering over the strip at the top."""
+    drawn_metrics = {series.metric for series in shown}
+    low, high = value_range
+    telling = [alarm for alarm in alarm_history(records) if drawn_metrics & alarm.metrics]
+    for row, alarm in enumerate(telling):
+        for span in alarm.spans:
+            colour = ALARM_COLOURS.get(span.severity, MUTED)
+            figure.add_vrect(x0=span.first - 0.5, x1=span.last + 0.5, fillcolor=colour, opacity=0.07, line_width=0, layer="below")
+        figure.add_trace(_alarm_strip(alarm, records, high - (0.02 + 0.045 * row) * (high - low)))
+
+
+def _alarm_strip(alarm: Alarm, records: Sequence[StepRecord], height: float) -> go.Scatter:
+    stood = [(record.step, span) for span in alarm.spans for record in records if span.first <= record.step <= span.last]
+    return go.Scatter(
+        x=[step for step, _ in stood],
+        y=[height] * len(stood),
+        mode="markers",
+        name=alarm.title,
+        marker={"symbol": "square", "size": 5, "color": [ALARM_COLOURS.get(span.severity, MUTED) for _, span in stood]},
+        customdata=[span.severity for _, span in stood],
+        hovertemplate=f"{html.escape(alarm.title)} (%{{customdata}})<extra></extra>",
+    )
+
+
 def _value_range(panel: Panel, shown: Sequence[Series], runs: Runs) -> tuple[float, float]:
     """The y axis: always from zero (or below it), so that heights compare."""
     if panel.percent:
         return -0.02, 1.04
     values = [value for records in runs.values() for series in shown for value in series.points(records)[1]]
+    ends = [end for series in shown for end in series.band or ()]
+    values += [record.metrics[end] for records in runs.values() for record in records for end in ends if end in record.metrics]
     low, high = min(0.0, *values), max(0.0, *values)
     room = 0.1 * (high - low) or 1.0
     return low - (room if low < 0 else 0.02 * room), high + room
@@ -155,9 +190,9 @@ def _label_ends(
     # A layer thinner than its label has no room for it; hovering still names it.
     places = [(y, series) for y, series in places if series.style is not Style.SHARE or series.points(records)[1][-1] > _LABEL_GAP / 2]
     places.sort(key=lambda place: place[0])
-    heights = _pushed_apart([(y - low) / (high - low) for y, _ in places])
+    heights = pushed_apart([(y - low) / (high - low) for y, _ in places])
     for height, (_, series) in zip(heights, places, strict=True):
-        colour = MUTED if series.style is Style.SHARE else _mixed(series.colour, INK, 0.25)
+        colour = MUTED if series.style is Style.SHARE else mixed(series.colour, INK, 0.25)
         # A line on its own is named by the title already; its last value says more.
         text = _shown(series.points(records)[1][-1], percent) if len(shown) == 1 else series.label
         figure.add_annotation(
@@ -170,7 +205,7 @@ def _shown(value: float, percent: bool) -> str:
     return f"{value:.0%}" if percent else f"{value:.3g}"
 
 
-def _pushed_apart(heights: list[float]) -> list[float]:
+def pushed_apart(heights: list[float]) -> list[float]:
     """Ascending heights in [0, 1], moved as little as a single sweep up and one back down allow to lie _LABEL_GAP apart."""
     apart = list(heights)
     for index in range(1, len(apart)):
@@ -212,14 +247,14 @@ def _shade_quadrants(figure: go.Figure, h_threshold: float, mi_threshold: float,
         figure.add_annotation(
             x=x1 if outer_right else x0, y=y1, text=regime.value.replace(" ", "<br>", 1), showarrow=False,
             xanchor="right" if outer_right else "left", yanchor="top", xshift=-8 if outer_right else 8,
-            yshift=-6, align="right" if outer_right else "left", font={"color": _mixed(tint, INK, 0.62), "size": 13},
+            yshift=-6, align="right" if outer_right else "left", font={"color": mixed(tint, INK, 0.62), "size": 13},
         )  # fmt: skip
 
 
 def _add_path(figure: go.Figure, path: dict[str, list[float]], colour: str, name: str, several: bool) -> None:
     """A thin line through dots that darken with the steps; hollow at the start, a large solid dot at the end."""
     count = len(path["x"])
-    shades = [_mixed(colour, "#ffffff", _PALEST * (1 - index / max(1, count - 1))) for index in range(count)]
+    shades = [mixed(colour, "#ffffff", _PALEST * (1 - index / max(1, count - 1))) for index in range(count)]
     shades[-1] = colour
     sizes = [7.0] * count
     sizes[-1] = 14
@@ -231,7 +266,7 @@ def _add_path(figure: go.Figure, path: dict[str, list[float]], colour: str, name
         go.Scatter(
             x=path["x"], y=path["y"], mode="lines+markers", name=name,
             customdata=list(zip(path["step"], path["h"], path["mi"], strict=True)),
-            line={"color": _mixed(colour, "#ffffff", 0.6), "width": 1.4}, cliponaxis=False,
+            line={"color": mixed(colour, "#ffffff", 0.6), "width": 1.4}, cliponaxis=False,
             marker={"color": shades, "size": sizes, "symbol": symbols, "opacity": 1, "line": {"width": 2, "color": shades}},
             hovertemplate=f"{name}, step %{{customdata[0]}}<br>H(Z|X) %{{customdata[1]:.3f}} (%{{x:.2f}}×)"
             "<br>MI %{customdata[2]:.3f} (%{y:.2f}×)<extra></extra>",
@@ -249,7 +284,7 @@ def _add_path(figure: go.Figure, path: dict[str, list[float]], colour: str, name
         )  # fmt: skip
 
 
-def _dress(figure: go.Figure, right_margin: int) -> None:
+def dress(figure: go.Figure, right_margin: int) -> None:
     """The common look."""
     figure.update_layout(
         template="none", height=250, showlegend=False, hovermode="x unified", paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
@@ -263,7 +298,7 @@ def _dress(figure: go.Figure, right_margin: int) -> None:
     figure.update_yaxes(title={"standoff": 8, "font": {"size": 12}})
 
 
-def _mixed(colour: str, other: str, share: float) -> str:
+def mixed(colour: str, other: str, share: float) -> str:
     """`colour` with a share of `other` mixed in, both as #rrggbb."""
     channels = [round(int(colour[i : i + 2], 16) * (1 - share) + int(other[i : i + 2], 16) * share) for i in (1, 3, 5)]
     return "#" + "".join(f"{channel:02x}" for channel in channels)

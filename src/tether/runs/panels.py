@@ -1,7 +1,8 @@
 """What the curves of a report show, as data: one `Panel` per small chart, one `Series` per line, and the sentence on how to read it.
 
 Panels are grouped under the three questions a reader has. A single run draws every series of a panel; a comparison of several runs
-draws only the panel's main series, coloured by run, because four lines per run stop being readable at the second run.
+draws only the panel's main series, coloured by run, because four lines per run stop being readable at the second run. The information
+section is of the first turn; where a run measured other scopes too, they are dashed lines beside it, each with a chance level of its own.
 """
 
 import math
@@ -25,6 +26,7 @@ class Style(StrEnum):
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#c2622d", "#7b8794"
 PALE_BLUE, PALE_ORANGE = "#93b7d9", "#dfae8f"
+PURPLE, PALE_PURPLE, TEAL, PALE_TEAL = "#805ad5", "#c3b1ee", "#2c7a7b", "#97c4c4"
 FAIL, MIXED, SUCCEED = "#d8dde3", "#b9d3ec", "#b7dcc4"
 
 
@@ -40,6 +42,8 @@ class Series:
     band: tuple[str, str] | None = None
     """The metrics that hold the lower and the upper end of its interval."""
     transform: Callable[[float], float] | None = None
+    beside: bool = False
+    """Measured beside the others in some runs only: a dashed line for a single run, not missed where it is absent."""
 
     def points(self, records: Sequence[StepRecord]) -> tuple[list[int], list[float]]:
         """Steps and values of the records that hold this metric."""
@@ -73,6 +77,27 @@ def _log(prompts: float) -> float:
     return math.log(max(1.0, prompts))
 
 
+def _ends(name: str) -> tuple[str, str]:
+    """The metrics of a first-turn metric's interval."""
+    return f"information/{name}_low", f"information/{name}_high"
+
+
+def _other_scopes(name: str) -> tuple[Series, ...]:
+    """A metric of the first turn as the other scopes measure it."""
+    return (
+        Series(f"information_trajectory/{name}", "trajectory", Style.LIGHT, PURPLE, beside=True),
+        Series(f"information_turn/{name}", "turn", Style.LIGHT, TEAL, beside=True),
+    )
+
+
+def _other_references(name: str, label: str, transform: Callable[[float], float] | None = None) -> tuple[Series, ...]:
+    """What the lines of `_other_scopes` are read against."""
+    return (
+        Series(f"information_trajectory/{name}", f"traj. {label}", Style.REFERENCE, PALE_PURPLE, transform=transform, beside=True),
+        Series(f"information_turn/{name}", f"turn {label}", Style.REFERENCE, PALE_TEAL, transform=transform, beside=True),
+    )
+
+
 _LEARNING = Section(
     "Does it solve the task?",
     (
@@ -91,8 +116,11 @@ _LEARNING = Section(
             "format",
             "Valid turns",
             "Share of turns with closed tags and legal actions only. Success cannot exceed what this allows; "
-            "a fall late in a run is an early sign of trouble.",
-            (Series("rollout/format_valid", "valid"),),
+            "a fall late in a run is an early sign of trouble. Repeating are reasonings that mostly repeat one character, word or phrase.",
+            (
+                Series("rollout/format_valid", "valid"),
+                Series("rollout/repeated_text", "repeating", Style.LIGHT, PALE_ORANGE),
+            ),
             percent=True,
         ),
         Panel(
@@ -162,31 +190,35 @@ _INFORMATION = Section(
         Panel(
             "retrieval",
             "Can the prompt be told from the reasoning?",
-            "Share of reasonings that their own prompt explains best among all prompts. "
-            "At the dashed line the reasoning says nothing about its input: template collapse.",
+            "Share of reasonings that their own prompt explains best among all prompts; the band is the 95% interval over prompts. "
+            "At the grey dashed line the reasoning says nothing about its input: template collapse.",
             (
-                Series("information/retrieval_acc", "best 1"),
+                Series("information/retrieval_acc", "best 1", band=_ends("retrieval_acc")),
                 Series("information/recall_2", "best 2", Style.LIGHT, "#7fa8d1"),
                 Series("information/recall_4", "best 4", Style.LIGHT, "#b9d0e6"),
                 Series("information/chance", "chance", Style.REFERENCE, GREY),
+                *_other_scopes("retrieval_acc"),
+                *_other_references("chance", "chance"),
             ),
             percent=True,
         ),
         Panel(
             "mi_seq",
             "Information per reasoning, nats",
-            "MI-Seq-Est: how much one whole reasoning tells about its prompt. "
-            "The dashed line is the most it can be, the logarithm of the number of prompts.",
+            "MI-Seq-Est: how much one whole reasoning tells about its prompt, with its 95% interval. "
+            "The grey dashed line is the most it can be, the logarithm of the number of prompts.",
             (
-                Series("information/mi_seq", "MI"),
+                Series("information/mi_seq", "MI", band=_ends("mi_seq")),
                 Series("information/num_prompts", "log P", Style.REFERENCE, GREY, transform=_log),
+                *_other_scopes("mi_seq"),
+                *_other_references("num_prompts", "log P", transform=_log),
             ),
         ),
         Panel(
             "mi",
             "Information per token, nats",
             "MI-Est: the same per token. It falls when reasoning gets longer without saying more about the prompt.",
-            (Series("information/mi", "MI"),),
+            (Series("information/mi", "MI", band=_ends("mi")), *_other_scopes("mi")),
         ),
         Panel(
             "entropy",
@@ -194,8 +226,9 @@ _INFORMATION = Section(
             "H(Z|X) is variety within one prompt, H(Z) over all prompts; the gap between the lines is the information per token. "
             "High lines with no gap look healthy and are not.",
             (
-                Series("information/h_conditional", "H(Z|X)"),
+                Series("information/h_conditional", "H(Z|X)", band=_ends("h_conditional")),
                 Series("information/h_marginal", "H(Z)", Style.LIGHT, PALE_ORANGE),
+                *_other_scopes("h_conditional"),
             ),
         ),
     ),
@@ -212,6 +245,7 @@ def drawn(panel: Panel, runs: Sequence[Sequence[StepRecord]]) -> list[Series]:
     """
     held = [series for series in panel.series if any(series.points(records)[0] for records in runs)]
     if len(runs) > 1:
+        held = [series for series in held if not series.beside]
         main = [series for series in held if series.style is Style.MAIN] or [series for series in held if series.style is Style.LIGHT]
         held = main + [series for series in held if series.style is Style.REFERENCE]
     return held if any(series.style is not Style.REFERENCE for series in held) else []

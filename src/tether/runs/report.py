@@ -1,9 +1,10 @@
 """One self-contained HTML file about a run, or about several compared.
 
-The page reads from the answer down: the verdict in words, the key figures, the curves with how to read them, the regime plane, sample
-episodes from different prompts, then the settings, times and the command that repeats the run. Everything is inside the file: plotly.js
-is inlined once and a content-security policy forbids the browser to load anything else. All text goes through jinja2's escaping,
-because model output may hold HTML. Pieces a run did not record are named as missing.
+The page reads from the answer down: the verdict in words, the key figures, the alarms with their evidence and remedies, the curves with
+how to read them, the regime plane, the gradients by reward variance, the templates of the reasoning, sample episodes from different
+prompts, then the settings, times and the command that repeats the run. Everything is inside the file: plotly.js is inlined once and a
+content-security policy forbids the browser to load anything else. All text goes through jinja2's escaping, because model output may hold
+HTML. Pieces a run did not record are named as missing.
 """
 
 from collections.abc import Sequence
@@ -19,12 +20,15 @@ from plotly.offline import get_plotlyjs
 
 from tether.core.enums import REGIME_FRACTION, Regime
 from tether.core.errors import BadInput
+from tether.runs.alarms import Alarm, alarm_history, are_recorded
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, Runs, curve, regime_plane, run_colours
-from tether.runs.panels import SECTIONS, Panel, drawn
+from tether.runs.gradient_buckets import TABLE, Decomposition, decompositions, norm_figure, reading, share_figure, table
+from tether.runs.panels import SECTIONS, Panel, Series, drawn
 from tether.runs.samples import SampleStep, sample_steps
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore, write_whole
-from tether.runs.verdict import Tile, comparison, number, percent, tiles, verdict
+from tether.runs.template_view import StepTemplates, TemplatesView, views
+from tether.runs.verdict import Tile, comparison, failures, number, percent, tiles, verdict
 
 _PLOTLY_CONFIG = {"displayModeBar": False}
 
@@ -34,6 +38,51 @@ _REGIME_MEANINGS = {
     Regime.COMPRESSED: "terse, and still about the prompt.",
     Regime.LOW_ENTROPY_COLLAPSE: "one fixed text for everything.",
 }
+
+
+_SCOPES = {
+    "trajectory": "purple, of one turn drawn from each trajectory",
+    "turn": "teal, of turns drawn from all trajectories",
+}
+"""Label of a line of another scope to what it is."""
+
+_NORM_READING = (
+    "Prompts in buckets of equal size, least reward variance on the left. In the paper the task gradient rises with the variance and the "
+    "regularisers' stays flat. A hollow dot on the floor is zero or next to it."
+)
+_BUCKET_CHARTS = (
+    (
+        "dominance",
+        "Share of the regularisers",
+        "Regulariser norm over the sum of both norms. Where it is near 1, updates are not about the task; a filter on reward variance drops these prompts first.",
+    ),
+    (
+        "snr",
+        "Signal-to-noise ratio of the task gradient",
+        "From two independent halves of each group: what the halves agree on over what they do not. Near 0 the task gradient is noise.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure with its words; `html` is None where nothing was recorded."""
+
+    title: str
+    reading: str
+    html: Markup | None
+    needs: str
+    """What was not recorded, for the page to name where `html` is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientView:
+    """The gradients of a run by reward variance; of the last decomposition, compared with the first."""
+
+    reading: str
+    charts: list[Chart]
+    step: int
+    rows: list[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +110,13 @@ class RunView:
     last_step: int
     verdict: list[str]
     tiles: list[Tile]
+    alarms: list[Alarm]
+    alarms_recorded: bool
+    gradients: GradientView | None
+    gradient_failure: str
+    """Why there are no gradients, where taking them apart was due and failed."""
+    templates: list[TemplatesView] | None
+    """None where nobody looked for them."""
     notes: list[tuple[int, str]]
     samples: list[SampleStep]
     stage_times: list[StageTime]
@@ -68,19 +124,8 @@ class RunView:
     config: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A figure with its words; `html` is None where nothing was recorded."""
-
-    title: str
-    reading: str
-    html: Markup | None
-    needs: str
-    """What was not recorded, for the page to name where `html` is None."""
-
-
-def write_report(stores: Sequence[RunStore], out: Path) -> Path:
-    """Write the report of one run, or the comparison of several, and return its path."""
+def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequence[StepTemplates]] | None = None) -> Path:
+    """Write the report of one run, or the comparison of several, and return its path; `templates` are those of each run, in order."""
     if not stores:
         raise BadInput("a report needs at least one run; give its folder")
     if len(stores) > len(RUN_COLOURS):
@@ -88,12 +133,14 @@ def write_report(stores: Sequence[RunStore], out: Path) -> Path:
     names = _names(stores)
     records = {name: store.steps() for name, store in zip(names, stores, strict=True)}
     colours = run_colours(names)
-    views = [_view(name, colours[name], store, records[name]) for name, store in zip(names, stores, strict=True)]
+    found = templates if templates is not None else [None] * len(stores)
+    runs = [_view(name, colours[name], store, records[name], own) for name, store, own in zip(names, stores, found, strict=True)]
     stepped = {name: steps for name, steps in records.items() if steps}
     page = _template().render(
-        runs=views,
-        title=_title(views),
-        comparison=comparison(records) if len(views) > 1 else None,
+        runs=runs,
+        title=_title(runs),
+        comparison=comparison(records) if len(runs) > 1 else None,
+        gradient_columns=[title for _, title in TABLE],
         sections=[(section.question, _charts(section.panels, stepped)) for section in SECTIONS],
         plane=_plane(stepped),
         regimes=[(regime.value, REGIME_TINTS[regime], meaning) for regime, meaning in _REGIME_MEANINGS.items()],
@@ -121,7 +168,7 @@ def _names(stores: Sequence[RunStore]) -> list[str]:
     return names
 
 
-def _view(name: str, colour: str, store: RunStore, records: list[StepRecord]) -> RunView:
+def _view(name: str, colour: str, store: RunStore, records: list[StepRecord], templates: Sequence[StepTemplates] | None) -> RunView:
     timings = store.timings()
     samples = sample_steps(store)
     torn = sum(len(lines) for lines in store.torn_lines.values())
@@ -139,6 +186,11 @@ def _view(name: str, colour: str, store: RunStore, records: list[StepRecord]) ->
         last_step=records[-1].step if records else 0,
         verdict=verdict(records),
         tiles=tiles(records),
+        alarms=alarm_history(records),
+        alarms_recorded=are_recorded(records),
+        gradients=_gradients(decompositions(records), colour),
+        gradient_failure=failures(records).get("gradients", ""),
+        templates=None if templates is None else views(templates),
         notes=[(record.step, note) for record in records for note in record.notes],
         samples=samples,
         stage_times=_stage_times(timings),
@@ -147,19 +199,43 @@ def _view(name: str, colour: str, store: RunStore, records: list[StepRecord]) ->
     )
 
 
-def _title(views: Sequence[RunView]) -> str:
-    return views[0].name if len(views) == 1 else f"{len(views)} runs compared"
+def _title(runs: Sequence[RunView]) -> str:
+    return runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+
+
+def _gradients(found: Sequence[Decomposition], colour: str) -> GradientView | None:
+    if not found:
+        return None
+    last = found[-1]
+    compared = [last] if len(found) == 1 else [found[0], last]
+    key = f"gradients-{colour[1:]}"  # the colour tells runs apart on the page
+    charts = [
+        Chart(f"Gradient norms at step {each.step}", _NORM_READING, _html(norm_figure(each, compared), f"{key}-{each.step}"), "")
+        for each in compared
+    ]
+    for metric, title, words in _BUCKET_CHARTS:
+        figure = share_figure(metric, compared, percent=metric == "dominance")
+        charts.append(Chart(title, words, _html(figure, f"{key}-{metric}"), f"gradients/{metric}_1, ..."))
+    return GradientView(reading(last), [chart for chart in charts if chart.html], last.step, table(last))
 
 
 def _charts(panels: Sequence[Panel], runs: Runs) -> list[Chart]:
     charts = []
     for panel in panels:
         figure = curve(panel, runs) if runs else None
-        shown = drawn(panel, list(runs.values()))
-        reading = panel.reading if len(shown) == len(panel.series) else f"{panel.reading} Drawn here: {', '.join(s.label for s in shown)}."
-        wanted = ", ".join(series.metric for series in panel.series)
-        charts.append(Chart(panel.title, reading, _html(figure, panel.key), wanted))
+        wanted = ", ".join(series.metric for series in panel.series if not series.beside)
+        charts.append(Chart(panel.title, _reading(panel, drawn(panel, list(runs.values()))), _html(figure, panel.key), wanted))
     return charts
+
+
+def _reading(panel: Panel, shown: Sequence[Series]) -> str:
+    """How to read a panel; which of its lines are there, if some are not; and what the dashed lines beside them are, if there are any."""
+    usual = [series.label for series in shown if not series.beside]
+    words = panel.reading
+    if len(usual) < sum(not series.beside for series in panel.series):
+        words += f" Drawn here: {', '.join(usual)}."
+    scopes = [_SCOPES[series.label] for series in shown if series.label in _SCOPES]
+    return f"{words} Dashed: the same, {' and '.join(scopes)}." if scopes else words
 
 
 def _plane(runs: Runs) -> Chart:

@@ -32,19 +32,22 @@ class StepRecord:
     regime: str | None = None
     """A value of core.enums.Regime; None where information was not measured in this step."""
     notes: list[str] = field(default_factory=list)
-    """Alarms and remarks, one sentence each."""
+    """Remarks, one sentence each; an alarm is one where it begins."""
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    """The alarms that stand at this step: name, severity, began, evidence, cause, remedy."""
 
     def to_json(self) -> dict[str, Any]:
         for name, value in self.metrics.items():
             if not math.isfinite(value):
                 raise ValueError(f"metric '{name}' of step {self.step} is {value}; leave out what could not be computed")
-        return {"step": self.step, "metrics": dict(sorted(self.metrics.items())), "regime": self.regime, "notes": list(self.notes)}
+        values = dict(sorted(self.metrics.items()))
+        return {"step": self.step, "metrics": values, "regime": self.regime, "notes": list(self.notes), "alarms": list(self.alarms)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "StepRecord":
         try:
             metrics = {str(name): float(value) for name, value in data["metrics"].items()}
-            return cls(int(data["step"]), metrics, data.get("regime"), list(data.get("notes", [])))
+            return cls(int(data["step"]), metrics, data.get("regime"), list(data.get("notes", [])), list(data.get("alarms", [])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"not a step record: {error!r}; expected the keys step and metrics") from error
 

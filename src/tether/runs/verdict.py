@@ -2,8 +2,9 @@
 
 Two claims are made, and each only as far as the numbers carry it. Success changed: only if the 95% interval of the difference leaves
 out zero (Newcombe's hybrid of the two Wilson intervals, which treats the two measurements as independent; they share their prompts,
-so it errs on the careful side). Reasoning is tied to its input: only if retrieval accuracy is above chance beyond its own interval and
-the regime is not a collapse. What was not measured is said to be missing.
+so it errs on the careful side). Reasoning is tied to its input: only if the lower end of the retrieval accuracy's interval is above chance,
+or shuffling the prompts almost never does as well; and if neither the regime is a collapse nor a critical alarm about it stands. Alarms
+that stand at the end, measurements that failed and what was never measured are said.
 """
 
 import math
@@ -12,10 +13,24 @@ from dataclasses import dataclass
 
 from tether.core.enums import Regime
 from tether.core.metrics import wilson_interval
+from tether.runs.alarms import CRITICAL, alarm_history, are_recorded
 from tether.runs.schema import StepRecord
 
 MINUS = "−"
 _COLLAPSED = (Regime.TEMPLATE_COLLAPSE, Regime.LOW_ENTROPY_COLLAPSE)
+SIGNIFICANT = 0.01
+"""Largest p-value at which the scores by themselves show dependence on the input."""
+WEAK = 0.1
+"""Retrieval is called weak below this share of the way from chance to certainty, however sure it is."""
+UNCLEAR = 0.5
+"""The same for the upper end of its interval: from here on, what was not found may well be there."""
+_MEASUREMENTS = {
+    "information": ("Measuring information", ("diagnosis failed", "diagnosis (first_turn)")),
+    "information_trajectory": ("Measuring information over trajectories", ("diagnosis (trajectory)",)),
+    "information_turn": ("Measuring information over turns", ("diagnosis (turn)",)),
+    "gradients": ("Taking the gradients apart", ("gradient decomposition",)),
+}
+"""Section of metrics to what is measured there, and how notes begin that say why it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,7 @@ def verdict(records: Sequence[StepRecord]) -> list[str]:
     """The headline of one run, a sentence or two per claim."""
     if not records:
         return ["No step was recorded, so there is nothing to judge yet."]
-    return [_success_words(records), _information_words(records)]
+    return [_success_words(records), _information_words(records), *_alarm_words(records), *failures(records).values()]
 
 
 def comparison(runs: Mapping[str, Sequence[StepRecord]]) -> str:
@@ -129,25 +144,95 @@ def _information_words(records: Sequence[StepRecord]) -> str:
     held = [record for record in records if {"information/retrieval_acc", "information/chance"} <= record.metrics.keys()]
     if not held:
         return "Whether the reasoning depends on its input was not measured in this run."
-    start, last = held[0], held[-1]
-    accuracy, chance = last.metrics["information/retrieval_acc"], last.metrics["information/chance"]
-    numbers = f"retrieval accuracy {exact_percent(accuracy)} against {exact_percent(chance)} by chance"
-    if len(held) > 1:
-        numbers += f" ({exact_percent(start.metrics['information/retrieval_acc'])} at the start)"
+    last = held[-1]
+    numbers = _retrieval_words(held)
     if last.regime:
         numbers += f"; regime: {last.regime}"
-    if _at_chance(last):
+    warned = [
+        alarm.title for alarm in alarm_history(records) if alarm.stands and alarm.is_about_input and alarm.spans[-1].severity == CRITICAL
+    ]
+    if warned:
+        numbers += f"; critical alarm: {_listed(warned)}"
+    if not depends_on_input(last):
+        if _is_unclear(last) and not warned:
+            return f"Whether reasoning depends on its input cannot be told from so little: {numbers}."
         return f"Reasoning does not measurably depend on its input: {numbers}."
-    if last.regime in _COLLAPSED:
+    if last.regime in _COLLAPSED or warned:
         return f"Reasoning has come loose from its input: {numbers}."
-    return f"Reasoning is {'still ' if len(held) > 1 else ''}tied to its input: {numbers}."
+    still = "still " if len(held) > 1 else ""
+    accuracy, chance = last.metrics["information/retrieval_acc"], last.metrics["information/chance"]
+    if chance < 1 and accuracy - chance < WEAK * (1 - chance):
+        return f"Reasoning is {still}tied to its input, but weakly: {numbers}."
+    return f"Reasoning is {still}tied to its input: {numbers}."
 
 
-def _at_chance(record: StepRecord) -> bool:
-    """Retrieval accuracy is not above chance by more than its interval; without a count the plain comparison decides."""
+def _retrieval_words(held: Sequence[StepRecord]) -> str:
+    """The last measurement against chance, with what was recorded of its uncertainty, and against the first."""
+    last = held[-1].metrics
+    words = f"retrieval accuracy {exact_percent(last['information/retrieval_acc'])}"
+    if (ends := _interval(held[-1])) is not None:
+        words += f" (95% interval {percent(ends[0])} to {percent(ends[1])})"
+    words += f" against {exact_percent(last['information/chance'])} by chance"
+    if len(held) > 1:
+        words += f" ({exact_percent(held[0].metrics['information/retrieval_acc'])} at the start)"
+    if (p_value := last.get("information/mi_p_value")) is not None:
+        words += f"; p = {p_value:.1g} against shuffled prompts"
+    return words
+
+
+def _interval(record: StepRecord) -> tuple[float, float] | None:
+    """The recorded interval of the retrieval accuracy; None in records of before there was one."""
+    low, high = (record.metrics.get(f"information/retrieval_acc_{end}") for end in ("low", "high"))
+    return None if low is None or high is None else (low, high)
+
+
+def depends_on_input(record: StepRecord) -> bool:
+    """Whether a record that measured retrieval shows reasoning to depend on its input.
+
+    Either the interval of the accuracy (over prompts; in old records Wilson's, and without a count the bare value) lies above chance, or
+    the scores beat those of shuffled prompts. The second sees dependence where a weak scorer seldom ranks the own prompt first.
+    """
+    if record.metrics.get("information/mi_p_value", 1.0) <= SIGNIFICANT:
+        return True
     accuracy, chance = record.metrics["information/retrieval_acc"], record.metrics["information/chance"]
+    if (ends := _interval(record)) is not None:
+        return ends[0] > chance
     count = round(record.metrics.get("information/num_reasonings", 0))
-    return (wilson_interval(round(accuracy * count), count)[0] if count else accuracy) <= chance
+    return (wilson_interval(round(accuracy * count), count)[0] if count else accuracy) > chance
+
+
+def _is_unclear(record: StepRecord) -> bool:
+    """Whether the interval of the accuracy reaches from chance to half-way to certainty or further: finding nothing then means nothing."""
+    chance, ends = record.metrics["information/chance"], _interval(record)
+    return ends is not None and ends[1] >= chance + UNCLEAR * (1 - chance)
+
+
+def _alarm_words(records: Sequence[StepRecord]) -> list[str]:
+    """One sentence each on the critical and on the other alarms that stand at the end; nothing where none does."""
+    began = {str(data["name"]): int(data["began"]) for data in records[-1].alarms}
+    standing = [alarm for alarm in alarm_history(records) if alarm.stands]
+    grave = [f"{alarm.title} (since step {began[alarm.name]})" for alarm in standing if alarm.spans[-1].severity == CRITICAL]
+    mild = [f"{alarm.title} (since step {began[alarm.name]})" for alarm in standing if alarm.spans[-1].severity != CRITICAL]
+    sentences = [f"Critical at the end: {_listed(grave)}."] if grave else []
+    return [*sentences, f"Warning at the end: {_listed(mild)}."] if mild else sentences
+
+
+def failures(records: Sequence[StepRecord]) -> dict[str, str]:
+    """Section of metrics to a sentence, for each kind of measurement that was due and failed, with the cause that its note gives."""
+    sentences = {}
+    for section, (what, begins) in _MEASUREMENTS.items():
+        failed = [record for record in records if record.metrics.get(f"{section}/failed", 0) > 0]
+        if not failed:
+            continue
+        causes = [note.partition("failed: ")[2] for note in failed[-1].notes if note.startswith(begins) and "failed: " in note]
+        at = f"at step {failed[-1].step}" if len(failed) == 1 else f"at {len(failed)} steps, the last time at step {failed[-1].step}"
+        sentences[section] = f"{what} failed {at}{f': {causes[0]}' if causes else ''}".rstrip(".") + "."
+    return sentences
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a row. Example: "one, two and three"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def tiles(records: Sequence[StepRecord]) -> list[Tile]:
@@ -158,19 +243,32 @@ def tiles(records: Sequence[StepRecord]) -> list[Tile]:
         first = Tile("Validation success", percent(rates[-1].value), f"{interval}; {percent(rates[0].value)} at the start")
     else:
         first = _tile(records, "Training success", "rollout/success", percent)
+    measured = [record for record in records if "information/retrieval_acc" in record.metrics]
+    ends = _interval(measured[-1]) if measured else None
     chance = _last(records, "information/chance")
-    against = "" if chance is None else f"{exact_percent(chance)} is chance"
+    against = [f"{percent(ends[0])} to {percent(ends[1])}"] if ends else []
+    against += [] if chance is None else [f"{exact_percent(chance)} is chance"]
     regimes = [record.regime for record in records if record.regime]
     return [
         first,
-        _tile(records, "Retrieval accuracy", "information/retrieval_acc", exact_percent, against),
+        _tile(records, "Retrieval accuracy", "information/retrieval_acc", exact_percent, "; ".join(against)),
         Tile("Regime", regimes[-1] if regimes else "—", f"{regimes[0]} at the start" if regimes else "not measured"),
-        _tile(records, "Information (MI), nats", "information/mi_seq", number),
-        _tile(records, "Diversity H(Z|X), nats", "information/h_conditional", number),
+        _tile(records, "Information (MI), nats", "information/mi_seq", number, _ends_words(records, "information/mi_seq")),
+        _tile(records, "Diversity H(Z|X), nats", "information/h_conditional", number, _ends_words(records, "information/h_conditional")),
         _tile(records, "Reward variance", "groups/rv_mean", number),
-        _tile(records, "Prompts kept by the filter", "groups/kept_ratio", percent),
         _tile(records, "Valid turns", "rollout/format_valid", percent),
+        _alarm_tile(records),
     ]
+
+
+def _alarm_tile(records: Sequence[StepRecord]) -> Tile:
+    if not are_recorded(records):
+        return Tile("Alarms at the end", "—", "not recorded")
+    alarms = alarm_history(records)
+    standing = [alarm for alarm in alarms if alarm.stands]
+    critical = sum(alarm.spans[-1].severity == CRITICAL for alarm in standing)
+    ever = "none was ever raised" if not alarms else f"{len(alarms)} raised in the whole run"
+    return Tile("Alarms at the end", str(len(standing)), f"{critical} critical; {ever}" if standing else ever)
 
 
 def _tile(records: Sequence[StepRecord], label: str, metric: str, show: Callable[[float], str], note: str = "") -> Tile:
@@ -179,6 +277,12 @@ def _tile(records: Sequence[StepRecord], label: str, metric: str, show: Callable
         return Tile(label, "—", "not recorded")
     start = f"{show(values[0])} at the start" if len(values) > 1 else "measured once"
     return Tile(label, show(values[-1]), "; ".join(part for part in (note, start) if part))
+
+
+def _ends_words(records: Sequence[StepRecord], metric: str) -> str:
+    """The interval of the last measurement; empty where none was recorded."""
+    low, high = _last(records, f"{metric}_low"), _last(records, f"{metric}_high")
+    return "" if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
 def _last(records: Sequence[StepRecord], metric: str) -> float | None:

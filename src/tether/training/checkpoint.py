@@ -108,6 +108,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(numbered) if (path / STATE).is_file()]
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step a checkpoint was written after. Example: 20 of ".../step_000020"."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
 def sweep(folder: Path) -> None:
     """Clear away what a kill left unfinished. Only for the run's own trainer, before it looks for checkpoints.
 

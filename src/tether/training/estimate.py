@@ -22,7 +22,7 @@ class AdvantageEstimator:
     def __init__(
         self, algorithm: Algorithm, critic: Critic | None, reference: Reference | None, *, temperature: float, micro_tokens: int
     ) -> None:
-        self._algorithm = algorithm
+        self.algorithm = algorithm
         self._critic = critic
         self._reference = reference
         self._temperature = temperature
@@ -36,10 +36,10 @@ class AdvantageEstimator:
             values_BT = _placed(batch, self._critic.values(*tokens, self._micro_tokens))
         if self._reference is not None:
             reference_BT = _placed(batch, self._reference.logprobs(*tokens, self._temperature, self._micro_tokens))
-        episodes = place_rewards(batch.episodes(values_BT), self._algorithm.reward_at)
-        if reference_BT is not None and self._algorithm.kl_in == "reward":
+        episodes = place_rewards(batch.episodes(values_BT), self.algorithm.reward_at)
+        if reference_BT is not None and self.algorithm.kl_in == "reward":
             episodes = self._penalised(batch, episodes, reference_BT)
-        estimates = self._algorithm.advantages(episodes, self._algorithm)
+        estimates = self.algorithm.advantages(episodes, self.algorithm)
         returns_BT = None if estimates.returns_RT is None else batch.spread(estimates.returns_RT, episodes)
         completed = dataclasses.replace(
             batch,
@@ -51,8 +51,8 @@ class AdvantageEstimator:
         return completed, _summary(completed)
 
     def _penalised(self, batch: Batch, episodes: Episodes, reference_BT: Tensor) -> Episodes:
-        divergence_BT = self._algorithm.divergence(batch.logprobs_BT, reference_BT)
-        return penalise(episodes, batch.lined_up(divergence_BT, episodes.mask_RT), self._algorithm.kl_coef)
+        divergence_BT = self.algorithm.divergence(batch.logprobs_BT, reference_BT)
+        return penalise(episodes, batch.lined_up(divergence_BT, episodes.mask_RT), self.algorithm.kl_coef)
 
 
 def _placed(batch: Batch, values_N: Tensor) -> Tensor:

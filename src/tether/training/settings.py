@@ -17,6 +17,7 @@ from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
 from tether.core.protocols import Sampling
 from tether.envs.registry import check_name
+from tether.training.diagnosis_settings import Action, AlarmSettings, DiagnosisSettings
 from tether.training.schedule import SCHEDULES
 
 Positive = Annotated[int, Field(ge=1)]
@@ -198,11 +199,6 @@ class LearnerSettings(Settings):
         return _known("schedule", name, SCHEDULES)
 
 
-class DiagnosisSettings(Settings):
-    every: Annotated[int, Field(ge=0)] = 5
-    """Steps between measurements of the information proxies; 0 turns them off."""
-
-
 class EvaluationSettings(Settings):
     every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations; 0 evaluates at the start and at the end only."""
@@ -253,6 +249,7 @@ class RunSettings(Settings):
     rollout: RolloutSettings = RolloutSettings()
     learner: LearnerSettings = LearnerSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
+    alarms: AlarmSettings = AlarmSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     early_stop: EarlyStopSettings = EarlyStopSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -286,6 +283,16 @@ class RunSettings(Settings):
             raise ValueError(
                 f"rollout.group_size is {self.rollout.group_size} but filter.score is '{self.filter.score}', which needs at least 2 "
                 "trajectories per prompt; raise group_size or set filter.strategy=all with filter.include_zero=true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _alarms_can_act(self) -> "RunSettings":
+        fixed = self.filter.strategy in ("all", "band")
+        if fixed and (asked := self.alarms.asks_for(Action.TIGHTEN_FILTER, Action.LOOSEN_FILTER)):
+            raise ValueError(
+                f"alarms.actions asks for {asked}, but filter.strategy '{self.filter.strategy}' has no share to change; "
+                "choose top_p, top_k, min_p or auto"
             )
         return self
 

@@ -20,13 +20,12 @@ from tether.algorithms.filters.members import extreme_members
 from tether.algorithms.filters.reweight import variance_weights
 from tether.algorithms.filters.scale import loss_scale
 from tether.algorithms.filters.scores import sample_variance
-from tether.core.errors import CheckpointError
+from tether.core.errors import CheckpointError, TetherError
 from tether.core.metrics import StepMetrics
 from tether.core.seeding import generator, seed_everything
 from tether.core.types import Group
 from tether.diagnostics.monitor import Health, Monitor
 from tether.models.chat import ChatFormat
-from tether.models.scorer import PrefixScorer
 from tether.rollout.arena import Arena
 from tether.rollout.collect import training_plan
 from tether.rollout.engines.native import NativeEngine
@@ -34,17 +33,33 @@ from tether.rollout.pack import pack
 from tether.rollout.summary import rollout_summary
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
-from tether.training.checkpoint import checkpoint_name, keep_best, list_checkpoints, load_state, save_checkpoint, sweep
+from tether.training.checkpoint import (
+    checkpoint_name,
+    keep_best,
+    list_checkpoints,
+    load_checkpoint,
+    load_state,
+    save_checkpoint,
+    step_of,
+    sweep,
+)
+from tether.training.diagnosis_settings import Action
 from tether.training.early_stop import reason_to_stop
 from tether.training.evaluate import evaluate, stages_of
 from tether.training.gather import Gathered, gather
 from tether.training.interrupts import Interrupts
+from tether.training.judge import judge_of
 from tether.training.learner import Rates
 from tether.training.memory import memory_boundary
 from tether.training.parts import build, episode_rules
+from tether.training.reactions import Reaction, Reactions, last_healthy
 from tether.training.schedule import learning_rate
 from tether.training.settings import RunSettings
 from tether.training.watch import Unwatched, Watcher
+from tether.training.watching import gradient_metrics, step_work
+
+APART = 1_000_000
+"""Index of the first group that is played for the gradients alone; no round of refill gets there."""
 
 
 class Trainer:
@@ -61,7 +76,9 @@ class Trainer:
         self.arena = Arena(stages_of(settings.environments()))
         self.rules = episode_rules(settings, self.model)
         self.engine = NativeEngine(self.model, self.tokenizer, max_rows=settings.rollout.max_rows)
-        self.monitor, self.scorer = Monitor(settings.diagnosis.every), PrefixScorer(self.model)
+        chosen = settings.diagnosis
+        self.monitor = Monitor(chosen.every, chosen.scopes, budget=chosen.budget, contexts=chosen.contexts, seed=settings.seed)
+        self.scorer, self.reactions = judge_of(settings, self.model, self.tokenizer), Reactions(settings)
         self.step = 0
         """The last complete step."""
         self._whole = True
@@ -92,40 +109,60 @@ class Trainer:
         """One pass through the data flow; each line is a stage."""
         self._seconds = {}
         gathered = self._gather(step)
-        health = self._diagnose(step, gathered.first_round)  # on the policy that wrote the reasoning, always on unfiltered groups
+        health = self._diagnose(step, gathered)  # on the policy that wrote the reasoning, always on unfiltered groups
         batch, estimates = self._estimate(gathered)
         with self._interrupts.shield():  # weights and record change together
             self._whole = False
             update = {**estimates, **self._update(step, batch, gathered)}
             self.engine.sync()
             record = self._append(step, gathered, batch, update, health)
+            record = self._react(record)
             self._whole = True
         self._follow_up(record)
 
     def save(self) -> Path:
         """Write a checkpoint of the last complete step."""
-        state = {"learner": self.learner.state(), "monitor": self._monitor_state}
+        state = {"learner": self.learner.state(), "monitor": self._monitor_state, "reactions": self.reactions.state()}
         with self._interrupts.shield(), self.learner.full_precision():
             self.store.sync()  # no checkpoint outlives a power cut that the records of its steps do not
             return save_checkpoint(self.store.checkpoints, self.step, self.model, self.tokenizer, state, self.settings.checkpoint.keep)
 
     def _gather(self, step: int) -> Gathered:
-        settings, rollout = self.settings, self.settings.rollout
+        settings = self.settings
 
         def sample(num_groups: int, first: int) -> list[Group]:
-            plan = training_plan(settings.seed, step, num_groups, rollout.group_size, first, self.arena.weights)
-            with self._timed("rollout", len(plan)), memory_boundary("rollout", self._rows_remedy()):
-                return self.arena.play(plan, self.engine, self.chat, settings.sampling(), self.rules, self._watcher.advance)
+            with self._timed("rollout", num_groups * settings.rollout.group_size), memory_boundary("rollout", self._rows_remedy()):
+                return self._play(step, num_groups, first)
 
         ratios = [r.metrics["groups/rv_ratio"] for r in self._records() if "groups/rv_ratio" in r.metrics]
         recent = ratios[len(ratios) - min(settings.filter.auto_steps - 1, len(ratios)) :]
-        return gather(sample, rollout.num_groups, settings.filter, recent)
+        return gather(sample, settings.rollout.num_groups, settings.filter.model_copy(update={"keep": self.reactions.keep}), recent)
 
-    def _diagnose(self, step: int, groups: Sequence[Group]) -> Health:
-        if not self.monitor.is_due(step):
-            return Health()
-        with self._timed("diagnosis"), memory_boundary("diagnosis", "set diagnosis.every=0"):
-            return self.monitor.observe(step, groups, self.scorer)
+    def _play(self, step: int, num_groups: int, first: int) -> list[Group]:
+        """New prompts of a step, from a place in its sequence of prompts on."""
+        settings = self.settings
+        plan = training_plan(settings.seed, step, num_groups, settings.rollout.group_size, first, self.arena.weights)
+        return self.arena.play(plan, self.engine, self.chat, settings.sampling(), self.rules, self._watcher.advance)
+
+    def _diagnose(self, step: int, gathered: Gathered) -> Health:
+        """Look at what was sampled; a diagnosis that fails is on the record with its cause, and training goes on."""
+        health, chosen = Health(), self.settings.diagnosis
+        if self.monitor.is_due(step):
+            work = step_work(gathered, self.settings.learner.epochs)
+            try:
+                with self._timed("diagnosis"), memory_boundary("diagnosis", "lower diagnosis.budget or set diagnosis.every=0"):
+                    health = self.monitor.observe(step, gathered.first_round, self.scorer, work)
+            except TetherError as error:
+                health = Health(metrics={"information": {"failed": 1}}, notes=[f"diagnosis failed: {error}"])
+        if chosen.gradients.every and (step - 1) % chosen.gradients.every == 0:
+            try:
+                with self._timed("gradients"), memory_boundary("gradients", "lower learner.micro_tokens or diagnosis.gradients.prompts"):
+                    groups = self._play(step, chosen.gradients.prompts, APART) if chosen.gradients.prompts else gathered.first_round
+                    health.metrics["gradients"] = gradient_metrics(step, groups, self.learner, self.estimator, self.settings)
+            except TetherError as error:
+                health.metrics["gradients"] = {"failed": 1}
+                health.notes.append(f"gradient decomposition failed: {error}")
+        return health
 
     def _estimate(self, gathered: Gathered) -> tuple[Batch, dict[str, float]]:
         """The chosen groups as a batch with advantages, each from its whole group; members left out afterwards do not change them."""
@@ -182,10 +219,12 @@ class Trainer:
         """Write down what the step did; from here on it is complete."""
         metrics = StepMetrics()
         metrics.put("rollout", rollout_summary(gathered.groups, mixed=len(self.settings.environments()) > 1))
-        metrics.put("groups", gathered.metrics(int(batch.loss_mask_BT.sum())))
+        metrics.put("rollout", self.reactions.repetition(gathered.groups))
+        metrics.put("groups", {**gathered.metrics(int(batch.loss_mask_BT.sum())), "keep": self.reactions.keep})
         metrics.put("update", update)
-        metrics.put("information", health.metrics)
-        notes = [health.note] if health.note else []
+        for section, values in health.metrics.items():
+            metrics.put(section, values)
+        notes = list(health.notes)
         if update["skipped"] and gathered.chosen:
             notes.append("no kept episode holds a response: nothing to learn from, the update was skipped")
         if not gathered.chosen:
@@ -193,11 +232,51 @@ class Trainer:
             notes.append(f"the filter kept none of {len(gathered.groups)} groups ({flat} without reward variance); the update was skipped")
         if update.get("nonfinite"):
             notes.append(f"{update['nonfinite']:.0f} updates were left out: their gradient was not finite")
-        record = StepRecord(step, dict(metrics), health.regime, notes)
+        record = self.reactions.raised(self._records(), StepRecord(step, dict(metrics), health.regime, notes))
         self._append_trajectories(step, "train", gathered.groups, gathered.chosen_ids)
         self.store.append(record)
         self.step, self._monitor_state = step, self.monitor.state()
         return record
+
+    def _react(self, record: StepRecord) -> StepRecord:
+        """Do what the alarms of a step ask for, and put it on the record; a checkpoint of this step has it in it."""
+        due = self.reactions.due(record)
+        done = [f"{reaction.action} for {reaction.alarm.name}: {self._act(reaction, due)}" for reaction in due]
+        if not done:
+            return record
+        record = dataclasses.replace(record, notes=[*record.notes, *done])
+        self.store.append(record)
+        if any(reaction.action is Action.CHECKPOINT for reaction in due):  # last: it holds what the others changed
+            self.save()
+        return record
+
+    def _act(self, reaction: Reaction, due: Sequence[Reaction]) -> str:
+        if reaction.action in (Action.TIGHTEN_FILTER, Action.LOOSEN_FILTER):
+            return self.reactions.change_filter(reaction.action)
+        if reaction.action is Action.CHECKPOINT:
+            return f"written to {checkpoint_name(self.step)}"
+        if reaction.action is Action.STOP:
+            return "the run ends here"
+        if self.reactions.rolled_back_at(self.step):
+            return "done already in this step"
+        if self.reactions.may_not_roll_back:
+            return "all roll-backs are used up, the run ends here"
+        asking = [other.alarm for other in due if other.action is Action.ROLL_BACK]
+        healthy = last_healthy(self.store.checkpoints, asking, self.reactions.undone)
+        if healthy is None:
+            return "no checkpoint from before the decline is left, went on without; raise checkpoint.keep or lower checkpoint.every"
+        self._take_back(healthy)
+        return f"went on with the weights of step {step_of(healthy)}"
+
+    def _take_back(self, checkpoint: Path) -> None:
+        """Put weights, optimiser and critic of an earlier step in place of the present ones. Steps go on counting: nothing is replayed."""
+        saved = dict(load_checkpoint(checkpoint, "cpu").model.named_parameters())
+        with self.learner.full_precision(), torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(saved[name])
+        self.learner.restore(load_state(checkpoint)["learner"])
+        self.engine.sync()
+        self.reactions.undone.append((step_of(checkpoint) + 1, self.step))
 
     def _append_trajectories(self, step: int, split: str, groups: Sequence[Group], kept: set[Hashable]) -> None:
         self.store.append_trajectories([trajectory_record(t, step, split, g.index in kept) for g in groups for t in g.trajectories])
@@ -257,7 +336,9 @@ class Trainer:
     def _reason_to_stop(self) -> str | None:
         if self.step == self.settings.steps:
             return None
-        return reason_to_stop(self._records(), self.settings.early_stop)
+        records = self._records()
+        counting = self.reactions.counting(records)
+        return reason_to_stop(counting, self.settings.early_stop) or self.reactions.reason_to_stop(records[-1] if records else None)
 
     def _stop_early(self, reason: str) -> None:
         """Keep the weights, measure them, and put the reason on the record."""
@@ -289,9 +370,14 @@ class Trainer:
 
     def _restore(self, checkpoint: Path) -> None:
         state = load_state(checkpoint)
+        if missing := sorted({"learner", "monitor", "reactions"} - state.keys()):
+            raise CheckpointError(
+                f"checkpoint '{checkpoint}' holds no state of {', '.join(missing)}: another version of tether wrote it; resume with that version"
+            )
         try:
             self.learner.restore(state["learner"])
             self.monitor.restore(state["monitor"])
+            self.reactions.restore(state["reactions"])
             self.step, self._monitor_state = int(state["step"]), self.monitor.state()
         except (KeyError, ValueError) as error:
             raise CheckpointError(

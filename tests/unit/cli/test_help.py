@@ -12,6 +12,7 @@ VERBS = [
     "train",
     "eval",
     "export",
+    "diagnose",
     "report",
     "envs",
     "models",

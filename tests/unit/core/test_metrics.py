@@ -11,9 +11,10 @@ from tether.core.metrics import CATALOGUE, StepMetrics, is_catalogued, wilson_in
 
 def test_catalogue_names_and_explanations() -> None:
     sections = {name.partition("/")[0] for name in CATALOGUE}
-    assert sections == {"rollout", "groups", "update", "information", "validation"}
+    information = {"information", "information_trajectory", "information_turn"}
+    assert sections == {"rollout", "groups", "update", *information, "alarms", "gradients", "validation"}
     for name, meaning in CATALOGUE.items():
-        assert re.fullmatch(r"[a-z]+(/([a-z0-9_]|\{[a-z]+\})+)+", name)
+        assert re.fullmatch(r"[a-z_]+(/([a-z0-9_]|\{[a-z]+\})+)+", name)
         assert len(meaning) > 10, name
 
 
@@ -32,6 +33,11 @@ def test_put() -> None:
         ("validation/pass_at_8", True),
         ("rollout/env/frozen_lake/success", True),
         ("validation/env/web.shop-2/score", True),
+        ("information_turn/mi_seq", True),
+        ("gradients/task_norm_6", True),
+        ("gradients/task_norm_", False),
+        ("gradients/task_norm", False),
+        ("information_turns/mi_seq", False),
         ("validation/pass_at_", False),
         ("validation/pass_at_8/more", False),
         ("rollout/env/frozen_lake", False),

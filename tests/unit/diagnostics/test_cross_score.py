@@ -40,12 +40,26 @@ class ManyUnigram:
         return np.array([sum(TABLE[prompt[0]][token] for token in reasoning) for reasoning in reasonings])
 
 
+class AllUnigram(ManyUnigram):
+    """The same, everything at once; `score_many` must not be needed."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[list[int]], list[list[int]]]] = []
+
+    def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> np.ndarray:
+        raise AssertionError("score_all is there to be used")
+
+    def score_all(self, prompts: Sequence[Sequence[int]], reasonings: Sequence[Sequence[int]]) -> np.ndarray:
+        self.asked.append(([list(x) for x in prompts], [list(z) for z in reasonings]))
+        return np.array([[sum(TABLE[prompt[0]][token] for token in reasoning) for prompt in prompts] for reasoning in reasonings])
+
+
 PROMPTS = [[1, 9], [2], [3, 9, 9]]
 REASONINGS = [[5], [6, 7], [5, 5, 7], [7]]
 EXPECTED = [[-0.5, -4, -8], [-3, -0.375, -48], [-3, -8.125, -48], [-2, -0.125, -32]]
 
 
-@pytest.mark.parametrize("kind", [Unigram, ManyUnigram])
+@pytest.mark.parametrize("kind", [Unigram, ManyUnigram, AllUnigram])
 def test_exact_sums(kind: Any) -> None:
     scores = cross_score(kind(), PROMPTS, REASONINGS)
     assert scores.dtype == np.float64
@@ -71,6 +85,48 @@ def test_score_many_gets_every_reasoning_at_once() -> None:
     cross_score(scorer, [*PROMPTS, PROMPTS[0]], REASONINGS)
     assert [prompt for prompt, _ in scorer.calls] == [(1, 9), (2,), (3, 9, 9)]
     assert all(reasonings == [tuple(z) for z in REASONINGS] for _, reasonings in scorer.calls)
+
+
+def test_score_all_gets_everything_at_once() -> None:
+    scorer = AllUnigram()
+    assert cross_score(scorer, [*PROMPTS, PROMPTS[0]], [*REASONINGS, REASONINGS[1]]).tolist() == [
+        [*row, row[0]] for row in [*EXPECTED, EXPECTED[1]]
+    ]
+    assert scorer.asked == [(PROMPTS, REASONINGS)], "what occurs twice is asked for once"
+
+
+@pytest.mark.parametrize("kind", [Unigram, ManyUnigram])
+def test_a_reasoning_that_occurs_twice_is_scored_once(kind: Any) -> None:
+    scorer = kind()
+    scores = cross_score(scorer, PROMPTS, [REASONINGS[2], REASONINGS[0], tuple(REASONINGS[2])])
+    assert scores.tolist() == [EXPECTED[2], EXPECTED[0], EXPECTED[2]]
+    asked = len(scorer.calls) if kind is Unigram else sum(len(reasonings) for _, reasonings in scorer.calls)
+    assert asked == 2 * 3
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
+def test_a_score_that_is_not_finite(value: float) -> None:
+    """Named by its place in what was given, not in what was asked for: row 3 is a repetition of row 1."""
+
+    class Broken:
+        def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
+            return value if (prompt[0], reasoning[0]) == (2, 6) else -1.0
+
+    with pytest.raises(ValueError, match=rf"log p = {value} for reasoning 1 after prompt 2; check the model's weights") as caught:
+        cross_score(Broken(), [[1], [3], [2]], [[5], [6], [7]])
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"for reasoning 1 after prompt 2 and 1 other pairs;"):
+        cross_score(Broken(), [[1], [3], [2]], [[5], [6], [7], [6]])
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (4, 2)])
+def test_scores_of_another_shape(shape: tuple[int, ...]) -> None:
+    class Wrong:
+        def score_all(self, prompts: Any, reasonings: Any) -> np.ndarray:
+            return np.zeros(shape)
+
+    with pytest.raises(ValueError, match=r"answered scores of shape .* for 4 reasonings and 3 prompts; score_many must"):
+        cross_score(Wrong(), PROMPTS, REASONINGS)
 
 
 def test_ids_of_any_kind() -> None:
@@ -102,7 +158,7 @@ def test_not_a_scorer(wrong: Any) -> None:
 
 
 def test_as_scorer_leaves_scorers_alone() -> None:
-    for scorer in (Unigram(), ManyUnigram()):
+    for scorer in (Unigram(), ManyUnigram(), AllUnigram()):
         assert as_scorer(scorer) is scorer
 
 
@@ -154,14 +210,14 @@ def test_batches_smaller_than_the_input(model: Any, sample: Any, tokens_per_call
 
 
 def test_the_token_budget_of_a_call(model: Any) -> None:
-    """Four reasonings of 5 tokens, 10 a call: the prompt, then two calls of two rows (last tokens predict nothing and are not fed)."""
+    """Four reasonings of 5 tokens, 10 a call: the prompt, then two calls of two reasonings (last tokens predict nothing and are not fed)."""
     shapes: list[tuple[int, ...]] = []
     hook = model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape)))
     try:
         PrefixScorer(model, 10).score_many([3, 4, 5], texts([5, 5, 5, 5], seed=4))
     finally:
         hook.remove()
-    assert shapes[-3:] == [(1, 3), (2, 4), (2, 4)]  # after the passes that probe the head
+    assert shapes[-3:] == [(1, 3), (1, 8), (1, 8)]  # after the passes that probe the head
 
 
 def test_order_does_not_matter(model: Any, sample: Any) -> None:

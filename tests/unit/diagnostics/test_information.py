@@ -73,7 +73,7 @@ def test_two_by_two_by_hand() -> None:
     assert info.sigma == pytest.approx(0.23500181, abs=1e-8)
     assert info.mi_zscore == pytest.approx(0.33636809 / 0.23600181, abs=1e-7)
     assert (info.retrieval_acc, info.chance, info.recall) == (1, 0.5, {2: 1, 4: 1, 8: 1})
-    assert (info.mi_interval, info.retrieval_p_value) == (None, None)
+    assert (info.mi_interval, info.retrieval_p_value, info.mi_p_value, info.intervals) == (None, None, None, {})
 
 
 def test_three_by_two_by_hand() -> None:
@@ -98,6 +98,15 @@ def test_the_mixture_is_over_sequences_then_divided() -> None:
     assert info.h_marginal == pytest.approx(LOG(128 / 17) / 2, abs=1e-15)
     assert info.h_marginal != pytest.approx(LOG(16 / 5), abs=0.1)
     assert info.mi_seq == pytest.approx(LOG(32 / 17), abs=1e-15)
+
+
+def test_the_variant_that_upstream_logs() -> None:
+    """The case above, mixed over per-token means: log(1/2) - log(5/16) = log(8/5), where MI-Est is log(32/17) / 2 = 0.316."""
+    info = measure_information([[LOG(1 / 4), LOG(1 / 64)]], [2], [0])
+    assert info.mi_token_mean == pytest.approx(LOG(8 / 5), abs=1e-15)
+    assert info.mi == pytest.approx(LOG(32 / 17) / 2, abs=1e-15)
+    ones = measure_information(np.log([[1 / 2, 1 / 8], [1 / 8, 3 / 8]]), [1, 1], [0, 1])
+    assert ones.mi_token_mean == ones.mi == ones.mi_seq, "reasonings of one token: no difference"
 
 
 @pytest.mark.parametrize(("num", "num_prompts"), [(1, 1), (5, 1), (1, 4), (7, 3), (40, 8), (3, 30)])
@@ -295,7 +304,16 @@ def test_bad_input(changed: dict[str, Any], words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"permutations": -3}, {"sigma_ema": float("nan")}, {"sigma_ema": -5.0}, {"recall_at": (0,)}, {"recall_at": (1.5,)}]
+    "options",
+    [
+        {"permutations": -3},
+        {"bootstrap": 1.5},
+        {"permutations": 0.5},
+        {"sigma_ema": float("nan")},
+        {"sigma_ema": -5.0},
+        {"recall_at": (0,)},
+        {"recall_at": (1.5,)},
+    ],
 )
 def test_bad_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

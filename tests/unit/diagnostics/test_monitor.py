@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from tether import Group, Regime
+from tether.core.enums import Scope
+from tether.core.errors import BadInput
 from tether.core.metrics import CATALOGUE, StepMetrics
-from tether.diagnostics.monitor import Health, Monitor
+from tether.diagnostics.monitor import SECTIONS, Health, Monitor
+
+FIRST = Scope.FIRST_TURN
 
 
 @pytest.fixture
@@ -45,61 +49,86 @@ def test_cadence(every: int, due: list[int], groups: list[Group], scorer: Any) -
     monitor = Monitor(every)
     assert [step for step in range(1, 10) if monitor.is_due(step)] == due
     table = scorer(0.5, 0.125)
-    measured = [step for step in range(1, 10) if monitor.observe(step, groups, table).information is not None]
+    measured = [step for step in range(1, 10) if monitor.observe(step, groups, table).information]
     assert measured == due
     assert len(table.calls) == 4 * len(due), "nothing is scored when it is not due"
 
 
 def test_not_due_is_an_empty_health(groups: list[Group], scorer: Any) -> None:
-    assert Monitor(3).observe(2, groups, scorer(0.5, 0.125)) == Health(None, None, {}, None)
+    assert Monitor(3).observe(2, groups, scorer(0.5, 0.125)) == Health({}, None, {}, [])
 
 
 def test_one_look(groups: list[Group], scorer: Any) -> None:
-    """p 1/2, q 1/8: gain log(8/5), H(Z|X) log 2, H(Z) log(16/5), both retrieved."""
+    """p 1/2, q 1/8: gain log(8/5), H(Z|X) log 2, H(Z) log(16/5), both retrieved; both prompts say the same, so intervals are points."""
     health = Monitor(1).observe(1, groups, scorer(1 / 2, 1 / 8))
-    assert health.regime is Regime.DIVERSE
-    assert health.note is None
-    assert health.information is not None
-    assert health.information.mi == pytest.approx(math.log(8 / 5), abs=1e-15)
+    assert (health.regime, health.notes, list(health.information), list(health.metrics)) == (Regime.DIVERSE, [], [FIRST], ["information"])
+    assert health.information[FIRST].mi == pytest.approx(math.log(8 / 5), abs=1e-15)
+    metrics = dict(health.metrics["information"])
+    for name in ("retrieval_p_value", "mi_p_value"):  # of the two ways to deal two reasonings, one is what was seen
+        assert 0.4 < metrics.pop(name) < 0.6
+    gain, given, all_in_all = math.log(8 / 5), math.log(2), math.log(16 / 5)
     expected = {
-        "retrieval_acc": 1,
+        **dict.fromkeys(("retrieval_acc", "retrieval_acc_low", "retrieval_acc_high", "recall_2", "recall_4", "recall_8"), 1),
         "chance": 0.5,
-        "mi": math.log(8 / 5),
-        "mi_seq": math.log(8 / 5),
-        "mi_zscore": math.log(8 / 5) / 0.001,
-        "mi_zscore_ema": math.log(8 / 5) / 0.001,
-        "h_conditional": math.log(2),
-        "h_marginal": math.log(16 / 5),
-        "recall_2": 1,
-        "recall_4": 1,
-        "recall_8": 1,
+        **dict.fromkeys(("mi", "mi_low", "mi_high", "mi_seq", "mi_seq_low", "mi_seq_high", "mi_token_mean"), gain),
+        **dict.fromkeys(("mi_zscore", "mi_zscore_ema"), gain / 0.001),
+        **dict.fromkeys(("h_conditional", "h_conditional_low", "h_conditional_high", "h_conditional_seq"), given),
+        **dict.fromkeys(("h_marginal", "h_marginal_seq"), all_in_all),
         "num_reasonings": 2,
         "num_prompts": 2,
         "num_empty": 0,
+        "sampling_error": 0,
+        "failed": 0,
     }
-    assert health.metrics == pytest.approx(expected, rel=1e-12)
+    assert metrics == pytest.approx(expected, rel=1e-12)
 
 
 def test_every_metric_is_in_the_catalogue(groups: list[Group], scorer: Any) -> None:
+    health = Monitor(1, list(Scope)).observe(1, groups, scorer(0.5, 0.125))
+    assert list(health.metrics) == list(SECTIONS.values()) == ["information", "information_trajectory", "information_turn"]
     metrics = StepMetrics()
-    metrics.put("information", Monitor(1).observe(1, groups, scorer(0.5, 0.125)).metrics)
-    assert set(metrics) == {name for name in CATALOGUE if name.startswith("information/")}
+    for section, values in health.metrics.items():
+        metrics.put(section, values)
+    named = {name.partition("/")[2] for name in CATALOGUE if name.startswith("information/")}
+    assert all(values.keys() == named for values in health.metrics.values())
+
+
+def test_episodes_of_one_turn_look_the_same_in_every_scope(groups: list[Group], scorer: Any) -> None:
+    health = Monitor(1, [Scope.TURN, Scope.TRAJECTORY]).observe(1, groups, scorer(0.5, 0.125, 0.25, 0.2))
+    first, turn, trajectory = (health.information[scope] for scope in (FIRST, Scope.TURN, Scope.TRAJECTORY))
+    assert first.mi == turn.mi == trajectory.mi and first.h_conditional == turn.h_conditional == trajectory.h_conditional
+    assert first.mi == pytest.approx((math.log(8 / 5) + math.log(0.5 / 0.45)) / 2)
+
+
+def test_later_turns_are_columns_of_their_own(turn: Any, group: Any, table_scorer: Any) -> None:
+    """Two turns: what is thought in the second is scored after all that came before it. p 1/2 at home, 1/8 elsewhere: log(1/2 / (7/32))."""
+    groups = [group(0, [[turn((1,), (10, 90), (0, 1)), turn((3,), (11, 90), (0, 1))]])]
+    groups.append(group(1, [[turn((2,), (20, 90), (0, 1)), turn((4,), (21, 90), (0, 1))]]))
+    contexts = {(10,): (1,), (11,): (1, 10, 90, 3), (20,): (2,), (21,): (2, 20, 90, 4)}
+    table = {(x, z): math.log(1 / 2 if contexts[z] == x else 1 / 8) for x in contexts.values() for z in contexts}
+    health = Monitor(1, [Scope.TURN]).observe(1, groups, table_scorer(table))
+    assert health.metrics["information"]["num_prompts"] == 2 and health.metrics["information_turn"]["num_prompts"] == 4
+    assert health.information[Scope.TURN].mi_seq == pytest.approx(math.log(16 / 7)) and health.information[Scope.TURN].chance == 0.25
+    assert health.information[FIRST].mi_seq == pytest.approx(math.log(8 / 5))
 
 
 def test_empty_responses_are_counted_beside_the_others(groups: list[Group], silent: list[Group], scorer: Any) -> None:
-    health = Monitor(1).observe(1, [*groups, *silent], scorer(0.5, 0.125))
-    assert (health.metrics["num_reasonings"], health.metrics["num_empty"], health.metrics["num_prompts"]) == (2, 3, 2)
+    health = Monitor(1, [Scope.TURN]).observe(1, [*groups, *silent], scorer(0.5, 0.125))
+    for section in ("information", "information_turn"):
+        assert [health.metrics[section][name] for name in ("num_reasonings", "num_empty", "num_prompts", "failed")] == [2, 3, 2, 0]
 
 
 def test_no_reasoning_at_all(groups: list[Group], silent: list[Group], scorer: Any) -> None:
-    monitor, table = Monitor(1), scorer(0.5, 0.125)
+    monitor, table = Monitor(1, [Scope.TRAJECTORY]), scorer(0.5, 0.125)
     health = monitor.observe(1, silent, table)
-    assert (health.information, health.regime, health.metrics) == (None, None, {})
-    assert health.note is not None
-    assert "3 responses" in health.note
-    assert "\n" not in health.note
+    assert (health.information, health.regime) == ({}, None)
+    counts = {"num_reasonings": 0, "num_prompts": 0, "num_empty": 3, "failed": 0}
+    assert health.metrics == {"information": counts, "information_trajectory": counts}
+    assert health.notes == [
+        f"diagnosis ({scope}): none of 3 responses holds reasoning; nothing to measure" for scope in ("first_turn", "trajectory")
+    ]
     assert table.calls == []
-    assert monitor.state() == {"sigma_ema": None, "start": None}, "the start is the first measurement, not the first look"
+    assert (monitor.state()["sigma_ema"], monitor.state()["start"]) == ({}, None), "the start is the first measurement, not the first look"
     assert monitor.observe(2, groups, table).regime is Regime.DIVERSE
 
 
@@ -107,20 +136,20 @@ def test_one_prompt_alone_says_nothing_about_dependence(groups: list[Group], sil
     """The other prompt holds no reasoning: with one column every reasoning would be retrieved, and MI would be 0 by definition."""
     table = scorer(0.5, 0.125)
     health = Monitor(1).observe(1, [groups[0], silent[1]], table)
-    assert (health.information, health.regime, health.metrics, table.calls) == (None, None, {}, [])
-    assert health.note == "diagnosis: all reasoning of the step comes from one prompt; there is nothing to tell it from"
+    assert (health.information, health.regime, table.calls) == ({}, None, [])
+    assert health.metrics == {"information": {"num_reasonings": 1, "num_prompts": 1, "num_empty": 1, "failed": 0}}
+    assert health.notes == ["diagnosis (first_turn): all reasoning of the step comes from one prompt; there is nothing to tell it from"]
 
 
 def test_the_spread_is_carried(groups: list[Group], scorer: Any) -> None:
     """Marginals 1/2 and 1/8 (p = q): sigma = log(4) / 2 = 0.6931. Then both 1/4: sigma 0, and the running one falls by a tenth a look."""
-    monitor = Monitor(1)
-    first = monitor.observe(1, groups, scorer(1 / 2, 1 / 2, 1 / 8, 1 / 8)).information
-    second = monitor.observe(2, groups, scorer(1 / 4, 1 / 4)).information
-    third = monitor.observe(3, groups, scorer(1 / 4, 1 / 4)).information
-    assert first is not None and second is not None and third is not None
-    assert [first.sigma, second.sigma, third.sigma] == pytest.approx([math.log(2), 0, 0], abs=1e-15)
-    assert [look.sigma_ema for look in (first, second, third)] == pytest.approx([math.log(2) * 0.9**n for n in range(3)], rel=1e-14)
-    assert monitor.state()["sigma_ema"] == third.sigma_ema
+    monitor = Monitor(1, [Scope.TURN])
+    values = [(1 / 2, 1 / 2, 1 / 8, 1 / 8), (1 / 4, 1 / 4), (1 / 4, 1 / 4)]
+    looks = [monitor.observe(step, groups, scorer(*value)).information for step, value in enumerate(values, 1)]
+    for scope in (FIRST, Scope.TURN):
+        assert [look[scope].sigma for look in looks] == pytest.approx([math.log(2), 0, 0], abs=1e-15)
+        assert [look[scope].sigma_ema for look in looks] == pytest.approx([math.log(2) * 0.9**n for n in range(3)], rel=1e-14)
+        assert monitor.state()["sigma_ema"][scope] == looks[2][scope].sigma_ema
 
 
 # log(2 p / (p + q)) at the start is log(8/5) = 0.47, its half 0.235; H is log 2 at the start, its half log(sqrt 2): p = 0.7071
@@ -134,7 +163,7 @@ LOOKS = [
 
 
 def test_regimes_are_against_the_first_look(groups: list[Group], scorer: Any) -> None:
-    monitor = Monitor(1)
+    monitor = Monitor(1, [Scope.TURN])
     assert [monitor.observe(step, groups, scorer(*values)).regime for step, (values, _) in enumerate(LOOKS, 1)] == [r for _, r in LOOKS]
     start = monitor.state()["start"]
     assert start == {"h_conditional": pytest.approx(math.log(2)), "mi_seq": pytest.approx(math.log(8 / 5))}
@@ -143,12 +172,74 @@ def test_regimes_are_against_the_first_look(groups: list[Group], scorer: Any) ->
 @pytest.mark.parametrize("cut", range(len(LOOKS) + 1))
 def test_a_checkpoint_changes_nothing(cut: int, groups: list[Group], scorer: Any) -> None:
     """State goes through JSON after `cut` looks, into a new monitor; all looks are those of a run without a break."""
-    whole, monitor = Monitor(1), Monitor(1)
+    whole, monitor = Monitor(1, [Scope.TURN]), Monitor(1, [Scope.TURN])
     for step, (values, _) in enumerate(LOOKS, 1):
         if step == cut + 1:
             state = json.loads(json.dumps(monitor.state()))
-            monitor = Monitor(1)
+            monitor = Monitor(1, [Scope.TURN])
             monitor.restore(state)
             assert monitor.state() == state
         assert monitor.observe(step, groups, scorer(*values)) == whole.observe(step, groups, scorer(*values))
     assert monitor.state() == whole.state()
+
+
+# What fails is on the record, and the rest is measured.
+
+
+class _Failing:
+    """A table that refuses what it does not know."""
+
+    def __init__(self, table: Any, *refused: tuple[int, ...]) -> None:
+        self._table, self._refused = table, refused
+
+    def score(self, prompt: Any, reasoning: Any) -> float:
+        if tuple(prompt) in self._refused:
+            raise BadInput(f"prompt {tuple(prompt)} is too long; shorten it")
+        return float(self._table.score(prompt, reasoning))
+
+
+def _two_turns(turn: Any, group: Any) -> list[Group]:
+    """The second turn forgets the first, and thinks (10,) or (20,) again, after (3,) or (4,)."""
+    members = []
+    for first, second, thought in ((1, 3, 10), (2, 4, 20)):
+        later = turn((second,), (thought, 90), (0, 1))
+        later.fresh = True
+        members.append([turn((first,), (thought, 90), (0, 1)), later])
+    return [group(number, [turns]) for number, turns in enumerate(members)]
+
+
+@pytest.mark.parametrize(("refused", "failing", "other"), [((3,), "turn", "first_turn"), ((1,), "first_turn", "turn")])
+def test_a_failure_is_a_note_and_the_other_scope_is_measured(
+    refused: tuple[int, ...], failing: str, other: str, turn: Any, group: Any, table_scorer: Any
+) -> None:
+    groups = _two_turns(turn, group)
+    table = table_scorer({((x,), (z,)): math.log(1 / 2 if x % 2 == (z == 10) else 1 / 8) for x in range(1, 5) for z in (10, 20)})
+    monitor = Monitor(1, [Scope.TURN])
+    # The scope of turns holds the first turns too: there only the first look at prompt (1,) fails.
+    health = monitor.observe(1, groups, _FailingOnce(table, refused) if failing == "first_turn" else _Failing(table, refused))
+    assert [str(scope) for scope in health.information] == [other]
+    assert health.metrics[SECTIONS[Scope(failing)]]["failed"] == 1 and "mi" not in health.metrics[SECTIONS[Scope(failing)]]
+    assert health.metrics[SECTIONS[Scope(other)]]["failed"] == 0 and "mi" in health.metrics[SECTIONS[Scope(other)]]
+    (note,) = health.notes
+    assert note == f"diagnosis ({failing}) failed: prompt {refused} is too long; shorten it"
+    assert (health.regime is None) == (failing == "first_turn")
+    assert list(monitor.state()["sigma_ema"]) == [other]
+
+
+class _FailingOnce(_Failing):
+    def score(self, prompt: Any, reasoning: Any) -> float:
+        try:
+            return super().score(prompt, reasoning)
+        finally:
+            self._refused = ()
+
+
+def test_a_score_that_is_not_finite_is_a_failure_with_its_cause(groups: list[Group], table_scorer: Any) -> None:
+    table = table_scorer({((x,), (z,)): math.nan for x in (1, 2) for z in (10, 20)})
+    health = Monitor(1).observe(1, groups, table)
+    assert health.metrics["information"]["failed"] == 1 and "the scorer gave log p = nan" in health.notes[0]
+
+
+def test_a_defect_is_not_hidden(groups: list[Group], table_scorer: Any) -> None:
+    with pytest.raises(KeyError):
+        Monitor(1).observe(1, groups, table_scorer({}))

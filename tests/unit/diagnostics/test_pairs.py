@@ -1,4 +1,4 @@
-"""first_turn_pairs: x and z are the trajectory's own ids, equal prompts are one column, and what holds no reasoning is counted."""
+"""Pairs: x and z are the trajectory's own ids, equal prompts are one column, what holds no reasoning is counted, and what pairs cost."""
 
 from typing import Any
 
@@ -83,3 +83,20 @@ def test_no_trajectory_is_drawn_twice_and_the_empty_are_counted(turn: Any, group
         pairs = draw(groups, 100, np.random.default_rng(1))
         assert pairs.reasonings == [(11,), (12,), (13,), (14,)] and pairs.num_empty == 1
         assert len(draw(groups, 3, np.random.default_rng(2)).reasonings) + draw(groups, 3, np.random.default_rng(2)).num_empty == 3
+
+
+def test_some_of_the_reasonings_against_all_prompts(turn: Any, group: Any) -> None:
+    """Two prompts of 2 and 1 tokens, reasonings of 3, 1 and 2: all cost 3 + 2 x 6, the last two 3 + 2 x 3."""
+    groups = [
+        group(0, [[turn((1, 2), (10, 11, 12, 90), (0, 3))], [turn((1, 2), (13, 90, 91), (0, 1))], [turn((1, 2), (9,), None)]]),
+        group(1, [[turn((3,), (90, 14, 15, 91), (1, 3))]]),
+    ]
+    pairs = first_turn_pairs(groups)
+    assert (pairs.cost, pairs.population, pairs.dropped) == (15, 3, 0)
+    some = pairs.only([1, 2])
+    assert (some.prompts, some.reasonings, some.source, some.num_empty) == ([(1, 2), (3,)], [(13,), (14, 15)], [0, 1], 1)
+    assert (some.cost, some.population, some.dropped) == (9, 3, 1)
+    fewer = some.only(np.array([1]))
+    assert (fewer.reasonings, fewer.population, fewer.dropped, fewer.prompts) == ([(14, 15)], 3, 2, pairs.prompts)
+    assert (pairs.cost, len(pairs.reasonings)) == (15, 3), "the original is as it was"
+    assert first_turn_pairs([]).cost == 0

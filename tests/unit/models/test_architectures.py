@@ -27,7 +27,7 @@ CONFIGS = {
     "granite": lambda: hf.GraniteConfig(**{**LLAMA_LIKE, **NO_MARKERS}, logits_scaling=4.0),
     "bloom": lambda: hf.BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4, **NO_MARKERS),
 }
-TAKES_NO_CACHE = {"bloom"}
+WAYS = {"gemma2": "copied", "bloom": "whole"}
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [90, 1, 2, 3]]
 REASONINGS = [[4], [20, 21, 22, 23, 24], [30, 31], [40, 41, 42]]
 
@@ -51,7 +51,7 @@ def _one_by_one(model: Any) -> np.ndarray:
 def test_scores_are_exact(name: str) -> None:
     model = _model(name)
     np.testing.assert_allclose(tether.cross_score(model, PROMPTS, REASONINGS), _one_by_one(model), atol=1e-5)
-    assert PrefixScorer(model)._cached is (name not in TAKES_NO_CACHE)
+    assert PrefixScorer(model).way == WAYS.get(name, "shared")
 
 
 def test_dropout_does_not_enter_the_scores() -> None:

@@ -9,14 +9,16 @@ from plotly.offline import get_plotlyjs
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
-from tether.core.metrics import CATALOGUE, wilson_interval
+from tether.core.metrics import CATALOGUE, is_catalogued, wilson_interval
 from tether.core.types import Trajectory, Turn
 from tether.runs.figures import curve, regime_plane
-from tether.runs.panels import SECTIONS
+from tether.runs.panels import SECTIONS, Panel
 from tether.runs.report import write_report
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
 
+GRADIENT_CHARTS = 4
+"""Norms of the first and of the last step, the share of the regularisers, the signal-to-noise ratio."""
 HOSTILE = "<script>alert('owned')</script><img src=http://evil.example/x.png>"
 
 
@@ -25,14 +27,26 @@ def full_metrics(successes: int) -> dict[str, float]:
     metrics = dict.fromkeys(CATALOGUE, 0.5) | {"validation/success": successes / 256, "validation/prompts": 256.0}
     return metrics | {
         "validation/success_low": low, "validation/success_high": high, "information/retrieval_acc": 0.81, "information/chance": 0.125,
-        "information/num_prompts": 8.0, "information/num_reasonings": 128.0,
+        "information/num_prompts": 8.0, "information/num_reasonings": 128.0, "information/retrieval_acc_low": 0.74,
+        "information/retrieval_acc_high": 0.88, "information/mi_p_value": 0.001, "information/failed": 0.0, "gradients/failed": 0.0,
+        "alarms/critical": 0.0, "alarms/warning": 0.0, "gradients/bound_broken": 0.0, "gradients/rv_mean_1": 0.0, "gradients/task_norm_1": 0.2,
+        "gradients/regulariser_norm_1": 0.1, "gradients/dominance_1": 0.33, "gradients/snr_1": 0.5,
     }  # fmt: skip
 
 
-def make_run(folder: Path, first: int = 79, last: int = 164) -> RunStore:
+def before_diagnosis(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics as runs recorded them before there were intervals, alarms and gradients."""
+    newer = re.compile(
+        r".*_(low|high|p_value|token_mean|seq_error)|gradients/.*|alarms/.*|information/(failed|sampling_error)|.*/repeated_text"
+    )
+    return {name: value for name, value in metrics.items() if name.startswith("validation/") or not newer.fullmatch(name)}
+
+
+def make_run(folder: Path, first: int = 79, last: int = 164, old: bool = False) -> RunStore:
     store = RunStore.create(folder, "algo: grpo\n", {"env": "frozen_lake", "model": HOSTILE})
     for step, successes in ((1, first), (2, last)):
-        store.append(StepRecord(step, full_metrics(successes), "diverse reasoning", [f"note of step {step}"]))
+        metrics = before_diagnosis(full_metrics(successes)) if old else full_metrics(successes)
+        store.append(StepRecord(step, metrics, "diverse reasoning", [f"note of step {step}"]))
         store.append_timings(step, {"seconds": {"rollout": 45.0, "update": 15.0}, "tokens_per_second": 1500.0})
         episodes = []
         for group in range(5):
@@ -68,7 +82,11 @@ class Resources(html.parser.HTMLParser):
 def test_the_report_states_the_verdict_the_times_and_how_to_repeat(tmp_path: Path) -> None:
     page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
     assert "Validation success rose from 31% to 64% (+33 points; 256 prompts; 95% interval +25 to +41)." in page
-    assert "retrieval accuracy 81% against 12.5% by chance (81% at the start); regime: diverse reasoning." in page
+    assert (
+        "retrieval accuracy 81% (95% interval 74% to 88%) against 12.5% by chance (81% at the start); p = 0.001 against shuffled prompts; "
+        "regime: diverse reasoning." in page
+    )
+    assert "No alarm was raised." in page
     for words in (
         "1 min 30 s",
         "75%",
@@ -80,8 +98,16 @@ def test_the_report_states_the_verdict_the_times_and_how_to_repeat(tmp_path: Pat
     ):
         assert words in page
     assert '<td class="num">45 s</td>' in page
-    assert page.count('class="plotly-graph-div"') == sum(len(section.panels) for section in SECTIONS) + 1
+    assert page.count('class="plotly-graph-div"') == sum(len(section.panels) for section in SECTIONS) + 1 + GRADIENT_CHARTS
     assert "Not recorded" not in page
+
+
+def test_a_run_from_before_intervals_and_alarms_is_still_reported(tmp_path: Path) -> None:
+    page = page_of([make_run(tmp_path / "run", old=True)], tmp_path / "report.html")
+    assert "tied to its input: retrieval accuracy 81% against 12.5% by chance (81% at the start); regime: diverse reasoning." in page
+    assert "this run did not watch for alarms" in page and "Set diagnosis.gradients.every" in page
+    assert page.count('class="plotly-graph-div"') == sum(len(section.panels) for section in SECTIONS) + 1
+    assert "Drawn here: valid." in page  # and not the share of repeated text
 
 
 def test_samples_come_from_four_prompts_at_the_first_and_the_last_step(tmp_path: Path) -> None:
@@ -159,9 +185,56 @@ def test_the_regime_plane_divides_by_the_start() -> None:
 
 def test_every_panel_reads_catalogued_metrics_and_draws_their_values() -> None:
     panels = [panel for section in SECTIONS for panel in section.panels]
-    assert {series.metric for panel in panels for series in panel.series} <= CATALOGUE.keys()
+    assert all(is_catalogued(series.metric) for panel in panels for series in panel.series)
+    assert {end for panel in panels for series in panel.series for end in series.band or ()} <= CATALOGUE.keys()
     retrieval = next(panel for panel in panels if panel.key == "retrieval")
     figure = curve(retrieval, {"run": [StepRecord(1, full_metrics(9)), StepRecord(2, full_metrics(9))]})
     assert figure is not None
     assert {trace.name: tuple(trace.y) for trace in figure.data}["chance"] == (0.125, 0.125)
     assert curve(retrieval, {"run": [StepRecord(1, {"information/chance": 0.1})]}) is None
+
+
+def panel_of(key: str) -> Panel:
+    return next(panel for section in SECTIONS for panel in section.panels if panel.key == key)
+
+
+@pytest.mark.parametrize("key", ["retrieval", "mi_seq", "mi", "entropy"])
+def test_recorded_intervals_are_shaded_and_the_axis_has_room_for_them(key: str) -> None:
+    main = panel_of(key).series[0]
+    assert main.band == (f"{main.metric}_low", f"{main.metric}_high")
+    records = [StepRecord(step, {main.metric: 0.5, main.band[0]: -0.4, main.band[1]: 3.0}) for step in (1, 2)]
+    figure = curve(panel_of(key), {"run": records})
+    assert figure is not None
+    assert [tuple(trace.y) for trace in figure.data] == [(3.0, 3.0, -0.4, -0.4), (0.5, 0.5)]
+    if not panel_of(key).percent:
+        low, high = figure.layout.yaxis.range
+        assert low <= -0.4 and high >= 3.0
+    without = curve(panel_of(key), {"run": [StepRecord(1, {main.metric: 0.5})]})
+    assert without is not None and len(without.data) == 1
+
+
+def test_other_scopes_are_dashed_lines_of_a_single_run_with_a_chance_of_their_own(tmp_path: Path) -> None:
+    own = {"information/retrieval_acc": 0.5, "information/chance": 0.25}
+    other = {"information_trajectory/retrieval_acc": 0.75, "information_trajectory/chance": 0.125}
+    records = [StepRecord(step, own | other) for step in (1, 2)]
+    figure = curve(panel_of("retrieval"), {"run": records})
+    assert figure is not None
+    looks = {trace.name: (tuple(trace.y), trace.line.dash) for trace in figure.data}
+    assert looks["trajectory"] == ((0.75, 0.75), "dash") and looks["traj. chance"] == ((0.125, 0.125), "dash")
+    assert looks["best 1"] == ((0.5, 0.5), "solid") and "turn" not in looks
+    compared = curve(panel_of("retrieval"), {"a": records, "b": records})
+    assert compared is not None
+    assert [trace.name for trace in compared.data] == ["a", "a (chance)", "b", "b (chance)"]
+    store = RunStore.create(tmp_path / "run", "", {})
+    store.append(records[0])
+    page = page_of([store], tmp_path / "report.html")
+    assert page.count("Dashed: the same, purple, of one turn drawn from each trajectory.") == 1
+    assert "information_trajectory/" not in page  # what is measured beside is not missed
+
+
+@pytest.mark.parametrize(("scope", "label"), [("trajectory", "traj."), ("turn", "turn")])
+def test_the_ceiling_of_another_scope_is_the_logarithm_of_its_contexts(scope: str, label: str) -> None:
+    record = StepRecord(1, {f"information_{scope}/mi_seq": 1.0, f"information_{scope}/num_prompts": 32.0})
+    figure = curve(panel_of("mi_seq"), {"run": [record]})
+    assert figure is not None
+    assert {trace.name: trace.y[0] for trace in figure.data} == {scope: 1.0, f"{label} log P": pytest.approx(3.465736, abs=1e-6)}

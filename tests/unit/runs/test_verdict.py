@@ -1,5 +1,8 @@
 """The words at the top of a report say what the numbers carry, and no more. Expected numbers were worked out by hand."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from tether.core.metrics import wilson_interval
@@ -74,6 +77,103 @@ def test_dependence_on_the_input_follows_retrieval_and_regime(accuracy: float, r
     assert (f"regime: {regime}" in sentence) == (regime is not None)
 
 
+def with_interval(step: int, accuracy: float, low: float, p_value: float, regime: str | None = None, high: float = 0.9) -> StepRecord:
+    ends = {"information/retrieval_acc_low": low, "information/retrieval_acc_high": high, "information/mi_p_value": p_value}
+    return StepRecord(step, {**measured(step, accuracy, None).metrics, **ends}, regime)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "low", "p_value", "words"),
+    [
+        (
+            0.6,
+            0.3,
+            0.2,
+            "Reasoning is tied to its input: retrieval accuracy 60% (95% interval 30% to 90%) against 12.5% by chance; p = 0.2",
+        ),
+        (
+            0.3,
+            0.1,
+            0.01,
+            "Reasoning is tied to its input: retrieval accuracy 30% (95% interval 10% to 90%) against 12.5% by chance; p = 0.01",
+        ),
+        (
+            0.6,
+            0.125,
+            0.02,
+            "Whether reasoning depends on its input cannot be told from so little: retrieval accuracy 60% (95% interval 12% to",
+        ),
+        # 0.2 is 9% of the way from 0.125 to 1, 0.22 is 11%.
+        (0.20, 0.15, 0.001, "Reasoning is tied to its input, but weakly: retrieval accuracy 20%"),
+        (0.22, 0.15, 0.001, "Reasoning is tied to its input: retrieval accuracy 22%"),
+    ],
+)
+def test_the_recorded_interval_or_the_p_value_shows_dependence(accuracy: float, low: float, p_value: float, words: str) -> None:
+    sentence = verdict([with_interval(1, accuracy, low, p_value)])[1]
+    assert sentence.startswith(words)
+
+
+def test_nothing_found_is_only_said_where_something_could_have_been() -> None:
+    # Half-way from 0.125 to 1 is 0.5625.
+    assert verdict([with_interval(1, 0.2, 0.05, 0.3, high=0.5625)])[1].startswith("Whether reasoning depends on its input cannot be told")
+    assert verdict([with_interval(1, 0.2, 0.05, 0.3, high=0.56)])[1].startswith("Reasoning does not measurably depend on its input")
+    warned = dataclasses.replace(with_interval(1, 0.2, 0.05, 0.3), alarms=[alarm("retrieval_at_chance", "critical", "information/mi")])
+    assert verdict([warned])[1].startswith("Reasoning does not measurably depend on its input: retrieval accuracy 20%")
+    assert verdict([warned])[1].endswith("; critical alarm: retrieval at chance.")
+
+
+def alarm(name: str, severity: str, metric: str, began: int = 4) -> dict[str, Any]:
+    evidence = {"metric": metric, "value": 0.1, "steps": [1, 9], "test": "t", "reference": None, "reference_steps": None}
+    return {"name": name, "severity": severity, "began": began, "evidence": [evidence], "cause": "c", "remedy": "r"}
+
+
+def test_a_critical_alarm_about_the_input_changes_the_verdict() -> None:
+    healthy = with_interval(9, 0.8, 0.7, 0.001, "diverse reasoning")
+    falls = "information/mi_seq / log(prompts)"
+    for name, severity, metric, loose in (
+        ("information_falls", "critical", falls, True),
+        ("information_falls", "warning", falls, False),
+        ("length_collapse", "critical", "rollout/response_tokens", False),
+    ):
+        words = verdict([with_interval(1, 0.9, 0.8, 0.001), dataclasses.replace(healthy, alarms=[alarm(name, severity, metric)])])
+        assert words[1].startswith("Reasoning has come loose from its input" if loose else "Reasoning is still tied to its input")
+        assert ("; critical alarm: information falls." in words[1]) == loose
+        assert words[2] == f"{severity.capitalize()} at the end: {name.replace('_', ' ')} (since step 4)."
+
+
+def test_an_alarm_that_no_longer_stands_is_no_verdict() -> None:
+    past = dataclasses.replace(with_interval(1, 0.8, 0.7, 0.001), alarms=[alarm("information_falls", "critical", "information/mi_seq")])
+    words = verdict([past, with_interval(2, 0.8, 0.7, 0.001)])
+    assert len(words) == 2 and "still tied" in words[1]
+
+
+def test_alarms_at_the_end_are_listed_gravest_first() -> None:
+    alarms = [alarm(name, severity, "groups/rv_mean", began) for name, severity, began in (
+        ("length_collapse", "warning", 2), ("repeated_text", "critical", 3), ("reward_variance_collapse", "critical", 5),
+    )]  # fmt: skip
+    assert verdict([StepRecord(9, {}, None, [], alarms)])[2:] == [
+        "Critical at the end: repeated text (since step 3) and reward variance collapse (since step 5).",
+        "Warning at the end: length collapse (since step 2).",
+    ]
+
+
+def test_measurements_that_failed_are_named_with_their_cause() -> None:
+    records = [
+        StepRecord(
+            1, {"information/failed": 1.0}, None, ["diagnosis (trajectory) failed: other.", "diagnosis (first_turn) failed: no memory."]
+        ),
+        StepRecord(2, {"gradients/failed": 1.0, "information/failed": 0.0}, None, ["gradient decomposition failed: first"]),
+        StepRecord(
+            3, {"gradients/failed": 1.0, "information_trajectory/failed": 1.0}, None, ["gradient decomposition failed: second: worse"]
+        ),
+    ]
+    assert verdict(records)[2:] == [
+        "Measuring information failed at step 1: no memory.",
+        "Measuring information over trajectories failed at step 3.",
+        "Taking the gradients apart failed at 2 steps, the last time at step 3: second: worse.",
+    ]
+
+
 def test_information_that_was_not_measured_is_said_to_be_missing() -> None:
     assert verdict([validated(1, 79)])[1] == "Whether the reasoning depends on its input was not measured in this run."
 
@@ -94,3 +194,23 @@ def test_tiles_show_the_last_value_and_the_start() -> None:
 
 def test_percent_never_rounds_something_to_nothing() -> None:
     assert [percent(value) for value in (0.0, 0.002, 0.31, 0.998, 1.0)] == ["0%", "under 1%", "31%", "over 99%", "100%"]
+
+
+def test_tiles_show_intervals_and_alarms() -> None:
+    by_label = {tile.label: tile for tile in tiles([with_interval(1, 0.5, 0.25, 0.01), with_interval(2, 0.6, 0.3, 0.01)])}
+    assert by_label["Retrieval accuracy"].note == "30% to 90%; 12.5% is chance; 50% at the start"
+    assert (by_label["Alarms at the end"].value, by_label["Alarms at the end"].note) == ("—", "not recorded")
+    watched = StepRecord(
+        1, {"alarms/critical": 0.0, "information/mi_seq": 0.5, "information/mi_seq_low": -0.25, "information/mi_seq_high": 1.0}
+    )
+    by_label = {tile.label: tile for tile in tiles([watched])}
+    assert by_label["Information (MI), nats"].note == "−0.25 to 1; measured once"
+    assert (by_label["Alarms at the end"].value, by_label["Alarms at the end"].note) == ("0", "none was ever raised")
+    alarms = [alarm("a", "critical", "x"), alarm("b", "warning", "x")]
+    tile = tiles([StepRecord(1, {}, None, [], [alarm("c", "warning", "x")]), StepRecord(2, {"alarms/critical": 1.0}, None, [], alarms)])[-1]
+    assert (tile.value, tile.note) == ("2", "1 critical; 3 raised in the whole run")
+    eased = [
+        StepRecord(1, {"alarms/critical": 1.0}, None, [], [alarm("a", "critical", "x")]),
+        StepRecord(2, {}, None, [], [alarm("a", "warning", "x")]),
+    ]
+    assert tiles(eased)[-1].note == "0 critical; 1 raised in the whole run"

@@ -297,7 +297,6 @@ STAGES: dict[str, tuple[Any, str, str]] = {
     "validation": (NativeEngine, "run", "lower rollout.max_rows (now 128)"),
     "advantages": (Critic, "values", "lower learner.micro_tokens (now 8192; the update stays the same)"),
     "update": (Learner, "_policy_losses", "or set learner.gradient_checkpointing=true"),
-    "diagnosis": (trainer_module.Monitor, "observe", "diagnosis.every=0"),
 }
 
 
@@ -315,6 +314,18 @@ def test_out_of_memory_names_the_stage_and_the_setting(stage: str, tmp_path: Pat
     assert said.startswith(f"out of memory in the {stage} (Tried to allocate 2.00 GiB); ") and remedy in said and "\n" not in said
     assert [record.step for record in trainer.store.steps()] == ([] if stage == "validation" else [0])
     assert trainer.step == 0
+
+
+def test_out_of_memory_in_the_diagnosis_is_on_the_record_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other numbers and the weights are those of a run that does not diagnose."""
+    monkeypatch.setattr(trainer_module.Monitor, "observe", _out_of_memory)
+    trainer, plain = _run(tmp_path / "run", steps=2, diagnosis={"every": 2}), _run(tmp_path / "plain", steps=2)
+    first, second = trainer.store.steps()[1:]
+    (note,) = first.notes
+    assert note.startswith("diagnosis failed: out of memory in the diagnosis (Tried to allocate 2.00 GiB); lower diagnosis.budget or set")
+    assert first.metrics.pop("information/failed") == 1 and first.regime is None
+    assert second.notes == [] and [first.metrics, second.metrics] == _metrics(plain)
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), plain.model.parameters(), strict=True))
 
 
 # The best checkpoint.

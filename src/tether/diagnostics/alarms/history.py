@@ -42,7 +42,7 @@ class History:
             for name, value in (record.metrics | _derived(record.metrics)).items():
                 columns.setdefault(name, []).append((record.step, value))
         series = {name: Stretch(tuple(step for step, _ in column), tuple(value for _, value in column)) for name, column in columns.items()}
-        texts = _counted(reasonings, repeated)
+        texts = _counted(reasonings, repeated) or _recorded(in_order)
         steps = sorted({record.step for record in in_order} | {count.step for count in texts})
         return cls(tuple(steps), texts, series)
 
@@ -68,3 +68,16 @@ def _counted(reasonings: Sequence[Reasoning], repeated: float) -> tuple[TextCoun
     total = Counter(reasoning.step for reasoning in written)
     degenerate = Counter(reasoning.step for reasoning in written if repeated_part(reasoning.text, reasoning.prompt) > repeated)
     return tuple(TextCount(step, total[step], degenerate[step]) for step in sorted(total))
+
+
+def _recorded(records: Sequence[StepRecord]) -> tuple[TextCount, ...]:
+    """What a run counted itself while it had the texts at hand."""
+    counted = [record for record in records if "rollout/repeated_text" in record.metrics and record.metrics.get("rollout/reasonings")]
+    return tuple(
+        TextCount(
+            record.step,
+            round(record.metrics["rollout/reasonings"]),
+            round(record.metrics["rollout/repeated_text"] * record.metrics["rollout/reasonings"]),
+        )
+        for record in counted
+    )

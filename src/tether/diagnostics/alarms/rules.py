@@ -35,8 +35,8 @@ Rule = Callable[[History, AlarmRules], Finding | None]
 def check(records: Sequence[StepRecord], reasonings: Sequence[Reasoning] | None = None, rules: AlarmRules | None = None) -> list[Alarm]:
     """The alarms that stand at the last of these records, earliest first; those of one step in the order of AlarmName.
 
-    `records` in any order, of one step the last one counts. `reasonings` are those of the recent steps, for the rule on repeated text;
-    give whole steps, `rules.text_steps` of them or more.
+    `records` in any order, of one step the last one counts. The rule on repeated text reads what a run recorded of it; for a run that did
+    not, give the `reasonings` of the recent steps, whole steps, `rules.text_steps` of them or more.
     """
     rules = rules or AlarmRules()
     history = History.of(records, reasonings or (), rules.repeated_part)

@@ -1,7 +1,10 @@
 """What an alarm says: its name, how grave it is, the numbers behind it, the likely cause and what to change, in plain words."""
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from tether.diagnostics.alarms.trend import Shift
 
@@ -94,12 +97,26 @@ class Alarm:
         numbers = "; ".join(str(item) for item in self.evidence)
         return f"{self.severity}: {self.name} since step {self.began}: {numbers}. Likely cause: {self.cause}. To change: {self.remedy}."
 
+    def to_json(self) -> dict[str, Any]:
+        """For a step's record."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Alarm":
+        """An alarm from a step's record."""
+        evidence = tuple(
+            Evidence(**{**item, **{key: tuple(item[key]) if item[key] else None for key in ("steps", "reference_steps")}})
+            for item in data["evidence"]
+        )
+        return cls(AlarmName(data["name"]), Severity(data["severity"]), int(data["began"]), evidence, data["cause"], data["remedy"])
+
 
 ADVICE: dict[AlarmName, Advice] = {
     AlarmName.INFORMATION_FALLS: Advice(
-        "updates on prompts with little reward variance, where the entropy and divergence terms steer, wear down what differs between prompts",
+        "updates on prompts with little reward variance, where the entropy and divergence terms steer, wear down what differs between "
+        "prompts; or the steps are too large",
         "train on prompts with signal only (filter.strategy top_p, lower filter.keep, filter.include_zero false), lower "
-        "algorithm.entropy_coef, raise rollout.group_size",
+        "algorithm.entropy_coef and learner.learning_rate, raise rollout.group_size",
     ),
     AlarmName.RETRIEVAL_AT_CHANCE: Advice(
         "template collapse: the reasoning would fit any prompt equally well",

@@ -1,0 +1,236 @@
+"""How an audit is conducted: read and draw, then score, measure and judge; the model is loaded in between, once the files are known to be good."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tether.core.enums import Scope
+from tether.core.errors import BadInput
+from tether.core.metrics import wilson_interval
+from tether.diagnostics.alarms.rules import check
+from tether.diagnostics.alarms.text import Reasoning
+from tether.diagnostics.alarms.words import Alarm
+from tether.diagnostics.audit.course import Course, Measured, follow
+from tether.diagnostics.audit.encode import Encoder, Pairs
+from tether.diagnostics.audit.measure import Measurement, measure
+from tether.diagnostics.audit.sample import Drawn, draw
+from tether.diagnostics.audit.scoring import Judge
+from tether.diagnostics.audit.survey import RewardStatistics, Step, StepCounts, reward_statistics, survey
+from tether.diagnostics.audit.verdict import WEAKLY, Verdict, VerdictCode, judge, no_verdict
+from tether.diagnostics.audit.windows import Plan, Window, plan_windows
+from tether.diagnostics.rollouts import RolloutReader, Tally
+from tether.runs.schema import StepRecord
+
+TRAJECTORY_SAMPLES = 4
+"""In the trajectory scope every drawn context is a column of its own, so fewer are drawn of each group."""
+
+Stage = Callable[[str, int], None]
+"""Told the name of a stage and how many parts it has."""
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """How much is measured. `prompts` x `samples` is what a window may cost; see sample.py."""
+
+    scope: Scope = Scope.FIRST_TURN
+    prompts: int = 32
+    samples: int = 16
+    steps: tuple[int, ...] = ()
+    """Only these; empty for all that are worth it."""
+    seed: int = 0
+    bootstrap: int = 1000
+
+    @property
+    def all_turns(self) -> bool:
+        return self.scope is not Scope.FIRST_TURN
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What the two readings brought."""
+
+    files: list[str]
+    format: str
+    counts: dict[Step, StepCounts]
+    plan: Plan
+    drawn: list[list[Drawn]]
+    """One sample per window."""
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAudit:
+    """One window: counted whole, measured on a sample."""
+
+    window: Window
+    num_rollouts: int
+    num_episodes: int
+    num_in_scope: int
+    num_empty: int
+    reward_mean: float | None
+    num_judged: int
+    num_success: int
+    rewards: RewardStatistics | None
+    measurement: Measurement | None
+    """None where nothing could be measured; the verdict says why."""
+    verdict: Verdict
+    pairs: Pairs
+
+    @property
+    def success(self) -> float | None:
+        return self.num_success / self.num_judged if self.num_judged else None
+
+    @property
+    def success_interval(self) -> tuple[float, float] | None:
+        return wilson_interval(self.num_success, self.num_judged) if self.num_judged else None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The whole finding. The verdict is that of the last window that could be measured."""
+
+    collected: Collected
+    options: AuditOptions
+    model: str
+    precision: str
+    windows: tuple[WindowAudit, ...]
+    course: Course | None
+    alarms: tuple[Alarm, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def last(self) -> WindowAudit:
+        return next(window for window in reversed(self.windows) if window.measurement is not None)
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.last.verdict
+
+
+def collect(reader: RolloutReader, options: AuditOptions) -> Collected:
+    """Read the files twice: what is in them, and a sample of it."""
+    counts = survey(reader, all_turns=options.all_turns, seed=options.seed)
+    tally = reader.tally
+    if all(step.num_scope == step.num_empty for step in counts.values()):
+        hints = [note for note in tally.notes() if "pattern" in note]
+        causes = [note for note in tally.notes() if "empty" in note]
+        remedy = (hints or ["give --pattern with one group around the reasoning"])[0]
+        raise BadInput(f"no response in scope holds reasoning: {'; '.join(causes)}; {remedy}")
+    plan = plan_windows(counts, options.steps)
+    samples = min(options.samples, TRAJECTORY_SAMPLES) if options.all_turns else options.samples
+    drawn = draw(reader, plan.windows, all_turns=options.all_turns, prompts=options.prompts, samples=samples, seed=options.seed)
+    return Collected([str(path) for path in reader.files], reader.format.name, counts, plan, drawn, tally)
+
+
+def audit(
+    collected: Collected, model: Judge, options: AuditOptions, *, stage: Stage | None = None, advance: Advance | None = None
+) -> Audit:
+    """Score, measure and judge every window; what could be told of none of them is an error that says why."""
+    encoder = Encoder(model.tokenizer, model.vocabulary, model.positions)
+    encoded = [encoder.pairs(drawn) for drawn in collected.drawn]
+    if stage is not None:
+        stage("scoring", sum(len(pairs.prompts) for pairs in encoded if _lack(pairs) is None))
+    windows = tuple(
+        _window(window, pairs, collected, model, options, advance or _unheard)
+        for window, pairs in zip(collected.plan.windows, encoded, strict=True)
+    )
+    if all(window.measurement is None for window in windows):
+        raise BadInput(f"nothing can be said about these rollouts: {windows[-1].verdict.reasons[0]}")
+    measured = [
+        Measured(window.window, window.measurement, window.verdict, window.num_success, window.num_judged)
+        for window in windows
+        if window.measurement is not None
+    ]
+    notes = [*collected.plan.notes, *collected.tally.notes(), *encoder.notes(), *_remarks(windows)]
+    alarms = tuple(check(_records(collected, windows), _texts(windows)))
+    return Audit(collected, options, model.name, model.precision, windows, follow(measured), alarms, tuple(notes))
+
+
+def _unheard(count: int) -> None:
+    """For an audit whose progress nobody asked for."""
+
+
+def _lack(pairs: Pairs) -> str | None:
+    """Why these pairs cannot be measured, or None."""
+    if not pairs.reasonings:
+        return "no rollout of it holds reasoning."
+    if len(pairs.prompts) < 2:
+        return (
+            f"all {len(pairs.reasonings)} sampled reasonings answer one prompt, and there is no other to tell it from; "
+            "give rollouts of several prompts, or check the field that holds the prompt."
+        )
+    return None
+
+
+def _window(window: Window, pairs: Pairs, collected: Collected, model: Judge, options: AuditOptions, advance: Advance) -> WindowAudit:
+    counts = [collected.counts[step] for step in window.steps]
+    lack = _lack(pairs)
+    found = None if lack else measure(pairs, model.scorer, bootstrap=options.bootstrap, seed=options.seed, advance=advance)
+    num_rewards = sum(step.reward.count for step in counts)
+    return WindowAudit(
+        window=window,
+        num_rollouts=sum(step.num_rollouts for step in counts),
+        num_episodes=sum(step.num_episodes for step in counts),
+        num_in_scope=sum(step.num_scope for step in counts),
+        num_empty=sum(step.num_empty for step in counts),
+        reward_mean=sum(step.reward.mean * step.reward.count for step in counts) / num_rewards if num_rewards else None,
+        num_judged=sum(step.num_judged for step in counts),
+        num_success=sum(step.num_success for step in counts),
+        rewards=reward_statistics(counts),
+        measurement=found,
+        verdict=no_verdict(lack or "") if found is None else judge(found),
+        pairs=pairs,
+    )
+
+
+def _sees(window: WindowAudit) -> bool:
+    return any(
+        item.counts and item.effect >= WEAKLY for item in window.verdict.evidence if item.name in ("retrieval", "adjusted_retrieval")
+    )
+
+
+def _remarks(windows: Sequence[WindowAudit]) -> list[str]:
+    measured = [window for window in windows if window.measurement is not None]
+    tied = [window for window in measured if window.verdict.code in (VerdictCode.TIED, VerdictCode.WEAKLY_TIED)]
+    remarks = [f"step {window.window.name}: {window.verdict.reasons[0]}" for window in windows if window.measurement is None]
+    if tied and not any(_sees(window) for window in tied):
+        remarks.append(
+            "the model is a weak judge of this text: the words show a dependence that its scores do not; read its numbers with care"
+        )
+    if all(window.measurement is not None and window.measurement.most_samples == 1 for window in measured):
+        remarks.append(
+            "there is one reasoning per prompt: likeness within a prompt cannot be measured; several samples per prompt say more"
+        )
+    return remarks
+
+
+def _records(collected: Collected, windows: Sequence[WindowAudit]) -> list[StepRecord]:
+    """The numbers of every step as a run would have logged them, for the rules of the alarms."""
+    metrics: dict[int, dict[str, float]] = {}
+    for step, counts in collected.counts.items():
+        values: dict[str, float] = {}
+        if counts.success is not None:
+            values["rollout/success"] = counts.success
+        if (rewards := reward_statistics([counts])) is not None:
+            values["groups/rv_mean"] = rewards.rv_mean
+        metrics[step or 0] = values
+    informative = any(_sees(window) for window in windows)  # a model that never saw a dependence cannot miss one
+    for window in windows:
+        if (found := window.measurement) is not None and informative:
+            information = found.information
+            metrics[window.window.last] |= {
+                "information/retrieval_acc": information.retrieval_acc,
+                "information/chance": information.chance,
+                "information/mi_seq": information.mi_seq,
+                "information/h_conditional": information.h_conditional,
+                "information/num_prompts": float(found.num_prompts),
+            }
+    return [StepRecord(step, values) for step, values in sorted(metrics.items())]
+
+
+def _texts(windows: Sequence[WindowAudit]) -> list[Reasoning]:
+    return [
+        Reasoning(window.window.last, window.pairs.prompt_texts[column], text)
+        for window in windows
+        for text, column in zip(window.pairs.texts, window.pairs.source, strict=True)
+    ]

@@ -1,0 +1,185 @@
+"""An audit as one plain JSON object: what `--json` prints and what the report is made from. Numbers that are not finite become null."""
+
+import dataclasses
+import math
+from typing import Any
+
+from tether.core.version import __version__
+from tether.diagnostics.alarms.words import Alarm
+from tether.diagnostics.audit.conduct import Audit, WindowAudit
+from tether.diagnostics.audit.course import SIGNS, Course, Decline, Point
+from tether.diagnostics.audit.encode import REASONING_TOKENS
+from tether.diagnostics.audit.measure import PERMUTATIONS, Measurement
+from tether.diagnostics.audit.verdict import SIGNIFICANT, TIED, WEAKLY, Verdict
+from tether.diagnostics.audit.wording import Retrieval
+from tether.diagnostics.templates import Templates
+
+SCHEMA_VERSION = 1
+SAMPLE_PROMPTS = 4
+SAMPLE_REASONINGS = 3
+SAMPLE_CHARS = 1200
+
+Json = dict[str, Any]
+
+
+def to_document(found: Audit) -> Json:
+    """Everything that was found."""
+    collected, options = found.collected, found.options
+    document = {
+        "schema": SCHEMA_VERSION,
+        "verdict": _verdict(found.verdict),
+        "verdict_step": found.last.window.name,
+        "files": collected.files,
+        "format": collected.format,
+        "model": found.model,
+        "precision": found.precision,
+        "scope": str(options.scope),
+        "options": {
+            "prompts": options.prompts,
+            "samples": options.samples,
+            "steps": list(options.steps),
+            "seed": options.seed,
+            "bootstrap": options.bootstrap,
+            "permutations": PERMUTATIONS,
+            "reasoning_tokens": REASONING_TOKENS,
+        },
+        "thresholds": {"tied": TIED, "weakly_tied": WEAKLY, "significant": SIGNIFICANT},
+        "read": {
+            "records": collected.tally.num_records,
+            "rollouts": collected.tally.num_rollouts,
+            "bad": collected.tally.num_bad,
+            "empty": dict(collected.tally.missing),
+            "without_reward": collected.tally.num_without_reward,
+            "steps": len(collected.counts),
+        },
+        "windows": [_window(window) for window in found.windows],
+        "course": None if found.course is None else _course(found.course),
+        "alarms": [_alarm(alarm) for alarm in found.alarms],
+        "templates": None if found.last.measurement is None else _templates(found.last.measurement.templates),
+        "samples": [_samples(window) for window in _shown_windows(found)],
+        "notes": list(found.notes),
+        "versions": {"tether": __version__},
+    }
+    clean: Json = _finite(document)
+    return clean
+
+
+def _verdict(verdict: Verdict) -> Json:
+    return {
+        "code": str(verdict.code),
+        "headline": verdict.headline,
+        "reasons": list(verdict.reasons),
+        "effect": verdict.effect,
+        "evidence": [{**dataclasses.asdict(item), "counts": item.counts} for item in verdict.evidence],
+    }
+
+
+def _window(window: WindowAudit) -> Json:
+    return {
+        "name": window.window.name,
+        "step": window.window.steps[-1],
+        "steps": list(window.window.steps),
+        "rollouts": window.num_rollouts,
+        "episodes": window.num_episodes,
+        "in_scope": window.num_in_scope,
+        "empty": window.num_empty,
+        "reward_mean": window.reward_mean,
+        "success": window.success,
+        "success_interval": window.success_interval,
+        "rewards": None if window.rewards is None else dataclasses.asdict(window.rewards),
+        "verdict": _verdict(window.verdict),
+        "measured": None if window.measurement is None else _measured(window.measurement),
+    }
+
+
+def _measured(found: Measurement) -> Json:
+    information, wording = found.information, found.wording
+    return {
+        "prompts": found.num_prompts,
+        "reasonings": found.num_reasonings,
+        "most_samples": found.most_samples,
+        "reasoning_tokens": found.mean_tokens,
+        "information": {
+            **{key: value for key, value in dataclasses.asdict(information).items() if key not in ("recall", "mi_interval", "intervals")},
+            "mi_ceiling": math.log(found.num_prompts),
+            "recall": {str(k): value for k, value in information.recall.items()},
+            "intervals": {name: list(ends) for name, ends in information.intervals.items()},
+        },
+        "adjusted_retrieval": _retrieval(found.adjusted),
+        "wording": {
+            "distinct": wording.num_distinct,
+            "top_share": wording.top_share,
+            "agreement": wording.agreement,
+            "tie": {"strength": wording.tie.strength, "p_value": wording.tie.p_value, "kind": str(wording.tie.kind)},
+            "kin": None if wording.kin is None else _retrieval(wording.kin),
+            "echo": _retrieval(wording.echo),
+        },
+        "loose_share": found.loose_share,
+    }
+
+
+def _retrieval(found: Retrieval) -> Json:
+    return {**dataclasses.asdict(found), "excess": found.excess}
+
+
+def _course(course: Course) -> Json:
+    return {
+        "sign": course.sign,
+        "sign_in_words": SIGNS[course.sign],
+        "points": [_point(point) for point in course.points],
+        "regimes": [str(regime) for regime in course.regimes],
+        "decline": None if course.information is None else _decline(course.information),
+        "success_decline": None if course.success is None else _decline(course.success),
+        "sentences": list(course.sentences),
+    }
+
+
+def _point(point: Point) -> Json:
+    return {"name": point.window.name, "step": point.window.steps[-1], "value": point.value, "low": point.low, "high": point.high}
+
+
+def _decline(decline: Decline) -> Json:
+    return {part: _point(getattr(decline, part)) for part in ("best", "last_good", "began", "end")}
+
+
+def _alarm(alarm: Alarm) -> Json:
+    return {
+        "name": str(alarm.name),
+        "severity": str(alarm.severity),
+        "began": alarm.began,
+        "evidence": [str(item) for item in alarm.evidence],
+        "cause": alarm.cause,
+        "remedy": alarm.remedy,
+    }
+
+
+def _templates(found: Templates | None) -> Json | None:
+    return None if found is None else dataclasses.asdict(found)
+
+
+def _shown_windows(found: Audit) -> list[WindowAudit]:
+    """The first and the last that were measured: what it was and what it has become."""
+    measured = [window for window in found.windows if window.measurement is not None]
+    return measured[:1] if len(measured) == 1 else [measured[0], measured[-1]]
+
+
+def _samples(window: WindowAudit) -> Json:
+    """A few reasonings of a few prompts: the first of the seeded sample, not chosen by hand."""
+    pairs = window.pairs
+    shown = []
+    for column in range(min(SAMPLE_PROMPTS, len(pairs.prompts))):
+        rows = [row for row, source in enumerate(pairs.source) if source == column][:SAMPLE_REASONINGS]
+        reasonings = [
+            {"text": pairs.texts[row][:SAMPLE_CHARS], "reward": pairs.drawn[row].reward, "where": pairs.drawn[row].where} for row in rows
+        ]
+        shown.append({"prompt": pairs.prompt_texts[column][-SAMPLE_CHARS:], "reasonings": reasonings})
+    return {"name": window.window.name, "prompts": shown}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

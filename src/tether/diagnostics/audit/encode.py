@@ -1,0 +1,204 @@
+"""From sampled rollouts to token ids: x and z of each, columns of equal x, and what had to be done on the way.
+
+Ids of the file count where it has them, and must then be the model's own: an id outside its vocabulary, or ids that decode to something
+else than the text beside them, end the audit with a clear line. Everything else is tokenised here, x and z apart from each other, so that
+the border lies where the reader put it. A prompt longer than the model can see loses its beginning, a long reasoning its end; both are
+counted.
+
+What a response says before its reasoning is part of x. Where the members of a group say different things there, the most common one stands
+for all of them: a column is a prompt, not a way to begin.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from tether.core.errors import BadInput
+from tether.core.grammar import THINK_OPEN
+from tether.diagnostics.audit.sample import Drawn
+
+REASONING_TOKENS = 1024
+"""Of a reasoning at most so many tokens are scored, its beginning."""
+SHOWN = 40
+FOREIGN_SHARE = 0.5
+"""Ids are called foreign where more than this share of the reasonings that can be compared decode to another text."""
+
+BORDER_CHARS = 16
+"""So much of the text's end may be missing from its ids: the token that joins it with the closing tag."""
+
+Ids = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Reasonings and the prompts they answer, as ids and as text. `source[n]` is the column of reasoning n."""
+
+    prompts: list[Ids] = field(default_factory=list)
+    prompt_texts: list[str] = field(default_factory=list)
+    reasonings: list[Ids] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Encoder:
+    """Turns samples into pairs for one model; the counters grow over all calls."""
+
+    tokenizer: Any
+    """A Hugging Face tokenizer."""
+    vocabulary: int
+    """Ids from here on are not the model's."""
+    positions: int | None
+    """Tokens the model can see; None where it has no limit of its own."""
+    num_prompts_cut: int = 0
+    num_reasonings_cut: int = 0
+    num_leads_replaced: int = 0
+    num_repeats: int = 0
+    num_from_ids: int = 0
+    num_from_text: int = 0
+    _added: Ids = ()
+    _checked: int = 0
+    _foreign: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        start = list(self.tokenizer.encode("", add_special_tokens=True))
+        self._added = tuple(start) if start == [self.tokenizer.bos_token_id] else ()
+
+    def pairs(self, drawn: Sequence[Drawn]) -> Pairs:
+        """The pairs of one window."""
+        pairs = Pairs()
+        columns: dict[Ids, int] = {}
+        leads = _common_leads(drawn)
+        seen: dict[tuple[int, str], Any] = {}
+        thoughts = [self._reasoning(member) for member in drawn]
+        longest = max((len(ids) for ids, _ in thoughts), default=0)
+        for member, (reasoning, text) in zip(drawn, thoughts, strict=True):
+            lead = leads[member.step, member.group]
+            prompt = self._prompt(member, lead, longest)
+            column = columns.get(prompt, len(columns))
+            if seen.setdefault((column, text), member.step) != member.step:
+                self.num_repeats += 1  # a batch that was written again in a later step, not a second sample
+                continue
+            if column == len(columns):
+                columns[prompt] = column
+                pairs.prompts.append(prompt)
+                pairs.prompt_texts.append(self._decoded(prompt))
+            self.num_leads_replaced += lead != member.lead
+            pairs.reasonings.append(reasoning)
+            pairs.texts.append(text)
+            pairs.source.append(column)
+            pairs.drawn.append(member)
+        self._check_foreign()
+        return pairs
+
+    def notes(self) -> list[str]:
+        """What a reader of the result should know."""
+        total = self.num_from_ids + self.num_from_text
+        told = [
+            (self.num_from_text and self.num_from_ids, f"{self.num_from_text} of {total} reasonings had no token ids and were tokenised"),
+            (self.num_prompts_cut, f"{self.num_prompts_cut} of {total} prompts are longer than the model can see and lost their beginning"),
+            (self.num_reasonings_cut, f"of {self.num_reasonings_cut} of {total} reasonings only the beginning was scored"),
+            (
+                self.num_leads_replaced,
+                f"{self.num_leads_replaced} of {total} responses begin otherwise than most of their group before the reasoning; "
+                "the common beginning was taken",
+            ),
+            (self.num_repeats, f"{self.num_repeats} reasonings were repeats of an earlier step's (same prompt, same words) and left out"),
+        ]
+        return [words for holds, words in told if holds]
+
+    def _reasoning(self, member: Drawn) -> tuple[Ids, str]:
+        if member.reasoning_ids is not None:
+            self.num_from_ids += 1
+            ids = tuple(member.reasoning_ids)
+            self._check_vocabulary(ids, member.where)
+            text = self._decoded(ids)
+            if member.reasoning is not None:
+                self._compare(text, member)
+        else:
+            self.num_from_text += 1
+            text = member.reasoning or ""
+            ids = self._encoded(text)
+        most = min(REASONING_TOKENS, self.positions // 2) if self.positions else REASONING_TOKENS
+        if len(ids) > most:
+            self.num_reasonings_cut += 1
+            ids = ids[:most]
+        return ids, text
+
+    def _prompt(self, member: Drawn, lead: str, longest: int) -> Ids:
+        """x; the room for it is what the longest reasoning of the window leaves, the same for every prompt, so that equal ones stay equal."""
+        if member.prompt_ids is not None:
+            ids = tuple(member.prompt_ids)
+            self._check_vocabulary(ids, member.where)
+            tail = _opened(lead, member.think_implied and not lead, "" if lead else self._decoded(ids[-8:]))
+            ids += self._encoded(tail) if tail else ()
+        else:
+            text = self._rendered(member.messages) if member.messages is not None else member.prompt or ""
+            ids = self._encoded(text + _opened(lead, member.think_implied, text + lead))
+            if self._added and ids[:1] != self._added:
+                ids = self._added + ids
+        if self.positions and len(ids) > self.positions - longest:
+            self.num_prompts_cut += 1
+            ids = ids[longest - self.positions :]
+        return ids or self._encoded("\n")
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        if not self.tokenizer.chat_template:
+            return "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages) + "\n\nassistant: "
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            raise BadInput(
+                f"the model's chat template refuses the messages of a prompt ({' '.join(str(error).split())[:120]}); "
+                "use the model that wrote the rollouts, or give prompts as text"
+            ) from error
+
+    def _encoded(self, text: str) -> Ids:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    def _decoded(self, ids: Ids) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _check_vocabulary(self, ids: Ids, where: str) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
+            worst = max(ids) if min(ids) >= 0 else min(ids)
+            raise BadInput(
+                f"{where}: tokens do not fit the model's tokenizer: id {worst}, but the model knows ids from 0 to {self.vocabulary - 1}; "
+                "give --model the model that wrote the rollouts"
+            )
+
+    def _compare(self, decoded: str, member: Drawn) -> None:
+        self._checked += 1
+        ours, theirs = "".join(decoded.split()), "".join((member.reasoning or "").split())
+        both = min(len(ours), len(theirs))  # the span of ids may end a token before the text, and of a long text only a part is kept
+        if ours[:both] != theirs[:both] or len(ours) + BORDER_CHARS < len(theirs):
+            self._foreign.append((member.where, decoded, member.reasoning or ""))
+
+    def _check_foreign(self) -> None:
+        if self._checked and len(self._foreign) > FOREIGN_SHARE * self._checked:
+            where, decoded, written = self._foreign[0]
+            raise BadInput(
+                f"{where}: tokens do not fit the model's tokenizer: they decode to {_shown(decoded)}, the text beside them is "
+                f"{_shown(written)}; give --model the model that wrote the rollouts"
+            )
+
+
+def _common_leads(drawn: Sequence[Drawn]) -> dict[tuple[Any, Any], str]:
+    leads: dict[tuple[Any, Any], Counter[str]] = {}
+    for member in drawn:
+        leads.setdefault((member.step, member.group), Counter())[member.lead] += 1
+    return {group: min(counts, key=lambda lead: (-counts[lead], lead)) for group, counts in leads.items()}
+
+
+def _opened(lead: str, implied: bool, before: str) -> str:
+    """What follows the prompt up to the reasoning: the lead, and the think tag where it is implied and not yet there."""
+    return lead + THINK_OPEN if implied and not before.rstrip().endswith(THINK_OPEN) else lead
+
+
+def _shown(text: str) -> str:
+    short = " ".join(text.split())
+    return repr(short if len(short) <= SHOWN else short[: SHOWN - 1] + "…")

@@ -1,0 +1,97 @@
+"""One window, measured: pairs to cross-scores, to information, to wording and templates.
+
+Beside the proxies of the paper stands one more number, the adjusted retrieval: a scorer that did not write the text may find any text
+likelier under some prompts than under others, and the argmax of a row then shows the prompt's own liking instead of the reasoning's. What a
+prompt gives to the average reasoning, per token, is taken away first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tether.core.errors import BadInput
+from tether.diagnostics.audit.encode import Pairs
+from tether.diagnostics.audit.wording import Retrieval, Wording, measure_wording
+from tether.diagnostics.cross_score import cross_score
+from tether.diagnostics.information import Information, measure_information
+from tether.diagnostics.templates import SlotKind, Templates, find_templates
+
+PROMPTS_PER_CALL = 8
+"""Columns that are scored between two moves of the progress bar."""
+PERMUTATIONS = 1000
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Everything that was found about the reasonings of one window."""
+
+    num_prompts: int
+    num_reasonings: int
+    most_samples: int
+    """Reasonings of the prompt that has most."""
+    mean_tokens: float
+    information: Information
+    adjusted: Retrieval
+    """By scores from which each prompt's liking of any text is taken away; its p-value is mi_p_value."""
+    wording: Wording
+    templates: Templates | None
+    """None where no reasoning holds a word."""
+    loose_share: float
+    """Share of the reasonings that follow a template in which nothing follows the prompt; 0 where the prompt decides which one."""
+
+
+def measure(pairs: Pairs, scorer: object, *, bootstrap: int, seed: int, advance: Advance) -> Measurement:
+    """Measure pairs of two prompts or more; `advance` is called with the number of prompts scored since."""
+    blocks = []
+    for start in range(0, len(pairs.prompts), PROMPTS_PER_CALL):
+        prompts = pairs.prompts[start : start + PROMPTS_PER_CALL]
+        blocks.append(cross_score(scorer, prompts, pairs.reasonings))
+        advance(len(prompts))
+    scores = np.concatenate(blocks, axis=1)
+    if not np.isfinite(scores).all():
+        raise BadInput(
+            f"the model gives {int((~np.isfinite(scores)).sum())} of {scores.size} log-probs that are not finite; its weights or its "
+            "number format cannot score this text, use another model"
+        )
+    lengths = np.array([len(reasoning) for reasoning in pairs.reasonings], dtype=np.float64)
+    own = np.asarray(pairs.source, dtype=np.int64)
+    templates = _templates(pairs)
+    information = measure_information(scores, lengths, own, bootstrap=bootstrap, permutations=PERMUTATIONS, seed=seed)
+    return Measurement(
+        num_prompts=len(pairs.prompts),
+        num_reasonings=len(pairs.reasonings),
+        most_samples=int(np.bincount(own).max()),
+        mean_tokens=float(lengths.mean()),
+        information=information,
+        adjusted=_adjusted(scores / lengths[:, None], own, information, bootstrap, seed),
+        wording=measure_wording(pairs.texts, pairs.source, pairs.prompt_texts, bootstrap=bootstrap, seed=seed),
+        templates=templates,
+        loose_share=0.0 if templates is None else loose_share(templates),
+    )
+
+
+def _adjusted(per_token: Floats, own: Ints, information: Information, bootstrap: int, seed: int) -> Retrieval:
+    centred = np.round(per_token - per_token.mean(axis=0), 12)  # equal scores must stay equal
+    found = measure_information(centred, np.ones(len(own)), own, recall_at=(), bootstrap=bootstrap, seed=seed)
+    interval = found.intervals.get("retrieval_acc", (0.0, 1.0))
+    return Retrieval(found.retrieval_acc, interval, found.chance, 1.0 if information.mi_p_value is None else information.mi_p_value)
+
+
+def _templates(pairs: Pairs) -> Templates | None:
+    try:
+        return find_templates(pairs.texts, pairs.source)
+    except BadInput:  # no word in any reasoning, or all words under one prompt: signs only
+        return None
+
+
+def loose_share(templates: Templates) -> float:
+    """Share of the traces in templates whose slots are all noise; which of them is used must be noise as well."""
+    if templates.choice.kind is SlotKind.TIED:
+        return 0.0
+    return sum(template.share for template in templates.templates if all(slot.tie.kind is SlotKind.NOISE for slot in template.slots))

@@ -1,0 +1,81 @@
+"""The model that scores an audit: any name `load_model` takes, a run folder, or the address of an OpenAI-compatible server."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tether.core.errors import BadInput
+from tether.runs.store import RunStore
+
+ANY_ID = 2**31
+"""A server does not say how many ids it knows, and refuses those it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A scorer with its words."""
+
+    name: str
+    scorer: Any
+    """Something cross_score takes."""
+    tokenizer: Any
+    vocabulary: int
+    positions: int | None
+    """Tokens it can see; None where it does not say."""
+    precision: str
+
+
+def is_server(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+def resolve_model(name: str) -> tuple[str, str | None]:
+    """The model behind a name, and in words which one was taken where the name is a run folder: its last checkpoint, else its model."""
+    folder = Path(name)
+    if not (folder / "run.json").is_file():
+        return name, None
+    store = RunStore.open(folder)
+    checkpoints = sorted(store.checkpoints.glob("step_*"))
+    if checkpoints:
+        return str(checkpoints[-1] / "model"), f"scored by the run's last checkpoint, {checkpoints[-1].name}"
+    base = str(store.config().get("model", {}).get("name", ""))
+    if not base:
+        raise BadInput(f"run '{name}' has no checkpoint and names no model; say which one scores it with --model")
+    return base, f"the run has no checkpoint; scored by the model it began with, {base}"
+
+
+def load_judge(name: str, *, tokenizer: str | None = None, device: str | None = None) -> Judge:
+    """Load the model; `tokenizer` names the words of a server, which does not hand out its own."""
+    if is_server(name):
+        return _server(name, tokenizer, device)
+    if tokenizer is not None:
+        raise BadInput(f"--tokenizer is for servers, and '{name}' is none: a model here has its own; leave it out")
+    from tether.models.decoder import max_positions
+    from tether.models.load import load_model
+    from tether.models.scorer import PrefixScorer
+
+    loaded = load_model(name, device=device)
+    positions = max_positions(loaded.model)
+    scorer = PrefixScorer(loaded.model)
+    return Judge(name, scorer, loaded.tokenizer, scorer.vocabulary_size, positions if positions < ANY_ID else None, scorer.precision)
+
+
+def _server(name: str, tokenizer: str | None, device: str | None) -> Judge:
+    if tokenizer is None:
+        raise BadInput(f"'{name}' is a server, which does not hand out its tokenizer; name the model's with --tokenizer")
+    from transformers import AutoTokenizer
+
+    from tether.models.catalog import check_name, smollm2_folder, tiny_folder
+    from tether.models.load import complete_tokenizer
+    from tether.models.scorers import make_scorer
+
+    check_name(tokenizer)
+    place = str(tiny_folder() if tokenizer == "tiny" else smollm2_folder() if tokenizer == "smollm2" else tokenizer)
+    try:
+        words = AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"no tokenizer can be had from '{tokenizer}': {' '.join(str(error).split())[:120]}; give a folder or an id"
+        ) from error
+    complete_tokenizer(words)
+    return Judge(name, make_scorer(name, device=device).scorer, words, ANY_ID, None, "the server's")

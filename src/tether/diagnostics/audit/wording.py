@@ -1,0 +1,186 @@
+"""What the words alone say, without any model: does the wording follow the prompt, and is there any variety in it?
+
+A model that scores another's text may be too weak to see what it depends on. Four facts need no model:
+
+- agreement: how alike two reasonings of one prompt are (cosine of word counts). Near 1 there is one fixed text.
+- tie: how much more reasonings of one prompt agree than those of different prompts, 1 where the prompt decides the text (`templates.ties`).
+- kin: whether a reasoning is more like the other reasonings of its own prompt than like those of any other: retrieval by likeness.
+  Where a part of the reasonings ignores its prompt, it is that part which fails.
+- echo: whether a reasoning takes up words that its own prompt holds and others do not: retrieval by shared words. It needs no second
+  reasoning of a prompt, but sees only words that are repeated.
+
+Words that most reasonings hold are left out of the last three. All three are tested by shuffling which prompt a reasoning belongs to.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tether.core.seeding import generator
+from tether.diagnostics.information import measure_information, own_in_top
+from tether.diagnostics.templates import Tie
+from tether.diagnostics.templates.corpus import TOKEN
+from tether.diagnostics.templates.ties import measure_tie
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Words = tuple[str, ...]
+
+COMMON_SHARE = 0.5
+"""A word that more than this share of the reasonings hold says nothing about which prompt they answer."""
+SHUFFLES = 499
+DECIMALS = 9
+"""Scores are rounded, so that equals stay equal and share their ties."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """How often the own prompt is found among all."""
+
+    accuracy: float
+    interval: tuple[float, float]
+    """95%, over prompts."""
+    chance: float
+    p_value: float
+
+    @property
+    def excess(self) -> float:
+        """How far of the way from chance to certainty."""
+        return (self.accuracy - self.chance) / (1 - self.chance)
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """The facts of one window."""
+
+    num_distinct: int
+    """Different reasonings."""
+    top_share: float
+    """Share of the most common one."""
+    agreement: float
+    """Mean likeness of two reasonings of one prompt; of any two where no prompt has two."""
+    tie: Tie
+    kin: Retrieval | None
+    """None where no prompt has two reasonings."""
+    echo: Retrieval
+
+
+@dataclass(frozen=True, slots=True)
+class _Resampling:
+    num_prompts: int
+    bootstrap: int
+    seed: int
+
+
+def measure_wording(texts: Sequence[str], source: Sequence[int], prompts: Sequence[str], *, bootstrap: int = 0, seed: int = 0) -> Wording:
+    """The facts about reasonings (`texts`), each an answer to prompt number `source`, of two prompts or more.
+
+    Args:
+        bootstrap: resamples for the intervals; without, they reach from 0 to 1.
+        seed: of the resampling.
+    """
+    words = [tuple(TOKEN.findall(text.casefold())) for text in texts]
+    counts = Counter(words)
+    own = np.asarray(source, dtype=np.int64)
+    uncommon = _uncommon(words)
+    resampling = _Resampling(len(prompts), bootstrap, seed)
+    return Wording(
+        num_distinct=len(counts),
+        top_share=max(counts.values()) / len(words),
+        agreement=_agreement(words, own),
+        tie=measure_tie(uncommon, own),
+        kin=_kin(uncommon, own, resampling),
+        echo=_echo(words, own, prompts, resampling),
+    )
+
+
+def _uncommon(words: Sequence[Words]) -> list[Words]:
+    held = Counter(word for reasoning in words for word in set(reasoning))
+    common = {word for word, count in held.items() if count > COMMON_SHARE * len(words)}
+    return [tuple(word for word in reasoning if word not in common) for reasoning in words]
+
+
+def _agreement(words: Sequence[Words], own: Ints) -> float:
+    likeness = _likeness(words)
+    alike = own[:, None] == own[None, :]
+    np.fill_diagonal(alike, False)
+    if not alike.any():
+        alike = ~np.eye(len(own), dtype=bool)
+    return float(likeness[alike].mean()) if alike.any() else 1.0
+
+
+def _likeness(words: Sequence[Words], weights: dict[str, float] | None = None) -> Floats:
+    """[N, N] cosines of word counts; texts without a word are like each other and nothing else."""
+    number = {word: column for column, word in enumerate(sorted({word for reasoning in words for word in reasoning}), 1)}
+    counts = np.zeros((len(words), len(number) + 1))
+    for row, reasoning in enumerate(words):
+        counts[row, 0] = not reasoning
+        for word, count in Counter(reasoning).items():
+            counts[row, number[word]] = count * (weights[word] if weights else 1.0)
+    counts /= np.linalg.norm(counts, axis=1, keepdims=True)
+    likeness: Floats = counts @ counts.T
+    return likeness
+
+
+def _kin(words: Sequence[Words], own: Ints, resampling: _Resampling) -> Retrieval | None:
+    """Retrieval by mean likeness with the other reasonings of a prompt, rare words counting more."""
+    num_prompts = resampling.num_prompts
+    sizes = np.bincount(own, minlength=num_prompts)
+    if sizes.max() < 2:
+        return None
+    held = Counter(word for reasoning in words for word in set(reasoning))
+    likeness = _likeness(words, {word: 1 + float(np.log(len(words) / count)) for word, count in held.items()})
+    np.fill_diagonal(likeness, 0.0)
+    rows = np.flatnonzero(sizes[own] > 1)  # an only child has no kin
+
+    def scores(labels: Ints) -> Floats:
+        member_NP = np.zeros((len(labels), num_prompts))
+        member_NP[np.arange(len(labels)), labels] = 1.0
+        others_NP = np.maximum(sizes[None, :] - member_NP, 1.0)
+        return np.round((likeness @ member_NP) / others_NP, DECIMALS)
+
+    return _tested(scores, own, rows, resampling)
+
+
+def _echo(words: Sequence[Words], own: Ints, prompts: Sequence[str], resampling: _Resampling) -> Retrieval:
+    """Retrieval by the words of a reasoning that a prompt holds, each weighed by how few prompts hold it."""
+    asked = [set(TOKEN.findall(prompt.casefold())) for prompt in prompts]
+    held = Counter(word for prompt in asked for word in prompt)
+    rare = {word: column for column, word in enumerate(sorted(word for word in held if held[word] < len(prompts)))}
+    weight = np.array([np.log(len(prompts) / held[word]) for word in rare])
+    prompt_PW = np.zeros((len(prompts), len(rare)))
+    for row, prompt in enumerate(asked):
+        prompt_PW[row, [rare[word] for word in prompt if word in rare]] = 1.0
+    shared_NP = np.zeros((len(words), len(prompts)))
+    for row, reasoning in enumerate(words):
+        columns = [rare[word] for word in set(reasoning) if word in rare]
+        shared_NP[row] = prompt_PW[:, columns] @ weight[columns]
+    norm_P = np.sqrt((prompt_PW * weight**2).sum(axis=1))
+    shared_NP /= np.where(norm_P > 0, norm_P, 1.0)  # a long prompt shares words with everything
+    centred = np.round(shared_NP - shared_NP.mean(axis=0), DECIMALS)  # what a prompt shares with any reasoning is no sign
+    return _tested(lambda labels: centred, own, np.arange(len(own)), resampling)
+
+
+def _tested(scores: Callable[[Ints], Floats], own: Ints, rows: Ints, resampling: _Resampling) -> Retrieval:
+    """Retrieval accuracy of these rows, with a permutation p-value.
+
+    Two statistics are tested and the smaller p-value doubled: the mean score of the own prompt sees a little in every reasoning, the accuracy
+    sees much in a few of them.
+    """
+    rng = generator("audit wording", resampling.seed)
+
+    def statistics(labels: Ints) -> Floats:
+        found = scores(labels)[rows]
+        mine = labels[rows]
+        return np.array([found[np.arange(len(rows)), mine].mean(), own_in_top(found, mine, 1).mean()])
+
+    observed = statistics(own)
+    hits = sum((statistics(rng.permutation(own)) >= observed - 10.0**-DECIMALS).astype(np.int64) for _ in range(SHUFFLES))
+    p_value = min(1.0, 2 * (1 + int(np.min(hits))) / (1 + SHUFFLES))
+    found = measure_information(
+        scores(own)[rows], np.ones(len(rows)), own[rows], recall_at=(), bootstrap=resampling.bootstrap, seed=resampling.seed
+    )
+    return Retrieval(found.retrieval_acc, found.intervals.get("retrieval_acc", (0.0, 1.0)), found.chance, p_value)

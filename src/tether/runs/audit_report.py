@@ -1,0 +1,213 @@
+"""One self-contained HTML page about an audit of rollouts, made from the plain JSON object that `tether diagnose --json` prints.
+
+It reads from the answer down: the verdict with its numbers, the curves over training, the templates with what still varies in them, sample
+reasonings of different prompts side by side, then what was read, dropped and noted. Plotly is inlined, a content-security policy forbids the
+browser to load anything, and all text goes through jinja2's escaping, because model output may hold HTML.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from tether.runs.figures import curve
+from tether.runs.panels import GREY, PALE_ORANGE, Panel, Series, Style
+from tether.runs.schema import StepRecord
+from tether.runs.store import write_whole
+from tether.runs.verdict import Tile, exact_percent, number, percent
+
+Document = Mapping[str, Any]
+
+MARKS = {"tied": "good", "weakly_tied": "unsure", "cannot_be_told": "unsure"}
+"""How a verdict is coloured; the others are bad news."""
+
+EVIDENCE = {
+    "retrieval": ("Retrieval by the model", "the own prompt explains the reasoning best among all prompts"),
+    "adjusted_retrieval": ("Adjusted retrieval", "the same, after what each prompt gives to any text is taken away"),
+    "information": ("Information", "MI-Seq-Est as a share of log P"),
+    "tie": ("Tie", "reasonings of one prompt agree more than those of different prompts; 1: the prompt decides the text"),
+    "kin": ("Likeness", "the reasoning is most like others of its own prompt"),
+    "echo": ("Shared words", "the reasoning takes up words that only its own prompt holds"),
+}
+
+PANELS = (
+    Panel(
+        "dependence",
+        "Dependence on the prompt",
+        "The clearest sign of dependence, as a share of the way from chance to certainty, with its 95% interval. At zero the reasoning says "
+        "nothing about its input.",
+        (Series("sign", "dependence", band=("sign_low", "sign_high")),),
+    ),
+    Panel(
+        "retrieval",
+        "Can the model tell the prompt from the reasoning?",
+        "Share of reasonings that their own prompt explains best. At the dashed line the reasoning says nothing about its input.",
+        (
+            Series("retrieval_acc", "retrieval", band=("retrieval_acc_low", "retrieval_acc_high")),
+            Series("chance", "chance", Style.REFERENCE, GREY),
+        ),
+        percent=True,
+    ),
+    Panel(
+        "information",
+        "Information per reasoning, nats",
+        "MI-Seq-Est under the model that scored; the dashed line is log P, the most it can be. A model that did not write the text may see less.",
+        (
+            Series("mi_seq", "MI", band=("mi_seq_low", "mi_seq_high")),
+            Series("mi_ceiling", "log P", Style.REFERENCE, GREY),
+        ),
+    ),
+    Panel(
+        "entropy",
+        "Diversity of the reasoning, nats per token",
+        "H(Z|X) is variety within one prompt, H(Z) over all prompts. High lines with no gap look healthy and are not.",
+        (
+            Series("h_conditional", "H(Z|X)", band=("h_conditional_low", "h_conditional_high")),
+            Series("h_marginal", "H(Z)", Style.LIGHT, PALE_ORANGE),
+        ),
+    ),
+    Panel(
+        "success",
+        "Success",
+        "Share of episodes solved, with its 95% Wilson interval. Dependence on the input often falls before it does.",
+        (Series("success", "success", band=("success_low", "success_high")),),
+        percent=True,
+    ),
+    Panel(
+        "reward_variance",
+        "Reward variance within a prompt",
+        "The mean over prompts: what policy gradients learn from. Near zero the regularisers steer.",
+        (Series("rv_mean", "mean"),),
+    ),
+    Panel("length", "Tokens per reasoning", "Of those that were scored.", (Series("reasoning_tokens", "tokens"),)),
+    Panel(
+        "empty",
+        "Responses without reasoning",
+        "Share of the responses in scope that hold none, or never close it.",
+        (Series("empty", "empty"),),
+        percent=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditChart:
+    """A figure with its words."""
+
+    title: str
+    reading: str
+    html: Markup
+
+
+def write_audit_report(document: Document, out: Path) -> Path:
+    """Write the page and return its path."""
+    last = next(window for window in document["windows"] if window["name"] == document["verdict_step"])
+    page = _template().render(
+        document=document,
+        last=last,
+        mark=MARKS.get(document["verdict"]["code"], "bad"),
+        tiles=_tiles(last),
+        evidence=[(*EVIDENCE[item["name"]], item) for item in document["verdict"]["evidence"]],
+        charts=_charts(document),
+        plotly_js=Markup(get_plotlyjs()),
+    )
+    write_whole(out, page)
+    return out
+
+
+def _template() -> jinja2.Template:
+    source = resources.files("tether.runs").joinpath("audit_template.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["percent"] = percent
+    environment.filters["number"] = number
+    return environment.from_string(source)
+
+
+def _tiles(window: Document) -> list[Tile]:
+    measured = window["measured"]
+    information, wording = measured["information"], measured["wording"]
+    ends = information["intervals"]
+    retrieval = ends.get("retrieval_acc", (0.0, 1.0))
+    mi = ends.get("mi_seq", (0.0, information["mi_ceiling"]))
+    rewards = window["rewards"]
+    tiles = [
+        Tile(
+            "Retrieval accuracy",
+            exact_percent(information["retrieval_acc"]),
+            f"{percent(retrieval[0])} to {percent(retrieval[1])}; {exact_percent(information['chance'])} is chance",
+        ),
+        Tile(
+            "Information (MI), nats",
+            number(information["mi_seq"]),
+            f"{number(mi[0])} to {number(mi[1])}; at most {number(information['mi_ceiling'])}",
+        ),
+        Tile("Diversity H(Z|X), nats", number(information["h_conditional"]), "per token, under the model that scored"),
+        Tile(
+            "Different reasonings",
+            str(wording["distinct"]),
+            f"of {measured['reasonings']}; the most common is {percent(wording['top_share'])}",
+        ),
+        Tile("Scored", f"{measured['reasonings']} × {measured['prompts']}", "reasonings under every prompt"),
+        Tile(
+            "Without reasoning",
+            percent(window["empty"] / window["in_scope"]) if window["in_scope"] else "—",
+            f"of {window['in_scope']} responses",
+        ),
+    ]
+    if rewards is not None:
+        ratio = "no prompt varies" if rewards["rv_ratio"] is None else f"std / mean over prompts {number(rewards['rv_ratio'])}"
+        tiles.append(
+            Tile("Reward variance", number(rewards["rv_mean"]), f"zero in {percent(rewards['zero_share'])} of the prompts; {ratio}")
+        )
+    if window["success"] is not None:
+        low, high = window["success_interval"]
+        tiles.append(Tile("Success", percent(window["success"]), f"{percent(low)} to {percent(high)}"))
+    return tiles
+
+
+def _charts(document: Document) -> list[AuditChart]:
+    """The curves; none where the rollouts are of one window."""
+    records = _records(document)
+    if len(records) < 2:
+        return []
+    charts = []
+    for panel in PANELS:
+        figure = curve(panel, {"audit": records})
+        if figure is not None:
+            html = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False}, div_id=f"chart-{panel.key}")
+            charts.append(AuditChart(panel.title, panel.reading, Markup(html)))  # plotly escapes what it puts into its script
+    return charts
+
+
+def _records(document: Document) -> list[StepRecord]:
+    points = {point["name"]: point for point in (document["course"] or {"points": []})["points"]}
+    records = []
+    for window in document["windows"]:
+        values: dict[str, float | None] = {"success": window["success"], "rv_mean": (window["rewards"] or {}).get("rv_mean")}
+        if window["in_scope"]:
+            values["empty"] = window["empty"] / window["in_scope"]
+        if window["success_interval"] is not None:
+            values["success_low"], values["success_high"] = window["success_interval"]
+        if (measured := window["measured"]) is not None:
+            information = measured["information"]
+            values |= {
+                name: information[name] for name in ("retrieval_acc", "chance", "mi_seq", "mi_ceiling", "h_conditional", "h_marginal")
+            }
+            values["reasoning_tokens"] = measured["reasoning_tokens"]
+            for name, ends in information["intervals"].items():
+                values[f"{name}_low"], values[f"{name}_high"] = ends
+        if (point := points.get(window["name"])) is not None:
+            values |= {"sign": point["value"], "sign_low": point["low"], "sign_high": point["high"]}
+        records.append(StepRecord(window["step"] or 0, {name: value for name, value in values.items() if value is not None}))
+    return records
+
+
+def slot_words(slots: Sequence[Document]) -> str:
+    """How many slots of a template are tied, noise or unknown. Example: "2 tied, 1 noise"; empty without slots."""
+    kinds = [str(slot["tie"]["kind"]) for slot in slots]
+    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("tied", "noise", "unknown") if kind in kinds)

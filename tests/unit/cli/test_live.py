@@ -1,0 +1,49 @@
+"""The live view says how many alarms stand, in red, and prints notes as they are."""
+
+import io
+
+from rich.console import Console
+
+from tether.cli.live import LiveView
+from tether.runs.schema import StepRecord
+
+RED = "\x1b[1;31m"
+
+
+def shown(*records: StepRecord, terminal: bool = False) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=100, color_system="standard" if terminal else None, legacy_windows=False)
+    view = LiveView(console, 9)
+    with view.showing():
+        for record in records:
+            view.record(record)
+    return file.getvalue()
+
+
+def test_the_line_of_a_step_ends_with_the_alarms_that_stand() -> None:
+    alarmed = {"rollout/success": 0.5, "alarms/critical": 1.0, "alarms/warning": 2.0}
+    assert (
+        shown(StepRecord(3, alarmed, "template collapse")) == "step 3/9  success 50%  [template collapse]  alarms: 1 critical, 2 warning\n"
+    )
+    assert shown(StepRecord(3, {"alarms/critical": 0.0, "alarms/warning": 1.0})) == "step 3/9    alarms: 1 warning\n"
+    for quiet in ({"rollout/success": 0.5}, {"rollout/success": 0.5, "alarms/critical": 0.0, "alarms/warning": 0.0}):
+        assert shown(StepRecord(3, quiet)) == "step 3/9  success 50%\n"
+
+
+def test_on_a_terminal_the_title_counts_alarms_in_red() -> None:
+    text = shown(StepRecord(1, {"alarms/critical": 2.0}, "diverse reasoning"), terminal=True)
+    assert "alarms: 2 critical" in text and any(RED in line and "alarms: 2 critical" in line for line in text.splitlines())
+
+
+def test_alarms_that_no_longer_stand_are_no_longer_counted() -> None:
+    first, second = shown(StepRecord(1, {"alarms/critical": 2.0}), StepRecord(2, {"alarms/critical": 0.0})).splitlines()
+    assert "alarms: 2 critical" in first and "alarms" not in second
+
+
+def test_notes_are_printed_whole_and_as_they_are() -> None:
+    note = "critical: x since step 2: " + "long " * 30 + "[/odd] [red]brackets[/red]"
+    first, second = shown(StepRecord(2, {}, None, [note])).splitlines()
+    assert first == f"step 2: {note}" and second.startswith("step 2/9")
+    coloured = shown(StepRecord(2, {}, None, ["critical: x", "an ordinary note"]), terminal=True).splitlines()
+    assert any(RED in line and "step 2: critical: x" in line for line in coloured)
+    assert any("\x1b[33m" in line and "an ordinary note" in line for line in coloured)

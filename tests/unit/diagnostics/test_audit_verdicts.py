@@ -1,0 +1,273 @@
+"""Verdicts on rollouts whose kind is known, because they are generated: prompts of real environments, reasonings that do or do not depend on
+them. A scorer that knows nothing makes the model-free evidence stand alone; the embedded model scores a few.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tether import make_env
+from tether.core.errors import BadInput
+from tether.core.seeding import generator
+from tether.diagnostics.audit import Audit, AuditOptions, Judge, audit, collect, load_judge, to_document
+from tether.diagnostics.audit.verdict import VerdictCode
+from tether.diagnostics.rollouts import open_rollouts
+
+Rng = np.random.Generator
+Write = Callable[[str, Rng], str]
+
+WAYS = ("Left", "Down", "Right", "Up")
+OPENINGS = ("Okay.", "Let me see.", "Hmm.", "First,", "Right,", "So,", "Well,", "Now,")
+LOOKS = ("careful", "simple", "quick", "clever", "safe", "direct", "patient", "bold")
+STEPS = ("check the options", "look at the state", "weigh the risks", "plan ahead", "try the best move", "think twice", "compare ways")
+GENERIC = (
+    "I should think step by step.", "This needs some care.", "Let me consider what is asked.", "There may be a simple way.",
+    "I will check the result at the end.", "It is best not to rush.", "One idea is to start from the end.", "Another idea is to guess.",
+    "I have seen something like this before.", "The rules matter here.", "Let me write down what I know.", "That looks right to me.",
+    "I can also try the opposite.", "A good plan saves time.", "The answer must have the right form.", "I am fairly sure now.",
+)  # fmt: skip
+
+
+def env_prompts(env: str, count: int) -> list[str]:
+    played = make_env(env)
+    return [f"{played.instructions}\n\n{played.reset(1000 + index).text}" for index in range(count)]
+
+
+def near_alike(count: int) -> list[str]:
+    """Prompts that differ in one number."""
+    return [re.sub(r"Target: \d+", f"Target: {20 + index}", env_prompts("countdown", 1)[0]) for index in range(count)]
+
+
+def _pick(rng: Rng, options: Any) -> Any:
+    return options[int(rng.integers(len(options)))]
+
+
+def sums(prompt: str, rng: Rng) -> str:
+    """Tied: tries the numbers of the prompt in an order of its own."""
+    found = re.search(r"Target: (\d+), nums: \[(.*)\]", prompt)
+    assert found is not None
+    target, listed = found.groups()
+    numbers = [int(part) for part in listed.split(",")]
+    tries = []
+    for _ in range(int(rng.integers(2, 4))):
+        a, b = (numbers[index] for index in rng.permutation(len(numbers))[:2])
+        sign, value = _pick(rng, (("+", a + b), ("-", a - b)))
+        tries.append(f"{a} {sign} {b} = {value}")
+    return f"{_pick(rng, OPENINGS)} I need {target}. {_pick(rng, ('Try', 'Take', 'Maybe'))} {', then '.join(tries)}. {_pick(rng, GENERIC)}"
+
+
+def places(prompt: str, rng: Rng) -> str:
+    """Tied without a shared word: where the player and the goal stand on a drawn board."""
+    rows = [row for row in prompt.splitlines() if row and set(row) <= set("P_OG#")]
+    found = {sign: (y, row.index(sign)) for y, row in enumerate(rows) for sign in "PG" if sign in row}
+    (y, x), (gy, gx) = found["P"], found["G"]
+    ways = [way for way, wanted in (("Up", gy < y), ("Down", gy > y), ("Left", gx < x), ("Right", gx > x)) if wanted]
+    return f"{_pick(rng, OPENINGS)} I am at ({y},{x}), goal at ({gy},{gx}). {_pick(rng, ('So', 'It is', 'I go'))} {_pick(rng, ways)}."
+
+
+def terse(prompt: str, rng: Rng) -> str:
+    """Tied and compressed: a few words that the prompt decides."""
+    return re.sub(r"^\S+ ", "", places(prompt, generator("fixed"))).partition("goal")[0]
+
+
+def topical(prompt: str, rng: Rng) -> str:
+    """Tied: takes up words of the question among generic ones."""
+    words = re.findall(r"\w+", prompt.splitlines()[-1])
+    start = int(rng.integers(0, max(1, len(words) - 4)))
+    return f"{_pick(rng, GENERIC)} {_pick(rng, OPENINGS)} {' '.join(words[start : start + 5])}. {_pick(rng, GENERIC)}"
+
+
+def copied(prompt: str, rng: Rng) -> str:
+    """Tied: the question again, and nothing else."""
+    return prompt.splitlines()[-1]
+
+
+def slots(prompt: str, rng: Rng) -> str:
+    """Collapsed: a skeleton with noise in its slots."""
+    return f"I take a {_pick(rng, LOOKS)} approach. First I {_pick(rng, STEPS)}, then I {_pick(rng, STEPS)}. So I go {_pick(rng, WAYS)}."
+
+
+def invented(prompt: str, rng: Rng) -> str:
+    """Collapsed: numbers that nobody gave."""
+    a, b = (int(value) for value in rng.integers(2, 90, 2))
+    return f"Let me try {a} + {b} = {a + b}. That is {_pick(rng, LOOKS)}, so I {_pick(rng, STEPS)} and use {b}."
+
+
+def chatter(prompt: str, rng: Rng) -> str:
+    """Collapsed without a skeleton: sentences that fit everywhere, in any order."""
+    return " ".join(GENERIC[index] for index in rng.permutation(len(GENERIC))[: int(rng.integers(3, 7))])
+
+
+def guess(prompt: str, rng: Rng) -> str:
+    """Collapsed and short."""
+    return f"I go {_pick(rng, WAYS)}."
+
+
+def fixed(prompt: str, rng: Rng) -> str:
+    """Low entropy: one text, now and then with another ending."""
+    return "I think about it step by step and then I answer." + (" Done." if rng.random() < 0.05 else "")
+
+
+def half(tied: Write, loose: Write) -> Write:
+    return lambda prompt, rng: tied(prompt, rng) if rng.random() < 0.5 else loose(prompt, rng)
+
+
+def records(prompts: list[str], write: Write, samples: int, *, step: int | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Generic records, rewards at random."""
+    rng = generator("made rollouts", seed, write.__name__, str(step))
+    for prompt in prompts:
+        for _ in range(samples):
+            record = {"prompt": prompt, "response": f"<think>{write(prompt, rng)}</think> <answer> 1 </answer>"}
+            success = bool(rng.random() < 0.4)
+            yield {**record, "reward": float(success), "success": success} | ({} if step is None else {"step": step})
+
+
+def write_records(path: Path, made: Any) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in made), encoding="utf-8")
+    return path
+
+
+class Ignorant:
+    """A scorer that finds every text equally likely under every prompt."""
+
+    def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
+        return -2.0 * len(reasoning)
+
+
+@pytest.fixture(scope="module")
+def tiny_judge() -> Judge:
+    return load_judge("tiny", device="cpu")
+
+
+@pytest.fixture
+def blind(tiny_judge: Judge) -> Judge:
+    return dataclasses.replace(tiny_judge, scorer=Ignorant())
+
+
+def _audited(path: Path, judge: Judge, **options: Any) -> Audit:
+    chosen = AuditOptions(**{"bootstrap": 200, **options})
+    return audit(collect(open_rollouts(path), chosen), judge, chosen)
+
+
+TIED, WEAK = VerdictCode.TIED, VerdictCode.WEAKLY_TIED
+TEMPLATE, FIXED = VerdictCode.TEMPLATE_COLLAPSE, VerdictCode.LOW_ENTROPY_COLLAPSE
+CASES = [
+    ("countdown", sums, TIED),
+    ("near alike", sums, TIED),
+    ("frozen_lake", places, TIED),
+    ("frozen_lake", terse, TIED),
+    ("metamathqa", topical, TIED),
+    ("searchqa", topical, TIED),
+    ("searchqa", copied, TIED),
+    ("frozen_lake", slots, TEMPLATE),
+    ("metamathqa", slots, TEMPLATE),
+    ("countdown", invented, TEMPLATE),
+    ("near alike", invented, TEMPLATE),
+    ("searchqa", chatter, TEMPLATE),
+    ("sokoban", guess, TEMPLATE),
+    ("metamathqa", fixed, FIXED),
+    ("countdown", half(sums, slots), WEAK),
+    ("frozen_lake", half(places, slots), WEAK),
+    ("metamathqa", half(topical, fixed), WEAK),
+]
+
+
+def _prompts(env: str, count: int) -> list[str]:
+    return near_alike(count) if env == "near alike" else env_prompts(env, count)
+
+
+@pytest.mark.parametrize(("env", "write", "code"), CASES)
+def test_words_alone_tell(env: str, write: Write, code: VerdictCode, blind: Judge, tmp_path: Path) -> None:
+    path = write_records(tmp_path / "rollouts.jsonl", records(_prompts(env, 12), write, 6))
+    found = _audited(path, blind)
+    assert found.verdict.code is code, found.verdict
+    assert found.last.measurement is not None
+    assert found.last.measurement.information.retrieval_acc == pytest.approx(1 / 12)  # total ties: exactly chance
+
+
+@pytest.mark.parametrize(
+    ("env", "write", "code"),
+    [("countdown", sums, TIED), ("frozen_lake", guess, TEMPLATE), ("countdown", copied, TIED), ("frozen_lake", terse, TIED)],
+)
+def test_the_embedded_model_scores(env: str, write: Write, code: VerdictCode, tiny_judge: Judge, tmp_path: Path) -> None:
+    found = _audited(write_records(tmp_path / "rollouts.jsonl", records(env_prompts(env, 6), write, 4)), tiny_judge)
+    assert found.verdict.code is code, found.verdict
+    assert found.precision == "float32"
+
+
+def test_one_sample_per_prompt_is_judged_and_said(tiny_judge: Judge, tmp_path: Path) -> None:
+    found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("countdown", 24), copied, 1)), tiny_judge)
+    assert found.verdict.code is TIED
+    assert any("one reasoning per prompt" in note for note in found.notes)
+    loose = _audited(write_records(tmp_path / "g.jsonl", records(env_prompts("frozen_lake", 30), guess, 1)), tiny_judge)
+    assert loose.verdict.code is TEMPLATE and any("one reasoning per prompt" in reason for reason in loose.verdict.reasons)
+
+
+def test_too_few_cannot_be_told(blind: Judge, tmp_path: Path) -> None:
+    few = _audited(write_records(tmp_path / "few.jsonl", records(env_prompts("frozen_lake", 3), slots, 3)), blind)
+    assert few.verdict.code is VerdictCode.CANNOT_BE_TOLD and "Only 9 reasonings under 3 prompts" in few.verdict.reasons[0]
+    single = _audited(write_records(tmp_path / "one.jsonl", records(env_prompts("frozen_lake", 20), slots, 1)), blind)
+    assert single.verdict.code is VerdictCode.CANNOT_BE_TOLD and "one for each prompt" in single.verdict.reasons[0]
+
+
+def test_nothing_at_all_is_refused_with_the_reason(blind: Judge, tmp_path: Path) -> None:
+    prompt = env_prompts("countdown", 1)
+    with pytest.raises(BadInput, match="all 8 sampled reasonings answer one prompt"):
+        _audited(write_records(tmp_path / "one.jsonl", records(prompt * 2, sums, 4)), blind)
+    silent = [{"prompt": f"p{n}", "response": "Left"} for n in range(4)]
+    with pytest.raises(BadInput, match=r"no response in scope holds reasoning: 4 of 4 responses hold no <think>.*pattern"):
+        _audited(write_records(tmp_path / "silent.jsonl", silent), blind)
+
+
+def test_a_weak_model_is_named_as_such(blind: Judge, tmp_path: Path) -> None:
+    found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("countdown", 8), sums, 4)), blind)
+    assert any("the model is a weak judge of this text" in note for note in found.notes)
+
+
+def test_steps_of_one_prompt_are_pooled_and_repeats_left_out(blind: Judge, tmp_path: Path) -> None:
+    prompts = env_prompts("countdown", 16)
+    made = [record for step, prompt in enumerate(prompts) for record in records([prompt], sums, 4, step=step)]
+    again = [
+        {**record, "step": record["step"] + 1} for record in made if record["step"] == 3
+    ]  # TRL writes a batch again when it is used twice
+    found = _audited(write_records(tmp_path / "r.jsonl", [*made, *again]), blind)
+    assert [window.window.name for window in found.windows] == ["0-7", "8-15"]
+    assert found.verdict.code is TIED and any("4 reasonings were repeats" in note for note in found.notes)
+
+
+def test_the_decline_is_dated(blind: Judge, tmp_path: Path) -> None:
+    prompts = env_prompts("countdown", 12)
+    course = [sums, sums, sums, slots, slots, slots]
+    made = [record for step, write in enumerate(course) for record in records(prompts, write, 4, step=10 * step)]
+    found = _audited(write_records(tmp_path / "r.jsonl", made), blind)
+    assert found.verdict.code is TEMPLATE
+    assert found.course is not None and found.course.information is not None
+    assert found.course.information.began.window.name == "30" and found.course.information.last_good.window.name == "20"
+    assert found.course.success is None
+    document = to_document(found)
+    assert document["course"]["decline"]["began"]["step"] == 30
+    assert document["course"]["regimes"][0] == "diverse reasoning" and document["course"]["regimes"][-1] == "template collapse"
+    json.dumps(document, allow_nan=False)
+
+
+def test_same_every_time(blind: Judge, tmp_path: Path) -> None:
+    path = write_records(tmp_path / "r.jsonl", records(env_prompts("countdown", 40), sums, 3))
+    first, second = (to_document(_audited(path, blind, prompts=6, samples=2)) for _ in range(2))
+    assert first == second
+    assert first["windows"][0]["measured"]["reasonings"] == 12
+    assert to_document(_audited(path, blind, prompts=6, samples=2, seed=1))["samples"] != first["samples"]
+
+
+def test_pictures_of_the_numbers_are_complete(tiny_judge: Judge, tmp_path: Path) -> None:
+    found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 6), guess, 4)), tiny_judge)
+    (window,) = to_document(found)["windows"]
+    assert window["step"] is None and window["name"] == "all"
+    assert {"mi_p_value", "retrieval_p_value", "mi_token_mean", "intervals"} <= window["measured"]["information"].keys()
+    assert window["measured"]["information"]["mi_ceiling"] == pytest.approx(np.log(6))
+    assert window["rewards"]["num_groups"] == 6 and 0 <= window["success"] <= 1
