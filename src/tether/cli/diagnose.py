@@ -23,6 +23,7 @@ Examples:
 
 SCOPES = {"first-turn": Scope.FIRST_TURN, "trajectory": Scope.TRAJECTORY}
 TEMPLATES_SHOWN = 3
+REPORT = "diagnosis.html"
 COLOURS = {"tied": "green", "weakly_tied": "yellow", "cannot_be_told": "yellow"}
 
 
@@ -32,7 +33,10 @@ def diagnose(
         str | None, typer.Option(help="Who scores: tiny, smollm2, a folder, a Hugging Face id, a run folder, or a server's http address.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object, and nothing else.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where the HTML report goes: diagnosis.html, in the run's folder if it is one; with --json only if given."),
+    ] = None,
     format: Annotated[str | None, typer.Option(help="tether, trl, verl, ragen or generic; found out by itself if left out.")] = None,
     fields: Annotated[
         list[str] | None, typer.Option(metavar="NAME=FIELD,...", help="Field map for other names, such as prompt=input,response=output.")
@@ -49,7 +53,9 @@ def diagnose(
     seed: Annotated[int, typer.Option(help="Of what is sampled and shuffled.")] = 0,
     device: Annotated[str | None, typer.Option(help="Where the model computes; the GPU if there is one.")] = None,
     bootstrap: Annotated[int, typer.Option(help="Resamples for the intervals.", min=100)] = 1000,
-    tokenizer: Annotated[str | None, typer.Option(help="Of a server, which does not hand out its own: a folder or an id.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Whose token ids the rollouts hold, if not the model's: of a server, or where another model judges.")
+    ] = None,
 ) -> None:
     """Has the reasoning of these rollouts come loose from its input?"""
     if scope not in SCOPES:
@@ -59,7 +65,7 @@ def diagnose(
     from tether.diagnostics.rollouts import open_rollouts, parse_fields
 
     options = AuditOptions(scope=SCOPES[scope], prompts=prompts, samples=samples, steps=tuple(step or ()), seed=seed, bootstrap=bootstrap)
-    with _bars(quiet=as_json) as (bars, task):
+    with _bars(quiet=as_json) as bars:
         reader = open_rollouts(
             files,
             format=format,
@@ -67,20 +73,15 @@ def diagnose(
             pattern=pattern,
             split=split,
             bad_lines="skip" if skip_bad else "raise",
-            progress=lambda done, total: bars.update(task, completed=done, total=total),
+            progress=bars.read,
         )
         collected = collect(reader, options)
-        bars.update(task, description="loading", total=None)
-        judge = load_judge(name, tokenizer=tokenizer, device=device)
-        found = audit(
-            collected,
-            judge,
-            options,
-            stage=lambda stage, total: bars.reset(task, description=stage, total=total),
-            advance=lambda count: bars.advance(task, count),
-        )
+        judge = load_judge(name, tokenizer=tokenizer or _writer(files, model), device=device)
+        found = audit(collected, judge, options, stage=bars.begin, advance=bars.advance)
     document = to_document(found)
     document["notes"] = [*([remark] if remark else []), *document["notes"]]
+    if out is None and not as_json:
+        out = (_run_folder(files) or Path()) / REPORT
     if out is not None:
         from tether.runs.audit_report import write_audit_report
 
@@ -96,8 +97,7 @@ def _model(files: list[str], model: str | None) -> tuple[str, str | None]:
     from tether.diagnostics.audit.scoring import is_server, resolve_model
     from tether.models.catalog import check_name
 
-    if model is None and len(files) == 1 and (Path(files[0]) / "run.json").is_file():
-        model = files[0]
+    model = model or (str(run) if (run := _run_folder(files)) else None)
     if model is None:
         raise BadInput("which model should score the rollouts? add --model with the one that wrote them, or a small one such as smollm2")
     name, remark = resolve_model(model)
@@ -106,11 +106,41 @@ def _model(files: list[str], model: str | None) -> tuple[str, str | None]:
     return name, remark
 
 
+def _run_folder(files: list[str]) -> Path | None:
+    """The run that is to be audited, if it is one."""
+    return Path(files[0]) if len(files) == 1 and (Path(files[0]) / "run.json").is_file() else None
+
+
+def _writer(files: list[str], model: str | None) -> str | None:
+    """The model whose token ids a run holds, where another one is to judge it."""
+    from tether.diagnostics.audit.scoring import resolve_model
+
+    run = _run_folder(files)
+    return resolve_model(str(run))[0] if run and model else None
+
+
+class _Bar:
+    """The progress bar: bytes while reading, prompts while scoring."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._task = bars.add_task("reading", total=None)
+
+    def read(self, done: int, total: int) -> None:
+        self._bars.update(self._task, completed=done, total=total)
+
+    def begin(self, stage: str, total: int) -> None:
+        self._bars.reset(self._task, description=stage, total=total)
+
+    def advance(self, count: int) -> None:
+        self._bars.advance(self._task, count)
+
+
 @contextmanager
-def _bars(quiet: bool) -> Iterator[tuple[Progress, Any]]:
+def _bars(quiet: bool) -> Iterator[_Bar]:
     columns = (TextColumn("{task.description:<8}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as bars:
-        yield bars, bars.add_task("reading", total=None)
+        yield _Bar(bars)
 
 
 def _show(document: dict[str, Any], out: Path | None) -> None:

@@ -139,8 +139,6 @@ class Monitor:
             return pairs
         rows = (budget - sum(map(len, pairs.prompts))) / (len(pairs.prompts) * float(np.mean(pairs.lengths)))
         count = max(FEWEST_PER_PROMPT * len(pairs.prompts), int(rows))
-        if count >= len(pairs.reasonings):
-            return pairs
         return pairs.only(sample_reasonings(pairs.source, count, self._rng(scope, step)).rows)
 
     def _drawn(self, scope: Scope, step: int, groups: Sequence[Group], budget: float) -> Pairs:

@@ -50,7 +50,7 @@ class DiagnosisSettings(Settings):
     @classmethod
     def _scopes(cls, scopes: list[Scope]) -> list[Scope]:
         if Scope.FIRST_TURN not in scopes or len(set(scopes)) < len(scopes):
-            raise ValueError(f"got {[str(scope) for scope in scopes]}; name first_turn, which regimes and alarms need, and each scope once")
+            raise ValueError("should name first_turn, which regimes and alarms need, and each scope once")
         return scopes
 
 
@@ -93,7 +93,7 @@ class AlarmSettings(Settings):
         known = [*AlarmName, *Severity]
         for name in actions:
             if name not in known:
-                raise ValueError(f"'{name}' is not an alarm: {did_you_mean(str(name), known)}")
+                raise ValueError(f"holds '{name}', which is not an alarm: {did_you_mean(str(name), known)}")
         return {name: [asked] if isinstance(asked, str) else asked for name, asked in actions.items()}
 
     def of(self, name: AlarmName, severity: Severity) -> list[Action]:

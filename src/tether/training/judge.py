@@ -47,9 +47,9 @@ def judge_of(settings: RunSettings, model: PreTrainedModel, tokenizer: PreTraine
     try:
         ready = make_scorer(name, **({"device": str(model.device), "dtype": str(model.dtype).removeprefix("torch.")} if local else {}))
     except ModelUnavailable as error:
-        raise ModelUnavailable(f"diagnosis.scorer: {error}") from error
+        raise ModelUnavailable(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
     except BadInput as error:
-        raise BadInput(f"diagnosis.scorer: {error}") from error
+        raise BadInput(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
     if ready.tokenizer is None or same_tokens(tokenizer, ready.tokenizer):
         return ready.scorer
     return RetokenisedScorer(ready.scorer, tokenizer, ready.tokenizer)

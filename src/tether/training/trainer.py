@@ -271,7 +271,7 @@ class Trainer:
     def _take_back(self, checkpoint: Path) -> None:
         """Put weights, optimiser and critic of an earlier step in place of the present ones. Steps go on counting: nothing is replayed."""
         saved = dict(load_checkpoint(checkpoint, "cpu").model.named_parameters())
-        with self.learner.full_precision(), torch.no_grad():
+        with torch.no_grad():  # float32 masters of rounded weights come back with the optimiser
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(saved[name])
         self.learner.restore(load_state(checkpoint)["learner"])

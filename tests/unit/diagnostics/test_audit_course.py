@@ -32,6 +32,7 @@ def test_when_it_began(values: tuple[float, ...], dates: tuple[str, str, str]) -
     "values",
     [
         (0.9, 0.9, 0.8, 0.75),  # overlaps
+        (0.5, 0.5, 0.5, 0.33),  # a third less, and overlaps
         (0.9, 0.1, 0.1, 0.9),  # recovered
         (0.1, 0.2, 0.5, 0.9),
         (0.0, 0.0, -0.2, -0.3),  # there was nothing to lose

@@ -271,3 +271,15 @@ def test_pictures_of_the_numbers_are_complete(tiny_judge: Judge, tmp_path: Path)
     assert {"mi_p_value", "retrieval_p_value", "mi_token_mean", "intervals"} <= window["measured"]["information"].keys()
     assert window["measured"]["information"]["mi_ceiling"] == pytest.approx(np.log(6))
     assert window["rewards"]["num_groups"] == 6 and 0 <= window["success"] <= 1
+
+
+def test_a_third_in_an_empty_template_is_a_partial_collapse(blind: Judge, tmp_path: Path) -> None:
+    prompts = env_prompts("countdown", 12)
+    made = [record for prompt in prompts for record in [*records([prompt], sums, 4), *records([prompt], slots, 2, seed=len(prompt))]]
+    rng = generator("slots of each prompt")
+    for record in made:
+        if "I take a" in record["response"]:
+            record["response"] = f"<think>{slots('', rng)}</think>"
+    found = _audited(write_records(tmp_path / "r.jsonl", made), blind)
+    assert found.verdict.effect is not None and 0.6 <= found.verdict.effect < 0.8
+    assert found.verdict.code is WEAK and found.verdict.reasons[0].startswith("Partial collapse: 33% of the reasonings")

@@ -43,6 +43,13 @@ def test_words_of_all_prompts_and_of_most_reasonings_do_not_count() -> None:
     assert found.top_share == 0.5 and found.num_distinct == 2
 
 
+def test_a_prompt_that_shares_words_with_everything_is_no_sign() -> None:
+    things = ["key", "lamp", "rope", "coin", "book", "map"]
+    prompts = [f"{'look around again ' if n == 0 else ''}{thing}" for n, thing in enumerate(things)]
+    found = measure_wording([f"look around again {thing}" for thing in things], list(range(6)), prompts)
+    assert found.echo.accuracy == 1.0
+
+
 def test_agreement_is_the_mean_cosine_within_prompts() -> None:
     # "a b" and "a c" share one of two words: cosine 1/2; the other prompt's two are equal: 1.
     found = measure_wording(["a b", "a c", "d d", "d d"], [0, 0, 1, 1], PROMPTS[:2])

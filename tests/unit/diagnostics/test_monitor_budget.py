@@ -142,6 +142,20 @@ def test_contexts_of_a_checkpoint_do_not_grow_either(rolled: Any) -> None:
     assert fewer.state()["contexts"] == {"first_turn": 10, "turn": 10, "trajectory": 10}
 
 
+def test_fewer_contexts_than_the_floor_stay_as_few(rolled: Any) -> None:
+    monitor = Monitor(1, [Scope.TURN], contexts=4)
+    assert monitor.observe(1, rolled(16, 1), _Counting(), 0).metrics["information_turn"]["num_prompts"] == 4
+    assert monitor.state()["contexts"]["turn"] == 4
+
+
+def test_every_step_and_scope_is_resampled_anew(rolled: Any) -> None:
+    """The same scores: the numbers are the same, the shares of shuffles that reach them are not quite."""
+    monitor, groups = Monitor(1, [Scope.TURN], contexts=32), rolled(4, 8)
+    looks = [look for step in (1, 2) for look in monitor.observe(step, groups, _Counting()).metrics.values()]
+    assert len({look["mi_seq"] for look in looks}) == 1
+    assert len({(look["mi_p_value"], look["retrieval_p_value"]) for look in looks}) == 4
+
+
 def _observed(seed: int, groups: list[Group], steps: range, monitor: Monitor | None = None) -> tuple[Monitor, list[Any]]:
     monitor = monitor or Monitor(1, [Scope.TRAJECTORY, Scope.TURN], budget=0.5, contexts=16, seed=seed)
     return monitor, [monitor.observe(step, groups, _Counting(), 9000 - 1000 * step) for step in steps]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tether.core.errors import BadInput
@@ -20,6 +20,7 @@ def letters() -> Any:
     words = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[], unk_token=None))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
+    words.post_processor = processors.TemplateProcessing(single="! $A", special_tokens=[("!", 0)])  # begins every text, unless told not to
     return PreTrainedTokenizerFast(tokenizer_object=words)
 
 

@@ -77,8 +77,9 @@ def test_the_reference_is_the_model_the_run_started_from(tiny: Any, tiny_model: 
         assert cross_score(scorer, *_encoded(tiny.tokenizer)) == pytest.approx(start, rel=1e-4)
 
 
-def test_the_reference_of_adapters_is_the_model_without_them(tiny: Any, tiny_model: Any) -> None:
+def test_the_reference_of_adapters_is_the_model_without_them(tiny: Any, tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("peft")
+    monkeypatch.setattr(judge, "make_scorer", lambda *_, **__: pytest.fail("no second copy is needed"))
     add_lora(tiny_model, 2, 16)
     start = _by_hand(tiny.model, tiny.tokenizer)
     scorer = judge_of(_settings("reference"), tiny_model, tiny.tokenizer)
@@ -151,7 +152,7 @@ def test_a_judge_that_cannot_be_had(tmp_path: Path, tiny: Any) -> None:
         judge_of(_settings("nobody/none"), tiny.model, tiny.tokenizer)
     with pytest.raises(ModelUnavailable, match=r"^diagnosis\.scorer: "):
         judge_of(_settings(str(tmp_path)), tiny.model, tiny.tokenizer)
-    with pytest.raises(BadInput, match=r"^diagnosis\.scorer: "):
+    with pytest.raises(BadInput, match=r"^diagnosis\.scorer: unknown model 'polisy': .*; or take policy or reference$"):
         judge_of(_settings("polisy"), tiny.model, tiny.tokenizer)
 
 

@@ -217,7 +217,10 @@ def test_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"alarms": {"actions": {"retrieval_at_chanse": "stop"}}}, "is not an alarm: did you mean 'retrieval_at_chance'?"),
+        (
+            {"alarms": {"actions": {"retrieval_at_chanse": "stop"}}},
+            "holds 'retrieval_at_chanse', which is not an alarm: did you mean 'retrieval_at_chance'?",
+        ),
         ({"alarms": {"actions": {"criticall": "stop"}}}, "did you mean 'critical'?"),
         ({"alarms": {"actions": {"critical": "explode"}}}, "explode"),
         ({"alarms": {"actions": {"critical": ["stop", "rollback"]}}}, "rollback"),

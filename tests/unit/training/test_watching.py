@@ -21,6 +21,7 @@ from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
 from tether.runs.store import RunStore
 from tether.training import trainer as trainer_module
+from tether.training import watching
 from tether.training.gather import Gathered, select
 from tether.training.settings import RunSettings
 from tether.training.trainer import Trainer
@@ -287,3 +288,21 @@ def test_the_budget_follows_the_work_of_the_step(tmp_path: Path, monkeypatch: py
             tokens[played["kept"]] += sum(len(turn["context_ids"]) + len(turn["response_ids"]) for turn in played["turns"])
         assert count == 4 and work == tokens[True] + tokens[False] + 6 * tokens[True]
     assert [step for step, _, _ in told] == [1, 2]
+
+
+def test_the_gradients_are_those_of_the_runs_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temperature, budgets and buckets are the run's; the halves are dealt anew in every step."""
+    asked: list[dict[str, Any]] = []
+    real = watching.decompose_gradients
+
+    def decompose(model: Any, batch: Any, algorithm: Any, variances: Any, **how: Any) -> GradientDecomposition:
+        asked.append(how)
+        return real(model, batch, algorithm, variances, **how)
+
+    monkeypatch.setattr(watching, "decompose_gradients", decompose)
+    changes = {"rollout": {"temperature": 0.7}, "learner": {"micro_tokens": 900}, "algorithm": {"name": "dr_grpo"}}
+    trainer = _run(tmp_path / "run", steps=2, diagnosis={"gradients": {"every": 1, "buckets": 2, "bound": False}}, **changes)
+    assert all(_split(trainer)[0][step]["failed"] == 0 for step in (1, 2))
+    seeds = [how.pop("seed") for how in asked]
+    same = {"temperature": 0.7, "micro_tokens": 900, "max_tokens": 2, "parameters": "last", "num_buckets": 2, "with_bound": False}
+    assert asked == [same, same] and len(set(seeds)) == 2

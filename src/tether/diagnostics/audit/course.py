@@ -100,7 +100,7 @@ def decline(points: Sequence[Point]) -> Decline | None:
     if top.value <= 0 or end.value > FALLEN * top.value or end.high >= top.low:
         return None
     begin = len(points) - 1
-    while begin - 1 > best and points[begin - 1].high < top.low:
+    while points[begin - 1].high < top.low:  # ends at the best itself
         begin -= 1
     return Decline(top, points[begin - 1], points[begin], end)
 

@@ -45,37 +45,47 @@ def resolve_model(name: str) -> tuple[str, str | None]:
 
 
 def load_judge(name: str, *, tokenizer: str | None = None, device: str | None = None) -> Judge:
-    """Load the model; `tokenizer` names the words of a server, which does not hand out its own."""
+    """Load the model.
+
+    `tokenizer` names the words of the rollouts' token ids, by a model's name: of a server, which does not hand out its own, or of another
+    model than the one that scores, which then reads the text.
+    """
     if is_server(name):
         return _server(name, tokenizer, device)
-    if tokenizer is not None:
-        raise BadInput(f"--tokenizer is for servers, and '{name}' is none: a model here has its own; leave it out")
     from tether.models.decoder import max_positions
     from tether.models.load import load_model
+    from tether.models.retokenised import RetokenisedScorer, same_tokens
     from tether.models.scorer import PrefixScorer
 
     loaded = load_model(name, device=device)
-    positions = max_positions(loaded.model)
     scorer = PrefixScorer(loaded.model)
-    return Judge(name, scorer, loaded.tokenizer, scorer.vocabulary_size, positions if positions < ANY_ID else None, scorer.precision)
+    reach = max_positions(loaded.model)
+    positions = reach if reach < ANY_ID else None
+    written = loaded.tokenizer if tokenizer is None else _tokenizer(tokenizer)
+    if same_tokens(written, loaded.tokenizer):
+        return Judge(name, scorer, loaded.tokenizer, scorer.vocabulary_size, positions, scorer.precision)
+    return Judge(name, RetokenisedScorer(scorer, written, loaded.tokenizer), written, len(written), positions, scorer.precision)
 
 
 def _server(name: str, tokenizer: str | None, device: str | None) -> Judge:
     if tokenizer is None:
         raise BadInput(f"'{name}' is a server, which does not hand out its tokenizer; name the model's with --tokenizer")
+    from tether.models.scorers import make_scorer
+
+    return Judge(name, make_scorer(name, device=device).scorer, _tokenizer(tokenizer), ANY_ID, None, "the server's")
+
+
+def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     from tether.models.catalog import check_name, smollm2_folder, tiny_folder
     from tether.models.load import complete_tokenizer
-    from tether.models.scorers import make_scorer
 
-    check_name(tokenizer)
-    place = str(tiny_folder() if tokenizer == "tiny" else smollm2_folder() if tokenizer == "smollm2" else tokenizer)
+    check_name(name)
+    place = str(tiny_folder() if name == "tiny" else smollm2_folder() if name == "smollm2" else name)
     try:
         words = AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
-        raise BadInput(
-            f"no tokenizer can be had from '{tokenizer}': {' '.join(str(error).split())[:120]}; give a folder or an id"
-        ) from error
+        raise BadInput(f"no tokenizer can be had from '{name}': {' '.join(str(error).split())[:120]}; give a folder or an id") from error
     complete_tokenizer(words)
-    return Judge(name, make_scorer(name, device=device).scorer, words, ANY_ID, None, "the server's")
+    return words
