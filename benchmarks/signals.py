@@ -91,7 +91,9 @@ def curves(out: Path) -> go.Figure:
                 figure.add_scatter(**band, showlegend=False, hoverinfo="skip", row=row + 1, col=column + 1)
             style = {"line_color": colour, "name": name, "legendgroup": name, "showlegend": place == 0, "mode": "lines"}
             figure.add_scatter(x=at, y=values, **style, row=row + 1, col=column + 1)
-    figure.update_layout(width=1200, height=620, template="plotly_white", legend={"orientation": "h", "y": -0.06}, margin={"t": 40, "b": 40})
+    figure.update_layout(
+        width=1200, height=620, template="plotly_white", legend={"orientation": "h", "y": -0.06}, margin={"t": 40, "b": 40}
+    )
     return figure
 
 

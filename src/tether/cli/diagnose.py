@@ -80,8 +80,11 @@ def diagnose(
         found = audit(collected, judge, options, stage=bars.begin, advance=bars.advance)
     document = to_document(found)
     document["notes"] = [*([remark] if remark else []), *document["notes"]]
-    if out is None and not as_json:
-        out = (_run_folder(files) or Path()) / REPORT
+    _deliver(document, out or (None if as_json else (_run_folder(files) or Path()) / REPORT), as_json)
+
+
+def _deliver(document: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    """Write the page, then say it."""
     if out is not None:
         from tether.runs.audit_report import write_audit_report
 
@@ -94,13 +97,13 @@ def diagnose(
 
 def _model(files: list[str], model: str | None) -> tuple[str, str | None]:
     """The model that scores, and a remark where it was found in a run folder; nothing heavy is loaded yet."""
-    from tether.diagnostics.audit.scoring import is_server, resolve_model
+    from tether.diagnostics.audit.scoring import is_server, resolve_model, starting_model
     from tether.models.catalog import check_name
 
-    model = model or (str(run) if (run := _run_folder(files)) else None)
-    if model is None:
+    run = _run_folder(files)
+    if model is None and run is None:
         raise BadInput("which model should score the rollouts? add --model with the one that wrote them, or a small one such as smollm2")
-    name, remark = resolve_model(model)
+    name, remark = resolve_model(model) if model is not None else starting_model(run) if run else ("", None)
     if not is_server(name):
         check_name(name)
     return name, remark

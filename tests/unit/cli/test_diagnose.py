@@ -6,8 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tether.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report goes to the current folder unless told otherwise."""
+    monkeypatch.chdir(tmp_path)
+
 
 PLACES = ("attic", "cellar", "garden", "harbour", "kitchen", "library")
 
@@ -47,6 +57,7 @@ def test_a_verdict_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     lines = out.splitlines()
     assert lines[0] == "Tied to the input: the reasoning depends on its prompt."
     assert len(lines) <= 25 and "95% interval" in out and "Read 24 rollouts (generic) of 1 step" in out
+    assert lines[-1] == "report: diagnosis.html" and (tmp_path / "diagnosis.html").read_text(encoding="utf-8").startswith("<!")
     out, _ = _run(capsys, _rollouts(tmp_path / "loose.jsonl", tied=False), *FAST)
     assert out.startswith("Template collapse: the reasoning varies, but not with its prompt.")
     assert "100%  I look around, way ⟨1⟩.   (slots: 1 noise)" in out
@@ -113,5 +124,27 @@ def test_a_run_folder_needs_no_model(tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     found = json.loads(_run(capsys, run, "--json", "--bootstrap", "100", "--scope", "trajectory")[0])
     assert found["format"] == "tether" and found["scope"] == "trajectory"
-    assert any("checkpoint" in note for note in found["notes"])
+    assert found["model"] == "tiny" and any("the model that the run began with, tiny" in note for note in found["notes"])
     assert found["windows"][0]["measured"]["reasonings"] <= 16
+    assert not list(tmp_path.rglob("diagnosis.html")), "with --json there is a page only if it was asked for"
+
+    by_checkpoint = json.loads(_run(capsys, run, "--model", run, "--json", "--bootstrap", "100")[0])
+    assert any("the run's last checkpoint, step_000001" in note for note in by_checkpoint["notes"])
+
+    letters = _another_model(tmp_path / "letters")
+    out, _ = _run(capsys, run, "--model", letters, "--bootstrap", "100")
+    assert out.splitlines()[-1] == f"report: {run / 'diagnosis.html'}" and (run / "diagnosis.html").is_file()
+    assert f"scored by {letters}" in out
+
+
+def _another_model(folder: Path) -> Path:
+    """A small model that reads letters: the run's token ids mean nothing to it, their text does."""
+    alphabet = [chr(code) for code in range(ord("!"), ord("~") + 1)] + ["Ġ", "Ċ"]
+    words = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(alphabet), max_position_embeddings=4096, **size, **ids)).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    return folder

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tether.diagnostics.audit.course import Decline, Point, _first_to_last, _success_words, decline
+from tether.diagnostics.audit.course import _first_to_last, _success_words
+from tether.diagnostics.audit.decline import Decline, Point, decline
 from tether.diagnostics.audit.windows import Window
 
 
@@ -63,3 +64,40 @@ def test_two_windows_are_only_compared() -> None:
     assert _first_to_last("It", _points(0.9, 0.1)) == "It fell: 90% (80% to 100%) at step 0, 10% (0% to 20%) at step 10."
     assert _first_to_last("It", _points(0.1, 0.9)).startswith("It rose: ")
     assert _first_to_last("It", _points(0.5, 0.6)).startswith("It did not measurably change: ")
+
+
+# All windows together: intervals so wide that no single window can tell.
+
+
+def test_many_windows_know_more_than_one() -> None:
+    """Before (0.42 + 0.38 + 0.40 + 0.44 + 0.36) / 5 = 0.40, after (0.05 + 0.02 + 0.06 + 0.03 + 0.04) / 5 = 0.04."""
+    values = (0.42, 0.38, 0.40, 0.44, 0.36, 0.05, 0.02, 0.06, 0.03, 0.04)
+    found = decline(_points(*values, margin=0.6))
+    assert found is not None
+    assert (found.best.window.name, found.last_good.window.name, found.began.window.name, found.end.window.name) == (
+        "0-40",
+        "40",
+        "50",
+        "50-90",
+    )
+    assert (found.best.value, found.end.value) == (pytest.approx(0.40), pytest.approx(0.04))
+    assert found.best.low < 0.40 < found.best.high < 0.45
+
+
+def test_a_rise_before_the_fall_is_not_part_of_what_fell() -> None:
+    found = decline(_points(0.1, 0.1, 0.12, 0.6, 0.62, 0.58, 0.61, 0.6, 0.1, 0.12, 0.09, 0.1, 0.11, 0.1, margin=0.9))
+    assert found is not None and (found.best.window.name, found.began.window.name) == ("30-70", "80")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (0.40, 0.38, 0.41, 0.37, 0.40, 0.30, 0.32, 0.31, 0.30, 0.33),  # clear, and too small to matter
+        (0.5, 0.1, 0.4, 0.2, 0.5, 0.1, 0.4, 0.1, 0.3, 0.2),  # noise
+        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),  # learning
+        (0.4, 0.4, 0.4, 0.0, 0.0),  # five windows
+        (-0.1, -0.1, -0.1, -0.5, -0.5, -0.5, -0.5),  # nothing to lose
+    ],
+)
+def test_no_decline_together(values: tuple[float, ...]) -> None:
+    assert decline(_points(*values, margin=0.9)) is None

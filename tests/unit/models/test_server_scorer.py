@@ -4,11 +4,13 @@ The server is FastAPI in a thread on a port of its own. What it can be told to d
 is what servers do.
 """
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from tether import cross_score
+from tether.cli.main import main
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.models import server_scorer
 from tether.models.scorer import PrefixScorer
@@ -249,3 +252,23 @@ def test_log_probs_that_stop_coming(url: str, behaviour: Behaviour) -> None:
 def test_bad_arguments(address: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         ServerScorer(address, **options)
+
+
+def test_an_audit_by_a_server(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`tether diagnose` says the same whether `tiny` computes here or is served."""
+    lines = [
+        {"prompt": f"Go to the {place}.", "reasoning": f"I go to the {place} by way {n}."}
+        for place in ("left", "right", "up")
+        for n in range(3)
+    ]
+    rollouts = tmp_path / "rollouts.jsonl"
+    rollouts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    found = []
+    for words in (["--model", url, "--tokenizer", "tiny"], ["--model", "tiny", "--device", "cpu"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["diagnose", str(rollouts), "--json", "--bootstrap", "100", *words])
+        out, err = capsys.readouterr()
+        assert stopped.value.code == 0, err
+        found.append(json.loads(out)["windows"][0]["measured"]["information"])
+    assert found[0]["mi_seq"] == pytest.approx(found[1]["mi_seq"], abs=1e-4)
+    assert found[0]["retrieval_acc"] == found[1]["retrieval_acc"]

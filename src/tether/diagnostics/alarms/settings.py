@@ -68,5 +68,7 @@ class AlarmRules(Settings):
             (self.start_measurements, self.recent_measurements, self.measured_p, "measured_p"),
         ):
             if (best := 1 / math.comb(start + recent, recent)) > p_value:
-                raise ValueError(f"cannot fire: {name} is {p_value}, but windows of {start} and {recent} reach {best:.2g} at best; lengthen them")
+                raise ValueError(
+                    f"cannot fire: {name} is {p_value}, but windows of {start} and {recent} reach {best:.2g} at best; lengthen them"
+                )
         return self

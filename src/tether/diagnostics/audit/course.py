@@ -3,9 +3,8 @@
 The numbers that can tell are retrievals of the prompt: by the model (plain or adjusted), by likeness, by shared words. Of these the one that
 stands clearest above chance anywhere in the run is followed, as its excess over chance, so that windows with other numbers of prompts compare.
 
-The rule of a decline: the last window lies below the best one before it, by at least three tenths and beyond both 95% intervals. It began with
-the first window of the stretch, up to the end, whose intervals all lie below that of the best; the window before is the last that still
-overlaps it. With fewer than four windows only the first and the last are compared.
+Two rules find a decline (decline.py): the last window alone, by its interval, and, with six windows or more, all windows together. With fewer
+than four windows only the first and the last are compared.
 """
 
 from collections.abc import Sequence
@@ -13,14 +12,13 @@ from dataclasses import dataclass
 
 from tether.core.enums import Regime
 from tether.core.metrics import wilson_interval
+from tether.diagnostics.audit.decline import STRETCH, Decline, Point, decline
 from tether.diagnostics.audit.measure import Measurement
 from tether.diagnostics.audit.verdict import Verdict
 from tether.diagnostics.audit.windows import Window
 from tether.diagnostics.audit.wording import Retrieval
 from tether.diagnostics.regimes import Baseline, classify
 
-FALLEN = 0.7
-"""A decline ends at no more than this share of the best value."""
 FEWEST_WINDOWS = 4
 
 SIGNS = {
@@ -29,30 +27,6 @@ SIGNS = {
     "kin": "retrieval of the prompt by likeness",
     "echo": "retrieval of the prompt by shared words",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One window on a curve: a value with its 95% interval."""
-
-    window: Window
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.0%} ({self.low:.0%} to {self.high:.0%}) at step {self.window.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Decline:
-    """A fall that passed the rule."""
-
-    best: Point
-    last_good: Point
-    """The last window whose interval overlaps the best one's."""
-    began: Point
-    end: Point
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +65,6 @@ def follow(windows: Sequence[Measured]) -> Course | None:
     return Course(sign, points, _regimes(windows), fall, success, tuple(_sentences(sign, points, rates, fall, success)))
 
 
-def decline(points: Sequence[Point]) -> Decline | None:
-    """The fall of a series from its best to its end, or None."""
-    if len(points) < 2:
-        return None
-    best = max(range(len(points) - 1), key=lambda index: (points[index].value, -index))
-    top, end = points[best], points[-1]
-    if top.value <= 0 or end.value > FALLEN * top.value or end.high >= top.low:
-        return None
-    begin = len(points) - 1
-    while points[begin - 1].high < top.low:  # ends at the best itself
-        begin -= 1
-    return Decline(top, points[begin - 1], points[begin], end)
-
-
 def signs_of(found: Measurement) -> dict[str, Retrieval]:
     """The retrievals of one window by name; likeness only where prompts have several reasonings."""
     information, wording = found.information, found.wording
@@ -119,10 +79,17 @@ def signs_of(found: Measurement) -> dict[str, Retrieval]:
 
 
 def clearest_sign(measurements: Sequence[Measurement]) -> str:
-    """The sign whose interval stands highest above chance in some window; one that all windows have. The model's own wins ties."""
+    """The sign that stands highest above chance over some stretch of windows; one that all windows have. The model's own wins ties."""
     signs = [signs_of(found) for found in measurements]
     shared = [name for name in SIGNS if all(name in window for window in signs)]
-    return max(shared, key=lambda name: (max(_excess(window[name], window[name].interval[0]) for window in signs), -shared.index(name)))
+
+    def height(name: str) -> float:
+        if len(signs) < STRETCH:  # single windows speak for themselves, if surely
+            return max(_excess(window[name], window[name].interval[0]) for window in signs)
+        values = [window[name].excess for window in signs]
+        return max(sum(values[start : start + STRETCH]) for start in range(len(values) - STRETCH + 1))
+
+    return max(shared, key=lambda name: (height(name), -shared.index(name)))
 
 
 def _excess(found: Retrieval, accuracy: float) -> float:
@@ -158,8 +125,8 @@ def _sentences(sign: str, points: Sequence[Point], rates: Sequence[Point], fall:
         words = [f"{what} shows no decline: {first}, {last}."]
     else:
         words = [
-            f"{what} fell from {fall.best} to {fall.end}. The decline began at step {fall.began.window.name}: "
-            f"step {fall.last_good.window.name} is the last whose interval overlaps that of the best."
+            f"{what} fell from {fall.best} to {fall.end}. The decline began at step {fall.began.window.name}; "
+            f"step {fall.last_good.window.name} is the last before it."
         ]
     if rates:
         words.append(_success_words(rates, fall, success))

@@ -7,7 +7,8 @@ from typing import Any
 from tether.core.version import __version__
 from tether.diagnostics.alarms.words import Alarm
 from tether.diagnostics.audit.conduct import Audit, WindowAudit
-from tether.diagnostics.audit.course import SIGNS, Course, Decline, Point
+from tether.diagnostics.audit.course import SIGNS, Course
+from tether.diagnostics.audit.decline import Decline, Point
 from tether.diagnostics.audit.encode import REASONING_TOKENS
 from tether.diagnostics.audit.measure import PERMUTATIONS, Measurement
 from tether.diagnostics.audit.verdict import SIGNIFICANT, TIED, WEAKLY, Verdict

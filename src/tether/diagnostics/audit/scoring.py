@@ -30,18 +30,22 @@ def is_server(name: str) -> bool:
 
 
 def resolve_model(name: str) -> tuple[str, str | None]:
-    """The model behind a name, and in words which one was taken where the name is a run folder: its last checkpoint, else its model."""
+    """The model behind a name, and in words which one was taken where the name is a run folder: its last checkpoint, else its start."""
     folder = Path(name)
     if not (folder / "run.json").is_file():
         return name, None
-    store = RunStore.open(folder)
-    checkpoints = sorted(store.checkpoints.glob("step_*"))
-    if checkpoints:
-        return str(checkpoints[-1] / "model"), f"scored by the run's last checkpoint, {checkpoints[-1].name}"
-    base = str(store.config().get("model", {}).get("name", ""))
-    if not base:
-        raise BadInput(f"run '{name}' has no checkpoint and names no model; say which one scores it with --model")
-    return base, f"the run has no checkpoint; scored by the model it began with, {base}"
+    checkpoints = sorted(RunStore.open(folder).checkpoints.glob("step_*"))
+    if not checkpoints:
+        return starting_model(folder)
+    return str(checkpoints[-1] / "model"), f"scored by the run's last checkpoint, {checkpoints[-1].name}"
+
+
+def starting_model(run: Path) -> tuple[str, str]:
+    """The model a run began with, and that in words: a judge that has not learned what is to be judged."""
+    name = str(RunStore.open(run).config().get("model", {}).get("name", ""))
+    if not name:
+        raise BadInput(f"run '{run}' names no model; say which one scores it with --model")
+    return name, f"scored by the model that the run began with, {name}; --model {run} takes its last checkpoint"
 
 
 def load_judge(name: str, *, tokenizer: str | None = None, device: str | None = None) -> Judge:
