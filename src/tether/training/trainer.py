@@ -134,7 +134,8 @@ class Trainer:
             with self._timed("rollout", num_groups * settings.rollout.group_size), memory_boundary("rollout", self._rows_remedy()):
                 return self._play(step, num_groups, first)
 
-        ratios = [r.metrics["groups/rv_ratio"] for r in self._records() if "groups/rv_ratio" in r.metrics]
+        counting = self.reactions.counting(self._records())
+        ratios = [r.metrics["groups/rv_ratio"] for r in counting if "groups/rv_ratio" in r.metrics]
         recent = ratios[len(ratios) - min(settings.filter.auto_steps - 1, len(ratios)) :]
         return gather(sample, settings.rollout.num_groups, settings.filter.model_copy(update={"keep": self.reactions.keep}), recent)
 
