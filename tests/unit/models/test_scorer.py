@@ -330,3 +330,7 @@ def test_tokens_per_call_on_a_cpu(tiny: Any) -> None:
     assert tokens_per_call(SplitModel(tiny.model)) == 4096
     unsplit = random_model(hf.GraniteConfig(**{**SMALL, "vocab_size": 262144}, logits_scaling=4.0))
     assert tokens_per_call(SplitModel(unsplit)) == 512  # of 262,144 logits of four bytes
+
+
+def test_a_cut_begins_to_count_anew() -> None:
+    assert list(cuts([3, 3, 3, 3, 3], budget=6)) == [range(0, 2), range(2, 4), range(4, 5)]
