@@ -44,6 +44,31 @@ def small_llama() -> Callable[..., Any]:
     return build
 
 
+@pytest.fixture(scope="module")
+def small_policy(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Callable[[int], str]:
+    """`small_policy(layers)`: the folder of a model of random weights with the words of `tiny`, for whole runs that must be quick."""
+
+    def save(layers: int) -> str:
+        folder = tmp_path_factory.mktemp("small")
+        torch.manual_seed(0)
+        config = hf.LlamaConfig(
+            vocab_size=len(tiny.tokenizer),
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=1024,
+            bos_token_id=None,
+            eos_token_id=tiny.tokenizer.eos_token_id,
+        )
+        hf.LlamaForCausalLM(config).save_pretrained(folder)
+        tiny.tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return save
+
+
 @pytest.fixture
 def hand_made() -> Callable[..., Batch]:
     """`hand_made(model, rows=1)`: six trajectories of one to three turns; with `rows=3` every turn is a row of its own.

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.core.config import dump_yaml, merge, validate
 from tether.core.enums import FinishReason, StopReason
@@ -144,21 +143,9 @@ class _Broken(_Lucky):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_model(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> None:
+def small_model(small_policy: Any) -> None:
     """Two layers, so that the last is not all of it."""
-    folder = tmp_path_factory.mktemp("small")
-    torch.manual_seed(0)
-    size: dict[str, Any] = {
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    }
-    ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": tiny.tokenizer.eos_token_id}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(tiny.tokenizer), max_position_embeddings=1024, **size, **ids)).save_pretrained(folder)
-    tiny.tokenizer.save_pretrained(folder)
-    QUICK["model"]["name"] = str(folder)
+    QUICK["model"]["name"] = small_policy(2)
 
 
 @pytest.fixture(autouse=True)

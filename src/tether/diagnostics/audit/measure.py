@@ -54,11 +54,6 @@ def measure(pairs: Pairs, scorer: object, *, bootstrap: int, seed: int, advance:
         blocks.append(cross_score(scorer, prompts, pairs.reasonings))
         advance(len(prompts))
     scores = np.concatenate(blocks, axis=1)
-    if not np.isfinite(scores).all():
-        raise BadInput(
-            f"the model gives {int((~np.isfinite(scores)).sum())} of {scores.size} log-probs that are not finite; its weights or its "
-            "number format cannot score this text, use another model"
-        )
     lengths = np.array([len(reasoning) for reasoning in pairs.reasonings], dtype=np.float64)
     own = np.asarray(pairs.source, dtype=np.int64)
     templates = _templates(pairs)
