@@ -60,6 +60,8 @@ def diagnose(
     """Has the reasoning of these rollouts come loose from its input?"""
     if scope not in SCOPES:
         raise UnknownName(f"unknown scope '{scope}': {did_you_mean(scope, SCOPES)}")
+    if out is not None and not out.parent.is_dir():  # said now, not after scoring
+        raise BadInput(f"--out is '{out}', but there is no folder '{out.parent}'; make it or choose another")
     name, remark = _model(files, model)
     from tether.diagnostics.audit import AuditOptions, audit, collect, load_judge, to_document
     from tether.diagnostics.rollouts import open_rollouts, parse_fields

@@ -102,6 +102,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "did you mean 'verl'" in _refused(capsys, good, *FAST, "--format", "verll")
     assert "did you mean 'trajectory'" in _refused(capsys, good, *FAST, "--scope", "trajectories")
     assert "step 9 is not in the rollouts" in _refused(capsys, good, *FAST, "--step", "9")
+    assert "there is no folder" in _refused(capsys, good, *FAST, "--out", tmp_path / "nowhere" / "report.html")
     assert "--tokenizer" in _refused(capsys, good, "--model", "http://127.0.0.1:1/v1")
     broken = tmp_path / "broken.jsonl"
     broken.write_text(good.read_text(encoding="utf-8") + "{broken\n", encoding="utf-8")
