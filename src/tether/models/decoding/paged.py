@@ -1,0 +1,240 @@
+"""Decoding of the Llama family on a CUDA device: a paged cache, kernels that read each conversation's true length, steps that are replayed.
+
+A step of decoding (embedding, layers, head, draw, writing down) is recorded once for a few batch sizes as a CUDA graph and replayed for every
+token; rows that fill up a batch to its size write to a page of nobody's. Tokens are drawn on the device, several in a row, before the host
+looks at them. Prompts and observations are fed flat, without padding; slots that begin with the same prompt share its full pages. The weights
+are the learner's: an update in place is seen by the next replay, and where parameters have moved the graphs are recorded again.
+
+Shape legend: B slots of a call, K tokens drawn for each, S tokens fed, X pages of a slot, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from tether.core.protocols import Sampling
+from tether.models.decoding.drawing import draw
+from tether.models.decoding.pages import Pages
+from tether.models.decoding.protocol import Drawn, Feeding
+from tether.models.family.kernels.drawing import Ledger, draw_step
+from tether.models.family.kernels.paged_attention import paged_attention
+from tether.models.family.kernels.rotary import rotate_and_store
+from tether.models.family.trunk import FamilyTrunk
+from tether.models.token_scores import float32_product
+
+PAGE = 64
+TOKENS_PER_CALL = 8
+"""Tokens drawn before the host looks: a response that ends wastes half of them, looking costs a tenth of a millisecond."""
+PREFILL_TOKENS = 16384
+"""Tokens of one pass over prompts; enough to keep the card busy, few enough to keep memory flat."""
+BATCH_SIZES = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+"""Of recorded steps; larger batches go up in steps of the last."""
+
+
+class _Texts(NamedTuple):
+    """Where the attention finds things, for the tokens of one pass."""
+
+    tables_BX: Tensor
+    starts_B1: Tensor
+    lengths_B: Tensor
+    most_new: int
+
+
+class PagedDecoder:
+    """A Decoder over a paged cache; see the module's text."""
+
+    def __init__(self, trunk: FamilyTrunk, head: nn.Linear, num_slots: int, max_positions: int, budget: int) -> None:
+        """`budget` is in bytes; the cache takes what `num_slots` conversations of the full length need, if that is less."""
+        weight = head.weight
+        size = (trunk.num_kv_heads, PAGE, trunk.head_dim)
+        page_bytes = 2 * trunk.num_layers * int(np.prod(size)) * weight.element_size()
+        num_pages = min(num_slots * -(-max_positions // PAGE), budget // page_bytes) + 1
+        self.num_slots, self.max_positions, self.tokens_per_call = num_slots, max_positions, TOKENS_PER_CALL
+        self.cache_bytes = num_pages * page_bytes
+        self._trunk, self._head, self._device = trunk, head, weight.device
+        self._pages = Pages(num_pages, num_slots, PAGE, max_positions)
+        caches = torch.zeros(trunk.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)
+        self._caches = [(layer[0], layer[1]) for layer in caches]
+        self._ledger = Ledger(_batch_size(num_slots), TOKENS_PER_CALL, weight.device)
+        self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
+        self._starts_B1 = torch.arange(_batch_size(num_slots) + 1, dtype=torch.int32, device=weight.device)
+        self._rows_B = torch.arange(_batch_size(num_slots), dtype=torch.int32, device=weight.device)
+        self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
+        self._pool: tuple[int, int] | None = None
+        self._parameters = list(trunk.model.parameters())  # to walk over the modules takes a millisecond
+        self._addresses: list[int] = []
+
+    def reserve(self, positions: Mapping[int, int]) -> bool:
+        return self._pages.reserve(positions)
+
+    def release(self, slot: int) -> None:
+        self._pages.release(slot)
+
+    @torch.inference_mode()
+    def prefill(self, feedings: Sequence[Feeding], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Drawn:
+        leader_logits = [self._feed(part) for part in _parts(feedings)]
+        for feeding in feedings:
+            self._share(feeding)
+        of_slot = [number for number, feeding in enumerate(feedings) for _ in feeding.slots]
+        logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
+        ids_B, logprobs_B = draw(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
+        return Drawn(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        last_ids: Sequence[int],
+        sampling: Sampling,
+        uniforms_BK: npt.NDArray[np.float32],
+    ) -> Drawn:
+        num_rows, num_steps = uniforms_BK.shape
+        size = _batch_size(num_rows)
+        self._fill_ledger(slots, starts, last_ids, size)
+        ledger = self._ledger
+        ledger.uniforms_BK[:num_rows, :num_steps] = torch.from_numpy(uniforms_BK).to(self._device)
+        ledger.rate_1.fill_(1 / (sampling.temperature or 1.0))
+        step = self._recorded(size, replace(sampling, max_tokens=0, stop_ids=()))
+        for _ in range(num_steps):
+            step()
+        drawn = ledger.drawn_BK[:num_rows, :num_steps].cpu().numpy()
+        return Drawn(drawn, ledger.logprobs_BK[:num_rows, :num_steps].cpu().numpy())
+
+    # ------------------------------------------------------------------------------------------------------------ feeding
+
+    def _feed(self, feedings: Sequence[Feeding]) -> Tensor:
+        """One pass over the tokens of these feedings; the logits behind the last token of each."""
+        new = np.array([len(feeding.tokens) for feeding in feedings])
+        starts = np.array([feeding.start for feeding in feedings])
+        ends = np.cumsum(new)
+        ids_S = np.concatenate([np.asarray(feeding.tokens, dtype=np.int64) for feeding in feedings])
+        rows_S = np.repeat(np.arange(len(feedings)), new)
+        positions_S = np.arange(len(ids_S)) - np.repeat(ends - new, new) + np.repeat(starts, new)
+        tables = self._pages.rows([feeding.slots[0] for feeding in feedings], len(feedings))
+        ids, rows, positions, tables_BX, starts_B1, lengths_B = (
+            torch.from_numpy(array).to(self._device)
+            for array in (ids_S, *(a.astype(np.int32) for a in (rows_S, positions_S, tables, np.concatenate([[0], ends]), starts + new)))
+        )
+        texts = _Texts(tables_BX, starts_B1, lengths_B, int(new.max()))
+        features_SD = self._features(ids, positions, rows, texts)
+        return float32_product(self._head, features_SD[torch.from_numpy(ends - 1).to(self._device)])
+
+    def _share(self, feeding: Feeding) -> None:
+        """Give the other slots of a feeding what its first one has computed."""
+        leader, *followers = feeding.slots
+        copies = self._pages.share(leader, followers, len(feeding.tokens)) if followers else []
+        if copies:
+            targets = torch.tensor([target for _, target in copies], device=self._device)
+            for layer in self._caches:
+                for cache in layer:
+                    cache[targets] = cache[copies[0][0]].clone()
+
+    def _features(self, ids_S: Tensor, positions_S: Tensor, rows_S: Tensor, texts: _Texts) -> Tensor:
+        trunk = self._trunk
+
+        def place(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            rotate_and_store((query, key, value), self._caches[layer], positions_S, rows_S, texts.tables_BX, trunk.angles)
+            return query, key
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return paged_attention(query, self._caches[layer], *texts, trunk.scale)
+
+        return trunk.features(ids_S, positions_S, attend, place=place)
+
+    # ----------------------------------------------------------------------------------------------------------- decoding
+
+    def _fill_ledger(self, slots: Sequence[int], starts: Sequence[int], last_ids: Sequence[int], size: int) -> None:
+        """Put the rows of a call on the device; rows behind them are of nobody."""
+        ledger, device = self._ledger, self._device
+        ids, positions = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int32)
+        ids[: len(slots)], positions[: len(slots)] = last_ids, starts
+        ledger.ids_B[:size] = torch.from_numpy(ids).to(device)
+        ledger.positions_B[:size] = torch.from_numpy(positions).to(device)
+        ledger.lengths_B[:size] = torch.from_numpy(positions + 1).to(device)
+        self._tables_BX[:size] = torch.from_numpy(self._pages.rows(slots, size)).to(device)
+        ledger.step_1.zero_()
+
+    def _recorded(self, size: int, sampling: Sampling) -> "partial[None]":
+        """A step for a batch size, to be called once a token; recorded when it is first asked for."""
+        step = partial(self._step, size, sampling)
+        if self._device.type != "cuda":
+            return step
+        if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
+            self._graphs.clear()
+            self._trunk.join()
+            self._addresses = [parameter.data_ptr() for parameter in self._parameters]
+        # A temperature is read from the ledger where nothing but it shapes the draw.
+        key = size, sampling if sampling.truncates or sampling.temperature == 0 else Sampling(max_tokens=0)
+        if key not in self._graphs:
+            self._graphs[key] = self._record(step)
+        return partial(self._graphs[key].replay)
+
+    def _record(self, step: "partial[None]") -> torch.cuda.CUDAGraph:
+        """Record a step; what it does meanwhile to the ledger is undone."""
+        ledger = self._ledger
+        state = (ledger.ids_B, ledger.positions_B, ledger.lengths_B, ledger.step_1, self._tables_BX)
+        saved = [tensor.clone() for tensor in state]
+        for tensor, value in zip(state, (0, 0, 1, 0, 0), strict=True):
+            tensor.fill_(value)
+        torch.cuda.synchronize(self._device)
+        side = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(side):
+            step()  # kernels are compiled and chosen before anything is recorded
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=side):
+            step()
+        self._pool = graph.pool()
+        for tensor, values in zip(state, saved, strict=True):
+            tensor.copy_(values)
+        return graph
+
+    def _step(self, size: int, sampling: Sampling) -> None:
+        """Feed the last drawn token of every row and draw the next."""
+        ledger = self._ledger
+        texts = _Texts(self._tables_BX[:size], self._starts_B1[: size + 1], ledger.lengths_B[:size], 1)
+        features_BD = self._features(ledger.ids_B[:size], ledger.positions_B[:size], self._rows_B[:size], texts)
+        logits_BV = float32_product(self._head, features_BD)
+        if sampling.truncates and sampling.temperature > 0:
+            self._draw_excluding(logits_BV, sampling)
+        else:
+            draw_step(logits_BV, ledger, greedy=sampling.temperature == 0)
+
+    def _draw_excluding(self, logits_BV: Tensor, sampling: Sampling) -> None:
+        """Draw where some tokens are excluded: by torch, since the kernel does not look for thresholds."""
+        ledger, size = self._ledger, len(logits_BV)
+        step_B1 = ledger.step_1.long().expand(size)[:, None]
+        ids_B, logprobs_B = draw(logits_BV, sampling, ledger.uniforms_BK[:size].gather(1, step_B1)[:, 0])
+        ledger.ids_B[:size] = ids_B
+        ledger.drawn_BK[:size].scatter_(1, step_B1, ids_B[:, None])
+        ledger.logprobs_BK[:size].scatter_(1, step_B1, logprobs_B[:, None])
+        for counter in (ledger.positions_B[:size], ledger.lengths_B[:size], ledger.step_1):
+            counter.add_(1)
+
+
+def _parts(feedings: Sequence[Feeding]) -> list[list[Feeding]]:
+    """Feedings in order, cut into passes by their tokens."""
+    parts: list[list[Feeding]] = [[]]
+    tokens = 0
+    for feeding in feedings:
+        if parts[-1] and tokens + len(feeding.tokens) > PREFILL_TOKENS:
+            parts.append([])
+            tokens = 0
+        parts[-1].append(feeding)
+        tokens += len(feeding.tokens)
+    return parts
+
+
+def _batch_size(num_rows: int) -> int:
+    """The smallest recorded size that holds so many rows."""
+    for size in BATCH_SIZES:
+        if num_rows <= size:
+            return size
+    return -(-num_rows // BATCH_SIZES[-1]) * BATCH_SIZES[-1]

@@ -1,0 +1,73 @@
+"""Who owns which page of a key/value cache: a page is some positions of one conversation, or the beginning of several that begin alike.
+
+Page 0 belongs to nobody: rows that only fill up a batch write there.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Pages:
+    """Pages by slot, with a count of owners for each page."""
+
+    def __init__(self, num_pages: int, num_slots: int, page: int, most_positions: int) -> None:
+        self.page = page
+        self.tables = np.zeros((num_slots, -(-most_positions // page)), dtype=np.int32)
+        """Row s lists the pages of slot s in order, page 0 behind its last one."""
+        self._owned: list[list[int]] = [[] for _ in range(num_slots)]
+        self._owners = np.zeros(num_pages, dtype=np.int64)
+        self._free = list(range(num_pages - 1, 0, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def reserve(self, positions: Mapping[int, int]) -> bool:
+        """Give every slot the pages for so many positions, or none of them any."""
+        missing = {slot: -(-count // self.page) - len(self._owned[slot]) for slot, count in positions.items()}
+        if sum(max(0, count) for count in missing.values()) > len(self._free):
+            return False
+        for slot, count in missing.items():
+            for _ in range(count):
+                self._append(slot, self._free.pop())
+        return True
+
+    def release(self, slot: int) -> None:
+        """Take a slot's pages away; those that nobody else owns are free."""
+        for page in self._owned[slot]:
+            self._leave(page)
+        self._owned[slot].clear()
+        self.tables[slot] = 0
+
+    def share(self, leader: int, followers: Sequence[int], positions: int) -> list[tuple[int, int]]:
+        """Let slots begin with another's positions: full pages are shared, the last, which all will write to, is to be copied.
+
+        The followers own pages for these positions already. Returns the copies to make, (from, to).
+        """
+        full, rest = divmod(positions, self.page)
+        for follower in followers:
+            for index in range(full):
+                self._leave(self._owned[follower][index])
+                page = self._owned[leader][index]
+                self._owners[page] += 1
+                self._owned[follower][index] = page
+                self.tables[follower, index] = page
+        return [(self._owned[leader][full], self._owned[follower][full]) for follower in followers] if rest else []
+
+    def rows(self, slots: Sequence[int], num_rows: int) -> npt.NDArray[np.int32]:
+        """The tables of some slots, filled up with rows of nobody's."""
+        rows = np.zeros((num_rows, self.tables.shape[1]), dtype=np.int32)
+        rows[: len(slots)] = self.tables[list(slots)]
+        return rows
+
+    def _append(self, slot: int, page: int) -> None:
+        self.tables[slot, len(self._owned[slot])] = page
+        self._owned[slot].append(page)
+        self._owners[page] = 1
+
+    def _leave(self, page: int) -> None:
+        self._owners[page] -= 1
+        if not self._owners[page]:
+            self._free.append(page)

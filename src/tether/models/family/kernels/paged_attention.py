@@ -1,0 +1,128 @@
+"""Attention over a paged cache, for tokens at the end of their texts: one of each text when decoding, many when a prompt is fed.
+
+A program takes some queries of one text and one key head, and reads that text's pages up to the last position its queries may see, no
+further. The query heads that share a key head are rows of the same block, so keys and values are read once for all of them. Where texts are
+too few to fill the card, the pages of each are split among programs, whose parts a second kernel merges.
+
+Shape legend: S new tokens of all texts, B texts, X pages of a text, H query heads, K key heads, D width of a head, G = H / K.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ENOUGH_PROGRAMS = 264
+"""Two for each multiprocessor of the largest cards."""
+MOST_SPLITS = 16
+PROMPT_ROWS = 128
+
+
+@triton.jit
+def _attend(
+    query_ptr, key_ptr, value_ptr, tables_ptr, starts_ptr, lengths_ptr, out_ptr, part_ptr, sums_ptr,
+    query_stride, out_stride, table_stride, num_heads, num_kv_heads, width, scale_log2, num_tokens,
+    GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    text, kv_head, third = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first_token = tl.load(starts_ptr + text)
+    num_new = tl.load(starts_ptr + text + 1) - first_token
+    length = tl.load(lengths_ptr + text)  # positions filled, the new ones included
+    block, split = third // SPLITS, third % SPLITS
+    token = block * (ROWS // GROUP_ROWS) + tl.arange(0, ROWS) // GROUP_ROWS
+    head = tl.arange(0, ROWS) % GROUP_ROWS
+    is_query = (token < num_new) & (head < GROUP)
+    if block * (ROWS // GROUP_ROWS) < num_new:
+        column = tl.arange(0, WIDTH)
+        in_width = column < width
+        rows = (first_token + token).to(tl.int64) * query_stride + (kv_head * GROUP + head) * width
+        query = tl.load(query_ptr + rows[:, None] + column[None, :], mask=is_query[:, None] & in_width[None, :], other=0.0)
+        position = length - num_new + token
+        visible = tl.minimum(length, length - num_new + (block + 1) * (ROWS // GROUP_ROWS))
+        num_pages = tl.cdiv(visible, PAGE)
+        each = tl.cdiv(num_pages, SPLITS)
+        best = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        mixed = tl.zeros([ROWS, WIDTH], tl.float32)
+        offset = tl.arange(0, PAGE)
+        for index in range(split * each, tl.minimum((split + 1) * each, num_pages)):
+            page = tl.load(tables_ptr + text.to(tl.int64) * table_stride + index).to(tl.int64)
+            base = (page * num_kv_heads + kv_head) * PAGE * width
+            place = base + offset[:, None] * width + column[None, :]
+            there = (index * PAGE + offset < length)[:, None] & in_width[None, :]
+            key = tl.load(key_ptr + place, mask=there, other=0.0)
+            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale_log2
+            seen = (index * PAGE + offset)[None, :] <= position[:, None]
+            scores = tl.where(seen, scores, float("-inf"))
+            higher = tl.maximum(best, tl.max(scores, axis=1))
+            safe = tl.where(higher == float("-inf"), 0.0, higher)
+            shares = tl.exp2(scores - safe[:, None])
+            shrink = tl.exp2(best - safe)
+            total = total * shrink + tl.sum(shares, axis=1)
+            value = tl.load(value_ptr + place, mask=there, other=0.0)
+            mixed = mixed * shrink[:, None] + tl.dot(shares.to(value.dtype), value, input_precision=PRECISION)
+            best = higher
+        if SPLITS == 1:
+            out = mixed / total[:, None]
+            target = (first_token + token).to(tl.int64) * out_stride + (kv_head * GROUP + head) * width
+            tl.store(out_ptr + target[:, None] + column[None, :], out.to(query.dtype), mask=is_query[:, None] & in_width[None, :])
+        else:
+            number = ((split * num_tokens + first_token + token) * num_heads + kv_head * GROUP + head).to(tl.int64)
+            tl.store(part_ptr + number[:, None] * WIDTH + column[None, :], mixed, mask=is_query[:, None])
+            tl.store(sums_ptr + number * 2, best, mask=is_query)
+            tl.store(sums_ptr + number * 2 + 1, total, mask=is_query)
+
+
+@triton.jit
+def _merge(part_ptr, sums_ptr, out_ptr, num_rows, width, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    number = tl.arange(0, SPLITS) * num_rows + row
+    best = tl.load(sums_ptr + number * 2)
+    total = tl.load(sums_ptr + number * 2 + 1)
+    weight = tl.exp2(best - tl.max(best, axis=0))  # a split that saw nothing has -inf here, and no weight
+    parts = tl.load(part_ptr + number[:, None] * WIDTH + column[None, :])
+    out = tl.sum(parts * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
+    tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=column < width)
+
+
+def paged_attention(
+    query_SHD: Tensor, caches: tuple[Tensor, Tensor], tables_BX: Tensor, starts_B1: Tensor, lengths_B: Tensor, most_new: int, scale: float
+) -> Tensor:
+    """[S, H, D] contiguous.
+
+    Args:
+        query_SHD: the new tokens of all texts, one text after another; heads side by side, tokens may stand apart.
+        caches: keys and values [pages, K, page, D], the new tokens' already written.
+        tables_BX: the pages of each text, in order (int32).
+        starts_B1: where each text's new tokens begin among all, and their number at the end, B + 1 in all (int32).
+        lengths_B: how many positions each text fills, the new ones included (int32).
+        most_new: the most new tokens that a text has.
+        scale: of the scores.
+    """
+    num_tokens, num_heads, width = query_SHD.shape
+    num_kv_heads, page = caches[0].shape[1], caches[0].shape[2]
+    group = num_heads // num_kv_heads
+    group_rows = triton.next_power_of_2(group)
+    rows = max(16, group_rows if most_new == 1 else max(PROMPT_ROWS, group_rows))
+    num_blocks = triton.cdiv(most_new, rows // group_rows)
+    wide = max(16, triton.next_power_of_2(width))
+    num_texts = len(lengths_B)
+    splits = 1
+    if most_new == 1:
+        splits = min(MOST_SPLITS, triton.next_power_of_2(max(1, ENOUGH_PROGRAMS // (num_texts * num_kv_heads * num_blocks))))
+    out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
+    size = splits * num_tokens * num_heads if splits > 1 else 0
+    parts = torch.empty(size, wide, dtype=torch.float32, device=query_SHD.device)
+    sums = torch.empty(size, 2, dtype=torch.float32, device=query_SHD.device)
+    full = query_SHD.dtype == torch.float32
+    _attend[(num_texts, num_kv_heads, num_blocks * splits)](
+        query_SHD, *caches, tables_BX, starts_B1, lengths_B, out_SHD, parts, sums,
+        query_SHD.stride(0), out_SHD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width, scale * 1.4426950408889634, num_tokens,
+        GROUP=group, GROUP_ROWS=group_rows, ROWS=rows, WIDTH=wide, PAGE=page, SPLITS=splits, PRECISION="ieee" if full else "tf32",
+        num_warps=4 if most_new == 1 else 8, num_stages=2 if full or most_new > 1 else 3,
+    )  # fmt: skip
+    if splits > 1:
+        _merge[(num_tokens * num_heads,)](parts, sums, out_SHD, num_tokens * num_heads, width, WIDTH=wide, SPLITS=splits, num_warps=1)
+    return out_SHD
