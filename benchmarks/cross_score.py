@@ -13,40 +13,18 @@ measured here. The row is Markdown; `--header` prints the lines above it.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from shapes import add_model_options, best_of, measured_model, size_of, timed
 
-from tether import load_model
 from tether.core.seeding import generator
+from tether.models.hardware import device_name, measured_peak
 from tether.models.scorer import PrefixScorer
 
-SHAPES: dict[str, Any] = {
-    "3b": Qwen2Config(
-        vocab_size=151936,
-        hidden_size=2048,
-        intermediate_size=11008,
-        num_hidden_layers=36,
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        max_position_embeddings=32768,
-        tie_word_embeddings=True,
-    ),
-    "135m": LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    ),
-}
 HEADER = """| model | device, precision | prompts x group, x, z | plain (pairs timed) | ours | ratio | floor | largest difference |
 |---|---|---|---|---|---|---|---|"""
 
@@ -63,33 +41,29 @@ class Work:
         return len(self.prompts) * len(self.reasonings)
 
 
-def main() -> None:
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
     if options.header:
         print(HEADER)
-    model = _model(options.model, options.device, options.dtype)
+    model = measured_model(options.model, options.device, options.dtype).model
     work = _work(options, int(model.config.vocab_size))
     scorer = PrefixScorer(model, options.tokens_per_call)
     _first_calls(scorer, work)
-    ours, scores = min(
-        (_timed(model, lambda: scorer.score_all(work.prompts, work.reasonings)) for _ in range(options.repeats)), key=lambda r: r[0]
-    )
+    ours, scores = best_of(options.repeats, model.device, lambda: scorer.score_all(work.prompts, work.reasonings))
     num_plain = options.plain_pairs if options.plain_pairs is not None else (16 if model.device.type == "cpu" else 0)
     plain, pairs, expected = _plain(model, work, num_plain or work.num_pairs, options.plain_batch)
     difference = max(abs(scores[n, j] - value) for (n, j), value in zip(pairs, expected, strict=True))
-    floor = _flops(model, work) / _flop_rate(model)
+    floor = _flops(model, work) / measured_peak(model.device, model.dtype)
     shape = f"{options.prompts} x {options.group}, {options.prompt_tokens}, {options.reasoning_tokens}"
     print(
-        f"| {options.model} | {_device_name(model)}, {scorer.precision}, {scorer.way} | {shape} | {plain:.2f} s ({len(pairs)} of {work.num_pairs}) "
+        f"| {options.model} | {device_name(model.device)}, {scorer.precision}, {scorer.way} | {shape} | {plain:.2f} s ({len(pairs)} of {work.num_pairs}) "
         f"| {ours:.2f} s | {plain / ours:.1f} | {floor:.2f} s | {difference:.1e} nats |"
     )
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Cross-scoring beside one forward pass per pair.")
-    parser.add_argument("--model", default="smollm2", help="any name load_model takes, or shape:3b, shape:135m")
-    parser.add_argument("--device", default=None, help="cpu, cuda; the GPU if there is one")
-    parser.add_argument("--dtype", default=None, help="of a model with weights; float32 if not given. Shapes are bfloat16")
+    add_model_options(parser)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=16, help="reasonings per prompt")
     parser.add_argument("--prompt-tokens", type=int, default=400)
@@ -101,16 +75,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens-per-call", type=int, default=None, help="of one pass of ours; by the device's memory if not given")
     parser.add_argument("--repeats", type=int, default=1, help="times to measure ours")
     parser.add_argument("--header", action="store_true", help="print the head of the table first")
-    return parser.parse_args()
-
-
-def _model(name: str, device: str | None, dtype: str | None) -> Any:
-    if not name.startswith("shape:"):
-        return load_model(name, device=device, dtype=dtype).model
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(0)
-    with torch.device(place):
-        return AutoModelForCausalLM.from_config(SHAPES[name.removeprefix("shape:")], dtype=torch.bfloat16).eval()
+    return parser.parse_args(arguments)
 
 
 def _work(options: argparse.Namespace, vocabulary: int) -> Work:
@@ -126,19 +91,6 @@ def _first_calls(scorer: PrefixScorer, work: Work) -> None:
     scorer.score_all(work.prompts[some], work.reasonings[some])
 
 
-def _timed(model: Any, job: Callable[[], Any]) -> tuple[float, Any]:
-    _wait(model)
-    began = time.perf_counter()
-    result = job()
-    _wait(model)
-    return time.perf_counter() - began, result
-
-
-def _wait(model: Any) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-
-
 @torch.inference_mode()
 def _plain(model: Any, work: Work, num_pairs: int, batch: int) -> tuple[float, list[tuple[int, int]], list[float]]:
     """Seconds for all pairs the plain way, the pairs that were timed, and their scores."""
@@ -149,10 +101,14 @@ def _plain(model: Any, work: Work, num_pairs: int, batch: int) -> tuple[float, l
     for at_once in (1, batch):
         _plain_pass(model, work, pairs[:at_once])  # warm up
         parts = [pairs[start : start + at_once] for start in range(0, len(pairs), at_once)]
-        seconds, answers = _timed(model, lambda parts=parts: [_plain_pass(model, work, part) for part in parts])
+        seconds, answers = timed(model.device, partial(_plain_passes, model, work, parts))
         if seconds < best:
             best, scores = seconds, torch.cat(answers).tolist()
     return best * len(every) / len(pairs), pairs, scores
+
+
+def _plain_passes(model: Any, work: Work, parts: Sequence[Sequence[tuple[int, int]]]) -> list[torch.Tensor]:
+    return [_plain_pass(model, work, part) for part in parts]
 
 
 def _plain_pass(model: Any, work: Work, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -164,30 +120,11 @@ def _plain_pass(model: Any, work: Work, pairs: Sequence[tuple[int, int]]) -> tor
 
 
 def _flops(model: Any, work: Work) -> float:
-    """Of the matrix products: layers for every token once, the head where a token is predicted, attention over what is seen."""
-    config = model.config
+    """Of the products that no way can leave out: every prompt and every pair's reasoning once."""
     num_x, num_z, num_prompts = len(work.prompts[0]), len(work.reasonings[0]), len(work.prompts)
-    head = config.vocab_size * config.hidden_size
-    layers = sum(p.numel() for name, p in model.named_parameters() if p.ndim > 1 and "embed" not in name and "lm_head" not in name)
-    width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     tokens = num_prompts * num_x + work.num_pairs * (num_z - 1)
     seen = num_prompts * num_x * num_x / 2 + work.num_pairs * (num_z - 1) * (num_x + num_z / 2)
-    return 2.0 * tokens * layers + 2.0 * work.num_pairs * num_z * head + 4.0 * seen * width * config.num_hidden_layers
-
-
-@torch.inference_mode()
-def _flop_rate(model: Any) -> float:
-    size = 8192 if model.device.type == "cuda" else 1536
-    a, b = (torch.randn(size, size, device=model.device, dtype=model.dtype) for _ in range(2))
-    torch.mm(a, b)
-    seconds = min(_timed(model, lambda: torch.mm(a, b))[0] for _ in range(5))
-    return 2.0 * size**3 / seconds
-
-
-def _device_name(model: Any) -> str:
-    if model.device.type == "cuda":
-        return torch.cuda.get_device_name(model.device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    return size_of(model).forward_flops(tokens, work.num_pairs * num_z, seen)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """What all tests share: one thread, no network, and the real embedded model, loaded once per worker."""
 
 import os
+import shutil
 
 # Before anything imports torch or huggingface_hub; subprocesses inherit both.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+if shutil.which("nvidia-smi") is None:  # without a GPU, kernels are interpreted; to be said before Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import copy
 from typing import Any

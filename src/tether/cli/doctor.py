@@ -9,13 +9,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from tether.core.errors import BadInput
+
 EXAMPLES = """\b
 Examples:
   tether doctor
+  tether doctor --model Qwen/Qwen2.5-3B-Instruct --set lora.rank=16
 """
 
 PACKAGES = (
@@ -36,10 +40,15 @@ class Finding:
     """A finding that is not good only fails the examination if it is needed."""
 
 
-def doctor() -> None:
+def doctor(
+    model: Annotated[str | None, typer.Option(help="Also check that training this model fits into memory.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of that training.")] = None,
+) -> None:
     """Check this machine; exits 1 if training cannot work here."""
+    if set_ and model is None:
+        raise BadInput("--set is about the training of a model; add --model NAME")
     console = Console()
-    findings = list(examine())
+    findings = [*examine(), *(_fit(model, set_ or []) if model is not None else [])]
     for finding in findings:
         mark = "[green]ok  [/]" if finding.good else "[red]FAIL[/]" if finding.needed else "[yellow]note[/]"
         console.print(f"{mark} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
@@ -70,6 +79,29 @@ def _compute() -> Iterator[Finding]:
 
     yield Finding("compute", True, describe_compute())
     yield Finding("cores", True, f"{os.cpu_count()} CPU cores")
+
+
+def _fit(model: str, pairs: list[str]) -> Iterator[Finding]:
+    """Whether training a model fits, counted without loading it."""
+    from tether.core.config import load, merge, parse_overrides
+    from tether.models.catalog import check_name
+    from tether.training.fit import check_fit
+    from tether.training.parts import resolve_algorithm
+    from tether.training.settings import RunSettings
+
+    check_name(model)
+    settings = load(RunSettings, None, merge({"env": {"name": "frozen_lake"}, "model": {"name": model}}, parse_overrides(pairs)))
+    what = f"training {model}"
+    try:
+        fit = check_fit(settings, resolve_algorithm(settings.algorithm))
+    except BadInput as error:
+        yield Finding(what, False, str(error))
+        return
+    if fit is None:
+        yield Finding(what, False, "cannot be told without loading the model", needed=False)
+        return
+    yield Finding(what, True, fit.words())
+    yield from (Finding(what, False, note, needed=False) for note in fit.notes)
 
 
 def _sandbox() -> Finding:

@@ -84,10 +84,13 @@ def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
     from tether.models.load import load_model
     from tether.rollout.engines.native import NativeEngine
     from tether.training.evaluate import evaluate, stages_of
-    from tether.training.trainer import episode_rules
+    from tether.training.parts import episode_rules
 
     loaded = load_model(settings.model.name, device=settings.model.device)
-    engine = NativeEngine(loaded.model, loaded.tokenizer, max_rows=settings.rollout.max_rows)
+    rollout, rules = settings.rollout, episode_rules(settings, loaded.model)
+    engine = NativeEngine(
+        loaded.model, loaded.tokenizer, max_rows=rollout.max_rows, max_context=rules.max_context, cache_gb=rollout.cache_gb
+    )
     num_prompts, samples = settings.evaluation.prompts, settings.evaluation.samples
     with Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bars:
         task = bars.add_task("playing", total=num_prompts * samples)
@@ -97,7 +100,7 @@ def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
             ChatFormat(loaded.tokenizer),
             num_prompts,
             settings.evaluation_sampling(),
-            episode_rules(settings, loaded.model),
+            rules,
             on_finished=lambda: bars.advance(task),
             samples=samples,
         )

@@ -1,6 +1,7 @@
 """The live view of a run: a bar over the steps with the time left, a bar over the current stage, and the latest numbers.
 
-On a terminal it redraws in place; piped into a file it writes one line per step. How many alarms stand is said in red.
+On a terminal it redraws in place; piped into a file it writes one line per step. How many alarms stand is said in red, what the last step
+cost in a line of its own: where its time went, tokens a second, share of the device's peak, memory.
 """
 
 from collections import deque
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tether.runs.schema import StepRecord
+from tether.runs.timings import GB, StepTimings
 
 ROWS = 12
 STAGES = {
@@ -37,6 +39,8 @@ COLUMNS = (
 )
 
 ALARM_STYLE = "bold red"
+SHOWN_SHARE = 0.02
+"""A stage with less than this share of the time is not named."""
 
 
 class LiveView:
@@ -47,6 +51,7 @@ class LiveView:
         self._records: deque[StepRecord] = deque(maxlen=ROWS)
         self._regime = "-"
         self._alarms = ""
+        self._cost = ""
         self._bars = Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(),
@@ -65,8 +70,12 @@ class LiveView:
     def advance(self) -> None:
         self._bars.advance(self._stage)
 
-    def record(self, record: StepRecord) -> None:
+    def note(self, text: str) -> None:
+        self._console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=self._live is None)
+
+    def record(self, record: StepRecord, timings: StepTimings) -> None:
         self._records.append(record)
+        self._cost = cost_words(timings)
         self._regime = record.regime or self._regime
         self._alarms = _alarms(record)
         self._bars.update(self._run, completed=record.step)
@@ -90,7 +99,7 @@ class LiveView:
             yield
 
     def _view(self) -> Group:
-        return Group(self._table(), self._bars)
+        return Group(self._table(), Text(self._cost, style="dim"), self._bars)
 
     def _table(self) -> Table:
         heading = Text.assemble(f"regime: {self._regime}", (f"   {self._alarms}", ALARM_STYLE) if self._alarms else "")
@@ -109,6 +118,8 @@ class LiveView:
             line.append(f"  [{record.regime}]")
         if self._alarms:
             line.append(f"  {self._alarms}", ALARM_STYLE)
+        if self._cost:
+            line.append(f"  ({self._cost})")
         return line
 
 
@@ -117,6 +128,23 @@ def _alarms(record: StepRecord) -> str:
     counts = [(round(record.metrics.get(f"alarms/{severity}", 0)), severity) for severity in ("critical", "warning")]
     standing = [f"{count} {severity}" for count, severity in counts if count]
     return f"alarms: {', '.join(standing)}" if standing else ""
+
+
+def cost_words(timings: StepTimings) -> str:
+    """What a step cost. Example: "8.1 s: rollout 38% at 900 tokens/s, update 61% at 4,100 tokens/s, 31% of peak; 12.5 GB"."""
+    whole = sum(timings.seconds.values())
+    if not whole:
+        return ""
+    stages = []
+    rates = {"rollout": timings.tokens_per_second, "update": timings.update_tokens_per_second}
+    for stage, seconds in sorted(timings.seconds.items(), key=lambda item: -item[1]):
+        rate, peak = rates.get(stage), timings.share_of_peak.get(stage)
+        if rate is not None or seconds >= SHOWN_SHARE * whole:
+            said = f" at {rate:,.0f} tokens/s" if rate is not None else ""
+            said += f", {peak:.0%} of peak" if stage == "update" and peak is not None else ""
+            stages.append(f"{stage} {seconds / whole:.0%}{said}")
+    memory = f"; {max(timings.peak_memory.values()) / GB:.3g} GB" if timings.peak_memory else ""
+    return f"{whole:.3g} s: {', '.join(stages)}{memory}"
 
 
 def _cell(record: StepRecord, key: str, form: str) -> str:

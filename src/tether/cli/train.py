@@ -1,5 +1,6 @@
 """`tether train`: settle every setting, then train with a live view, then write the report."""
 
+import os
 import re
 import shutil
 import sys
@@ -29,11 +30,14 @@ SMOKE: dict[str, Any] = {
 """Any run, made so small that it shows in a minute whether it works."""
 FREE_ON_RESUME = {
     "steps": (),
-    "learner": ("micro_tokens", "gradient_checkpointing"),
-    "rollout": ("max_rows",),
+    "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts"),
+    "rollout": ("max_rows", "cache_gb"),
     "diagnosis": ("every",),
 }
 """What may change when a run goes on: how long it is, and what decides how much memory it takes but not what it learns."""
+
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The older name first: every version of torch heeds it, some pass over the newer one."""
 
 EXAMPLES = """\b
 Examples:
@@ -192,9 +196,17 @@ def _is_free(section: str, value: Any) -> bool:
     return not keys or (isinstance(value, dict) and set(value) <= set(keys))
 
 
+def _let_segments_grow() -> None:
+    """Have torch's allocator on a card grow its segments instead of taking new ones, unless the user has set it up: rollout and update
+    want blocks of other sizes, and what lies between fixed segments is lost to both. torch reads this when it first uses the card."""
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+
+
 def _run(settings: Any, store: RunStore, resumed: bool) -> None:
     from tether.cli.live import LiveView
 
+    _let_segments_grow()
     console = Console()
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")

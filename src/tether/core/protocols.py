@@ -52,6 +52,19 @@ class Sampling:
     """0 takes the most likely token."""
     max_tokens: int = 400
     """Budget of one response."""
+    top_k: int = 0
+    """Draw from so many most likely tokens; 0 for all."""
+    top_p: float = 1.0
+    """Of these, from the fewest most likely that together have this share of their probability; 1 for all."""
+    min_p: float = 0.0
+    """Of these, from tokens with at least this share of the most likely one's probability; 0 for all."""
+    stop_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that end a response."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens may be excluded from a draw."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 class Anew(tuple[int, ...]):

@@ -34,9 +34,9 @@ from tether.algorithms.losses import clipped_policy_loss
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, DivergedModel, UnknownName
 from tether.diagnostics.buckets import NUM_BUCKETS, Agreement, Bucket, SignalNoise, Vector, dot, split_halves, variance_buckets
-from tether.models.head import SplitModel, evaluating
-from tether.models.logprobs import forward, logprobs_and_entropy
-from tether.models.packing import micro_batches
+from tether.models.head import SplitModel
+from tether.models.probing import evaluating
+from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
 
 ALL, LAST = "all", "last"
 ROUNDING = 1e-4
@@ -270,7 +270,7 @@ class _Loss:
 
     def add(self, batch: Batch, weights_BT: Tensor, into: Mapping[str, Vector]) -> None:
         """Add the gradient of sum(weight * loss) to the vector of the loss's name, for the losses that have one (`_losses`)."""
-        for micro in micro_batches(batch.lengths_B, self.micro_tokens, together=self.split.packs):
+        for micro in cut_batch(self.split, batch.ids_BT, batch.lengths_B, self.micro_tokens):
             index_M = micro.index_M.to(batch.ids_BT.device)
             mask_MT = batch.loss_mask_BT[index_M]
             chosen = forward(self.split, batch.ids_BT, batch.loss_mask_BT, micro)

@@ -13,8 +13,7 @@ from torch import Tensor
 from tether.core.errors import BadInput, CheckpointError, ModelUnavailable
 from tether.models.head import SplitModel
 from tether.models.load import load_model
-from tether.models.logprobs import check_same_vocabulary, forward, over_batch
-from tether.models.packing import MicroBatch
+from tether.models.logprobs import AnyMicroBatch, check_same_vocabulary, forward, over_batch
 
 
 class ValueHead(torch.nn.Module):
@@ -56,9 +55,9 @@ class Critic:
         """The value of the state before every selected token, in row order, float32, without gradient."""
         return over_batch(self.split, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: self.head(chosen.features_ND))
 
-    def micro_values(self, ids_BT: Tensor, mask_BT: Tensor, micro: MicroBatch) -> Tensor:
-        """The same for one micro-batch, with gradient."""
-        values_N: Tensor = self.head(forward(self.split, ids_BT, mask_BT, micro).features_ND)
+    def micro_values(self, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False) -> Tensor:
+        """The same for one micro-batch, with gradient; `recompute` as in `forward`."""
+        values_N: Tensor = self.head(forward(self.split, ids_BT, mask_BT, micro, recompute=recompute).features_ND)
         return values_N
 
     def state(self) -> dict[str, Tensor]:

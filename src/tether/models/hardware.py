@@ -1,8 +1,25 @@
-"""What there is to compute with, in words."""
+"""What there is to compute with: the device in words, the memory it has left, and how fast it multiplies.
+
+The peak is measured, not looked up: square matrix products in the type the model computes in, larger and larger until one takes long enough
+to be timed, then the fastest of a few. A share of that peak says how much of what this machine can do a stage of training used.
+"""
+
+import functools
+import os
+import time
+from pathlib import Path
 
 import torch
 
 from tether.core.errors import BadInput
+
+PRODUCT_WIDTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+TIMED_SECONDS = 0.01
+"""A product that takes at least this long is not made larger: the clock and the start of a kernel no longer count."""
+PEAK_SECONDS = 0.2
+"""How long the products of the last width are repeated."""
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says what a container may use."""
 
 
 def default_device() -> str:
@@ -25,3 +42,77 @@ def describe_compute() -> str:
         properties = torch.cuda.get_device_properties(0)
         return f"GPU {properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
     return f"no GPU; {torch.get_num_threads()} CPU threads (float32)"
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is called. Example: "NVIDIA H200", or "CPU, 2 threads"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type.upper()}, {torch.get_num_threads()} threads"
+
+
+@functools.cache
+def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a large matrix product, measured once per process in well under a second."""
+    for width in PRODUCT_WIDTHS:
+        # Drawn, because a card computes zeros with less power and so faster; from a stream of its own, because the run's must not move.
+        source = torch.Generator(device).manual_seed(0)
+        left, right = (torch.randn(width, width, generator=source, device=device).to(dtype) for _ in range(2))
+        out = torch.empty_like(left)
+        _seconds_of_product(left, right, out)  # the first one also sets the library up
+        seconds = _seconds_of_product(left, right, out)
+        if seconds >= TIMED_SECONDS:
+            break
+    end = time.perf_counter() + PEAK_SECONDS
+    while time.perf_counter() < end:
+        seconds = min(seconds, _seconds_of_product(left, right, out))
+    return 2.0 * width**3 / seconds
+
+
+def _seconds_of_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> float:
+    """The seconds of one product; on a card, of one among several, which hides the way there and back."""
+    on_card = left.device.type == "cuda"
+    repeats = 8 if on_card else 1
+    synchronise(left.device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        torch.mm(left, right, out=out)
+    synchronise(left.device)
+    return max(time.perf_counter() - start, 1e-9) / repeats
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until a card has done what it was given; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that this process could still take on a device: what others use is gone, what torch holds and does not use is not.
+
+    None where the system does not say.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return None
+    found = [bytes_left for bytes_left in (_available_in_system(), _available_in_container(CGROUP)) if bytes_left is not None]
+    return min(found, default=None)
+
+
+def _available_in_system() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # not Linux: what is there at all is the best that can be said
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return 1024 * kilobytes["MemAvailable"] if "MemAvailable" in kilobytes else None
+
+
+def _available_in_container(folder: Path) -> int | None:
+    """What a container's limit leaves; files that are only cached do not count as used."""
+    try:
+        limit, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+        facts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+    except OSError:  # no container, or an older kind of limit
+        return None
+    return None if limit == "max" else int(limit) - int(used) + int(facts.get("inactive_file", 0))

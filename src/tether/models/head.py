@@ -3,37 +3,23 @@
 The vocabulary is the widest thing in a small model: computing logits for prompt tokens that nobody reads wastes most of the time and
 memory of a forward pass. Some architectures do more than a matrix product after the last layer (scaling, soft caps), so the split is
 probed once per model: where the halves do not reproduce the model's own logits, the features are the logits and the second half does nothing.
-Whether several texts may share a row is probed the same way, when it is first asked.
+Whether several texts may share a row, and whether the model has a forward pass over flat tokens, is probed the same way, when it is first
+asked.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from tether.models.family.trunk import FamilyTrunk, family_trunk
+from tether.models.probing import evaluating, probe_ids
 
 PROBE_TOKENS = 4
 PACKED_LENGTHS = ((4, 3), (5, 2))
 """Two rows of two texts each: as many tokens in both, the border elsewhere."""
-
-
-def probe_ids(model: PreTrainedModel, count: int) -> Tensor:
-    """A short text [1, count] of the first words of the model's vocabulary."""
-    return (torch.arange(count, device=model.device) % int(model.config.get_text_config().vocab_size))[None]
-
-
-@contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """The model without dropout inside the block, as it was afterwards."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 class SplitModel:
@@ -53,9 +39,20 @@ class SplitModel:
         return bool(whole.shape == halves.shape and torch.equal(whole, halves))
 
     @property
+    def linear_head(self) -> nn.Linear | None:
+        """The head, where logits are one matrix product of the features with its weights."""
+        is_plain = self.splits and type(self._head) is nn.Linear and self._head.weight.is_floating_point()
+        return self._head if is_plain else None
+
+    @property
     def width(self) -> int:
         """D, where the model splits."""
         return int(self._head.weight.shape[1])
+
+    @cached_property
+    def trunk(self) -> FamilyTrunk | None:
+        """The model's forward pass over flat tokens, which needs no padding; None for models that have none."""
+        return family_trunk(self.model) if self.splits else None
 
     @cached_property
     def packs(self) -> bool:

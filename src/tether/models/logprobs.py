@@ -1,14 +1,15 @@
 """Log-probabilities and entropies of the tokens a mask selects, with gradient: what the learner trains on.
 
 A micro-batch goes through the trunk once; only the features that predict selected tokens go on, through the vocabulary and, where there is
-one, a value head. Rows are padded on the right; with causal attention padding is seen by nothing that counts, so no attention mask is
-needed. Whatever is computed for a micro-batch stands in the order of its rows of the batch, token by token: it lines up with
+one, a value head. Models of the Llama family compute a flat row without padding (`SplitModel.trunk`), others padded rows: padding is on the
+right, where causal attention lets nothing that counts see it, so no attention mask is needed. Whatever is computed for a micro-batch stands in the order of its rows of the batch, token by token: it lines up with
 `field_BT[micro.index_M][mask_BT[micro.index_M]]`.
 
 Shape legend: B rows of the batch, M of a micro-batch, T tokens, N selected tokens, D width, V vocabulary.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,13 @@ from torch import Tensor
 
 from tether.core.errors import BadInput
 from tether.models.head import SplitModel
+from tether.models.linear_logprobs import linear_logprobs
 from tether.models.packing import MicroBatch, micro_batches
+from tether.models.recompute import checkpointed
+from tether.models.shared_prompt import FlatBatch, flat_batches
+
+AnyMicroBatch = MicroBatch | FlatBatch
+"""Padded rows for the module itself, or a flat row for the family's own forward pass."""
 
 
 class Selected(NamedTuple):
@@ -28,30 +35,74 @@ class Selected(NamedTuple):
     """The tokens themselves."""
 
 
-def forward(split: SplitModel, ids_BT: Tensor, mask_BT: Tensor, micro: MicroBatch) -> Selected:
+def cut_batch(
+    split: SplitModel, ids_BT: Tensor, lengths_B: Tensor, max_tokens: int, *, packing: bool = True, share_prompts: bool = True
+) -> list[AnyMicroBatch]:
+    """Cut a batch into micro-batches in the way that costs the model least.
+
+    Args:
+        split: the model.
+        ids_BT: the batch.
+        lengths_B: tokens of each row, padding excluded.
+        max_tokens: the budget of a micro-batch; one sequence is allowed more.
+        packing: False gives every sequence a row of its own, padded to the longest.
+        share_prompts: compute what several sequences begin with once, where the model allows it.
+    """
+    # A sequence beyond the positions that the model names goes to the module itself, which may know what to do with it.
+    if packing and split.trunk is not None and max(lengths_B.tolist(), default=0) <= len(split.trunk.angles[0]):
+        return [*flat_batches(ids_BT, lengths_B, max_tokens, share=share_prompts)]
+    return [*micro_batches(lengths_B, max_tokens, together=packing and split.packs)]
+
+
+def forward(split: SplitModel, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False) -> Selected:
     """One pass through the trunk over a micro-batch of the batch ids_BT; mask_BT selects tokens.
 
-    The first token of a row has nothing before it and cannot be selected.
+    The first token of a row has nothing before it and cannot be selected. With `recompute` the backward pass computes the layers again
+    instead of keeping what they put out.
     """
     index_M = micro.index_M.to(ids_BT.device)
     sequence_N, column_N = mask_BT[index_M].nonzero(as_tuple=True)
-    rows_M, starts_M, lengths_M = torch.tensor([place[1:] for place in micro.places], device=ids_BT.device).unbind(1)
     if bool((column_N == 0).any()):
         raise ValueError("the mask selects the first token of a row, which nothing predicts")
-    if bool((column_N >= lengths_M[sequence_N]).any()):
+    if bool((column_N >= torch.tensor(micro.lengths_M, device=ids_BT.device)[sequence_N]).any()):
         raise ValueError("the mask selects padding: a token beyond the length of its row")
-    ids_RW, positions_RW = micro.laid_out(ids_BT)
+    if isinstance(micro, FlatBatch):
+        features_ND = _flat_features(split, ids_BT, micro, (sequence_N, column_N - 1), recompute)
+    else:
+        features_ND = _row_features(split, ids_BT, micro, (sequence_N, column_N - 1), recompute)
+    return Selected(features_ND, ids_BT[index_M[sequence_N], column_N])
+
+
+def _flat_features(split: SplitModel, ids_BT: Tensor, micro: FlatBatch, places: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
+    """Features at (sequence, column) places, by the model's pass over flat tokens."""
+    if split.trunk is None:
+        raise ValueError(
+            f"models of type '{split.model.config.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`"
+        )
+    ids_S, positions_S = micro.laid_out(ids_BT)
+    attend = micro.attention(split.trunk.scale, ids_BT.device)
+    features_SD = split.trunk.features(ids_S, positions_S, attend, recompute=recompute)
+    return features_SD[micro.places(*places)]
+
+
+def _row_features(split: SplitModel, ids_BT: Tensor, micro: MicroBatch, places: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
+    """The same by the module itself, over padded rows."""
     if micro.shares_rows and not split.packs:
         raise ValueError(f"models of type '{split.model.config.model_type}' do not take shared rows; cut micro-batches with together=False")
+    ids_RW, positions_RW = micro.laid_out(ids_BT)
+    rows_M, starts_M = torch.tensor([place[1:3] for place in micro.places], device=ids_BT.device).unbind(1)
     # Positions are given only where they say something: a model then builds the general mask, which is slower than the causal one.
     positions = {"position_ids": positions_RW} if micro.shares_rows else {}
-    features_RWD = split.features(input_ids=ids_RW, use_cache=False, **positions)
-    features_ND = features_RWD[rows_M[sequence_N], starts_M[sequence_N] + column_N - 1]
-    return Selected(features_ND, ids_BT[index_M[sequence_N], column_N])
+    with checkpointed(split.model) if recompute else nullcontext():  # layers remember for themselves how to be computed again
+        features_RWD = split.features(input_ids=ids_RW, use_cache=False, **positions)
+    sequence_N, column_N = places
+    return features_RWD[rows_M[sequence_N], starts_M[sequence_N] + column_N]
 
 
 def logprobs_and_entropy(split: SplitModel, features_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """log p of each token and entropy of the distribution it came from, at the sampling temperature, in float32."""
+    if split.linear_head is not None:  # the logits of all tokens at once are never held
+        return linear_logprobs(features_ND, targets_N, split.linear_head.weight, split.linear_head.bias, temperature=temperature)
     logits_NV = split.logits(features_ND).float() / temperature
     logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
     entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
@@ -64,7 +115,7 @@ def over_batch(
 ) -> Tensor:
     """A number for every selected token of a whole batch, in row order, without gradient: `function` of each micro-batch's selection."""
     result_BT = torch.zeros(ids_BT.shape, device=ids_BT.device)
-    for micro in micro_batches(lengths_B, max_tokens, together=split.packs):
+    for micro in cut_batch(split, ids_BT, lengths_B, max_tokens):
         index_M = micro.index_M.to(ids_BT.device)
         part_MT = torch.zeros(len(index_M), ids_BT.shape[1], device=ids_BT.device)
         values_N = function(forward(split, ids_BT, mask_BT, micro)).float()

@@ -4,7 +4,7 @@ A batch is cut into micro-batches by a budget of padded tokens. Inside one, shor
 positions that start again tell the attention where a sequence begins, and it sees nothing before that. Rows are as wide as the longest
 sequence of their micro-batch, sequences are placed longest first into the first row with room, and what finds none waits for the next
 micro-batch: the same lengths always give the same places. A model for which shared rows are not exact (`SplitModel.packs`) gets one
-sequence a row.
+sequence a row. Models with a forward pass over flat tokens (`SplitModel.trunk`) are served by models/shared_prompt.py instead.
 
 Shape legend: B rows of the batch, M sequences of a micro-batch, R rows and W columns of its forward pass, T tokens of a sequence.
 """
@@ -39,6 +39,25 @@ class MicroBatch:
     def index_M(self) -> Tensor:
         """The rows of the batch in it, ascending: `batch.rows(micro.index_M)` lines up with what is computed for it."""
         return torch.tensor([place.sequence for place in self.places])
+
+    @property
+    def lengths_M(self) -> list[int]:
+        return [place.length for place in self.places]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that go through the model."""
+        return sum(self.lengths_M)
+
+    @property
+    def num_places(self) -> int:
+        """Places of the forward pass, padding included."""
+        return self.num_rows * self.width
+
+    @property
+    def num_saved(self) -> int:
+        """Tokens that were not computed because another sequence begins with them: none, every sequence is computed whole."""
+        return 0
 
     @property
     def shares_rows(self) -> bool:

@@ -20,8 +20,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.core.errors import BadInput
-from tether.models.decoder import CachedDecoder, decodes_with_cache, max_positions
-from tether.models.head import SplitModel, evaluating
+from tether.models.decoding.cached import CachedDecoder, decodes_with_cache, max_positions
+from tether.models.head import SplitModel
+from tether.models.probing import evaluating
 from tether.models.scorers import check_ids
 from tether.models.shared_prefix import SharedPrefix, shares_prefix
 from tether.models.token_scores import TokenScores

@@ -1,30 +1,32 @@
 """Prompts computed once, and passes over everything that may follow them.
 
 `SharedPrefix` feeds the prompts of a block through the model, keeps the keys and values of every layer, and then feeds continuations:
-all pairs of some of its prompts and some texts in one row (models/prefix_attention.py says how they see what they may see, and nothing
-else). `shares_prefix` finds out whether a model computes in this way what it computes plainly.
+all pairs of some of its prompts and some texts in one row. How they see what they may see, and nothing else, is for one of two: a kernel over
+the family's forward pass on a CUDA device (family/kernels/text_attention.py), and models/prefix_attention.py for all other models.
+`shares_prefix` finds out whether a model computes in this way what it computes plainly.
 
 Shape legend: S tokens of a row, B texts in it, T tokens of the longest, D width of the features.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tether.models.decoder import max_positions
+from tether.models.decoding.cached import max_positions
+from tether.models.family.trunk import FamilyTrunk
 from tether.models.head import SplitModel
 from tether.models.prefix_attention import NotShared, Pass, Span, attending
+from tether.models.probing import agree
 
 Ids = Sequence[int]
+Counts = npt.NDArray[np.int64]
 PROBE_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))
 PROBE_TEXTS = ((9, 10, 11, 12), (13, 14))
-EXACT, HALF = 1e-3, 0.05
-"""Differences that are taken for rounding: of the largest logit in float32, of their root mean square in half precision."""
 
 
 class Continuations(NamedTuple):
@@ -41,15 +43,13 @@ class SharedPrefix:
     """A block of prompts whose keys and values are stored."""
 
     def __init__(self, split: SplitModel, prompts: Sequence[Ids]) -> None:
-        self._split = split
         self._lengths = np.array([len(prompt) for prompt in prompts])
         self._starts = np.cumsum(self._lengths) - self._lengths
         ids = np.concatenate([np.asarray(prompt, dtype=np.int64) for prompt in prompts])
         positions = np.arange(len(ids)) - np.repeat(self._starts, self._lengths)
-        read = _pass_over(self._lengths, split.model.device)
-        features_SD = _features(split, read, ids, positions)
-        self._stored = read.stored
-        self.window = read.window
+        self._row: _Row = _KernelRow(split.trunk) if split.trunk is not None and split.model.device.type == "cuda" else _RegistryRow(split)
+        features_SD = self._row.features(self._lengths, (), ids, positions)
+        self.window = self._row.window
         self.last_PD = features_SD[torch.from_numpy(self._starts + self._lengths - 1).to(features_SD.device)]
         """The features of each prompt's last token, which predict a continuation's first."""
 
@@ -66,30 +66,74 @@ class SharedPrefix:
         spans = [
             Span(n * each, (n + 1) * each, int(self._starts[p]), int(self._starts[p] + self._lengths[p])) for n, p in enumerate(prompts)
         ]
-        written = _pass_over(fed, self._split.model.device, spans, self._stored)
-        features_SD = _features(self._split, written, flat[source_S], steps_S + after_S)
+        features_SD = self._row.features(fed, spans, flat[source_S], steps_S + after_S)
         return Continuations(features_SD, torch.from_numpy(flat[source_S + 1]).to(features_SD.device), fed)
 
 
-def _pass_over(lengths_B: npt.NDArray[np.int64], device: torch.device, spans: Sequence[Span] = (), stored: dict | None = None) -> Pass:
-    """The layout of a row of texts with these lengths."""
-    starts_B = np.cumsum(lengths_B) - lengths_B
-    longest = int(lengths_B.max())
-    pieces_BT = starts_B[:, None] + np.minimum(np.arange(longest), lengths_B[:, None] - 1)
-    steps_S = np.arange(lengths_B.sum()) - np.repeat(starts_B, lengths_B)
-    places_S = steps_S + np.repeat(np.arange(len(lengths_B)) * longest, lengths_B)
-    pieces, places = torch.from_numpy(pieces_BT).to(device), torch.from_numpy(places_S).to(device)
-    return Pass(pieces, places, spans, {} if stored is None else stored, is_even=bool((lengths_B == longest).all()))
+class _Row(Protocol):
+    """Computes rows of texts: first the prompts, whose keys and values it stores, then continuations of them."""
+
+    window: int
+    """The shortest attention window that a layer has asked for; not applied."""
+
+    def features(self, lengths_B: Counts, spans: Sequence[Span], ids_S: Counts, positions_S: Counts) -> Tensor:
+        """[S, D] of a row of texts with these lengths; spans say which prompts they continue, none for the prompts themselves."""
+        ...
 
 
-def _features(split: SplitModel, current: Pass, ids_S: npt.NDArray[np.int64], positions_S: npt.NDArray[np.int64]) -> Tensor:
-    device = split.model.device
-    ids_1S, positions_1S = (torch.from_numpy(array)[None].to(device) for array in (ids_S, positions_S))
-    with attending(split.model, current):
-        features_SD: Tensor = split.features(input_ids=ids_1S, position_ids=positions_1S, use_cache=False)[0]
-    if not current.stored:
-        raise NotShared(f"{type(split.model).__name__} does not ask for an attention function")
-    return features_SD
+class _RegistryRow:
+    """Through the module, whose layers ask transformers' registry for their attention."""
+
+    def __init__(self, split: SplitModel) -> None:
+        self._split = split
+        self._stored: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self.window = 2**31
+
+    def features(self, lengths_B: Counts, spans: Sequence[Span], ids_S: Counts, positions_S: Counts) -> Tensor:
+        split, device = self._split, self._split.model.device
+        starts_B = np.cumsum(lengths_B) - lengths_B
+        longest = int(lengths_B.max())
+        pieces_BT = starts_B[:, None] + np.minimum(np.arange(longest), lengths_B[:, None] - 1)
+        steps_S = np.arange(lengths_B.sum()) - np.repeat(starts_B, lengths_B)
+        places_S = steps_S + np.repeat(np.arange(len(lengths_B)) * longest, lengths_B)
+        pieces, places, ids, positions = (torch.from_numpy(array).to(device) for array in (pieces_BT, places_S, ids_S, positions_S))
+        current = Pass(pieces, places, spans, self._stored, is_even=bool((lengths_B == longest).all()))
+        with attending(split.model, current):
+            features_SD: Tensor = split.features(input_ids=ids[None], position_ids=positions[None], use_cache=False)[0]
+        if not self._stored:
+            raise NotShared(f"{type(split.model).__name__} does not ask for an attention function")
+        self.window = min(self.window, current.window)
+        return features_SD
+
+
+class _KernelRow:
+    """Through the family's forward pass, by one kernel; for CUDA devices."""
+
+    def __init__(self, trunk: FamilyTrunk) -> None:
+        self._trunk = trunk
+        self._stored: list[tuple[Tensor, Tensor]] = []
+        self.window = 2**31
+
+    def features(self, lengths_B: Counts, spans: Sequence[Span], ids_S: Counts, positions_S: Counts) -> Tensor:
+        from tether.models.family.kernels.text_attention import text_attention
+
+        ends_B = np.cumsum(lengths_B)
+        # A text continues the prompt of the span that it ends in.
+        prefixes = np.array([(span.prefix_start, span.prefix_stop) for span in spans], dtype=np.int32).reshape(-1, 2)
+        of_text = np.searchsorted([span.stop for span in spans], ends_B)
+        device = self._trunk.model.device
+        ids, positions, starts_B1, prefixes_B2 = (
+            torch.from_numpy(array).to(device)
+            for array in (ids_S, positions_S, np.concatenate([[0], ends_B]).astype(np.int32), prefixes[of_text] if spans else prefixes)
+        )
+
+        def attend(layer: int, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor) -> Tensor:
+            if not spans:
+                self._stored.append((key_SKD.contiguous(), value_SKD.contiguous()))
+            prefix = (*self._stored[layer], prefixes_B2) if spans else None
+            return text_attention(query_SHD, key_SKD, value_SKD, starts_B1, int(lengths_B.max()), self._trunk.scale, prefix)
+
+        return self._trunk.features(ids, positions, attend)
 
 
 def attention_reach(model: PreTrainedModel, window: int) -> int:
@@ -114,16 +158,5 @@ def shares_prefix(split: SplitModel) -> int | None:
             ids_1T = torch.tensor([[*prompt, *text[:-1]]], device=split.model.device)
             plain.append(split.features(input_ids=ids_1T, use_cache=False)[0, len(prompt) :])
     expected_SV = split.logits(torch.cat(plain)).float()
-    agrees = _agree(found_SV, expected_SV, split.model.dtype)
+    agrees = agree(found_SV, expected_SV, split.model.dtype)
     return attention_reach(split.model, prefix.window) if agrees else None
-
-
-def _agree(found_SV: Tensor, expected_SV: Tensor, dtype: torch.dtype) -> bool:
-    """Whether two ways of computing the same logits differ by rounding only."""
-    difference_SV = found_SV - expected_SV
-    if dtype in (torch.float32, torch.float64):
-        # Against the largest logit: what rounding does to one of them depends on the size of all.
-        return bool(difference_SV.abs().max() <= EXACT * max(1.0, float(expected_SV.abs().max())))
-    # In half precision the largest of a hundred thousand errors says little: it grows with depth and vocabulary, and wrong attention is wrong
-    # nearly everywhere.
-    return bool(difference_SV.square().mean().sqrt() <= HALF * expected_SV.square().mean().sqrt())

@@ -7,12 +7,11 @@ float32, not rounded to the model's precision first), and at temperature 1.
 Shape legend: S tokens, D width of the features, V vocabulary.
 """
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor, nn
 
 from tether.models.head import SplitModel
+from tether.models.linear_logprobs import keeps_the_accumulator, linear_logprobs
 
 LOGIT_BYTES = {"cuda": 2**30, "cpu": 2**28}
 """Memory for the logits of one part, by device."""
@@ -31,6 +30,8 @@ class TokenScores:
 
     def of(self, features_SD: Tensor, targets_S: Tensor) -> Tensor:
         """[S] log-probs, of one target for each token."""
+        if self._head is not None and features_SD.is_cuda:  # one pass over the logits, in a kernel
+            return linear_logprobs(features_SD, targets_S, self._head.weight, self._head.bias)[0]
         parts = zip(self._parts(features_SD), self._parts(targets_S), strict=True)
         return torch.cat([self._chosen(features, targets[:, None])[:, 0] for features, targets in parts])
 
@@ -45,7 +46,7 @@ class TokenScores:
 
     def _chosen(self, features_SD: Tensor, words_SN: Tensor) -> Tensor:
         """[S, N] log-probs of some words for each token."""
-        logits_SV = self._split.logits(features_SD) if self._head is None else _float32_product(self._head, features_SD)
+        logits_SV = self._split.logits(features_SD) if self._head is None else float32_product(self._head, features_SD)
         wide = torch.promote_types(logits_SV.dtype, torch.float32)
         if logits_SV.is_cuda:  # one fused pass, summed by a thousand threads
             return torch.log_softmax(logits_SV, dim=-1, dtype=wide).gather(1, words_SN)
@@ -54,19 +55,10 @@ class TokenScores:
         return logits_SV.gather(1, words_SN) - torch.logsumexp(logits_SV, dim=-1, keepdim=True)
 
 
-def _float32_product(head: nn.Linear, features_SD: Tensor) -> Tensor:
-    if _keeps_the_accumulator(features_SD.device.type, features_SD.dtype):
+def float32_product(head: nn.Linear, features_SD: Tensor) -> Tensor:
+    """Logits of a head in half precision, in the float32 that they are summed in."""
+    if keeps_the_accumulator(features_SD.device.type, features_SD.dtype):
         logits_SV = torch.mm(features_SD, head.weight.t(), out_dtype=torch.float32)
     else:
         logits_SV = features_SD.float() @ head.weight.float().t()
     return logits_SV if head.bias is None else logits_SV + head.bias
-
-
-@lru_cache
-def _keeps_the_accumulator(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether a product in half precision can be had in the float32 that it is summed in."""
-    small = torch.ones(16, 16, dtype=dtype, device=device_type)
-    try:
-        return torch.mm(small, small, out_dtype=torch.float32).dtype == torch.float32
-    except (RuntimeError, TypeError):  # a device, or a torch, that cannot
-        return False

@@ -188,7 +188,8 @@ def _label_ends(
         else:
             places.append((last, series))
     # A layer thinner than its label has no room for it; hovering still names it.
-    places = [(y, series) for y, series in places if series.style is not Style.SHARE or series.points(records)[1][-1] > _LABEL_GAP / 2]
+    thin = _LABEL_GAP / 2 * (high - low)
+    places = [(y, series) for y, series in places if series.style is not Style.SHARE or series.points(records)[1][-1] > thin]
     places.sort(key=lambda place: place[0])
     heights = pushed_apart([(y - low) / (high - low) for y, _ in places])
     for height, (_, series) in zip(heights, places, strict=True):

@@ -2,7 +2,7 @@
 
 The page reads from the answer down: the verdict in words, the key figures, the alarms with their evidence and remedies, the curves with
 how to read them, the regime plane, the gradients by reward variance, the templates of the reasoning, sample episodes from different
-prompts, then the settings, times and the command that repeats the run. Everything is inside the file: plotly.js is inlined once and a
+prompts, then where the time went, the settings and the command that repeats the run. Everything is inside the file: plotly.js is inlined once and a
 content-security policy forbids the browser to load anything else. All text goes through jinja2's escaping, because model output may hold
 HTML. Pieces a run did not record are named as missing.
 """
@@ -28,6 +28,7 @@ from tether.runs.samples import SampleStep, sample_steps
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore, write_whole
 from tether.runs.template_view import StepTemplates, TemplatesView, views
+from tether.runs.timings import COST, StageTime, as_records, machine_words, mean_rates, stage_times
 from tether.runs.verdict import Tile, comparison, failures, number, percent, tiles, verdict
 
 _PLOTLY_CONFIG = {"displayModeBar": False}
@@ -86,16 +87,6 @@ class GradientView:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
-    """One row of the table of times."""
-
-    stage: str
-    total: str
-    per_step: str
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunView:
     """Everything the page says about one run."""
 
@@ -119,6 +110,8 @@ class RunView:
     """None where nobody looked for them."""
     notes: list[tuple[int, str]]
     samples: list[SampleStep]
+    machine: str
+    """What it was computed on; empty where the run did not say."""
     stage_times: list[StageTime]
     rates: list[tuple[str, str]]
     config: str
@@ -136,6 +129,7 @@ def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequ
     found = templates if templates is not None else [None] * len(stores)
     runs = [_view(name, colours[name], store, records[name], own) for name, store, own in zip(names, stores, found, strict=True)]
     stepped = {name: steps for name, steps in records.items() if steps}
+    timed = {name: costs for name, store in zip(names, stores, strict=True) if (costs := as_records(store.timings()))}
     page = _template().render(
         runs=runs,
         title=_title(runs),
@@ -143,6 +137,7 @@ def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequ
         gradient_columns=[title for _, title in TABLE],
         sections=[(section.question, _charts(section.panels, stepped)) for section in SECTIONS],
         plane=_plane(stepped),
+        cost=(COST.question, _charts(COST.panels, timed)),
         regimes=[(regime.value, REGIME_TINTS[regime], meaning) for regime, meaning in _REGIME_MEANINGS.items()],
         # A closing tag inside the library would end its script element; the library ships none, which the tests hold.
         plotly_js=Markup(get_plotlyjs()),
@@ -193,8 +188,9 @@ def _view(name: str, colour: str, store: RunStore, records: list[StepRecord], te
         templates=None if templates is None else views(templates),
         notes=[(record.step, note) for record in records for note in record.notes],
         samples=samples,
-        stage_times=_stage_times(timings),
-        rates=_rates(timings),
+        machine=machine_words(store.machine()),
+        stage_times=stage_times(timings),
+        rates=mean_rates(timings),
         config=store.config_text(),
     )
 
@@ -258,38 +254,3 @@ def _html(figure: go.Figure | None, key: str) -> Markup | None:
         return None
     # plotly escapes angle brackets inside the script it writes, so its output is safe to place as it is.
     return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=_PLOTLY_CONFIG, div_id=f"chart-{key}"))
-
-
-def _stage_times(timings: Sequence[dict[str, Any]]) -> list[StageTime]:
-    """Seconds by stage, the longest first."""
-    totals: dict[str, float] = {}
-    for record in timings:
-        for stage, seconds in (record.get("seconds") or {}).items():
-            totals[stage] = totals.get(stage, 0.0) + float(seconds)
-    whole = sum(totals.values())
-    ordered = sorted(totals.items(), key=lambda item: -item[1])
-    return [
-        StageTime(stage, _duration(total), _duration(total / len(timings)), total / whole if whole else 0.0) for stage, total in ordered
-    ]
-
-
-def _rates(timings: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The mean of every other number that was timed, such as tokens per second."""
-    values: dict[str, list[float]] = {}
-    for record in timings:
-        for key, value in record.items():
-            if key != "step" and isinstance(value, int | float):
-                values.setdefault(key, []).append(float(value))
-    return [(key.replace("_", " "), f"{sum(seen) / len(seen):,.0f}") for key, seen in values.items()]
-
-
-def _duration(seconds: float) -> str:
-    """Seconds for people.
-
-    >>> _duration(0.25), _duration(75), _duration(7260)
-    ('0.25 s', '1 min 15 s', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

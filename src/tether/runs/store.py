@@ -1,9 +1,9 @@
 """The run folder: append-only files that a kill cannot spoil.
 
-    run.json            schema, Tether's version, what the run is (environment, model, algorithm, seed, start), how it ended
+    run.json            schema, Tether's version, what the run is (environment, model, algorithm, seed, start), its machine, how it ended
     config.yaml         the resolved settings; training from it repeats the run
     metrics.jsonl       one StepRecord a line; equal bytes for equal seeds
-    timings.jsonl       everything measured by the clock
+    timings.jsonl       everything measured by the clock, and memory
     trajectories.jsonl  one episode a line
     checkpoints/        written by the trainer
     report.html         written by `tether report`
@@ -97,6 +97,14 @@ class RunStore:
     def about(self) -> dict[str, Any]:
         """What `create` was told about the run."""
         return dict(self._run_json().get("about") or {})
+
+    def machine(self) -> dict[str, Any]:
+        """What `computed_on` was told last; empty for runs of older versions."""
+        return dict(self._run_json().get("machine") or {})
+
+    def computed_on(self, machine: Mapping[str, Any]) -> None:
+        """Say what the run is computed on; a run that goes on elsewhere says so anew."""
+        self._replace(ABOUT, _pretty({**self._run_json(), "machine": dict(machine)}))
 
     def config_text(self) -> str:
         """The resolved settings, as written."""

@@ -127,10 +127,10 @@ def sweep(folder: Path) -> None:
             shutil.rmtree(unfinished)
 
 
-def load_checkpoint(checkpoint: Path, device: str | None) -> LoadedModel:
-    """The model of a checkpoint."""
+def load_checkpoint(checkpoint: Path, device: str | None, dtype: str | None = None) -> LoadedModel:
+    """The model of a checkpoint; `device` and `dtype` as in `load_model`."""
     try:
-        return load_model(str(checkpoint / MODEL), device=device)
+        return load_model(str(checkpoint / MODEL), device=device, dtype=dtype)
     except ModelUnavailable as error:
         raise CheckpointError(f"{error}; or move '{checkpoint}' away to resume from the one before it") from error
 

@@ -4,12 +4,12 @@ A minibatch of `update_batch` trajectories makes one update. It is cut into micr
 settled for the whole minibatch before that, so the gradient does not depend on the cut. Log-probs are taken at the sampling temperature,
 like the sampled ones they are compared with. An algorithm with a critic teaches it on the same minibatches: with a trunk of its own it has
 an optimiser of its own, on a shared trunk its loss is added to the policy's. An update whose gradient is not finite is left out, counted,
-and changes nothing.
+and changes nothing. A minibatch that runs out of memory is done again in smaller parts (training/micro_budget.py).
 """
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +20,12 @@ from tether.algorithms.batch import Batch
 from tether.algorithms.divergence import k3
 from tether.algorithms.losses import clipped_policy_loss, clipped_value_loss
 from tether.algorithms.presets import Algorithm
+from tether.core.errors import OutOfMemory
 from tether.models.critic import Critic
 from tether.models.head import SplitModel
-from tether.models.logprobs import Selected, forward, logprobs_and_entropy
-from tether.models.packing import micro_batches
-from tether.models.recompute import checkpointed
+from tether.models.logprobs import AnyMicroBatch, Selected, cut_batch, forward, logprobs_and_entropy
+from tether.training.memory import forget_failed, memory_boundary
+from tether.training.micro_budget import MicroBudget
 from tether.training.optim import MasterAdam
 from tether.training.settings import CriticSettings, LearnerSettings
 from tether.training.totals import TokenTotals, update_metrics
@@ -64,8 +65,12 @@ class Learner:
             self._optimizers["head"] = self._adam(list(critic.head.parameters()), None)
             if not critic.shared:
                 self._optimizers["critic"] = self._adam(critic.trunk_parameters(), dtype)
+        self._splits = [model] if critic is None or critic.shared else [model, critic.split]
+        self._budget = MicroBudget(settings.micro_tokens, settings.gradient_checkpointing)
         self.nonfinite_streak = 0
         """How many updates in a row were left out by now."""
+        self.updates_applied = 0
+        """How many updates of the latest step have changed the weights, also where the step then failed."""
 
     def _adam(self, parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> MasterAdam:
         chosen = self._settings
@@ -82,18 +87,21 @@ class Learner:
         """Train on the batch, once per order of its trajectories; returns the "update/" metrics."""
         for name, optimizer in self._optimizers.items():
             optimizer.set_rate(rates.policy if name == "policy" else rates.critic)
-        totals, mismatch = TokenTotals(), 0.0
-        with ExitStack() as stack:
-            for split in {id(s): s for s in (self.model, *([self.critic.split] if self.critic else []))}.values():
-                if self._settings.gradient_checkpointing:
-                    stack.enter_context(checkpointed(split.model))
-            for number, minibatch in enumerate(b for order in orders for b in batch.minibatches(order, self._settings.update_batch)):
-                part = TokenTotals()
-                self._backward(minibatch, loss_scale if rates.policy else 0.0, part)
-                if number == 0:
-                    mismatch = part.mean("mismatch")
-                self._step(part, totals, policy_learns=rates.policy > 0)
-        return update_metrics(totals, mismatch, rates.policy, self.nonfinite_streak)
+        totals, mismatch = TokenTotals(), TokenTotals().mismatch
+        self.updates_applied, self._budget.retries = 0, 0
+        to_come = sum(optimizer.bytes_to_come for optimizer in self._optimizers.values())
+        self._budget.decide(self._splits, to_come, self._settings.packing)
+        for number, minibatch in enumerate(b for order in orders for b in batch.minibatches(order, self._settings.update_batch)):
+            part = self._gradient(minibatch, loss_scale if rates.policy else 0.0)
+            if number == 0:
+                mismatch = part.mismatch
+            self._step(part, totals, policy_learns=rates.policy > 0)
+        return {
+            **update_metrics(totals, mismatch, rates.policy, self.nonfinite_streak),
+            "micro_tokens": self._budget.tokens,
+            "recompute": int(self._budget.recompute),
+            "memory_retries": self._budget.retries,
+        }
 
     def state(self) -> dict[str, object]:
         """What a checkpoint must keep beside the policy's weights."""
@@ -118,38 +126,70 @@ class Learner:
         """A context in which the policy holds its float32 weights, to be saved."""
         return self._optimizers["policy"].full_precision()
 
+    def _gradient(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
+        """Accumulate the gradient of one minibatch, in smaller parts where memory asks for it; returns what it saw."""
+        while True:
+            part, failure = TokenTotals(), None
+            try:
+                with memory_boundary("update", "lower learner.micro_tokens"):
+                    self._backward(minibatch, loss_scale, part)
+                    part.settle()
+            except OutOfMemory as error:
+                failure = str(error.__cause__)
+            if failure is None:
+                return part
+            # Only here, where nothing refers to the failed pass any more, is its memory free.
+            for optimizer in self._optimizers.values():
+                optimizer.zero_grad()
+            forget_failed(minibatch.ids_BT.device)
+            lengths = minibatch.lengths_B.tolist()
+            if not self._budget.give_way(self._splits, lengths):
+                raise OutOfMemory(self._last_words(max(lengths), failure))
+
+    def _last_words(self, longest: int, failure: str) -> str:
+        applied = f"{self.updates_applied} of this step's updates had been applied" if self.updates_applied else "no weight was changed"
+        return (
+            f"out of memory in the update with {self._budget.tokens} tokens at a time, where the longest sequence has {longest}, and "
+            f"activations {'computed again' if self._budget.recompute else 'kept'} ({' '.join(failure.split())[:120]}); {applied}; "
+            "lower rollout.max_tokens or rollout.max_turns, train adapters (lora.rank), or take a smaller model"
+        )
+
+    def _cut(self, split: SplitModel, minibatch: Batch) -> list[AnyMicroBatch]:
+        """The micro-batches with something to learn from."""
+        cut = cut_batch(
+            split,
+            minibatch.ids_BT,
+            minibatch.lengths_B,
+            self._budget.tokens,
+            packing=self._settings.packing,
+            share_prompts=self._settings.share_prompts,
+        )
+        learns_B = minibatch.loss_mask_BT.any(dim=1).tolist()
+        return [micro for micro in cut if any(learns_B[row] for row in micro.index_M.tolist())]
+
     def _backward(self, minibatch: Batch, loss_scale: float, totals: TokenTotals) -> None:
         """Accumulate the gradient of one minibatch."""
         weights_BT = self._algorithm.aggregation(minibatch.loss_mask_BT, minibatch.owners_B, self._length)
         value_weights_BT = token_mean(minibatch.loss_mask_BT, minibatch.owners_B, 1.0)
-        together = self._settings.packing and self.model.packs
-        for micro in micro_batches(minibatch.lengths_B, self._settings.micro_tokens, together):
-            index_M = micro.index_M.to(minibatch.ids_BT.device)
-            mask_MT = minibatch.loss_mask_BT[index_M]
-            part = _Tokens(minibatch, index_M, mask_MT)
-            chosen = forward(self.model, minibatch.ids_BT, minibatch.loss_mask_BT, micro)
-            loss = loss_scale * (weights_BT[index_M][mask_MT] * self._policy_losses(chosen, part, totals)).sum()
-            totals.count_micro(len(chosen.targets_N), int(minibatch.lengths_B[index_M].sum()), micro.num_rows * micro.width)
+        for micro in self._cut(self.model, minibatch):
+            part = _Tokens.of_micro(minibatch, micro)
+            chosen = forward(self.model, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
+            loss = loss_scale * (part.of(weights_BT) * self._policy_losses(chosen, part, totals)).sum()
+            totals.count_micro(len(chosen.targets_N), micro.num_tokens, micro.num_places, micro.num_saved)
             if self.critic is not None and self.critic.shared:
                 values_N: Tensor = self.critic.head(chosen.features_ND)
-                loss = (
-                    loss
-                    + self._critic_settings.coef * (value_weights_BT[index_M][mask_MT] * self._value_losses(values_N, part, totals)).sum()
-                )
+                loss = loss + self._critic_settings.coef * (part.of(value_weights_BT) * self._value_losses(values_N, part, totals)).sum()
             loss.backward()
-            totals.add_loss(float(loss.detach()))
+            totals.add_loss(loss)
         if self.critic is not None and not self.critic.shared:
             self._critic_backward(minibatch, value_weights_BT, totals)
 
     def _critic_backward(self, minibatch: Batch, weights_BT: Tensor, totals: TokenTotals) -> None:
         assert self.critic is not None
-        together = self._settings.packing and self.critic.split.packs
-        for micro in micro_batches(minibatch.lengths_B, self._settings.micro_tokens, together):
-            index_M = micro.index_M.to(minibatch.ids_BT.device)
-            mask_MT = minibatch.loss_mask_BT[index_M]
-            values_N = self.critic.micro_values(minibatch.ids_BT, minibatch.loss_mask_BT, micro)
-            losses_N = self._value_losses(values_N, _Tokens(minibatch, index_M, mask_MT), totals)
-            (weights_BT[index_M][mask_MT] * losses_N).sum().backward()
+        for micro in self._cut(self.critic.split, minibatch):
+            part = _Tokens.of_micro(minibatch, micro)
+            values_N = self.critic.micro_values(minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
+            (part.of(weights_BT) * self._value_losses(values_N, part, totals)).sum().backward()
 
     def _policy_losses(self, chosen: Selected, part: "_Tokens", totals: TokenTotals) -> Tensor:
         """The loss of every token: policy, entropy, divergence."""
@@ -159,7 +199,9 @@ class Learner:
         policy = clipped_policy_loss(
             logprobs_N, sampled_N, part.of(part.batch.advantages_BT), algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
         )
-        losses_N = policy.loss_N - algorithm.entropy_coef * entropy_N
+        losses_N = policy.loss_N
+        if algorithm.entropy_coef:  # an entropy that is only reported has no gradient to be computed
+            losses_N = losses_N - algorithm.entropy_coef * entropy_N
         if part.batch.reference_BT is not None:
             divergence_N = algorithm.divergence(logprobs_N, part.of(part.batch.reference_BT))
             totals.add(kl_reference=divergence_N)
@@ -190,6 +232,7 @@ class Learner:
         finite = part.is_finite and all(math.isfinite(norm) for norm in norms.values())
         self.nonfinite_streak = 0 if finite else self.nonfinite_streak + 1
         if finite:
+            self.updates_applied += 1  # from here on: an optimiser that fails may have changed some weights
             for name, optimizer in self._optimizers.items():
                 if name != "policy" or policy_learns:
                     optimizer.step()
@@ -206,9 +249,15 @@ class _Tokens:
     """The selected tokens of a micro-batch, to look up fields of its minibatch by."""
 
     batch: Batch
-    index_M: Tensor
-    mask_MT: Tensor
+    places_N: Tensor
+    """Where they stand in a flattened field."""
+
+    @staticmethod
+    def of_micro(batch: Batch, micro: AnyMicroBatch) -> "_Tokens":
+        index_M = micro.index_M.to(batch.ids_BT.device)
+        sequence_N, column_N = batch.loss_mask_BT[index_M].nonzero(as_tuple=True)
+        return _Tokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N)
 
     def of(self, field_BT: Tensor | None) -> Tensor:
         assert field_BT is not None  # the estimator of advantages has filled it in
-        return field_BT[self.index_M][self.mask_MT]
+        return field_BT.flatten()[self.places_N]

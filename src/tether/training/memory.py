@@ -1,5 +1,6 @@
-"""Running out of memory, put into words: which stage, and which setting to lower."""
+"""Running out of memory, put into words: which stage, and which setting to lower; and a clean start for another attempt."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,6 +25,13 @@ def memory_boundary(stage: str, remedy: str) -> Iterator[None]:
         raise _put_into_words(stage, remedy, error) from error
 
 
+def forget_failed(device: torch.device) -> None:
+    """Give back what a failed attempt held: its tensors may hang in cycles of objects, and torch keeps their memory."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _put_into_words(stage: str, remedy: str, error: RuntimeError) -> OutOfMemory:
     said = " ".join(str(error).split())[:120]
-    return OutOfMemory(f"out of memory in the {stage} ({said}); {remedy}, then go on with --resume: nothing already written is lost")
+    return OutOfMemory(f"out of memory in the {stage} ({said}); {remedy}")

@@ -3,6 +3,9 @@
 At a rate of 1e-6 an update is far below what bfloat16 can tell apart (1 + 1/128 is its next number after 1), so a model that trains in it
 would stand still. Each such parameter has a float32 master here: the gradient of every micro-batch is added to the master's as soon as it
 is there and then freed, the update is made on the master, and the parameter is the master, rounded. A float32 parameter is its own master.
+
+Beside masters, gradients and Adam's two moments nothing of the size of the model is held, not even for a moment: the norm is taken in
+pieces, and clipping, the fused update and the rounding change what is there. The norm is the one number that a step waits for.
 """
 
 import math
@@ -14,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 HALVES = (torch.bfloat16, torch.float16)
+FUSED_DEVICES = ("cpu", "cuda")
+"""Where torch updates weights and moments in one pass over them."""
 PIECE = 2**24
 
 
@@ -42,7 +47,10 @@ class MasterAdam:
         for parameter in self._parameters:
             parameter.data = parameter.data.to(compute_dtype or parameter.dtype)
         self._hooks = [parameter.register_post_accumulate_grad_hook(_gradient_mover(master)) for parameter, master in self._rounded]
-        self._adam = torch.optim.AdamW(self._masters, lr=learning_rate, betas=(beta1, beta2), weight_decay=weight_decay)
+        self._fused = all(master.device.type in FUSED_DEVICES for master in self._masters)
+        self._adam = torch.optim.AdamW(
+            self._masters, lr=learning_rate, betas=(beta1, beta2), weight_decay=weight_decay, fused=self._fused or None
+        )
 
     @property
     def rate(self) -> float:
@@ -64,8 +72,7 @@ class MasterAdam:
         norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
         norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
         if math.isfinite(norm) and norm > max_norm:
-            for gradient in gradients:
-                gradient.mul_(max_norm / norm)
+            torch._foreach_mul_(gradients, max_norm / norm)
         return norm
 
     @torch.no_grad()
@@ -76,8 +83,14 @@ class MasterAdam:
 
     def zero_grad(self) -> None:
         """Forget the gradients, and their memory."""
-        for master in self._masters:
-            master.grad = None
+        for tensor in (*self._masters, *self._parameters):  # a parameter has one where a backward pass broke off
+            tensor.grad = None
+
+    @property
+    def bytes_to_come(self) -> int:
+        """Memory that the next update will take beyond what is held now: gradients, and moments where there are none yet."""
+        gradients = sum(master.nbytes for master in self._masters if master.grad is None)
+        return gradients + sum(2 * master.nbytes for master in self._masters if master not in self._adam.state)
 
     def state_dict(self) -> dict[str, Any]:
         """What going on from here needs: Adam's moments, and the masters of parameters that hold less than they do."""
@@ -92,7 +105,9 @@ class MasterAdam:
         for index, moment in moments.items():
             if index < len(self._masters):
                 _check_shapes("moments", [tuple(moment["exp_avg"].shape)], [tuple(self._masters[index].shape)])
-        self._adam.load_state_dict(state["adam"])
+        # The saved groups say how the update was computed then; it is computed as here, whatever they say.
+        groups = [{**group, "fused": self._fused or None} for group in state["adam"]["param_groups"]]
+        self._adam.load_state_dict({**state["adam"], "param_groups": groups})
         for master, saved in zip(own, masters, strict=True):
             master.copy_(saved)
         self._round()
@@ -119,8 +134,8 @@ class MasterAdam:
 
     @torch.no_grad()
     def _round(self) -> None:
-        for parameter, master in self._rounded:
-            parameter.copy_(master)
+        if self._rounded:
+            torch._foreach_copy_([parameter for parameter, _ in self._rounded], [master for _, master in self._rounded])
 
 
 def _master(parameter: nn.Parameter, compute_dtype: torch.dtype | None) -> nn.Parameter:

@@ -1,7 +1,8 @@
 """The parts of a run, built from its settings: policy, critic, reference, learner, in the one order that works.
 
-Weights are loaded in float32; the learner keeps them so and hands the model a rounded copy where it computes in bfloat16. A run that goes
-on takes its policy from the checkpoint; critic and reference are made as at the start and then restored, or never change.
+Whether they fit into memory is counted before anything is loaded. Weights that are trained are loaded in float32; the learner keeps them so
+and hands the model a rounded copy where it computes in bfloat16. A run that goes on takes its policy from the checkpoint; critic and
+reference are made as at the start and then restored, or never change.
 """
 
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ from tether.algorithms.presets import Algorithm, customised
 from tether.core.errors import BadInput
 from tether.models.adapters import add_lora, is_lora
 from tether.models.critic import Critic, load_critic
-from tether.models.decoder import max_positions
+from tether.models.decoding.cached import max_positions
+from tether.models.hardware import default_device
 from tether.models.head import SplitModel
-from tether.models.load import load_model
+from tether.models.load import DTYPES, load_model
 from tether.models.reference import reference_for
 from tether.rollout.episode import EpisodeRules
 from tether.training.checkpoint import load_checkpoint
 from tether.training.estimate import AdvantageEstimator
+from tether.training.fit import Fit, check_fit, trains_adapters
 from tether.training.learner import Learner
 from tether.training.settings import AlgorithmSettings, RunSettings
 
@@ -34,11 +37,14 @@ class Parts:
     algorithm: Algorithm
     estimator: AdvantageEstimator
     learner: Learner
+    fit: Fit | None
+    """What it takes of the device; None where that could not be told."""
 
 
 def build(settings: RunSettings, checkpoint: Path | None) -> Parts:
     """The parts of a run as it starts, or with the policy of a checkpoint."""
     algorithm = resolve_algorithm(settings.algorithm)
+    fit = check_fit(settings, algorithm)  # before anything is loaded
     model, tokenizer = _policy(settings, checkpoint)
     policy = SplitModel(model)
     critic = _critic(settings, policy) if algorithm.has_critic else None
@@ -50,7 +56,7 @@ def build(settings: RunSettings, checkpoint: Path | None) -> Parts:
         max_tokens=settings.rollout.max_tokens,
         critic=critic,
         critic_settings=settings.critic,
-        dtype=None if is_lora(model) else _dtype(settings, model.device),
+        dtype=None if is_lora(model) else DTYPES[_dtype_name(settings)],
     )
     reference = None
     if algorithm.has_reference:  # after the learner, which decides what the policy computes in
@@ -59,23 +65,19 @@ def build(settings: RunSettings, checkpoint: Path | None) -> Parts:
     estimator = AdvantageEstimator(
         algorithm, critic, reference, temperature=settings.rollout.temperature, micro_tokens=settings.learner.micro_tokens
     )
-    return Parts(model, tokenizer, algorithm, estimator, learner)
+    return Parts(model, tokenizer, algorithm, estimator, learner, fit)
 
 
 def _policy(settings: RunSettings, checkpoint: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    # Frozen weights are read as they compute: in float32 they would need more memory than the whole run.
+    dtype = _dtype_name(settings) if trains_adapters(settings) else None
     if checkpoint is not None:
-        loaded = load_checkpoint(checkpoint, settings.model.device)
+        model, tokenizer = load_checkpoint(checkpoint, settings.model.device, dtype)
     else:
-        loaded = load_model(settings.model.name, device=settings.model.device)
-    model = loaded.model
-    if settings.lora.rank and checkpoint is None:
-        add_lora(model, settings.lora.rank, settings.lora.alpha, settings.lora.targets, settings.seed)
-    if is_lora(model):
-        dtype = _dtype(settings, model.device)
-        for parameter in model.parameters():  # the frozen weights; adapters stay in float32
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(dtype)
-    return model, loaded.tokenizer
+        model, tokenizer = load_model(settings.model.name, device=settings.model.device, dtype=dtype)
+        if settings.lora.rank:
+            add_lora(model, settings.lora.rank, settings.lora.alpha, settings.lora.targets, settings.seed)
+    return model, tokenizer
 
 
 def _critic(settings: RunSettings, policy: SplitModel) -> Critic:
@@ -84,10 +86,10 @@ def _critic(settings: RunSettings, policy: SplitModel) -> Critic:
     return load_critic(settings.critic.model or settings.model.name, policy=policy, device=settings.model.device)
 
 
-def _dtype(settings: RunSettings, device: torch.device) -> torch.dtype:
+def _dtype_name(settings: RunSettings) -> str:
     """What the model computes in."""
-    name = settings.model.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    on_card = torch.device(settings.model.device or default_device()).type == "cuda"
+    return settings.model.dtype or ("bfloat16" if on_card else "float32")
 
 
 def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:

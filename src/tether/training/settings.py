@@ -152,12 +152,22 @@ class RolloutSettings(Settings):
     group_size: Positive = 16
     """Trajectories per prompt, G."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Draw from so many most likely tokens; 0 for all."""
+    top_p: Share = 1.0
+    """Of these, from the fewest that together have this share of their probability."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Of these, from tokens with at least this share of the most likely one's probability."""
     max_tokens: Positive = 400
     """Budget of one response."""
+    stop_ids: list[Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = []
+    """Sequences of token ids that end a response, beside the end of the turn and the closing tags."""
     max_context: Positive = 3600
     """Budget of one conversation; the model's own limit also holds."""
     max_rows: Positive = 128
     """Episodes decoded at a time."""
+    cache_gb: Annotated[float, Field(gt=0)] | None = None
+    """Memory for keys and values, in GiB; null takes half of what is free. Where it runs out, episodes wait for others to end."""
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     context: Literal["full", "last_k", "single_turn"] = "full"
     """What the agent sees of the turns before: all, the last k, or a summary."""
@@ -167,6 +177,10 @@ class RolloutSettings(Settings):
     """The last part of `max_tokens`, as a share, in which a response is punished for its length; 0 turns it off."""
     overlong_penalty: Annotated[float, Field(ge=0)] = 1.0
     """The punishment at the full length."""
+
+    def sampling(self, temperature: float) -> Sampling:
+        """How responses are drawn at a temperature."""
+        return Sampling(temperature, self.max_tokens, self.top_k, self.top_p, self.min_p, tuple(map(tuple, self.stop_ids)))
 
 
 class LearnerSettings(Settings):
@@ -181,11 +195,13 @@ class LearnerSettings(Settings):
     epochs: Positive = 1
     """Passes over the batch of a step."""
     micro_tokens: Positive = 8192
-    """Tokens per forward pass; lower it if memory runs out, the update stays the same."""
+    """Tokens per forward pass; halved for the rest of the run where memory runs out, the update stays the same."""
     packing: bool = True
-    """Let short sequences share a row of a forward pass."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, more time, the same update."""
+    """Let sequences stand behind one another in a forward pass instead of padding them."""
+    share_prompts: bool = True
+    """Compute what several sequences of a forward pass begin with once, where the model allows it."""
+    gradient_checkpointing: bool | None = None
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time, the same update. Null: as needed."""
     schedule: str = "constant"
     """How the learning rate goes on after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -307,10 +323,10 @@ class RunSettings(Settings):
         return [self.env, *self.also]
 
     def sampling(self) -> Sampling:
-        return Sampling(self.rollout.temperature, self.rollout.max_tokens)
+        return self.rollout.sampling(self.rollout.temperature)
 
     def evaluation_sampling(self) -> Sampling:
-        return Sampling(self.evaluation.temperature, self.rollout.max_tokens)
+        return self.rollout.sampling(self.evaluation.temperature)
 
 
 def _entry(data: dict[str, Any], section: str, key: str, default: Any) -> Any:

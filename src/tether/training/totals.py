@@ -1,12 +1,18 @@
-"""Sums over the trained tokens of a step, reduced to means once at its end."""
+"""Sums over the trained tokens of a step, reduced to means once at its end.
+
+Sums stay on the device until a minibatch is done and are read in one go: a GPU that is asked for a number has to finish first.
+"""
 
 import math
 
+import torch
 from torch import Tensor
 
 MEANS = ("policy_loss", "entropy", "clip_low", "clip_high", "clip_dual", "kl_sampled")
 """Always there; others only where the algorithm computes them."""
 OPTIONAL_MEANS = ("kl_reference", "value_loss", "value_clip")
+LOSS, RATIO_MAX, RATIO_MIN = "loss", "ratio_max", "ratio_min"
+"""Numbers of a minibatch that are no sums over tokens."""
 
 
 class TokenTotals:
@@ -14,6 +20,7 @@ class TokenTotals:
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
+        """What has been read from the device: `settle` first."""
         self.count = 0
         self.ratio_max, self.ratio_min = 0.0, math.inf
         self.losses: list[float] = []
@@ -21,30 +28,49 @@ class TokenTotals:
         self.norms: list[dict[str, float]] = []
         """Gradient norms of each update, by optimiser."""
         self.nonfinite = 0
-        self.tokens, self.places = 0, 0
-        """Tokens that went through the model, and the places there were for them."""
+        self.tokens, self.places, self.saved = 0, 0, 0
+        """Tokens that went through the model, the places there were for them, and tokens that were spared because others begin alike."""
+        self._pending: dict[str, Tensor] = {}
 
     def add(self, **values: Tensor) -> None:
         for name, tensor in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(tensor.detach().double().sum())
+            self._add(name, tensor.detach().double().sum())
 
     def add_ratios(self, ratio_N: Tensor) -> None:
         self.add(ratio=ratio_N, ratio_squared=ratio_N.double().square())
-        self.ratio_max = max(self.ratio_max, float(ratio_N.max()))
-        self.ratio_min = min(self.ratio_min, float(ratio_N.min()))
+        highest, lowest = (found.detach().double() for found in ratio_N.aminmax()[::-1])
+        self._pending[RATIO_MAX] = torch.maximum(self._pending.get(RATIO_MAX, highest), highest)
+        self._pending[RATIO_MIN] = torch.minimum(self._pending.get(RATIO_MIN, lowest), lowest)
 
-    def add_loss(self, loss: float) -> None:
+    def add_loss(self, loss: Tensor) -> None:
         """The loss of a micro-batch, a part of its minibatch's."""
-        self.losses = [sum(self.losses) + loss]
+        self._add(LOSS, loss.detach().double())
 
-    def count_micro(self, count: int, tokens: int, places: int) -> None:
+    def _add(self, name: str, value: Tensor) -> None:
+        self._pending[name] = self._pending[name] + value if name in self._pending else value
+
+    def count_micro(self, count: int, tokens: int, places: int, saved: int) -> None:
         self.count += count
         self.tokens += tokens
         self.places += places
+        self.saved += saved
+
+    def settle(self) -> None:
+        """Read what the device has summed up for a minibatch."""
+        if not self._pending:
+            return
+        found = dict(zip(self._pending, torch.stack(list(self._pending.values())).tolist(), strict=True))
+        self._pending = {}
+        if LOSS in found:
+            self.losses.append(found.pop(LOSS))
+        if RATIO_MAX in found:
+            self.ratio_max, self.ratio_min = found.pop(RATIO_MAX), found.pop(RATIO_MIN)
+        self.sums = found
 
     def merge(self, part: "TokenTotals") -> None:
-        """Add what a minibatch saw."""
+        """Add what a minibatch saw, which is settled."""
         self.count, self.tokens, self.places = self.count + part.count, self.tokens + part.tokens, self.places + part.places
+        self.saved += part.saved
         self.ratio_max, self.ratio_min = max(self.ratio_max, part.ratio_max), min(self.ratio_min, part.ratio_min)
         self.losses += part.losses
         self.norms += part.norms
@@ -58,8 +84,14 @@ class TokenTotals:
     def mean(self, name: str) -> float:
         return self.sums.get(name, 0.0) / max(1, self.count)
 
+    @property
+    def mismatch(self) -> dict[str, float]:
+        """How far the learner's log-probs are from the sampler's; 0 where that is not finite, which the counts of updates say."""
+        found = {"mismatch": self.mean("mismatch"), "mismatch_ratio_mean": self.mean("ratio"), "mismatch_ratio_max": self.ratio_max}
+        return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
 
-def update_metrics(totals: TokenTotals, mismatch: float, rate: float, nonfinite_streak: int) -> dict[str, float]:
+
+def update_metrics(totals: TokenTotals, mismatch: dict[str, float], rate: float, nonfinite_streak: int) -> dict[str, float]:
     """The "update/" metrics of a step; `mismatch` is that of its first minibatch, before anything was updated."""
     num_updates = len(totals.norms)
     metrics = {
@@ -70,13 +102,14 @@ def update_metrics(totals: TokenTotals, mismatch: float, rate: float, nonfinite_
         "ratio_std": math.sqrt(max(0.0, totals.mean("ratio_squared") - totals.mean("ratio") ** 2)),
         "ratio_max": totals.ratio_max,
         "ratio_min": totals.ratio_min if num_updates else 0.0,
-        "mismatch": mismatch if math.isfinite(mismatch) else 0.0,
+        **mismatch,
         "grad_norm": _mean_norm(totals.norms, "policy"),
         "learning_rate": rate,
         "num_updates": num_updates,
         "nonfinite": totals.nonfinite,
         "nonfinite_streak": nonfinite_streak,
         "tokens_trained": totals.count,
+        "tokens_shared": totals.saved,
         "padding": 1 - totals.tokens / totals.places if totals.places else 0.0,
     }
     if totals.norms and "head" in totals.norms[0]:

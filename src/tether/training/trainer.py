@@ -7,54 +7,40 @@ stopped at any time and continued from its last checkpoint with the same result.
 """
 
 import dataclasses
-import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.filters.members import extreme_members
-from tether.algorithms.filters.reweight import variance_weights
 from tether.algorithms.filters.scale import loss_scale
-from tether.algorithms.filters.scores import sample_variance
-from tether.core.errors import CheckpointError, TetherError
+from tether.core.errors import OutOfMemory, TetherError
 from tether.core.metrics import StepMetrics
 from tether.core.seeding import generator, seed_everything
 from tether.core.types import Group
 from tether.diagnostics.monitor import Health, Monitor
-from tether.models.chat import ChatFormat
-from tether.rollout.arena import Arena
-from tether.rollout.collect import training_plan
-from tether.rollout.engines.native import NativeEngine
+from tether.models.hardware import device_name
 from tether.rollout.pack import pack
-from tether.rollout.summary import rollout_summary
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
-from tether.training.checkpoint import (
-    checkpoint_name,
-    keep_best,
-    list_checkpoints,
-    load_checkpoint,
-    load_state,
-    save_checkpoint,
-    step_of,
-    sweep,
-)
+from tether.training.checkpoint import checkpoint_name, keep_best, list_checkpoints, save_checkpoint, step_of, sweep
 from tether.training.diagnosis_settings import Action
 from tether.training.early_stop import reason_to_stop
-from tether.training.evaluate import evaluate, stages_of
+from tether.training.emphasis import emphasised
 from tether.training.gather import Gathered, gather
 from tether.training.interrupts import Interrupts
 from tether.training.judge import judge_of
 from tether.training.learner import Rates
 from tether.training.memory import memory_boundary
-from tether.training.parts import build, episode_rules
+from tether.training.parts import build
+from tether.training.player import Player
 from tether.training.reactions import Reaction, Reactions, last_healthy
+from tether.training.resume import restore, take_back
 from tether.training.schedule import learning_rate
 from tether.training.settings import RunSettings
+from tether.training.step_record import step_record
+from tether.training.throughput import Meter, give_back_unused
 from tether.training.watch import Unwatched, Watcher
 from tether.training.watching import gradient_metrics, step_work
 
@@ -71,11 +57,10 @@ class Trainer:
         checkpoint = next(reversed(list_checkpoints(store.checkpoints)), None)
         parts = build(settings, checkpoint)
         self.settings, self.store, self._watcher = settings, store, watcher or Unwatched()
-        self.model, self.tokenizer, self.chat = parts.model, parts.tokenizer, ChatFormat(parts.tokenizer)
+        self.model, self.tokenizer = parts.model, parts.tokenizer
         self.algorithm, self.estimator, self.learner = parts.algorithm, parts.estimator, parts.learner
-        self.arena = Arena(stages_of(settings.environments()))
-        self.rules = episode_rules(settings, self.model)
-        self.engine = NativeEngine(self.model, self.tokenizer, max_rows=settings.rollout.max_rows)
+        self.player = Player(settings, parts, self._watcher)
+        self.arena = self.player.arena
         chosen = settings.diagnosis
         self.monitor = Monitor(chosen.every, chosen.scopes, budget=chosen.budget, contexts=chosen.contexts, seed=settings.seed)
         self.scorer, self.reactions = judge_of(settings, self.model, self.tokenizer), Reactions(settings)
@@ -84,14 +69,18 @@ class Trainer:
         self._whole = True
         """The weights are those of that step; a second Ctrl-C can tear an update, whose weights must not be saved."""
         self._monitor_state = self.monitor.state()  # as of that step: an interrupted one may already have observed
-        self._interrupts, self._seconds = Interrupts(), dict[str, float]()
+        self._interrupts = Interrupts()
+        self._meter = Meter(self.model, self.learner.critic)
+        self._fit = parts.fit
         if checkpoint:
-            self._restore(checkpoint)
+            self.step = restore(checkpoint, self.learner, self.monitor, self.reactions)
+            self._monitor_state = self.monitor.state()
 
     def run(self) -> None:
-        """Train to the last step, or until a rule says that going on is a waste; on Ctrl-C write a checkpoint and re-raise."""
+        """Train to the last step, or until a rule says that going on is a waste; on Ctrl-C or without memory write a checkpoint and re-raise."""
         with self.arena, self._interrupts.listening(), self._watcher.showing():
             try:
+                self._introduce()
                 self._catch_up()
                 reason = self._reason_to_stop()
                 while reason is None and self.step < self.settings.steps:
@@ -103,18 +92,19 @@ class Trainer:
                 if self._whole:
                     self.save()
                 raise
+            except OutOfMemory as error:
+                raise OutOfMemory(f"{error}; nothing already written is lost: {self._way_on()}") from error
         self.store.finish(f"stopped early after step {self.step}: {reason}" if reason else f"all {self.settings.steps} steps done")
 
     def train_step(self, step: int) -> None:
         """One pass through the data flow; each line is a stage."""
-        self._seconds = {}
+        self._meter.begin()
         gathered = self._gather(step)
         health = self._diagnose(step, gathered)  # on the policy that wrote the reasoning, always on unfiltered groups
         batch, estimates = self._estimate(gathered)
         with self._interrupts.shield():  # weights and record change together
             self._whole = False
             update = {**estimates, **self._update(step, batch, gathered)}
-            self.engine.sync()
             record = self._append(step, gathered, batch, update, health)
             record = self._react(record)
             self._whole = True
@@ -127,23 +117,48 @@ class Trainer:
             self.store.sync()  # no checkpoint outlives a power cut that the records of its steps do not
             return save_checkpoint(self.store.checkpoints, self.step, self.model, self.tokenizer, state, self.settings.checkpoint.keep)
 
+    def _introduce(self) -> None:
+        """Say what the run is computed on."""
+        machine = {
+            "device": device_name(self.model.device),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "peak": self._meter.peak,
+            "engine": self.player.engine.way,
+        }
+        self.store.computed_on(machine)
+        for note in (*(self._fit.notes if self._fit else ()), self.player.engine_note()):
+            if note is not None:
+                self._watcher.note(note)
+
+    def _way_on(self) -> str:
+        """Keep the last complete step, if the weights are still its, and say where a resumed run begins."""
+        if self._whole and not (self.store.checkpoints / checkpoint_name(self.step)).exists():
+            self.save()
+        checkpoint = next(reversed(list_checkpoints(self.store.checkpoints)), None)
+        return f"--resume goes on from {checkpoint.name}" if checkpoint else "--resume begins anew, as there is no checkpoint yet"
+
     def _gather(self, step: int) -> Gathered:
         settings = self.settings
 
         def sample(num_groups: int, first: int) -> list[Group]:
-            with self._timed("rollout", num_groups * settings.rollout.group_size), memory_boundary("rollout", self._rows_remedy()):
-                return self._play(step, num_groups, first)
+            count = num_groups * settings.rollout.group_size
+            with self._timed("rollout", count):
+                groups = self.player.within_memory("rollout", count, lambda: self._play(step, num_groups, first))
+            self._meter.count(self.player.counts())
+            return groups
 
         counting = self.reactions.counting(self._records())
         ratios = [r.metrics["groups/rv_ratio"] for r in counting if "groups/rv_ratio" in r.metrics]
         recent = ratios[len(ratios) - min(settings.filter.auto_steps - 1, len(ratios)) :]
-        return gather(sample, settings.rollout.num_groups, settings.filter.model_copy(update={"keep": self.reactions.keep}), recent)
+        rules = settings.filter.model_copy(update={"keep": self.reactions.keep})
+        with self._meter.stage("select"):  # less the rollouts in it
+            gathered = gather(sample, settings.rollout.num_groups, rules, recent)
+        self._meter.played(gathered.groups)
+        return gathered
 
     def _play(self, step: int, num_groups: int, first: int) -> list[Group]:
         """New prompts of a step, from a place in its sequence of prompts on."""
-        settings = self.settings
-        plan = training_plan(settings.seed, step, num_groups, settings.rollout.group_size, first, self.arena.weights)
-        return self.arena.play(plan, self.engine, self.chat, settings.sampling(), self.rules, self._watcher.advance)
+        return self.player.train(step, num_groups, first)
 
     def _diagnose(self, step: int, gathered: Gathered) -> Health:
         """Look at what was sampled; a diagnosis that fails is on the record with its cause, and training goes on."""
@@ -173,18 +188,7 @@ class Trainer:
             return batch, {}
         with self._timed("advantages"), memory_boundary("advantages", self._micro_remedy()):
             batch, estimates = self.estimator.complete(batch)
-        chosen = self.settings.filter
-        if chosen.reweight:
-            weights = variance_weights({group.index: sample_variance(np.array(group.rewards)) for group in gathered.chosen})
-            weights_B = torch.tensor([weights[int(group)] for group in batch.groups_B], device=batch.ids_BT.device)
-            assert batch.advantages_BT is not None
-            batch = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * weights_B[:, None])
-        if chosen.members is not None:
-            extreme = {(g.index, g.trajectories[m].member) for g in gathered.chosen for m in extreme_members(g.rewards, chosen.members)}
-            speaking = [t for t in trajectories if t.num_sampled]
-            kept = [owner for owner, t in enumerate(speaking) if (t.group, t.member) in extreme]
-            batch = batch.trajectories(torch.tensor(kept, device=batch.ids_BT.device))
-        return batch, estimates
+        return emphasised(batch, gathered, self.settings.filter), estimates
 
     def _update(self, step: int, batch: Batch, gathered: Gathered) -> dict[str, float]:
         if not len(batch):
@@ -195,8 +199,18 @@ class Trainer:
             for epoch in range(chosen.epochs)
         ]
         scale = loss_scale(settings.filter.loss_scale, gathered.batch_share)
-        with self._timed("update"), memory_boundary("update", self._micro_remedy()):
-            return {**self.learner.update(batch, orders, scale, self._rates(step)), "skipped": 0}
+        streak = self.learner.nonfinite_streak
+        give_back_unused(self.model.device)
+        try:
+            with self._timed("update"), memory_boundary("update", self._micro_remedy()):
+                update = self.learner.update(batch, orders, scale, self._rates(step))
+                self.player.engine.sync()
+        except OutOfMemory:
+            if not self.learner.updates_applied:  # the weights are still those of the last step
+                self.learner.nonfinite_streak, self._whole = streak, True
+            raise
+        self._meter.learned(batch.lengths_B.tolist(), chosen.epochs)
+        return {**update, "skipped": 0}
 
     def _rates(self, step: int) -> Rates:
         chosen, critic = self.settings.learner, self.settings.critic
@@ -208,34 +222,26 @@ class Trainer:
         )
         return Rates(0.0 if warming_up else policy, value)
 
-    def _rows_remedy(self) -> str:
-        return f"lower rollout.max_rows (now {self.settings.rollout.max_rows})"
-
     def _micro_remedy(self) -> str:
-        chosen = self.settings.learner
-        saving = "" if chosen.gradient_checkpointing else " or set learner.gradient_checkpointing=true"
-        return f"lower learner.micro_tokens (now {chosen.micro_tokens}; the update stays the same){saving}"
+        return f"lower learner.micro_tokens (now {self.settings.learner.micro_tokens}; the update stays the same)"
 
     def _append(self, step: int, gathered: Gathered, batch: Batch, update: dict[str, float], health: Health) -> StepRecord:
         """Write down what the step did; from here on it is complete."""
-        metrics = StepMetrics()
-        metrics.put("rollout", rollout_summary(gathered.groups, mixed=len(self.settings.environments()) > 1))
-        metrics.put("rollout", self.reactions.repetition(gathered.groups))
-        metrics.put("groups", {**gathered.metrics(int(batch.loss_mask_BT.sum())), "keep": self.reactions.keep})
-        metrics.put("update", update)
-        for section, values in health.metrics.items():
-            metrics.put(section, values)
-        notes = list(health.notes)
-        if update["skipped"] and gathered.chosen:
-            notes.append("no kept episode holds a response: nothing to learn from, the update was skipped")
-        if not gathered.chosen:
-            flat = gathered.selection.zero_variance
-            notes.append(f"the filter kept none of {len(gathered.groups)} groups ({flat} without reward variance); the update was skipped")
-        if update.get("nonfinite"):
-            notes.append(f"{update['nonfinite']:.0f} updates were left out: their gradient was not finite")
-        record = self.reactions.raised(self._records(), StepRecord(step, dict(metrics), health.regime, notes))
-        self._append_trajectories(step, "train", gathered.groups, gathered.chosen_ids)
-        self.store.append(record)
+        groups = {**gathered.metrics(int(batch.loss_mask_BT.sum())), "keep": self.reactions.keep}
+        with self._meter.stage("record"):
+            record = step_record(
+                step,
+                gathered,
+                update,
+                health,
+                mixed=len(self.settings.environments()) > 1,
+                repetition=self.reactions.repetition(gathered.groups),
+                groups=groups,
+                notes=self.player.take_notes(),
+            )
+            record = self.reactions.raised(self._records(), record)
+            self._append_trajectories(step, "train", gathered.groups, gathered.chosen_ids)
+            self.store.append(record)
         self.step, self._monitor_state = step, self.monitor.state()
         return record
 
@@ -266,18 +272,11 @@ class Trainer:
         healthy = last_healthy(self.store.checkpoints, asking, self.reactions.undone)
         if healthy is None:
             return "no checkpoint from before the decline is left, went on without; raise checkpoint.keep or lower checkpoint.every"
-        self._take_back(healthy)
+        # Steps go on counting: nothing is replayed.
+        take_back(healthy, self.model, self.learner)
+        self.player.engine.sync()
+        self.reactions.undone.append((step_of(healthy) + 1, self.step))
         return f"went on with the weights of step {step_of(healthy)}"
-
-    def _take_back(self, checkpoint: Path) -> None:
-        """Put weights, optimiser and critic of an earlier step in place of the present ones. Steps go on counting: nothing is replayed."""
-        saved = dict(load_checkpoint(checkpoint, "cpu").model.named_parameters())
-        with torch.no_grad():  # float32 masters of rounded weights come back with the optimiser
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(saved[name])
-        self.learner.restore(load_state(checkpoint)["learner"])
-        self.engine.sync()
-        self.reactions.undone.append((step_of(checkpoint) + 1, self.step))
 
     def _append_trajectories(self, step: int, split: str, groups: Sequence[Group], kept: set[Hashable]) -> None:
         self.store.append_trajectories([trajectory_record(t, step, split, g.index in kept) for g in groups for t in g.trajectories])
@@ -290,10 +289,9 @@ class Trainer:
                 self.save()
         if self._evaluation_is_due(step):
             record = self._evaluate(record)
-        tokens = record.metrics.get("rollout/tokens_sampled")
-        rate = {"tokens_per_second": tokens / self._seconds["rollout"]} if tokens and "rollout" in self._seconds else {}
-        self.store.append_timings(step, {"seconds": self._seconds, **rate})
-        self._watcher.record(record)
+        timings = self._meter.timings()
+        self.store.append_timings(step, timings.to_json())
+        self._watcher.record(record, timings)
 
     def _evaluation_is_due(self, step: int) -> bool:
         every = self.settings.evaluation.every
@@ -301,21 +299,13 @@ class Trainer:
 
     def _evaluate(self, record: StepRecord) -> StepRecord:
         """Play the validation prompts and write the record again with what they gave; readers take the last one of a step."""
-        settings, chosen = self.settings, self.settings.evaluation
-        with self._timed("validation", chosen.prompts * chosen.samples), memory_boundary("validation", self._rows_remedy()):
-            result = evaluate(
-                stages_of(settings.environments()),
-                self.engine,
-                self.chat,
-                chosen.prompts,
-                settings.evaluation_sampling(),
-                self.rules,
-                self._watcher.advance,
-                samples=chosen.samples,
-            )
+        chosen = self.settings.evaluation
+        count = chosen.prompts * chosen.samples
+        with self._timed("validation", count):
+            result = self.player.within_memory("validation", count, self.player.validate)
         metrics = StepMetrics(record.metrics)
         metrics.put("validation", result.metrics)
-        record = dataclasses.replace(record, metrics=dict(metrics))
+        record = dataclasses.replace(record, metrics=dict(metrics), notes=[*record.notes, *self.player.take_notes()])
         self._append_trajectories(record.step, "validation", result.groups, set())
         self.store.append(record)
         self._keep_if_best(record)
@@ -353,7 +343,7 @@ class Trainer:
             self.store.append(record)
         else:
             record = self._evaluate(record)
-        self._watcher.record(record)
+        self._watcher.record(record, self._meter.timings())
 
     def _records(self) -> list[StepRecord]:
         """What is on record of the steps so far, in order."""
@@ -364,30 +354,13 @@ class Trainer:
         records = {record.step: record for record in self._records()}
         record = records.get(self.step, StepRecord(self.step, {}, None, []))
         if self._evaluation_is_due(self.step) and "validation/success" not in record.metrics:
-            self._seconds = {}
+            self._meter.begin()
             self._follow_up(record)
         else:
             self._keep_if_best(record)
 
-    def _restore(self, checkpoint: Path) -> None:
-        state = load_state(checkpoint)
-        if missing := sorted({"learner", "monitor", "reactions"} - state.keys()):
-            raise CheckpointError(
-                f"checkpoint '{checkpoint}' holds no state of {', '.join(missing)}: another version of tether wrote it; resume with that version"
-            )
-        try:
-            self.learner.restore(state["learner"])
-            self.monitor.restore(state["monitor"])
-            self.reactions.restore(state["reactions"])
-            self.step, self._monitor_state = int(state["step"]), self.monitor.state()
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"checkpoint '{checkpoint}' does not fit this run: {error}; resume with the config it was made by"
-            ) from error
-
     @contextmanager
     def _timed(self, stage: str, total: int = 1) -> Iterator[None]:
         self._watcher.stage(stage, total)
-        start = time.perf_counter()
-        yield
-        self._seconds[stage] = self._seconds.get(stage, 0.0) + time.perf_counter() - start
+        with self._meter.stage(stage):
+            yield

@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from tether.runs.schema import StepRecord
+from tether.runs.timings import StepTimings
 
 
 class Watcher(Protocol):
@@ -17,8 +18,12 @@ class Watcher(Protocol):
         """One unit of the stage is done."""
         ...
 
-    def record(self, record: StepRecord) -> None:
-        """A step is complete and on disk."""
+    def record(self, record: StepRecord, timings: StepTimings) -> None:
+        """A step is complete and on disk, and this is what it cost."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something worth knowing before the first step."""
         ...
 
     def showing(self) -> AbstractContextManager[None]:
@@ -35,7 +40,10 @@ class Unwatched:
     def advance(self) -> None:
         pass
 
-    def record(self, record: StepRecord) -> None:
+    def record(self, record: StepRecord, timings: StepTimings) -> None:
+        pass
+
+    def note(self, text: str) -> None:
         pass
 
     def showing(self) -> AbstractContextManager[None]:

@@ -6,17 +6,19 @@ from rich.console import Console
 
 from tether.cli.live import LiveView
 from tether.runs.schema import StepRecord
+from tether.runs.timings import StepTimings
 
+UNTIMED = StepTimings()
 RED = "\x1b[1;31m"
 
 
-def shown(*records: StepRecord, terminal: bool = False) -> str:
+def shown(*records: StepRecord, terminal: bool = False, timings: StepTimings = UNTIMED) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=100, color_system="standard" if terminal else None, legacy_windows=False)
     view = LiveView(console, 9)
     with view.showing():
         for record in records:
-            view.record(record)
+            view.record(record, timings)
     return file.getvalue()
 
 
@@ -47,3 +49,25 @@ def test_notes_are_printed_whole_and_as_they_are() -> None:
     coloured = shown(StepRecord(2, {}, None, ["critical: x", "an ordinary note"]), terminal=True).splitlines()
     assert any(RED in line and "step 2: critical: x" in line for line in coloured)
     assert any("\x1b[33m" in line and "an ordinary note" in line for line in coloured)
+
+
+COSTLY = StepTimings(
+    seconds={"rollout": 3.0, "update": 6.9, "select": 0.1},
+    tokens_per_second=1234.0,
+    update_tokens_per_second=5000.0,
+    share_of_peak={"rollout": 0.01, "update": 0.314},
+    peak_memory={"rollout": 4_000_000_000, "update": 12_500_000_000},
+)
+COST = "10 s: update 69% at 5,000 tokens/s, 31% of peak, rollout 30% at 1,234 tokens/s; 12.5 GB"
+
+
+def test_what_the_step_cost_is_said_with_it() -> None:
+    assert shown(StepRecord(3, {"rollout/success": 0.5}), timings=COSTLY) == f"step 3/9  success 50%  ({COST})\n"
+    assert COST in shown(StepRecord(1, {}), terminal=True, timings=COSTLY)
+    assert shown(StepRecord(3, {}), timings=StepTimings({"validation": 2.0})) == "step 3/9    (2 s: validation 100%)\n"
+
+
+def test_a_note_before_the_first_step() -> None:
+    file = io.StringIO()
+    LiveView(Console(file=file, width=60), 9).note("fits only with [recomputed] activations")
+    assert file.getvalue() == "fits only with [recomputed] activations\n"

@@ -1,12 +1,13 @@
 """What `tether train` writes down of an environment: every option it was made with, no secret, and a folder that can be made."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tether.cli.train import _create, _settle
+from tether.cli.train import ALLOCATOR_VARIABLES, _create, _let_segments_grow, _settle
 
 
 def _written(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -38,3 +39,16 @@ def test_a_folder_for_a_name_with_a_colon(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     store = _create(None, _settle(None, {"env": {"name": "tether.envs.countdown.env:Countdown"}}, {}))
     assert store.folder.parent.name == "runs" and store.folder.name.startswith("tether_envs_countdown_env_Countdown-grpo-")
+
+
+def test_segments_grow_unless_the_user_has_set_the_allocator_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reads the variable when it first uses a card."""
+    first, second = ALLOCATOR_VARIABLES
+    for name in ALLOCATOR_VARIABLES:
+        monkeypatch.setenv(name, "max_split_size_mb:64")
+        monkeypatch.delenv(first if name == second else second, raising=False)
+        _let_segments_grow()
+        assert {key: os.environ.get(key) for key in ALLOCATOR_VARIABLES if key in os.environ} == {name: "max_split_size_mb:64"}
+        monkeypatch.delenv(name)
+    _let_segments_grow()
+    assert os.environ.pop(first) == "expandable_segments:True" and second not in os.environ

@@ -58,6 +58,24 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch:
     assert code == any(line.startswith("FAIL") for line in lines)
 
 
+def test_doctor_counts_what_training_a_model_takes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tiny` has 2,324,928 parameters in float32: 9.3 MB, and twice that in moments."""
+    _run(["doctor", "--model", "tiny"])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "training" in line)
+    assert line.startswith("ok   training tiny: ") and " = 0.2 GB of " in line
+    monkeypatch.setattr("tether.training.fit.available_memory", lambda _: 10**7)
+    assert _run(["doctor", "--model", "tiny", "--set", "algorithm.name=ppo", "--set", "model.device=cpu"]) == 1
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "training" in line)
+    assert line.startswith("FAIL training tiny: model 'tiny' does not fit on cpu: ") and "critic 0.0 GB" in line
+
+
+def test_doctor_and_words_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["doctor", "--set", "lora.rank=4"]) == 2
+    assert capsys.readouterr().err == "tether: --set is about the training of a model; add --model NAME\n"
+    assert _run(["doctor", "--model", "smolm2"]) == 2
+    assert "did you mean 'smollm2'?" in capsys.readouterr().err
+
+
 def test_version_and_no_words_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["--version"]) == 0
     assert capsys.readouterr().out == f"tether {tether.__version__}\n"

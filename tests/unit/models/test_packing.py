@@ -167,7 +167,7 @@ def test_the_probe_finds_positions_that_do_not_start_again(small_model: Build) -
 def test_rows_are_shared_where_the_model_allows_it(small_model: Build) -> None:
     """And positions are given only then: without them the attention is the plain causal one."""
     ids_BT, mask_BT = _batch()
-    for name, shared in (("llama", True), ("opt", False)):
+    for name, shared in (("gpt2", True), ("opt", False)):
         split = SplitModel(small_model(name))
         assert split.packs is shared
         rows: list[tuple[int, bool]] = []

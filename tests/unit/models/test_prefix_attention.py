@@ -8,7 +8,7 @@ import torch
 
 from tether.models import prefix_attention
 from tether.models.prefix_attention import NotShared, Pass, Span, _attention, kernel_for, plain_attention
-from tether.models.shared_prefix import _agree
+from tether.models.probing import agree
 
 
 def test_the_definition_by_hand() -> None:
@@ -149,6 +149,6 @@ def test_what_counts_as_rounding() -> None:
     """Float32: a thousandth of the largest logit, here 4. Half precision: a twentieth of the root mean square, here sqrt(8) = 2.83."""
     expected = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
     off = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    assert _agree(expected + 0.0039 * off, expected, torch.float32) and not _agree(expected + 0.0041 * off, expected, torch.float32)
+    assert agree(expected + 0.0039 * off, expected, torch.float32) and not agree(expected + 0.0041 * off, expected, torch.float32)
     # One of four entries off by d: root mean square d / 2, at most 0.05 * 2.83 = 0.141, so d up to 0.283.
-    assert _agree(expected + 0.28 * off, expected, torch.bfloat16) and not _agree(expected + 0.29 * off, expected, torch.bfloat16)
+    assert agree(expected + 0.28 * off, expected, torch.bfloat16) and not agree(expected + 0.29 * off, expected, torch.bfloat16)

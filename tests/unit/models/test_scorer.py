@@ -186,8 +186,9 @@ def test_how_far_attention_reaches() -> None:
 def test_a_wrong_shared_pass_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts off by one position: the probe must not let that through."""
     model = random_model(hf.LlamaConfig(**SMALL))
-    features = shared_prefix._features
-    monkeypatch.setattr(shared_prefix, "_features", lambda split, run, ids, at: features(split, run, ids, at + bool(run.spans)))
+    row = shared_prefix._RegistryRow
+    features = row.features
+    monkeypatch.setattr(row, "features", lambda self, lengths, spans, ids, at: features(self, lengths, spans, ids, at + bool(spans)))
     scorer = PrefixScorer(model)
     assert scorer.way == "copied"
     assert np.abs(scorer.score_all(PROMPTS, REASONINGS) - plain(model)).max() < 1e-4

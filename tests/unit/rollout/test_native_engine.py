@@ -11,7 +11,7 @@ import tether
 from tether.core.errors import DivergedModel
 from tether.core.protocols import Anew, Sampling
 from tether.core.types import Completion
-from tether.models.decoder import PROBE_TOKENS
+from tether.models.decoding import contiguous
 from tether.models.head import SplitModel
 from tether.models.logprobs import token_logprobs
 from tether.rollout.engines import native
@@ -127,7 +127,7 @@ def test_when_and_how_much_is_fed_changes_nothing(
     tiny: Any, contexts: Any, generated: Any, share: int, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "FEED_SHARE", share)
-    monkeypatch.setattr(native, "PREFILL_TOKENS", prefill_tokens)
+    monkeypatch.setattr(contiguous, "PREFILL_TOKENS", prefill_tokens)
     talks = _talk(tiny, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows=4)
     assert [talk.said for talk in talks] == generated
 
@@ -160,15 +160,11 @@ def test_a_conversation_begun_anew_is_a_conversation_of_its_own(tiny: Any, conte
 
 def test_prompts_begun_anew_are_computed_once_for_a_group(tiny: Any, contexts: Any) -> None:
     """Three members come to the same second prompt at the same time."""
-    fed: list[tuple[int, int]] = []
     talks = [Talk([contexts[0][0], Anew(contexts[2][0])], 0) for _ in range(3)]
-    hook = tiny.model.get_input_embeddings().register_forward_hook(lambda _module, inputs, _output: fed.append(tuple(inputs[0].shape)))
-    try:
-        _talk(tiny, talks, GREEDY)
-    finally:
-        hook.remove()
-    prompts = [shape for shape in fed if shape[1] > 2 * PROBE_TOKENS]
-    assert prompts == [(1, len(contexts[0][0])), (1, len(contexts[2][0]))]
+    engine = NativeEngine(tiny.model, tiny.tokenizer)
+    engine.run(talks, GREEDY)
+    prompts = len(contexts[0][0]) + len(contexts[2][0])
+    assert (engine.statistics.fed_tokens, engine.statistics.shared_tokens) == (prompts, 2 * prompts)
     assert talks[0].said == talks[1].said == talks[2].said
 
 
@@ -213,24 +209,17 @@ def _group(contexts: Any, keys: list[int]) -> list[Talk]:
     return [Talk(contexts[(0, 2)[n // 3]], key, seed=50 + n) for n, key in enumerate(keys)]
 
 
-def _rows_of_the_prompts(fed: list[tuple[int, int]]) -> int:
-    """Rows of the first pass that is longer than the probes an engine makes of its model."""
-    return next(rows for rows, tokens in fed if tokens > 2 * PROBE_TOKENS)
-
-
 def test_a_shared_prefill_gives_the_same(tiny: Any, contexts: Any) -> None:
-    fed: list[tuple[int, int]] = []
-    hook = tiny.model.get_input_embeddings().register_forward_hook(lambda _module, inputs, _output: fed.append(tuple(inputs[0].shape)))
-    try:
-        shared = _talk(tiny, _group(contexts, [0, 0, 0, 1, 1, 1]), WARM)
-        rows_shared = _rows_of_the_prompts(fed)
-        fed.clear()
-        apart = _talk(tiny, _group(contexts, [0, 1, 2, 3, 4, 5]), WARM)
-    finally:
-        hook.remove()
+    engine = NativeEngine(tiny.model, tiny.tokenizer)
+    shared, apart = _group(contexts, [0, 0, 0, 1, 1, 1]), _group(contexts, [0, 1, 2, 3, 4, 5])
+    engine.run(shared, WARM)
+    with_groups = engine.statistics
+    engine.run(apart, WARM)
     assert [talk.said for talk in shared] == [talk.said for talk in apart]
     assert len({tuple(talk.said[0]) for talk in shared[:3]}) > 1  # members draw for themselves
-    assert rows_shared == 2 and _rows_of_the_prompts(fed) == 6  # one prompt a group went through the model
+    saved = 2 * (len(contexts[0][0]) + len(contexts[2][0]))
+    assert (with_groups.shared_tokens, engine.statistics.shared_tokens) == (saved, 0)  # one prompt a group went through the model
+    assert engine.statistics.fed_tokens - with_groups.fed_tokens == saved
 
 
 def test_sampled_log_probs_are_the_learners(tiny: Any, contexts: Any) -> None:

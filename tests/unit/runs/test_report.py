@@ -16,9 +16,12 @@ from tether.runs.panels import SECTIONS, Panel
 from tether.runs.report import write_report
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
+from tether.runs.timings import COST, StepTimings
 
 GRADIENT_CHARTS = 4
 """Norms of the first and of the last step, the share of the regularisers, the signal-to-noise ratio."""
+OLD_COST_CHARTS = 2
+"""Seconds, and tokens sampled per second: all that older runs timed."""
 HOSTILE = "<script>alert('owned')</script><img src=http://evil.example/x.png>"
 
 
@@ -47,7 +50,9 @@ def make_run(folder: Path, first: int = 79, last: int = 164, old: bool = False) 
     for step, successes in ((1, first), (2, last)):
         metrics = before_diagnosis(full_metrics(successes)) if old else full_metrics(successes)
         store.append(StepRecord(step, metrics, "diverse reasoning", [f"note of step {step}"]))
-        store.append_timings(step, {"seconds": {"rollout": 45.0, "update": 15.0}, "tokens_per_second": 1500.0})
+        timings = StepTimings({"rollout": 45.0, "update": 15.0}, 1500.0, 4000.0, {"update": 0.5}, {"rollout": 10**9, "update": 10**9})
+        newer = {} if old else timings.to_json()
+        store.append_timings(step, {"seconds": {"rollout": 45.0, "update": 15.0}, "tokens_per_second": 1500.0, **newer})
         episodes = []
         for group in range(5):
             text = f" think{group}at{step} {HOSTILE} </think> <answer> Up{group} </answer>"
@@ -98,7 +103,8 @@ def test_the_report_states_the_verdict_the_times_and_how_to_repeat(tmp_path: Pat
     ):
         assert words in page
     assert '<td class="num">45 s</td>' in page
-    assert page.count('class="plotly-graph-div"') == sum(len(section.panels) for section in SECTIONS) + 1 + GRADIENT_CHARTS
+    charts = sum(len(section.panels) for section in (*SECTIONS, COST)) + 1 + GRADIENT_CHARTS
+    assert page.count('class="plotly-graph-div"') == charts
     assert "Not recorded" not in page
 
 
@@ -106,7 +112,7 @@ def test_a_run_from_before_intervals_and_alarms_is_still_reported(tmp_path: Path
     page = page_of([make_run(tmp_path / "run", old=True)], tmp_path / "report.html")
     assert "tied to its input: retrieval accuracy 81% against 12.5% by chance (81% at the start); regime: diverse reasoning." in page
     assert "this run did not watch for alarms" in page and "Set diagnosis.gradients.every" in page
-    assert page.count('class="plotly-graph-div"') == sum(len(section.panels) for section in SECTIONS) + 1
+    assert page.count('class="plotly-graph-div"') == sum(len(section.panels) for section in SECTIONS) + 1 + OLD_COST_CHARTS
     assert "Drawn here: valid." in page  # and not the share of repeated text
 
 

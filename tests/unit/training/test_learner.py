@@ -172,7 +172,8 @@ def _whole_update(name: str, build: Build, hand_made: Build, rows: int, cut: dic
     batch, estimates = estimator.complete(hand_made(model, rows))
     learner = _learner(model, algorithm, critic, update_batch=4, **cut)
     metrics = learner.update(batch, [torch.tensor([3, 5, 0, 4, 1, 2])], 0.7, Rates(1e-5, 1e-5))
-    metrics.pop("padding")
+    for name in ("padding", "micro_tokens", "recompute"):
+        metrics.pop(name)
     return {**metrics, **estimates}, [*_weights(model), *(p.detach() for p in (critic.parameters() if critic else []))]
 
 
@@ -196,9 +197,9 @@ def test_a_rate_large_enough_to_see_a_difference(small_llama: Build, hand_made: 
     assert max(float((a - b).abs().max()) for a, b in zip(start, after, strict=True)) > 1.9e-5
 
 
-@pytest.mark.parametrize(("cut", "padding"), [((20, False), 1 / 16), ((8, False), 0.0), ((16, True), 1 / 16)])
+@pytest.mark.parametrize(("cut", "padding"), [((20, False), 1 / 16), ((8, False), 0.0), ((16, True), 0.0)])
 def test_padding_is_counted(cut: tuple[int, bool], padding: float, small_llama: Build) -> None:
-    """Texts of 7 and 8 tokens: side by side they take 2 x 8 places, one by one 7 and 8."""
+    """Texts of 7 and 8 tokens: side by side they take 2 x 8 places, one by one 7 and 8, in a flat row 15."""
     model = small_llama()
     metrics = _update(_learner(model, micro_tokens=cut[0], packing=cut[1]), _two_rows(model, (1.0, -1.0)))
     assert metrics["padding"] == pytest.approx(padding)

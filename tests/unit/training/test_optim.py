@@ -261,6 +261,64 @@ def test_a_state_of_other_parameters_is_refused(other: list[nn.Parameter], said:
     assert weights.tolist() == [1.0, 2.0]
 
 
+def test_a_state_from_before_the_fused_update_goes_on_as_fused() -> None:
+    """Saved groups say how the update was computed then; here it is fused, with the same numbers up to rounding."""
+    weights, twin = _weights(1.0, 2.0), _weights(1.0, 2.0)
+    old = torch.optim.AdamW([twin], lr=0.1, betas=(0.9, 0.99), weight_decay=0.0, foreach=False, fused=False)
+    optimizer = _adam(weights)
+    _backward(twin, 0.5, -1.0)
+    old.step()
+    twin.grad = None
+    weights.data.copy_(twin.data)
+    optimizer.load_state_dict({"adam": copy.deepcopy(old.state_dict()), "masters": []})
+    assert optimizer.state_dict()["adam"]["param_groups"][0]["fused"] is True
+    for parameter, updated in ((twin, old), (weights, optimizer)):
+        _backward(parameter, 2.0, 0.25)
+        updated.step()
+    assert weights.tolist() == pytest.approx(twin.tolist(), abs=1e-6)
+
+
+def test_what_the_next_update_will_take() -> None:
+    """Of 3 + 1 float32 numbers: gradients of 16 bytes, moments of 32."""
+    half, full = _weights(1.0, 2.0, 3.0, dtype=BF16), _weights(1.0)
+    optimizer = _adam(half, full)
+    assert optimizer.bytes_to_come == 16 + 32
+    _backward(half, 1.0, 1.0, 1.0)
+    assert optimizer.bytes_to_come == 4 + 32
+    _backward(full, 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert optimizer.bytes_to_come == 16
+
+
+def test_gradients_of_a_pass_that_broke_off_are_forgotten() -> None:
+    weights = _weights(1.0, dtype=BF16)
+    optimizer = _adam(weights)
+    weights.grad = torch.ones_like(weights)
+    optimizer.zero_grad()
+    assert weights.grad is None
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_nothing_of_the_size_of_the_model_is_allocated(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own count of allocations, from the second update on; the first makes the moments."""
+    from tether.training import optim
+
+    monkeypatch.setattr(optim, "PIECE", 1024)
+    weights = nn.Parameter(torch.ones(1000, 100, dtype=dtype))
+    optimizer = _adam(weights)
+    largest = []
+    for _ in range(2):
+        (weights.float() ** 2).sum().backward()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            assert optimizer.clip(1.0) > 1
+            optimizer.step()
+        largest.append(max(event.self_cpu_memory_usage for event in profile.events()))
+        optimizer.zero_grad()
+    assert largest[0] >= weights.numel() * 4  # the count sees what it should see
+    assert largest[1] <= 1024 * 8
+
+
 def test_closed_it_lets_go() -> None:
     weights = _weights(1.0, dtype=BF16)
     optimizer = _adam(weights)

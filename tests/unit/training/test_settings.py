@@ -7,6 +7,7 @@ import yaml
 
 from tether.core.config import dump_yaml, validate
 from tether.core.errors import ConfigError
+from tether.core.protocols import Sampling
 from tether.training.parts import episode_rules, resolve_algorithm
 from tether.training.settings import EnvSettings, ModelSettings, RunSettings
 
@@ -34,6 +35,26 @@ def test_defaults_are_the_papers() -> None:
     algorithm = resolve_algorithm(settings.algorithm)
     assert (algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coef) == (0.2, 0.28, 0.001)
     assert settings.sampling().temperature == 1.0 and settings.evaluation_sampling().temperature == 0.5
+
+
+def test_how_responses_are_drawn() -> None:
+    """Training and validation differ in their temperature alone."""
+    chosen = {"temperature": 0.8, "max_tokens": 90, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "stop_ids": [[5], [6, 7]]}
+    settings = _settings(rollout=chosen, evaluation={"temperature": 0.0})
+    assert settings.sampling() == Sampling(0.8, 90, top_k=20, top_p=0.9, min_p=0.05, stop_ids=((5,), (6, 7)))
+    assert settings.evaluation_sampling() == Sampling(0.0, 90, top_k=20, top_p=0.9, min_p=0.05, stop_ids=((5,), (6, 7)))
+    assert not _settings().sampling().truncates and settings.sampling().truncates and not settings.evaluation_sampling().truncates
+    for key, bad in (
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("min_p", 1.5),
+        ("stop_ids", [[]]),
+        ("stop_ids", [[-1]]),
+        ("cache_gb", 0),
+    ):
+        with pytest.raises(ConfigError, match=f"rollout.{key}"):
+            _settings(rollout={key: bad})
 
 
 def test_departures_from_a_preset() -> None:

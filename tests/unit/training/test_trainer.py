@@ -117,7 +117,10 @@ class _Stopped:
     def advance(self) -> None:
         pass
 
-    def record(self, record: Any) -> None:
+    def record(self, record: Any, timings: Any) -> None:
+        pass
+
+    def note(self, text: str) -> None:
         pass
 
     def showing(self) -> Any:

@@ -56,7 +56,7 @@ def load_judge(name: str, *, tokenizer: str | None = None, device: str | None = 
     """
     if is_server(name):
         return _server(name, tokenizer, device)
-    from tether.models.decoder import max_positions
+    from tether.models.decoding.cached import max_positions
     from tether.models.load import load_model
     from tether.models.retokenised import RetokenisedScorer, same_tokens
     from tether.models.scorer import PrefixScorer

@@ -11,6 +11,7 @@ storage (another precision, another device) undoes that; `Joined.matrix` notices
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,12 +47,24 @@ class Joined:
         return self._bias is None or self._layers[0].bias.data_ptr() == self._bias.data_ptr()
 
     def join(self) -> bool:
-        """Bring the weights together where they are not; returns whether they had to be."""
-        if not self.is_whole:
-            with torch.inference_mode(False), torch.no_grad():  # an optimiser could not change tensors born in inference mode
-                self._join()
-            return True
-        return False
+        """Bring the weights together where they are not; returns whether they had to be moved."""
+        if self.is_whole:
+            return False
+        with torch.inference_mode(False), torch.no_grad():  # an optimiser could not change tensors born in inference mode
+            if self._adopt():
+                return False
+            self._join()
+        return True
+
+    def _adopt(self) -> bool:
+        """Take weights as they are that somebody else has brought together."""
+        weights = [layer.weight.data for layer in self._layers]
+        biases = [layer.bias.data for layer in self._layers if layer.bias is not None]
+        if not _lie_together(weights) or not _lie_together(biases):
+            return False
+        self._weight = weights[0].as_strided((sum(map(len, weights)), weights[0].shape[1]), weights[0].stride())
+        self._bias = biases[0].as_strided((sum(map(len, biases)),), (1,)) if biases else None
+        return True
 
     def _join(self) -> None:
         self._weight = torch.cat([layer.weight.data for layer in self._layers])
@@ -68,6 +81,12 @@ class Joined:
     def __call__(self, x_SD: Tensor) -> Tensor:
         assert self._weight is not None  # joined before the first use
         return nn.functional.linear(x_SD, self._weight, self._bias)
+
+
+def _lie_together(tensors: Sequence[Tensor]) -> bool:
+    """Whether each begins in memory where the one before ends."""
+    same = all(t.dtype == tensors[0].dtype and t.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr() for t in tensors)
+    return same and all(a.is_contiguous() and b.data_ptr() == a.data_ptr() + a.nbytes for a, b in pairwise(tensors))
 
 
 def joinable(layers: Sequence[Any]) -> bool:

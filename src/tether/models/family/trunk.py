@@ -46,6 +46,7 @@ class FamilyTrunk:
         self.num_heads = int(config.num_attention_heads)
         self.num_kv_heads = int(getattr(config, "num_key_value_heads", None) or self.num_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.num_heads)
+        self.mlp_width = int(config.intermediate_size)
         self.scale = self.head_dim**-0.5
         self._embed: nn.Module = trunk.embed_tokens
         self._norm: nn.Module = trunk.norm
@@ -146,6 +147,10 @@ def family_trunk(model: PreTrainedModel) -> FamilyTrunk | None:
     if layers is None:
         return None
     trunk = FamilyTrunk(model, layers)
+    if model.device.type == "cuda":
+        from tether.models.family.kernels.warm_up import warm_up
+
+        warm_up(trunk)
     ids_1T = probe_ids(model, PROBE_TOKENS)
     with evaluating(model):
         expected_TD: Tensor = model.base_model(input_ids=ids_1T, use_cache=False).last_hidden_state[0]

@@ -27,7 +27,7 @@ def _sum_blocks(logits_ptr, best_ptr, total_ptr, where_ptr, rate_ptr, vocabulary
     tl.store(where_ptr + row * num_blocks + block, block * BLOCK + tl.argmax(logits, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_steps"])
 def _pick(
     logits_ptr, best_ptr, total_ptr, where_ptr, rate_ptr, uniforms_ptr, step_ptr, ids_ptr, positions_ptr, lengths_ptr, drawn_ptr, logprobs_ptr,
     vocabulary, num_blocks, most_steps, GREEDY: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,

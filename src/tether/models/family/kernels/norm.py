@@ -39,7 +39,7 @@ def _forward(
     tl.store(y_ptr + (row // heads) * y_stride + (row % heads) * width + columns, normed.to(x.dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "rows_each"])
 def _backward(
     grad_ptr, carried_ptr, x_ptr, scale_ptr, weight_ptr, out_ptr, weight_grad_ptr,
     num_rows, width, rows_each,

@@ -18,7 +18,7 @@ MOST_SPLITS = 16
 PROMPT_ROWS = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "num_tokens"])  # one kernel for all sizes of a batch
 def _attend(
     query_ptr, key_ptr, value_ptr, tables_ptr, starts_ptr, lengths_ptr, out_ptr, part_ptr, sums_ptr,
     query_stride, out_stride, table_stride, num_heads, num_kv_heads, width, scale_log2, num_tokens,
@@ -74,7 +74,7 @@ def _attend(
             tl.store(sums_ptr + number * 2 + 1, total, mask=is_query)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _merge(part_ptr, sums_ptr, out_ptr, num_rows, width, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)

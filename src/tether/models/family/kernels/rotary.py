@@ -45,7 +45,7 @@ def _rotate(
     _rotate_head(key_ptr + token * key_stride + offset, out_key_ptr + token * out_key_stride + offset, cos, sin, half, inside, BACK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _rotate_and_store(
     query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, positions_ptr, rows_ptr, tables_ptr, cos_ptr, sin_ptr,
     query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half,

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from tether.core.errors import BadInput
-from tether.models.decoder import INITIAL_POSITIONS, CachedDecoder
+from tether.models.decoding.cached import INITIAL_POSITIONS, CachedDecoder
 from tether.models.head import SplitModel
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -1,0 +1,204 @@
+"""What the clock and the memory said of a run: the record of a step, and its view in a report.
+
+None of it is ever the same twice, so it has a file of its own beside the metrics, and no metric follows from it. Older runs hold seconds
+and one rate only; whatever a record lacks is left out of the view. The charts are those of the metrics: a step's timings are put into the
+form of a step's metrics, under names that no metric has.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tether.runs.panels import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, PALE_PURPLE, PALE_TEAL, SUCCEED, Panel, Section, Series, Style
+from tether.runs.schema import StepRecord
+
+GB = 1e9
+
+STAGES = {
+    "rollout": "#93b7d9",
+    "select": "#4a5568",
+    "diagnosis": PALE_PURPLE,
+    "gradients": "#805ad5",
+    "advantages": PALE_TEAL,
+    "update": PALE_ORANGE,
+    "record": "#d8dde3",
+    "checkpoint": "#a3adb8",
+    "validation": SUCCEED,
+}
+"""The stages of a step in their order, and the colours of their layers."""
+
+ENGINE_WORDS = {
+    "sampled_tokens": "tokens sampled",
+    "fed_tokens": "tokens fed",
+    "shared_tokens": "prompt tokens that a group had in common, computed once",
+    "dropped_tokens": "tokens drawn after the end of a response",
+    "recomputed_tokens": "tokens computed again after an eviction",
+    "evictions": "conversations evicted from the cache",
+    "decode_calls": "decode calls",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """What one step cost.
+
+    Example: StepTimings({"rollout": 3.1, "update": 5.0}, 900.0, 4100.0, {"rollout": 0.02, "update": 0.31}).
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By stage."""
+    tokens_per_second: float | None = None
+    """Sampled in the rollout."""
+    update_tokens_per_second: float | None = None
+    """Put through the model in the update, forwards and backwards, no padding."""
+    share_of_peak: dict[str, float] = field(default_factory=dict)
+    """By stage: operations of the model a second / those of a large matrix product on the device."""
+    peak_memory: dict[str, int] = field(default_factory=dict)
+    """Bytes by stage: allocated on a card; elsewhere the most the process has taken by then."""
+    unused_memory: int | None = None
+    """Bytes of a card that torch held at the end and no tensor used."""
+    engine: dict[str, float] = field(default_factory=dict)
+    """What the engine counted in the rollout."""
+
+    def to_json(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in named.items() if value is not None and value != {}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "StepTimings":
+        """From a line of timings.jsonl; keys that are not known are passed over, as older and newer versions write others."""
+        return cls(**{name: data[name] for name in cls.__dataclass_fields__ if data.get(name) is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """One row of the table of times."""
+
+    stage: str
+    total: str
+    per_step: str
+    share: float
+    memory: str
+    """The most of any step; empty where it was not measured."""
+
+
+COST = Section(
+    "Where the time goes",
+    (
+        Panel(
+            "cost_seconds",
+            "Seconds of a step",
+            "The layers are the stages, the line is their sum. Sampling and learning should be nearly all of it.",
+            (
+                *(Series(f"seconds/{stage}", stage, Style.SHARE, colour) for stage, colour in STAGES.items()),
+                Series("seconds/all", "all", Style.MAIN, GREY),
+            ),
+        ),
+        Panel(
+            "cost_rates",
+            "Tokens a second",
+            "Sampled: by the engine in the rollout. Trained: all tokens of the batch, forwards and backwards, without padding.",
+            (Series("rate/update", "trained", Style.MAIN, ORANGE), Series("rate/rollout", "sampled", Style.MAIN, BLUE)),
+        ),
+        Panel(
+            "cost_shares",
+            "Share of the device's peak",
+            "Operations that the model needs, over those of a large matrix product measured when the run began. Sampling reads all "
+            "weights for each token and stays low; an update near one half uses a card well.",
+            (Series("share/update", "update", Style.MAIN, ORANGE), Series("share/rollout", "rollout", Style.MAIN, BLUE)),
+            percent=True,
+        ),
+        Panel(
+            "cost_memory",
+            "Peak memory, GB",
+            "On a card: what tensors took in each stage, and what torch held at the end without using it. On a CPU: the most the process has taken.",
+            (
+                Series("memory/update", "update", Style.MAIN, ORANGE),
+                Series("memory/rollout", "rollout", Style.LIGHT, PALE_BLUE),
+                Series("memory/unused", "unused", Style.LIGHT, GREY, beside=True),
+            ),
+        ),
+    ),
+)
+
+
+def as_records(timings: Sequence[Mapping[str, Any]]) -> list[StepRecord]:
+    """Timings in the form of metrics, for the panels of COST; a stage that a step did not have took no time."""
+    records = []
+    present = [stage for stage in STAGES if any(stage in (line.get("seconds") or {}) for line in timings)]
+    for line in timings:
+        step, found = int(line["step"]), StepTimings.from_json(line)
+        metrics = {f"seconds/{stage}": found.seconds.get(stage, 0.0) for stage in present}
+        metrics["seconds/all"] = sum(found.seconds.values())
+        metrics |= {f"share/{stage}": share for stage, share in found.share_of_peak.items()}
+        metrics |= {f"memory/{stage}": size / GB for stage, size in found.peak_memory.items()}
+        for name, value in (("rate/rollout", found.tokens_per_second), ("rate/update", found.update_tokens_per_second)):
+            metrics |= {name: value} if value is not None else {}
+        metrics |= {"memory/unused": found.unused_memory / GB} if found.unused_memory is not None else {}
+        records.append(StepRecord(step, metrics))
+    return records
+
+
+def stage_times(timings: Sequence[Mapping[str, Any]]) -> list[StageTime]:
+    """Seconds by stage, the longest first."""
+    totals: dict[str, float] = {}
+    memory: dict[str, int] = {}
+    for line in timings:
+        found = StepTimings.from_json(line)
+        for stage, seconds in found.seconds.items():
+            totals[stage] = totals.get(stage, 0.0) + float(seconds)
+        for stage, size in found.peak_memory.items():
+            memory[stage] = max(memory.get(stage, 0), size)
+    whole = sum(totals.values())
+    return [
+        StageTime(
+            stage,
+            _duration(total),
+            _duration(total / len(timings)),
+            total / whole if whole else 0.0,
+            f"{memory[stage] / GB:.3g} GB" if stage in memory else "",
+        )
+        for stage, total in sorted(totals.items(), key=lambda item: -item[1])
+    ]
+
+
+def mean_rates(timings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What to say of the other numbers: their means over the steps that have them."""
+    found = [StepTimings.from_json(line) for line in timings]
+    values: dict[str, list[float]] = {
+        "tokens sampled per second": [step.tokens_per_second for step in found if step.tokens_per_second is not None],
+        "tokens trained per second": [step.update_tokens_per_second for step in found if step.update_tokens_per_second is not None],
+    }
+    rows = [(label, f"{_mean(seen):,.0f}") for label, seen in values.items() if seen]
+    for stage in STAGES:
+        shares = [step.share_of_peak[stage] for step in found if stage in step.share_of_peak]
+        rows += [(f"share of the device's peak in the {stage}", f"{_mean(shares):.1%}")] if shares else []
+    for name, words in ENGINE_WORDS.items():
+        counts = [step.engine[name] for step in found if name in step.engine]
+        rows += [(f"{words}, per step", f"{_mean(counts):,.0f}")] if counts else []
+    return rows
+
+
+def machine_words(machine: Mapping[str, Any]) -> str:
+    """What a run was computed on, in one line. Example: "NVIDIA H200; 790 TFLOP/s measured in bfloat16; engine: paged"."""
+    parts = [str(machine["device"])] if "device" in machine else []
+    if "peak" in machine:
+        parts.append(f"{float(machine['peak']) / 1e12:.3g} TFLOP/s measured in {machine.get('dtype', 'its type')}")
+    parts += [f"engine: {machine['engine']}"] if "engine" in machine else []
+    return "; ".join(parts)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> _duration(0.25), _duration(75), _duration(7260)
+    ('0.25 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,259 @@
+"""Whether a run fits into memory, counted from configurations before any weights are loaded.
+
+Parameters are counted exactly, on modules without storage. What is counted is what the run will certainly hold at once: weights in the type
+they compute in, float32 masters, Adam's moments, gradients, the critic, a reference and a judge where they are models of their own,
+the cache of one conversation, and the part of the logits that is computed at a time. More than there is: the run is refused, with the sizes
+and what would need less. What is left over is shared by the engine's cache and the activations of an update; activations can be computed
+again and micro-batches made smaller, so they are a note, not a refusal. A model whose configuration cannot be had without loading it (a
+.gguf file) is not counted, and neither is the run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tether.algorithms.presets import Algorithm
+from tether.core.errors import BadInput
+from tether.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, base_name
+from tether.models.catalog import EMBEDDED, smollm2_folder, tiny_folder
+from tether.models.hardware import available_memory, check_device, default_device
+from tether.models.linear_logprobs import LOGIT_BYTES
+from tether.models.recompute import kept_bytes
+from tether.training.diagnosis_settings import POLICY, REFERENCE
+from tether.training.micro_budget import MARGIN
+from tether.training.settings import RunSettings
+
+GB, GIB = 1e9, 2**30
+WIDTHS = {"float32": 4, "bfloat16": 2}
+CACHE_SHARE = 0.25
+"""Of what the run does not hold anyway; the rest is for activations, which gain more by it: a cache that is too small evicts, rarely."""
+SMALL_RANK = 16
+CLEARLY = 0.02
+"""A change that saves less than this share is not worth proposing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model, without its weights."""
+
+    parameters: int
+    trunk: int
+    """All of them but a language head of its own."""
+    linear: Mapping[str, int]
+    """Rows and columns of the linear layers added up, by the last part of their names, the language head left out."""
+    cached: int
+    """Numbers that the key/value cache holds for a token."""
+    positions: int
+    kept: int
+    """Numbers that an update keeps for the backward pass over a token, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a run takes of a device, in bytes."""
+
+    needs: dict[str, int]
+    """By what it is for."""
+    available: int
+    cache: int
+    """What the engine's cache should get."""
+    notes: list[str]
+
+    @property
+    def total(self) -> int:
+        return sum(self.needs.values())
+
+    def words(self) -> str:
+        """Example: "weights 6.2 GB, optimiser 37.0 GB, gradients 12.3 GB = 55.5 GB of 24.0 GB"."""
+        parts = ", ".join(f"{what} {size / GB:.1f} GB" for what, size in self.needs.items() if size)
+        return f"{parts} = {self.total / GB:.1f} GB of {self.available / GB:.1f} GB"
+
+
+def check_fit(settings: RunSettings, algorithm: Algorithm) -> Fit | None:
+    """Refuse a run that cannot fit; None where it cannot be told."""
+    device = torch.device(check_device(settings.model.device or default_device()))
+    available = available_memory(device)
+    found = {name: shape_of(name) for name in _models(settings, algorithm)}
+    shapes = {name: shape for name, shape in found.items() if shape is not None}
+    if available is None or len(shapes) < len(found):
+        return None
+    fit = counted(settings, algorithm, device, available, shapes)
+    if fit.total > available:
+        ways = _ways_out(settings, algorithm, device, fit, shapes)
+        raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {fit.words()}; {ways}")
+    return fit
+
+
+def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, available: int, shapes: Mapping[str, Shape]) -> Fit:
+    """What a run with models of these shapes needs, and how the rest is shared out."""
+    policy, width = shapes[settings.model.name], _width(settings, device)
+    row = policy.cached * width * min(settings.rollout.max_context, policy.positions)
+    wanted = settings.rollout.cache_gb
+    needs = {
+        **_policy_needs(settings, policy, width),
+        **_other_needs(settings, algorithm, shapes, width),
+        "cache": row if wanted is None else min(int(wanted * GIB), settings.rollout.max_rows * row),
+        "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"]),
+    }
+    spare = max(0, available - sum(needs.values()))
+    cache = needs["cache"] + int(CACHE_SHARE * spare) if wanted is None else int(wanted * GIB)
+    fit = Fit(needs, available, cache, [])
+    activations = int(MARGIN * policy.kept * width * settings.learner.micro_tokens)
+    # On a card the engine takes its cache at once, as much as it can use of it; elsewhere as conversations grow.
+    taken = min(cache, settings.rollout.max_rows * row) - needs["cache"] if device.type == "cuda" else 0
+    if settings.learner.gradient_checkpointing is not True and activations > spare - taken:
+        kept = settings.learner.gradient_checkpointing is False
+        note = (
+            f"little memory is left for updates ({fit.words()}): keeping the activations of {settings.learner.micro_tokens} tokens takes about "
+            f"{activations / GB:.1f} GB; "
+        )
+        note += "leave learner.gradient_checkpointing at null" if kept else "they are computed again, which takes a third more time"
+        fit.notes.append(note)
+    return fit
+
+
+def _policy_needs(settings: RunSettings, policy: Shape, width: int) -> dict[str, int]:
+    adapters = _num_adapted(settings, policy)
+    if adapters is not None:
+        return {"weights": width * policy.parameters + 4 * adapters, "optimiser": 8 * adapters, "gradients": 4 * adapters}
+    return _trained(policy.parameters, width)
+
+
+def _trained(parameters: int, width: int) -> dict[str, int]:
+    """Weights that are trained: gradients and two moments in float32, and float32 masters of those that compute in less."""
+    moments = 8 * parameters
+    return {"weights": width * parameters, "optimiser": moments + (4 * parameters if width < 4 else 0), "gradients": 4 * parameters}
+
+
+def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[str, Shape], width: int) -> dict[str, int]:
+    """The models beside the policy."""
+    needs = {}
+    if name := _critic(settings, algorithm):
+        shape = shapes[name]
+        own_width = 4 if trains_adapters(settings) else width  # beside adapters the critic trains in float32
+        needs["critic"] = sum(_trained(shape.trunk, own_width).values()) + 4 * (shape.parameters - shape.trunk)
+    if name := _reference(settings, algorithm):
+        needs["reference model"] = width * shapes[name].parameters
+    if name := _judge(settings):
+        needs["scorer"] = width * shapes[name].parameters
+    return needs
+
+
+def _models(settings: RunSettings, algorithm: Algorithm) -> list[str]:
+    """Every model the run loads."""
+    others = (_critic(settings, algorithm), _reference(settings, algorithm), _judge(settings))
+    return list(dict.fromkeys([settings.model.name, *(name for name in others if name)]))
+
+
+def _critic(settings: RunSettings, algorithm: Algorithm) -> str | None:
+    return (settings.critic.model or settings.model.name) if algorithm.has_critic and not settings.critic.shared else None
+
+
+def _reference(settings: RunSettings, algorithm: Algorithm) -> str | None:
+    if not algorithm.has_reference:
+        return None
+    return settings.algorithm.reference or (None if trains_adapters(settings) else settings.model.name)
+
+
+def _judge(settings: RunSettings) -> str | None:
+    name = settings.diagnosis.scorer
+    if name == POLICY or not settings.diagnosis.every or "://" in name:
+        return None
+    if name == REFERENCE:
+        return None if trains_adapters(settings) else settings.model.name
+    return name
+
+
+def _width(settings: RunSettings, device: torch.device) -> int:
+    return WIDTHS[settings.model.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
+
+
+def _adapter_folder(name: str) -> Path | None:
+    folder = Path(name).expanduser()
+    return folder if name not in EMBEDDED and (folder / ADAPTER_CONFIG).is_file() else None
+
+
+def trains_adapters(settings: RunSettings) -> bool:
+    """Whether the run trains adapters alone: new ones, or those of the model it starts from."""
+    return settings.lora.rank > 0 or _adapter_folder(settings.model.name) is not None
+
+
+def _num_adapted(settings: RunSettings, policy: Shape) -> int | None:
+    """Parameters of the adapters; None where all weights are trained."""
+    folder = _adapter_folder(settings.model.name)
+    if folder is not None:
+        weights = folder / ADAPTER_WEIGHTS
+        return weights.stat().st_size // 4 if weights.is_file() else 0
+    if not settings.lora.rank:
+        return None
+    targets = settings.lora.targets
+    chosen = policy.linear if targets == ALL_LINEAR else [targets] if isinstance(targets, str) else targets
+    return settings.lora.rank * sum(policy.linear.get(name, 0) for name in chosen)
+
+
+def _ways_out(settings: RunSettings, algorithm: Algorithm, device: torch.device, fit: Fit, shapes: Mapping[str, Shape]) -> str:
+    """The changes that would need clearly less, with what they need, the least first."""
+    adapters, shared = {"lora": {"rank": SMALL_RANK}}, {"critic": {"shared": True}}
+    changes: dict[str, dict[str, dict[str, Any]]] = {
+        f"lora.rank={SMALL_RANK}": adapters,
+        "critic.shared=true": shared,
+        f"lora.rank={SMALL_RANK} with critic.shared=true": adapters | shared,
+        "model.dtype=bfloat16": {"model": {"dtype": "bfloat16"}},
+        f"diagnosis.scorer={POLICY}": {"diagnosis": {"scorer": POLICY}},
+        "half of rollout.max_context": {"rollout": {"max_context": max(1, settings.rollout.max_context // 2)}},
+        "rollout.cache_gb=null": {"rollout": {"cache_gb": None}},
+    }
+    found: dict[int, str] = {}
+    for words, change in changes.items():
+        sections = {section: getattr(settings, section).model_copy(update=update) for section, update in change.items()}
+        needed = counted(settings.model_copy(update=sections), algorithm, device, fit.available, shapes).total
+        if needed < (1 - CLEARLY) * fit.total:
+            found.setdefault(needed, words)  # of changes that come to the same, the first and shortest
+    listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted(found.items()))
+    return f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
+
+
+def shape_of(name: str) -> Shape | None:
+    """The sizes of a model by any name `load_model` takes; None where its configuration cannot be had: loading it will say why."""
+    folder = _adapter_folder(name)
+    if folder is not None:
+        return shape_of(base_name(folder))
+    if Path(name).suffix == ".gguf":
+        return None
+    place: Any = tiny_folder() if name == "tiny" else smollm2_folder() if name == "smollm2" else name
+    try:
+        config = AutoConfig.from_pretrained(place)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError):  # no such model, no class for it, or one that must compute
+        return None
+    return measured_shape(model)
+
+
+def measured_shape(model: PreTrainedModel) -> Shape:
+    """The sizes of a module, with storage or without."""
+    config = model.config.get_text_config()
+    head = model.get_output_embeddings()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    tied = head is None or any(head.weight is parameter for parameter in model.base_model.parameters())
+    linear: dict[str, int] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head:
+            last = path.rpartition(".")[2]
+            linear[last] = linear.get(last, 0) + sum(module.weight.shape)
+    width, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
+    head_dim = getattr(config, "head_dim", None) or width // heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return Shape(
+        parameters=parameters,
+        trunk=parameters if tied else parameters - sum(parameter.numel() for parameter in head.parameters()),
+        linear=linear,
+        cached=2 * layers * key_heads * head_dim,
+        positions=int(getattr(config, "max_position_embeddings", 0) or 2**31),
+        kept=kept_bytes(model, 1, fused=True) // model.dtype.itemsize,
+    )

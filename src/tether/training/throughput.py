@@ -1,0 +1,193 @@
+"""What a step costs, measured: seconds and peak memory of every stage, tokens a second, and the share of the device's peak.
+
+Stages may lie inside each other; time and memory count for the innermost one only, so seconds add up to no more than the step took. A
+stage ends with a wait for the card, or work that it only queued would count for the next. Operations are those that the model asks for
+(6 x parameters x tokens in training, 2 x in sampling, and attention on top), not those that were spent: what is computed again to save
+memory, and padding, lower the share. A prompt that a group has in common counts once.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from tether.core.types import Group
+from tether.models.critic import Critic
+from tether.models.hardware import measured_peak, synchronise
+from tether.runs.timings import StepTimings
+
+UNUSED_SHARE = 0.1
+"""Of a card: cached blocks beyond this are given back before an update, where less than this is free."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Settings of models of which a token meets only some parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What it takes to put tokens through a model."""
+
+    multiplied: int
+    """Parameters that every token is multiplied with: all but a table of words that is only looked up."""
+    trained: int
+    """Those of them that get a gradient."""
+    attention: int
+    """Layers x query heads x width of a head."""
+
+    def forward(self, spans: Iterable[tuple[int, int]]) -> int:
+        """Operations of a forward pass over stretches of texts, each from one position up to another: two for each product."""
+        tokens, pairs = _tokens_and_pairs(spans)
+        return 2 * self.multiplied * tokens + 4 * self.attention * pairs
+
+    def training(self, lengths: Iterable[int]) -> int:
+        """Operations of a forward and a backward pass over whole texts: the backward pass multiplies once for what came in, and once
+        for every weight that is trained."""
+        tokens, pairs = _tokens_and_pairs((0, length) for length in lengths)
+        return (4 * self.multiplied + 2 * self.trained) * tokens + 12 * self.attention * pairs
+
+
+def _tokens_and_pairs(spans: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """How many tokens lie in the stretches, and how many positions they look at, their own included."""
+    tokens = pairs = 0
+    for start, end in spans:
+        tokens += end - start
+        pairs += (end * (end + 1) - start * (start + 1)) // 2
+    return tokens, pairs
+
+
+def arithmetic_of(model: PreTrainedModel, *, with_head: bool = True) -> Arithmetic | None:
+    """What the model's own numbers say; without the language head for a critic's trunk. None for mixtures of experts."""
+    config = model.config.get_text_config()
+    heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
+    if not heads or not width or any(getattr(config, name, None) for name in EXPERTS):
+        return None
+    looked_up, head = (getattr(module, "weight", None) for module in (model.get_input_embeddings(), model.get_output_embeddings()))
+    kept = [parameter for parameter in model.parameters() if parameter is not looked_up and parameter is not head]
+    if with_head and head is not None:
+        kept.append(head)  # the table itself, where the two are tied
+    head_dim = getattr(config, "head_dim", None) or width // heads
+    return Arithmetic(
+        multiplied=sum(parameter.numel() for parameter in kept),
+        trained=sum(parameter.numel() for parameter in kept if parameter.requires_grad),
+        attention=config.num_hidden_layers * heads * head_dim,
+    )
+
+
+def fed_spans(groups: Iterable[Group]) -> list[tuple[int, int]]:
+    """The stretches of text that sampling these groups puts through a model; members that begin alike share their first prompt."""
+    spans = []
+    for group in groups:
+        begun: set[tuple[int, ...]] = set()
+        for trajectory in group.trajectories:
+            for number, segment in enumerate(trajectory.segments):
+                prompt = tuple(trajectory.turns[0].context_ids) if number == 0 else ()
+                spans.append((len(prompt) if prompt in begun else 0, len(segment.token_ids)))
+                begun |= {prompt} if prompt else set()
+    return spans
+
+
+class Meter:
+    """Measures the stages of a run's steps, one step after the other."""
+
+    def __init__(self, model: PreTrainedModel, critic: Critic | None = None) -> None:
+        self._device = model.device
+        self.peak = measured_peak(model.device, model.dtype)
+        self._policy = arithmetic_of(model)
+        self._critic = arithmetic_of(critic.split.model, with_head=False) if critic is not None and not critic.shared else None
+        self._open: list[str] = []
+        self._since = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        self._seconds: dict[str, float] = {}
+        self._memory: dict[str, int] = {}
+        self._tokens: dict[str, int] = {}
+        self._operations: dict[str, int] = {}
+        self._engine: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time and memory of the block count for this stage."""
+        self._settle()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._settle()
+            self._open.pop()
+
+    def count(self, engine: Mapping[str, float]) -> None:
+        """Add what the engine counted in a round of the rollout."""
+        for name, value in engine.items():
+            self._engine[name] = self._engine.get(name, 0) + value
+
+    def played(self, groups: Sequence[Group]) -> None:
+        """The rollout of the step sampled these, in all its rounds."""
+        self._tokens["rollout"] = sum(t.num_sampled for group in groups for t in group.trajectories)
+        if self._policy is not None:
+            self._operations["rollout"] = self._policy.forward(fed_spans(groups))
+
+    def learned(self, lengths: Sequence[int], epochs: int) -> None:
+        """The update learned from sequences of these lengths, so many times."""
+        self._tokens["update"] = epochs * sum(lengths)
+        if self._policy is not None:
+            parts = [self._policy, *([self._critic] if self._critic is not None else [])]
+            self._operations["update"] = epochs * sum(part.training(lengths) for part in parts)
+
+    def timings(self) -> StepTimings:
+        """What the step cost so far."""
+        rates = {stage: tokens / self._seconds[stage] for stage, tokens in self._tokens.items() if self._seconds.get(stage)}
+        shares = {
+            stage: operations / (self._seconds[stage] * self.peak)
+            for stage, operations in self._operations.items()
+            if self._seconds.get(stage)
+        }
+        return StepTimings(
+            seconds=dict(self._seconds),
+            tokens_per_second=rates.get("rollout"),
+            update_tokens_per_second=rates.get("update"),
+            share_of_peak=shares,
+            peak_memory=dict(self._memory),
+            unused_memory=unused_memory(self._device),
+            engine=dict(self._engine),
+        )
+
+    def _settle(self) -> None:
+        """Put down what came since the last border to the stage that it belongs to."""
+        synchronise(self._device)
+        now = time.perf_counter()
+        if self._open:
+            stage = self._open[-1]
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + now - self._since
+            self._memory[stage] = max(self._memory.get(stage, 0), _peak_memory(self._device))
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._since = now
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: the most that was allocated on a card since the last border; elsewhere the most the process ever took."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return taken if sys.platform == "darwin" else 1024 * taken
+
+
+def unused_memory(device: torch.device) -> int | None:
+    """Bytes that torch has taken from a card and that no tensor uses: cached blocks and the gaps between tensors. None elsewhere."""
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+
+
+def give_back_unused(device: torch.device) -> None:
+    """Empty torch's cache where it holds much of a card that is nearly full, so that what does not come from torch finds room too."""
+    unused = unused_memory(device)
+    if unused is None:
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    if unused > UNUSED_SHARE * total and free < UNUSED_SHARE * total:
+        torch.cuda.empty_cache()

@@ -1,0 +1,89 @@
+"""Responses stop where they should: at the end of the turn, at a closing tag however it is cut, at a sequence of ids, at the budget."""
+
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tether.core.enums import FinishReason
+from tether.core.protocols import Sampling
+from tether.rollout.engines.stopping import StopRule
+
+LONG = Sampling(max_tokens=100)
+
+
+def test_stops_at_the_closing_tag_as_one_token(tiny: Any) -> None:
+    rule = StopRule(tiny.tokenizer)
+    ids = tiny.tokenizer.encode(" go </think> <answer> Up </answer>", add_special_tokens=False)
+    assert [rule.finished(ids[:n], LONG) for n in range(1, len(ids))] == [None] * (len(ids) - 1)
+    assert rule.finished(ids, LONG) is FinishReason.STOP_TEXT
+
+
+def _bytes_with(*merged: str) -> PreTrainedTokenizerFast:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE(vocab={piece: i for i, piece in enumerate([*alphabet, *merged])}, merges=[(m[0], m[1:]) for m in merged])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+
+
+def test_stops_at_the_closing_tag_in_several_tokens() -> None:
+    """One token a letter; ">." is one token, so the tag can also end inside a token."""
+    tokenizer = _bytes_with(">.")
+    rule = StopRule(tokenizer)
+    for text in ("<answer>Up</answer>", "<answer>Up</answer>."):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert len(ids) == 19
+        assert [rule.finished(ids[:n], LONG) for n in range(1, 19)] == [None] * 18
+        assert rule.finished(ids, LONG) is FinishReason.STOP_TEXT
+
+
+def test_stops_at_the_end_of_turn_and_at_the_budget(tiny: Any) -> None:
+    rule = StopRule(tiny.tokenizer)
+    words = tiny.tokenizer.encode(" go right", add_special_tokens=False)
+    assert rule.finished([*words, tiny.tokenizer.eos_token_id], LONG) is FinishReason.END_OF_TURN
+    assert rule.finished(words, Sampling(max_tokens=len(words) + 1)) is None
+    assert rule.finished(words, Sampling(max_tokens=len(words))) is FinishReason.LENGTH
+    # What ended the response is said, even where the budget was used up too.
+    assert rule.finished([*words, tiny.tokenizer.eos_token_id], Sampling(max_tokens=len(words) + 1)) is FinishReason.END_OF_TURN
+    close = tiny.tokenizer.convert_tokens_to_ids("</answer>")
+    assert rule.finished([*words, close], Sampling(max_tokens=len(words) + 1)) is FinishReason.STOP_TEXT
+
+
+def test_stops_at_a_sequence_of_ids(tiny: Any) -> None:
+    rule = StopRule(tiny.tokenizer)
+    sampling = Sampling(max_tokens=100, stop_ids=((30, 31), (40,), (31, 30, 31)))
+    for ids, reason in {
+        (30, 31): FinishReason.STOP_TEXT,
+        (9, 30, 31): FinishReason.STOP_TEXT,
+        (40,): FinishReason.STOP_TEXT,
+        (31,): None,  # shorter than its sequence
+        (31, 31): None,
+        (30, 9, 31): None,
+        (30, 31, 9): None,
+    }.items():
+        assert rule.finished(ids, sampling) is reason, ids
+    assert rule.finished((30, 31), LONG) is None
+
+
+def test_tokens_before_count_against_the_budget_only(tiny: Any) -> None:
+    rule = StopRule(tiny.tokenizer)
+    assert rule.finished((30, 31), Sampling(max_tokens=10), num_before=7) is None
+    assert rule.finished((30, 31), Sampling(max_tokens=10), num_before=8) is FinishReason.LENGTH
+
+
+def test_only_suspects_can_end_a_response(tiny: Any) -> None:
+    """Every token of the vocabulary, one by one: whatever ends a response is suspected; words that the tokenizer has not are not."""
+    rule = StopRule(tiny.tokenizer)
+    sampling = Sampling(max_tokens=100, stop_ids=((30, 31), (9,)))
+    words = np.arange(len(tiny.tokenizer) + 5)[:, None]
+    suspects = set(np.flatnonzero(rule.suspects(words, sampling)).tolist())
+    close, end = tiny.tokenizer.convert_tokens_to_ids("</answer>"), tiny.tokenizer.eos_token_id
+    assert {close, end, 9, 31} <= suspects and 30 not in suspects and len(suspects) < len(tiny.tokenizer) // 10
+    endings = {word for word in words[:, 0].tolist() if word < len(tiny.tokenizer) and rule.finished((30, word), sampling) is not None}
+    assert {close, end, 9, 31} <= endings <= suspects
+    assert all(rule.finished((30, len(tiny.tokenizer) + n), sampling) is None for n in range(5))

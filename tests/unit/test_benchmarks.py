@@ -1,0 +1,324 @@
+"""The speed benchmarks: what they count is right, and each of them runs and says what it measured."""
+
+import importlib
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SIZES = ["--model", "tiny", "--device", "cpu", "--prompt", "12", "--response", "5", "--turns", "2", "--observed", "4"]
+MODULES = ("shapes", "workloads", "synthetic_env", "rollout", "learner", "iteration", "growth", "cross_score")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    """The scripts import each other as modules beside them; they leave no trace for other tests."""
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def run(name: str, arguments: list[str], tmp_path: Path) -> list[dict[str, Any]]:
+    """The rows of a script, as it wrote them."""
+    path = tmp_path / "rows.json"
+    module(name).main([*arguments, "--json", str(path)])
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return rows
+
+
+def size(**changes: int) -> Any:
+    made = {"layer_weights": 10, "head_weights": 3, "attention_width": 2, "num_layers": 1, "weight_bytes": 100, "cache_bytes": 5}
+    return module("shapes").ModelSize(**{**made, **changes})
+
+
+# --- counting ---
+
+
+def test_tokens_see_all_before_them_and_themselves() -> None:
+    for start, count in ((0, 1), (0, 4), (3, 2), (5, 0)):
+        assert module("shapes").seen_by(start, count) == sum(start + n + 1 for n in range(count))
+
+
+def test_flops_are_those_that_torch_counts(tiny_model: Any) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    num = 24
+    tiny_model.set_attn_implementation("eager")  # written as products, which torch counts; without regard to the mask
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        tiny_model(input_ids=torch.arange(num)[None], use_cache=False)
+    expected = module("shapes").size_of(tiny_model).forward_flops(num, num, num * num)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-4)  # torch also counts the angles of the positions
+
+
+def test_size_counts_bytes_of_weights_and_cache(tiny: Any) -> None:
+    config, found = tiny.model.config, module("shapes").size_of(tiny.model)
+    layer = 4 * 192 * 192 + 3 * 192 * 512
+    assert found.layer_weights == config.num_hidden_layers * layer
+    assert found.weight_bytes == 4 * (found.layer_weights + 578 * 192)
+    assert found.cache_bytes == 4 * 2 * 4 * 48 * config.num_hidden_layers
+
+
+def test_floor_of_a_rollout_by_hand() -> None:
+    """One prompt of 3 tokens for two conversations, 2 out, 1 observed, 2 out."""
+    work = module("workloads")
+    groups = work.written_groups(work.Conversations(groups=1, group_size=2, prompt=3, response=2, turns=2, observed=1), 50)
+    slow_memory, slow_products = module("shapes").Machine("m", 1e9, 1.0), module("shapes").Machine("m", 1.0, 1e9)
+    fed, seen_fed = 3 + 2 * 1, (1 + 2 + 3) + 2 * 6
+    seen = 2 * (4 + 5 + 7 + 8)
+    floor = work.rollout_floor(groups, size(), slow_memory)
+    assert floor.decode == pytest.approx(4 * 100 + seen * 5)
+    floor = work.rollout_floor(groups, size(), slow_products)
+    assert floor.decode == pytest.approx(2 * 8 * 10 + 2 * 8 * 3 + 4 * seen * 2)
+    assert floor.prefill == pytest.approx(2 * fed * 10 + 4 * seen_fed * 2)
+
+
+def test_training_costs_three_forward_passes() -> None:
+    work = module("workloads")
+    groups = work.written_groups(work.Conversations(groups=2, group_size=1, prompt=3, response=2), 50)
+    one_row = 2 * 5 * 10 + 4 * 15 * 2
+    assert work.train_flops(groups, size(), all_predicted=False) == 3 * 2 * (one_row + 2 * 2 * 3)
+    assert work.train_flops(groups, size(), all_predicted=True) == 3 * 2 * (one_row + 2 * 5 * 3)
+
+
+def test_growth_of_the_work_it_counts() -> None:
+    growth, work = module("growth"), module("workloads").Conversations(groups=2, group_size=3, prompt=4, response=2, turns=2, observed=1)
+    bench = type("Bench", (), {"size": size()})
+    groups = module("workloads").written_groups(work, 50)
+    floor = module("workloads").rollout_floor(groups, size(), module("shapes").Machine("m", 1.0, 1e12))
+    assert growth.rollout_flops(work, bench) == pytest.approx(floor.prefill + floor.decode)
+    pairs = 2 * 6
+    seen = 2 * (1 + 2 + 3 + 4) + pairs * (5 + 6)
+    assert growth.cross_score_flops(work, bench) == 2 * (2 * 4 + pairs * 2) * 10 + 2 * pairs * 2 * 3 + 4 * seen * 2
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 1.7])
+def test_exponent_of_a_power_law(power: float) -> None:
+    sizes = [1.0, 2.0, 4.0, 8.0]
+    assert module("growth").exponent(sizes, [3.0 * s**power for s in sizes]) == pytest.approx(power)
+
+
+def test_growth_is_fitted_to_the_larger_half() -> None:
+    growth = module("growth")
+    points = [growth.Point("turns", "rollout", s, max(8.0, float(s * s)), float(s)) for s in (8, 1, 4, 2)]  # 8, 8, 16, 64 seconds
+    [row] = growth.rows_of(points)
+    assert (row["sizes"], row["first, s"], row["last, s"]) == ("1 to 8", 8.0, 64.0)
+    assert row["exponent of seconds"] == pytest.approx(1.5)
+    assert row["exponent of products"] == pytest.approx(1.0)
+
+
+def test_table() -> None:
+    rows = [{"who": "a", "rate": 12345.6}, {"who": "b", "share": 0.12345}]
+    assert module("shapes").markdown(rows) == "| who | rate | share |\n|---|---|---|\n| a | 12,346 | - |\n| b | - | 0.123 |"
+
+
+# --- workloads ---
+
+
+def test_conversations_have_their_lengths_on_the_real_engine(tiny: Any) -> None:
+    from tether.core.protocols import Sampling
+
+    work = module("workloads")
+    sizes = work.Conversations(groups=2, group_size=2, prompt=9, response=6, turns=2, observed=3)
+    tokenizer = work.endless(tiny.tokenizer)
+    assert tokenizer.eos_token_id >= tiny.model.config.vocab_size and tiny.tokenizer.eos_token_id != tokenizer.eos_token_id
+    played = work.dialogues(sizes, 578)
+    work.engine_for(tiny.model, tiny.tokenizer, sizes).run(played, Sampling(1.0, sizes.response))
+    groups = work.grouped(played)
+    assert work.num_sampled(groups) == 4 * 2 * 6
+    for group in groups:
+        assert len({t.turns[0].context_ids for t in group.trajectories}) == 1
+        for trajectory in group.trajectories:
+            assert [len(turn.context_ids) for turn in trajectory.turns] == [9, 3]
+            assert len(trajectory.segments) == 1 and len(trajectory.segments[0].token_ids) == sizes.longest
+    assert groups[0].trajectories[0].turns[0].context_ids != groups[1].trajectories[0].turns[0].context_ids
+
+
+def test_words_depend_on_the_run_and_on_nothing_else() -> None:
+    work = module("workloads")
+    sizes = work.Conversations(groups=1, group_size=2, prompt=9, response=6)
+    first, again, other = (work.dialogues(sizes, 500, run) for run in (0, 0, 1))
+    assert [d.begin() for d in first] == [d.begin() for d in again] != [d.begin() for d in other]
+    assert first[0].uniforms.random() == again[0].uniforms.random() != first[1].uniforms.random()
+
+
+def test_ragged_batches_are_ragged_within_bounds() -> None:
+    work = module("workloads")
+    sizes = work.Conversations(groups=4, group_size=8, prompt=9, response=20, turns=2, observed=3)
+    lengths = [len(turn.response_ids) for g in work.written_groups(sizes, 500, 0.35) for t in g.trajectories for turn in t.turns]
+    assert (min(lengths), max(lengths)) == (13, 20)
+    even = [t for g in work.written_groups(sizes, 500) for t in g.trajectories]
+    assert {t.reward for t in even} == {0.0, 1.0} and {t.num_sampled for t in even} == {40}
+    assert even[0].turns[0].logprobs == pytest.approx([-math.log(500)] * 20)
+
+
+def test_synthetic_environment_is_lawful_and_its_groups_differ() -> None:
+    env_module = module("synthetic_env")
+    env = env_module.FixedTask(env_module.FixedOptions(max_turns=2, first_words=3, words=1))
+    assert env.reset(7).text == "000007 go go go"
+    step = env.step("anything")
+    assert (step.observation.text, step.reward, step.done) == ("000007 go", 0.0, False)
+    shares = []
+    for seed in range(24):
+        rewards = []
+        for luck in range(16):
+            env.reset(seed, luck=luck)
+            env.step("")
+            last = env.step("")
+            assert last.done and last.reward == float(last.success)
+            rewards.append(last.reward)
+        shares.append(statistics.mean(rewards))
+    assert sum(share in (0.0, 1.0) for share in shares) >= 4 and any(0.2 < share < 0.8 for share in shares)
+
+
+# --- each script ---
+
+
+def test_rollout_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = run(
+        "rollout", [*SIZES, "--rows", "4", "--group", "2", "--repeats", "1", "--peer-tokens", "3", "--vllm-python", "none"], tmp_path
+    )
+    ours, generate, vllm, floor = rows
+    assert ours["who"].startswith("tether, ") and ours["tokens"] == 4 * 2 * 5
+    assert ours["sampled tokens/s"] == pytest.approx(40 / ours["seconds"])
+    assert generate["who"] == "transformers generate (3 tokens a turn timed)" and generate["seconds"] > 0
+    assert generate["tether is faster by"] == pytest.approx(generate["seconds"] / ours["seconds"])
+    assert vllm["who"] == "vLLM: left out" and floor["who"] == "floor"
+    assert ours["share of the floor"] == pytest.approx(floor["seconds"] / ours["seconds"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("| model | device, precision | workload | who |") and len(printed.splitlines()) == 6
+
+
+def test_rollout_of_a_shape_names_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Qwen2Config
+
+    config = Qwen2Config(
+        vocab_size=700, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
+    monkeypatch.setitem(module("shapes").SHAPES, "nano", config)
+    monkeypatch.setitem(sys.modules, "vllm", None)  # the way to say that it cannot be imported
+    arguments = ["--model", "shape:nano", "--device", "cpu", "--dtype", "float32", "--rows", "2", "--prompt", "5", "--response", "3"]
+    ours, generate, vllm, _ = run("rollout", [*arguments, "--repeats", "1", "--peer-tokens", "0"], tmp_path)
+    assert ours["device, precision"].endswith("float32") and ours["workload"] == "2, 5 in, 3 out"
+    assert (generate["who"], vllm["who"]) == ("transformers generate: left out", "vLLM: not installed")
+
+
+FAKE_VLLM = """
+__version__ = "0.0"
+class SamplingParams:
+    def __init__(self, **options): self.options = options
+class Output:
+    def __init__(self, ids): self.outputs = [type("Sequence", (), {"token_ids": ids})]
+class LLM:
+    def __init__(self, **options):
+        print("a log line on stdout")
+        assert options["load_format"] == "dummy" and options["max_num_seqs"] == 4
+    def generate(self, prompts, sampling, use_tqdm):
+        self.lengths = getattr(self, "lengths", []) + [len(p["prompt_token_ids"]) for p in prompts]
+        assert self.lengths[-1] in (12, 12 + 5 + 4) and sampling.options["ignore_eos"]
+        return [Output([0] * sampling.options["max_tokens"]) for _ in prompts]
+"""
+
+
+def test_vllm_runs_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM is not here; something that is called as it is called answers."""
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    arguments = [*SIZES, "--rows", "4", "--group", "2", "--repeats", "1", "--peer-tokens", "0", "--vllm-python", sys.executable]
+    _, _, vllm, _ = run("rollout", arguments, tmp_path)
+    assert vllm["who"] == "vLLM 0.0" and vllm["sampled tokens/s"] == pytest.approx(40 / vllm["seconds"])
+    (tmp_path / "vllm.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    assert run("rollout", arguments, tmp_path)[2]["who"] == "vLLM: failed, exit code 3"
+
+
+def test_learner_of_both_algorithms_and_batches(tmp_path: Path) -> None:
+    batches = ["--even-rows", "2", "--even-response", "6", "--groups", "2", "--group", "2"]
+    rows = run("learner", [*SIZES, *batches, "--repeats", "1", "--plain-rows", "2"], tmp_path)
+    assert [row["who"] for row in rows[:4]] == ["tether grpo", "tether grpo", "tether ppo", "tether ppo"]
+    assert [row["batch"].split(":")[0] for row in rows] == ["even", "ragged"] * 3
+    for row in rows[:4]:
+        assert row["updates left out"] == 0 and 0 < row["needed"] < row["share of peak"]
+        assert row["forward and backward"] > row["tokens/s"]
+    assert rows[0]["batch"] == "even: 2 rows, 28 to 28 tokens" and rows[0]["tokens/s"] == pytest.approx(56 / rows[0]["seconds"])
+    assert rows[5]["who"] == "transformers, checkpointing (2 of 4 rows timed)"
+
+
+def test_learner_step_is_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = module("workloads").Conversations(groups=2, group_size=2, prompt=6, response=4)
+    monkeypatch.setattr(module("learner"), "GRPO_STEP", small)
+    ours, trl = run("learner", ["--model", "tiny", "--device", "cpu", "--step", "--repeats", "1", "--trl-python", "none"], tmp_path)
+    assert ours["step"] == "2 prompts x 2, 6 in, 4 out" and trl["who"] == "TRL: left out"
+    assert ours["seconds"] == pytest.approx(ours["sampling"] + ours["learning"])
+
+
+def test_iteration_trains_with_and_without_the_filter(tmp_path: Path) -> None:
+    sizes = ["--model", "tiny", "--device", "cpu", "--prompt", "50", "--response", "8", "--turns", "2", "--observed", "30"]
+    everything, filtered = run("iteration", [*sizes, "--groups", "2", "--group", "3", "--steps", "1"], tmp_path)
+    assert everything["tokens sampled"] == filtered["tokens sampled"] == 2 * 3 * 2 * 8
+    assert everything["groups kept"] == 1.0 and filtered["groups kept"] < 1.0
+    for row in (everything, filtered):
+        assert row["rollout"] > 0 and row["diagnosis"] > 0
+        assert row["seconds"] >= row["rollout"] + row["diagnosis"] + row["update"]
+    assert filtered["saved"] == pytest.approx(1 - filtered["seconds"] / everything["seconds"])
+
+
+def test_growth_measures_what_it_doubles(tmp_path: Path) -> None:
+    arguments = [
+        "--axes",
+        "turns",
+        "prompts",
+        "--device",
+        "cpu",
+        "--doublings",
+        "1",
+        "--repeats",
+        "1",
+        "--scale",
+        "0.1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    rows = run("growth", arguments, tmp_path)
+    found = [(row["doubled"], row["stage"]) for row in rows]
+    assert found[:2] == [("turns", "rollout"), ("turns", "update")] and len(found) == 2 + 3
+    assert "plotly" in (tmp_path / "out" / "growth.html").read_text(encoding="utf-8")
+    [scoring] = [row["exponent of products"] for row in rows if row["stage"] == "cross-scoring"]
+    assert 1.7 < scoring < 2  # pairs are prompts x prompts x group; the prompts themselves are few
+
+
+def test_cross_score_prints_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--prompts", "2", "--group", "2", "--prompt-tokens", "9", "--reasoning-tokens", "4", "--plain-pairs", "2"]
+    module("cross_score").main(["--model", "tiny", "--device", "cpu", *sizes, "--header"])
+    assert "| 2 x 2, 9, 4 |" in capsys.readouterr().out.splitlines()[-1]
+
+
+# --- bad input ---
+
+
+def test_a_group_that_does_not_divide_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        module("rollout").main(["--rows", "5", "--group", "2"])
+    assert "--rows 5 is no multiple of --group 2" in capsys.readouterr().err
+
+
+def test_conversations_that_are_too_long(tiny: Any) -> None:
+    work = module("workloads")
+    with pytest.raises(SystemExit, match=r"conversations of 1030 tokens .* are longer than the model's 1024"):
+        work.engine_for(tiny.model, tiny.tokenizer, work.Conversations(1, 1, prompt=1000, response=30))
+
+
+def test_an_unknown_shape() -> None:
+    with pytest.raises(SystemExit, match="there is no shape 'huge'; there are 3b, 135m"):
+        module("shapes").measured_model("shape:huge")

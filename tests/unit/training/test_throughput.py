@@ -1,0 +1,228 @@
+"""What a step costs: operations counted by hand, seconds that go to the innermost stage, rates and shares from both."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from tether.core.enums import FinishReason, StopReason
+from tether.core.types import Group, Trajectory, Turn
+from tether.models.adapters import add_lora
+from tether.models.critic import Critic
+from tether.models.head import SplitModel
+from tether.training import throughput
+from tether.training.throughput import Arithmetic, Meter, arithmetic_of, fed_spans, give_back_unused, unused_memory
+
+LAYER = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48 + 2 * 32
+"""q; k and v of 2 heads of 8; o; gate, up and down; two norms."""
+TABLE = 61 * 32
+
+
+def _llama(*, tied: bool = False, **changes: Any) -> Any:
+    config = hf.LlamaConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=None,
+        **changes,
+    )
+    return hf.LlamaForCausalLM(config).eval()
+
+
+def test_operations_by_hand() -> None:
+    """Three tokens from the start look at 1 + 2 + 3 positions; two more at 4 + 5."""
+    numbers = Arithmetic(multiplied=100, trained=100, attention=7)
+    assert numbers.forward([(0, 3)]) == 2 * 100 * 3 + 4 * 7 * 6
+    assert numbers.forward([(3, 5)]) == 2 * 100 * 2 + 4 * 7 * 9
+    assert numbers.forward([(0, 3), (3, 5)]) == numbers.forward([(0, 5)])
+    assert numbers.training([3, 2]) == 6 * 100 * 5 + 3 * 4 * 7 * (6 + 3)
+    frozen = Arithmetic(multiplied=100, trained=10, attention=7)
+    assert frozen.training([3]) == (4 * 100 + 2 * 10) * 3 + 12 * 7 * 6
+    assert numbers.forward([]) == 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_table_that_is_only_looked_up_does_not_count(tied: bool) -> None:
+    counted = arithmetic_of(_llama(tied=tied))
+    assert counted is not None
+    assert counted.multiplied == counted.trained == 2 * LAYER + 32 + TABLE  # the head is the table, or one of its own
+    assert counted.attention == 2 * 4 * 8
+    trunk = arithmetic_of(_llama(tied=tied), with_head=False)
+    assert trunk is not None and trunk.multiplied == 2 * LAYER + 32
+
+
+def test_adapters_are_multiplied_and_the_rest_gets_no_gradient() -> None:
+    model = _llama()
+    add_lora(model, 4, 8, ["q_proj"])
+    counted = arithmetic_of(model)
+    assert counted is not None
+    adapters = 2 * 4 * (32 + 32)
+    assert counted.trained == adapters and counted.multiplied == 2 * LAYER + 32 + TABLE + adapters
+
+
+def test_heads_of_a_width_of_their_own() -> None:
+    counted = arithmetic_of(_llama(head_dim=16))
+    assert counted is not None and counted.attention == 2 * 4 * 16
+
+
+def test_of_experts_nothing_is_said() -> None:
+    model = _llama()
+    model.config.num_local_experts = 8
+    assert arithmetic_of(model) is None
+    meter = Meter(model)
+    with meter.stage("rollout"):
+        pass
+    meter.played([_group([(5, 2)])])
+    assert meter.timings().share_of_peak == {} and meter.timings().tokens_per_second is not None
+
+
+def _group(sizes: list[tuple[int, int]], *, same: bool = True, fresh: bool = False) -> Group:
+    """Trajectories of two turns, each `fed` tokens and then `said`; members begin with the same prompt, unless they do not."""
+    trajectories = []
+    for member, (fed, said) in enumerate(sizes):
+        turns = []
+        for number in range(2):
+            context = tuple(range(fed)) if same or number else (100 + member, *range(1, fed))
+            turns.append(Turn(context, (9,) * said, (-1.0,) * said, FinishReason.LENGTH, "", None, 0.0, fresh=fresh or number == 0))
+        trajectories.append(Trajectory(0, member, 0, turns, StopReason.TURN_LIMIT))
+    return Group(0, 0, trajectories)
+
+
+def test_members_that_begin_alike_share_their_prompt() -> None:
+    assert fed_spans([_group([(5, 2), (5, 3)])]) == [(0, 14), (5, 16)]
+    assert fed_spans([_group([(5, 2), (5, 3)], same=False)]) == [(0, 14), (0, 16)]
+    assert fed_spans([_group([(5, 2), (6, 2)])]) == [(0, 14), (0, 16)]  # another prompt, though it begins with the same words
+    assert fed_spans([_group([(5, 2)]), _group([(5, 2)])]) == [(0, 14), (0, 14)]  # groups do not share
+    assert fed_spans([_group([(5, 2), (5, 3)], fresh=True)]) == [(0, 7), (0, 7), (5, 8), (0, 8)]
+    assert fed_spans([Group(0, 0, [Trajectory(0, 0, 0, [], StopReason.ENV_ERROR)])]) == []
+
+
+class _Clock:
+    """Says what it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    told = _Clock()
+    monkeypatch.setattr(throughput, "time", told)
+    return told
+
+
+def test_seconds_go_to_the_innermost_stage(clock: _Clock) -> None:
+    meter = Meter(_llama())
+    clock.now = 100.0
+    with meter.stage("select"):
+        clock.now += 1
+        for _ in range(2):
+            with meter.stage("rollout"):
+                clock.now += 10
+            clock.now += 0.25
+    clock.now += 50  # nobody's
+    with meter.stage("update"):
+        clock.now += 3
+    assert meter.timings().seconds == {"select": 1.5, "rollout": 20.0, "update": 3.0}
+    meter.begin()
+    assert meter.timings().seconds == {} and meter.timings().tokens_per_second is None and meter.timings().engine == {}
+
+
+def test_a_stage_that_fails_is_closed(clock: _Clock) -> None:
+    meter = Meter(_llama())
+
+    def fail() -> None:
+        with meter.stage("rollout"):
+            clock.now += 1
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        fail()
+    with meter.stage("update"):
+        clock.now += 2
+    assert meter.timings().seconds == {"rollout": 1.0, "update": 2.0}
+
+
+def test_rates_and_shares(clock: _Clock) -> None:
+    model = _llama()
+    critic = Critic(SplitModel(_llama()), shared=False)
+    meter = Meter(model, critic)
+    meter.peak = 1e6
+    with meter.stage("rollout"):
+        clock.now += 4
+    with meter.stage("update"):
+        clock.now += 5
+    meter.played([_group([(5, 2), (5, 3)])])
+    meter.learned([14, 16], epochs=2)
+    meter.count({"decode_calls": 3, "evictions": 0})
+    meter.count({"decode_calls": 4, "evictions": 1})
+    found = meter.timings()
+    assert found.tokens_per_second == (4 + 6) / 4
+    assert found.update_tokens_per_second == 2 * 30 / 5
+    policy = 2 * LAYER + 32 + TABLE
+    pairs = 14 * 15 // 2 + 16 * 17 // 2
+    rollout = 2 * policy * (14 + 11) + 4 * 64 * (pairs - 15)
+    update = 2 * (6 * (2 * policy - TABLE) * 30 + 2 * 12 * 64 * pairs)
+    assert found.share_of_peak == pytest.approx({"rollout": rollout / 4e6, "update": update / 5e6})
+    assert found.engine == {"decode_calls": 7, "evictions": 1}
+    assert found.unused_memory is None
+    assert 2**20 < found.peak_memory["rollout"] <= found.peak_memory["update"]
+
+
+def test_a_shared_critic_costs_next_to_nothing(clock: _Clock) -> None:
+    split = SplitModel(_llama())
+    shares = []
+    for critic in (None, Critic(split, shared=True)):
+        meter = Meter(split.model, critic)
+        with meter.stage("update"):
+            clock.now += 1
+        meter.learned([10], epochs=1)
+        shares.append(meter.timings().share_of_peak["update"])
+    assert shares[0] == shares[1]
+
+
+class _Card:
+    """torch.cuda of a card of 1,000 bytes."""
+
+    def __init__(self, reserved: int, allocated: int, free: int) -> None:
+        self._reserved, self._allocated, self._free = reserved, allocated, free
+        self.emptied = 0
+
+    def memory_reserved(self, _: torch.device) -> int:
+        return self._reserved
+
+    def memory_allocated(self, _: torch.device) -> int:
+        return self._allocated
+
+    def mem_get_info(self, _: torch.device) -> tuple[int, int]:
+        return self._free, 1000
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+
+@pytest.mark.parametrize(
+    ("reserved", "allocated", "free", "emptied"),
+    [(700, 500, 50, 1), (700, 500, 200, 0), (550, 500, 50, 0)],
+    ids=["much unused, little free", "much free", "little unused"],
+)
+def test_unused_memory_is_given_back_where_the_card_is_nearly_full(
+    reserved: int, allocated: int, free: int, emptied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = _Card(reserved, allocated, free)
+    monkeypatch.setattr(torch, "cuda", card)
+    assert unused_memory(torch.device("cuda")) == reserved - allocated
+    give_back_unused(torch.device("cuda"))
+    assert card.emptied == emptied
+    give_back_unused(torch.device("cpu"))
+    assert card.emptied == emptied
