@@ -35,8 +35,8 @@ from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, DivergedModel, UnknownName
 from tether.diagnostics.buckets import NUM_BUCKETS, Agreement, Bucket, SignalNoise, Vector, dot, split_halves, variance_buckets
 from tether.models.head import SplitModel
-from tether.models.probing import evaluating
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
+from tether.models.probing import evaluating
 
 ALL, LAST = "all", "last"
 ROUNDING = 1e-4

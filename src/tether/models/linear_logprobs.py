@@ -8,7 +8,7 @@ temperature, p their softmax and H its entropy, the gradient by a logit v of a t
 
 The sums over the vocabulary are in float32 whatever the model computes in, and on a GPU the product with the head is not rounded to the
 model's precision first. The gradient of the weights adds up in float32 over the parts and is rounded once. On a GPU the passes over the
-logits are one Triton kernel each way (models/linear_logprobs_kernels.py).
+logits are one Triton kernel each way (models/kernels/logits.py).
 
 Shape legend: N tokens, n of a part, D width of the features, V vocabulary.
 """
@@ -112,7 +112,7 @@ def _logits(features_nD: Tensor, head: Head) -> Tensor:
 def _reduce(logits_nV: Tensor, targets_n: Tensor, temperature: float, into: tuple[Tensor, Tensor, Tensor]) -> None:
     """Log-probs, entropies and log-sum-exps of a part; its logits are used up."""
     if logits_nV.is_cuda:
-        from tether.models.linear_logprobs_kernels import reduce_logits
+        from tether.models.kernels.logits import reduce_logits
 
         reduce_logits(logits_nV, targets_n, temperature, into)
         return
@@ -139,7 +139,7 @@ def _by_logits(
 ) -> Tensor:
     """The gradient by the undivided logits of a part, which are used up; `kept` are entropies and log-sum-exps."""
     if logits_nV.is_cuda:
-        from tether.models.linear_logprobs_kernels import logit_gradient
+        from tether.models.kernels.logits import logit_gradient
 
         return logit_gradient(logits_nV, targets_n, temperature, kept, outer, dtype)
     entropy_n, log_sum_n = kept

@@ -2,7 +2,7 @@
 
 `SharedPrefix` feeds the prompts of a block through the model, keeps the keys and values of every layer, and then feeds continuations:
 all pairs of some of its prompts and some texts in one row. How they see what they may see, and nothing else, is for one of two: a kernel over
-the family's forward pass on a CUDA device (family/kernels/text_attention.py), and models/prefix_attention.py for all other models.
+the family's forward pass on a CUDA device (kernels/text_attention.py), and models/prefix_attention.py for all other models.
 `shares_prefix` finds out whether a model computes in this way what it computes plainly.
 
 Shape legend: S tokens of a row, B texts in it, T tokens of the longest, D width of the features.
@@ -115,7 +115,7 @@ class _KernelRow:
         self.window = 2**31
 
     def features(self, lengths_B: Counts, spans: Sequence[Span], ids_S: Counts, positions_S: Counts) -> Tensor:
-        from tether.models.family.kernels.text_attention import text_attention
+        from tether.models.kernels.text_attention import text_attention
 
         ends_B = np.cumsum(lengths_B)
         # A text continues the prompt of the span that it ends in.

@@ -146,7 +146,8 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_vocabulary() 
 
 INTERPRETED = """
 import torch
-from tether.models import linear_logprobs as module, linear_logprobs_kernels as kernels
+from tether.models import linear_logprobs as module
+from tether.models.kernels import logits as kernels
 kernels.BLOCK = 16
 for temperature, with_entropy in ((1.0, True), (0.7, True), (1.4, False)):
     source = torch.Generator().manual_seed(1)

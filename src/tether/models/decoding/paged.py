@@ -11,7 +11,7 @@ Shape legend: B slots of a call, K tokens drawn for each, S tokens fed, X pages 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,10 @@ from tether.core.protocols import Sampling
 from tether.models.decoding.drawing import draw
 from tether.models.decoding.pages import Pages
 from tether.models.decoding.protocol import Drawn, Feeding
-from tether.models.family.kernels.drawing import Ledger, draw_step
-from tether.models.family.kernels.paged_attention import paged_attention
-from tether.models.family.kernels.rotary import rotate_and_store
 from tether.models.family.trunk import FamilyTrunk
+from tether.models.kernels.drawing import Ledger, draw_step
+from tether.models.kernels.paged_attention import paged_attention
+from tether.models.kernels.rotary import rotate_and_store
 from tether.models.token_scores import float32_product
 
 PAGE = 64
@@ -59,14 +59,15 @@ class PagedDecoder:
         self.cache_bytes = num_pages * page_bytes
         self._trunk, self._head, self._device = trunk, head, weight.device
         self._pages = Pages(num_pages, num_slots, PAGE, max_positions)
-        caches = torch.zeros(trunk.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)
-        self._caches = [(layer[0], layer[1]) for layer in caches]
+        self._cache = torch.zeros(trunk.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)
+        self._layers = [(layer[0], layer[1]) for layer in self._cache]
+        """Keys and values of each layer, [pages, heads, positions of a page, width]."""
         self._ledger = Ledger(_batch_size(num_slots), TOKENS_PER_CALL, weight.device)
         self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
         self._starts_B1 = torch.arange(_batch_size(num_slots) + 1, dtype=torch.int32, device=weight.device)
         self._rows_B = torch.arange(_batch_size(num_slots), dtype=torch.int32, device=weight.device)
         self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         self._parameters = list(trunk.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
 
@@ -79,8 +80,7 @@ class PagedDecoder:
     @torch.inference_mode()
     def prefill(self, feedings: Sequence[Feeding], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Drawn:
         leader_logits = [self._feed(part) for part in _parts(feedings)]
-        for feeding in feedings:
-            self._share(feeding)
+        self._share([feeding for feeding in feedings if len(feeding.slots) > 1])
         of_slot = [number for number, feeding in enumerate(feedings) for _ in feeding.slots]
         logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
         ids_B, logprobs_B = draw(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
@@ -126,25 +126,22 @@ class PagedDecoder:
         features_SD = self._features(ids, positions, rows, texts)
         return float32_product(self._head, features_SD[torch.from_numpy(ends - 1).to(self._device)])
 
-    def _share(self, feeding: Feeding) -> None:
-        """Give the other slots of a feeding what its first one has computed."""
-        leader, *followers = feeding.slots
-        copies = self._pages.share(leader, followers, len(feeding.tokens)) if followers else []
+    def _share(self, feedings: Sequence[Feeding]) -> None:
+        """Give the other slots of feedings what their first ones have computed."""
+        copies = [copy for slots, _, tokens in feedings for copy in self._pages.share(slots[0], slots[1:], len(tokens))]
         if copies:
-            targets = torch.tensor([target for _, target in copies], device=self._device)
-            for layer in self._caches:
-                for cache in layer:
-                    cache[targets] = cache[copies[0][0]].clone()
+            sources, targets = (torch.tensor(pages, device=self._device) for pages in zip(*copies, strict=True))
+            self._cache[:, :, targets] = self._cache[:, :, sources]
 
     def _features(self, ids_S: Tensor, positions_S: Tensor, rows_S: Tensor, texts: _Texts) -> Tensor:
         trunk = self._trunk
 
         def place(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            rotate_and_store((query, key, value), self._caches[layer], positions_S, rows_S, texts.tables_BX, trunk.angles)
+            rotate_and_store((query, key, value), self._layers[layer], positions_S, rows_S, texts.tables_BX, trunk.angles)
             return query, key
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return paged_attention(query, self._caches[layer], *texts, trunk.scale)
+            return paged_attention(query, self._layers[layer], *texts, trunk.scale)
 
         return trunk.features(ids_S, positions_S, attend, place=place)
 

@@ -144,7 +144,7 @@ def _layer(module: Any) -> Layer | None:
         return None
     attention, mlp = module.self_attn, module.mlp
     parts = {name for name, child in attention.named_children() if not _is_rotary(child)}
-    has_norms = HEAD_NORMS <= parts
+    has_norms = parts >= HEAD_NORMS
     if parts - HEAD_NORMS != ATTENTION_PARTS or (parts & HEAD_NORMS and not has_norms):
         return None
     if not {name for name, _ in mlp.named_children()} >= MLP_PARTS or not _is_silu(mlp.act_fn):

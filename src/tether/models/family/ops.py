@@ -39,7 +39,7 @@ def swiglu(gate_SF: Tensor, up_SF: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         product: Tensor = _SwiGlu.apply(gate_SF, up_SF)
         return product
-    from tether.models.family.kernels.swiglu import swiglu_forward
+    from tether.models.kernels.swiglu import swiglu_forward
 
     return swiglu_forward(gate_SF, up_SF)
 
@@ -59,7 +59,7 @@ def _turned(x_SHD: Tensor, cos_S1R: Tensor, sin_S1R: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor, delta: Tensor | None, weight_N: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    from tether.models.family.kernels.norm import norm_forward
+    from tether.models.kernels.norm import norm_forward
 
     return norm_forward(x, delta, weight_N, eps, save=False)[:2]
 
@@ -67,7 +67,7 @@ def _norm(x: Tensor, delta: Tensor | None, weight_N: Tensor, eps: float) -> tupl
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_N: Tensor, eps: float) -> Tensor:
-        from tether.models.family.kernels.norm import norm_forward
+        from tether.models.kernels.norm import norm_forward
 
         normed, _, scale = norm_forward(x, None, weight_N, eps, save=True)
         ctx.save_for_backward(x, scale, weight_N)
@@ -76,7 +76,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        from tether.models.family.kernels.norm import norm_backward
+        from tether.models.kernels.norm import norm_backward
 
         return *norm_backward(grads[0].contiguous(), None, *ctx.saved_tensors), None
 
@@ -84,7 +84,7 @@ class _Norm(torch.autograd.Function):
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, delta_SN: Tensor, residual_SN: Tensor, weight_N: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        from tether.models.family.kernels.norm import norm_forward
+        from tether.models.kernels.norm import norm_forward
 
         normed_SN, total_SN, scale_S = norm_forward(residual_SN, delta_SN, weight_N, eps, save=True)
         ctx.save_for_backward(total_SN, scale_S, weight_N)
@@ -93,7 +93,7 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        from tether.models.family.kernels.norm import norm_backward
+        from tether.models.kernels.norm import norm_backward
 
         out_SN, weight_N = norm_backward(grads[0].contiguous(), grads[1].contiguous(), *ctx.saved_tensors)
         return out_SN, out_SN, weight_N, None
@@ -102,7 +102,7 @@ class _AddNorm(torch.autograd.Function):
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_SF: Tensor, up_SF: Tensor) -> Tensor:
-        from tether.models.family.kernels.swiglu import swiglu_forward
+        from tether.models.kernels.swiglu import swiglu_forward
 
         ctx.save_for_backward(gate_SF, up_SF)
         return swiglu_forward(gate_SF, up_SF)
@@ -110,17 +110,15 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        from tether.models.family.kernels.swiglu import swiglu_backward
+        from tether.models.kernels.swiglu import swiglu_backward
 
         return swiglu_backward(grads[0].contiguous(), *ctx.saved_tensors)
 
 
 class _Rotary(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, query_SHD: Tensor, key_SKD: Tensor, positions_S: Tensor, cos_PR: Tensor, sin_PR: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        from tether.models.family.kernels.rotary import rotate
+    def forward(ctx: Any, query_SHD: Tensor, key_SKD: Tensor, positions_S: Tensor, cos_PR: Tensor, sin_PR: Tensor) -> tuple[Tensor, Tensor]:
+        from tether.models.kernels.rotary import rotate
 
         ctx.save_for_backward(positions_S, cos_PR, sin_PR)
         return rotate(query_SHD, key_SKD, positions_S, cos_PR, sin_PR, back=False)
@@ -128,6 +126,6 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        from tether.models.family.kernels.rotary import rotate
+        from tether.models.kernels.rotary import rotate
 
         return *rotate(grads[0].contiguous(), grads[1].contiguous(), *ctx.saved_tensors, back=True), None, None, None

@@ -49,14 +49,15 @@ class FamilyTrunk:
         self.mlp_width = int(config.intermediate_size)
         self.scale = self.head_dim**-0.5
         self._embed: nn.Module = trunk.embed_tokens
-        self._norm: nn.Module = trunk.norm
+        self._norm: Any = trunk.norm
         self._rotary: nn.Module = trunk.rotary_emb
         self._num_positions = min(int(config.max_position_embeddings), MOST_POSITIONS)
         self._angles: tuple[Tensor, Tensor] | None = None
 
     def join(self) -> bool:
         """Join the projections of each layer (see layout); returns whether any memory moved. For callers without gradient."""
-        return any([joined.join() for layer in self.layers for joined in layer.joins])
+        moved = [joined.join() for layer in self.layers for joined in layer.joins]
+        return any(moved)
 
     @property
     def angles(self) -> tuple[Tensor, Tensor]:
@@ -148,7 +149,7 @@ def family_trunk(model: PreTrainedModel) -> FamilyTrunk | None:
         return None
     trunk = FamilyTrunk(model, layers)
     if model.device.type == "cuda":
-        from tether.models.family.kernels.warm_up import warm_up
+        from tether.models.kernels.warm_up import warm_up
 
         warm_up(trunk)
     ids_1T = probe_ids(model, PROBE_TOKENS)
@@ -162,8 +163,8 @@ def plain_causal(trunk: FamilyTrunk) -> Attend:
     """Attention inside one text that is the whole row; the definition, for probes and comparisons."""
 
     def attend(layer: int, query_SHW: Tensor, key_SKW: Tensor, value_SKW: Tensor) -> Tensor:
-        states = (x.transpose(0, 1)[None] for x in (query_SHW, key_SKW, value_SKW))
-        out_1HSW = torch.nn.functional.scaled_dot_product_attention(*states, is_causal=True, scale=trunk.scale, enable_gqa=True)
+        query, key, value = (x.transpose(0, 1)[None] for x in (query_SHW, key_SKW, value_SKW))
+        out_1HSW = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=trunk.scale, enable_gqa=True)
         return out_1HSW[0].transpose(0, 1)
 
     return attend

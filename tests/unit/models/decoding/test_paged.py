@@ -13,7 +13,7 @@ from tether.models.family.trunk import family_trunk
 pytest.importorskip("triton")
 
 from tether.models.decoding import paged
-from tether.models.family.kernels import paged_attention
+from tether.models.kernels import paged_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GREEDY = Sampling(temperature=0)
@@ -23,7 +23,9 @@ GREEDY = Sampling(temperature=0)
 def model(monkeypatch: pytest.MonkeyPatch) -> hf.PreTrainedModel:
     monkeypatch.setattr(paged, "BATCH_SIZES", (1, 3, 512))
     monkeypatch.setattr(paged, "PAGE", 16)
-    monkeypatch.setattr(paged_attention, "ENOUGH_PROGRAMS", 12)  # splits texts in two, no more: every program takes the interpreter its time
+    monkeypatch.setattr(
+        paged_attention, "ENOUGH_PROGRAMS", 12
+    )  # splits texts in two, no more: every program takes the interpreter its time
     torch.manual_seed(derive_seed("test", "paged"))
     config = hf.LlamaConfig(
         vocab_size=50,

@@ -31,7 +31,7 @@ def test_nothing_changes_where_memory_does_not_suffice() -> None:
 def test_a_shared_beginning_lives_as_long_as_anyone_needs_it() -> None:
     """40 positions are two full pages and eight in a third, which each will write to."""
     pages = Pages(num_pages=10, num_slots=3, page=16, most_positions=64)
-    assert pages.reserve({slot: 41 for slot in range(3)}) and pages.num_free == 0
+    assert pages.reserve(dict.fromkeys(range(3), 41)) and pages.num_free == 0
     copies = pages.share(0, [1, 2], 40)
     assert pages.num_free == 4, "two followers gave two pages back each"
     tables = pages.tables

@@ -14,12 +14,12 @@ from tether.core.seeding import derive_seed, generator
 
 pytest.importorskip("triton")
 
-from tether.models.family.kernels.drawing import BLOCK, Ledger, draw_step
-from tether.models.family.kernels.norm import norm_backward, norm_forward
-from tether.models.family.kernels.paged_attention import paged_attention
-from tether.models.family.kernels.rotary import rotate, rotate_and_store
-from tether.models.family.kernels.swiglu import swiglu_backward, swiglu_forward
-from tether.models.family.kernels.text_attention import text_attention
+from tether.models.kernels.drawing import BLOCK, Ledger, draw_step
+from tether.models.kernels.norm import norm_backward, norm_forward
+from tether.models.kernels.paged_attention import paged_attention
+from tether.models.kernels.rotary import rotate, rotate_and_store
+from tether.models.kernels.swiglu import swiglu_backward, swiglu_forward
+from tether.models.kernels.text_attention import text_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 close: Callable[..., None] = torch.testing.assert_close

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tether.models.family.kernels.drawing import Ledger, draw_step
-from tether.models.family.kernels.norm import norm_forward
-from tether.models.family.kernels.paged_attention import ENOUGH_PROGRAMS, paged_attention
-from tether.models.family.kernels.rotary import rotate, rotate_and_store
-from tether.models.family.kernels.swiglu import swiglu_forward
+from tether.models.kernels.drawing import Ledger, draw_step
+from tether.models.kernels.norm import norm_forward
+from tether.models.kernels.paged_attention import ENOUGH_PROGRAMS, paged_attention
+from tether.models.kernels.rotary import rotate, rotate_and_store
+from tether.models.kernels.swiglu import swiglu_forward
 
 if TYPE_CHECKING:
     from tether.models.family.trunk import FamilyTrunk
@@ -58,7 +58,8 @@ def _jobs(trunk: "FamilyTrunk") -> list[Callable[[], Any]]:
         query = states(num_texts * most_new)[0]
         paged_attention(query, caches, tables, numbers * most_new, torch.full_like(numbers[1:], most_new), most_new, trunk.scale)
 
-    caches = tuple(zeros(1, trunk.num_kv_heads, PAGE, trunk.head_dim) for _ in range(2))
+    cache = zeros(1, trunk.num_kv_heads, PAGE, trunk.head_dim)
+    caches = cache, cache.clone()
     places = torch.arange(TOKENS, dtype=torch.int32, device=device)
     x_SD, gate_up = zeros(TOKENS, len(norm)), zeros(TOKENS, 2 * trunk.mlp_width)
     return [

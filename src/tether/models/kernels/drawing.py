@@ -19,7 +19,9 @@ BLOCK = 4096
 def _sum_blocks(logits_ptr, best_ptr, total_ptr, where_ptr, rate_ptr, vocabulary, num_blocks, BLOCK: tl.constexpr):
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
-    logits = tl.load(logits_ptr + row * vocabulary + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32) * tl.load(rate_ptr)
+    logits = tl.load(logits_ptr + row * vocabulary + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32) * tl.load(
+        rate_ptr
+    )
     best = tl.max(logits, axis=0)
     safe = tl.where(best == float("-inf"), 0.0, best)
     tl.store(best_ptr + row * num_blocks + block, best)

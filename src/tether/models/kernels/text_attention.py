@@ -71,7 +71,7 @@ def _attend(
             width, scale_log2, False, WIDTH, KEYS, PRECISION,
         )  # fmt: skip
         stop = tl.minimum(num_tokens, begin + ROWS // GROUP_ROWS)
-        best, total, mixed = _take_in(
+        _, total, mixed = _take_in(
             query, state, key_ptr, value_ptr, first, 0, stop, token, key_stride, value_stride, kv_head * width,
             width, scale_log2, True, WIDTH, KEYS, PRECISION,
         )  # fmt: skip

@@ -53,7 +53,5 @@ def swiglu_backward(grad_SF: Tensor, gate_SF: Tensor, up_SF: Tensor) -> tuple[Te
     num_rows, width = gate_SF.shape
     gate_grad_SF, up_grad_SF = torch.empty_like(grad_SF), torch.empty_like(grad_SF)
     grid = (num_rows, triton.cdiv(width, BLOCK))
-    _backward[grid](
-        grad_SF, gate_SF, up_SF, gate_grad_SF, up_grad_SF, gate_SF.stride(0), up_SF.stride(0), width, BLOCK=BLOCK, num_warps=4
-    )
+    _backward[grid](grad_SF, gate_SF, up_SF, gate_grad_SF, up_grad_SF, gate_SF.stride(0), up_SF.stride(0), width, BLOCK=BLOCK, num_warps=4)
     return gate_grad_SF, up_grad_SF

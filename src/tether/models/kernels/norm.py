@@ -69,7 +69,9 @@ def _warps(block: int) -> int:
     return max(1, min(16, block // 256))
 
 
-def norm_forward(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, save: bool, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def norm_forward(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, save: bool, out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """(normed, x + delta or x itself, the rows' scales or nothing); x [S, N], or [S, heads, N] with heads side by side and no delta."""
     width, heads = x.shape[-1], x.shape[1] if x.ndim == 3 else 1
     num_rows = x.shape[0] * heads

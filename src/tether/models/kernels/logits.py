@@ -53,7 +53,7 @@ def logit_gradient(
 
 
 @triton.jit
-def _reduce_rows(logits, targets, logprobs, entropy, log_sum, stride, inverse_temperature, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _reduce_rows(logits, targets, logprobs, entropy, log_sum, stride, inverse_temperature, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * stride
     lanes = tl.arange(0, BLOCK)
@@ -86,7 +86,7 @@ def _reduce_rows(logits, targets, logprobs, entropy, log_sum, stride, inverse_te
 
 
 @triton.jit
-def _differentiate_rows(  # type: ignore[no-untyped-def]
+def _differentiate_rows(
     logits,
     gradient,
     targets,
