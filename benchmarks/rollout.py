@@ -1,9 +1,9 @@
 """How many tokens a second the engine samples, beside transformers' generate and vLLM, and how far that is from the floor.
 
     python benchmarks/rollout.py --model smollm2 --rows 64 --prompt 150 --response 64        # CPU
-    python benchmarks/rollout.py --model shape:3b                                             # 128 x (200 in, 100 out), GPU
-    python benchmarks/rollout.py --model shape:3b --group 16                                  # the same as 8 prompts x 16
-    python benchmarks/rollout.py --model shape:3b --group 16 --turns 5 --observed 80          # five turns
+    python benchmarks/rollout.py --model shape:3b                                   # 8 prompts x 16, 200 in, 100 out, GPU
+    python benchmarks/rollout.py --model shape:3b --group 1                         # the same with 128 different prompts
+    python benchmarks/rollout.py --model shape:3b --turns 5 --observed 80           # five turns
 
 Ours is the engine that trains (`NativeEngine.run`) over conversations of fixed lengths, see workloads.py. The first run gives the start:
 what building the engine and that run took longer than a later one, captures of CUDA graphs included. Later runs have other words; the best
@@ -104,7 +104,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     parser.add_argument("--rows", type=int, default=128, help="conversations side by side")
-    parser.add_argument("--group", type=int, default=1, help="conversations of one prompt; a divisor of --rows")
+    parser.add_argument("--group", type=int, default=None, help="conversations of one prompt, a divisor of --rows; as for 8 prompts if not given")
     parser.add_argument("--prompt", type=int, default=200, help="tokens of a prompt")
     parser.add_argument("--response", type=int, default=100, help="tokens of a response")
     parser.add_argument("--turns", type=int, default=1)
@@ -117,6 +117,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--vllm-python", default=None, help="Python of an environment that has vLLM; 'none' leaves it out")
     add_json_option(parser)
     options = parser.parse_args(arguments)
+    options.group = options.group or max(1, options.rows // 8)
     if options.rows % options.group:
         parser.error(f"--rows {options.rows} is no multiple of --group {options.group}; change one of them")
     return options

@@ -28,7 +28,8 @@ class SplitModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._head: Any = model.get_output_embeddings()
-        self.splits: bool = self._head is not None and self._halves_agree()
+        with evaluating(model):  # dropout would make the halves disagree
+            self.splits: bool = self._head is not None and self._halves_agree()
         """Whether `features` are the last hidden states; they are the logits otherwise."""
 
     @torch.inference_mode()

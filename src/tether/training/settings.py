@@ -167,7 +167,7 @@ class RolloutSettings(Settings):
     max_rows: Positive = 128
     """Episodes decoded at a time."""
     cache_gb: Annotated[float, Field(gt=0)] | None = None
-    """Memory for keys and values, in GiB; null takes half of what is free. Where it runs out, episodes wait for others to end."""
+    """Memory for keys and values, in GiB; null takes a quarter of what training leaves free. Where it runs out, episodes wait for others to end."""
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     context: Literal["full", "last_k", "single_turn"] = "full"
     """What the agent sees of the turns before: all, the last k, or a summary."""

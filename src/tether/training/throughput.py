@@ -3,7 +3,8 @@
 Stages may lie inside each other; time and memory count for the innermost one only, so seconds add up to no more than the step took. A
 stage ends with a wait for the card, or work that it only queued would count for the next. Operations are those that the model asks for
 (6 x parameters x tokens in training, 2 x in sampling, and attention on top), not those that were spent: what is computed again to save
-memory, and padding, lower the share. A prompt that a group has in common counts once.
+memory, and padding, lower the share. A prompt that a group has in common counts once in the rollout, and in every sequence
+of the update.
 """
 
 import resource

@@ -6,7 +6,7 @@ this layout suggests is for a probe to find out (`family_trunk`).
 
 Projections of the same input become views of one matrix (`Joined`): the module's own parameters move into shared storage, so one product
 computes them all, an optimiser that updates the parameters updates the matrix, and there is no second copy. Whoever replaces a parameter's
-storage (another precision, another device) undoes that; `Joined.matrix` notices and joins them again.
+storage (another precision, another device) undoes that; `Joined.join` notices and joins them again.
 """
 
 from collections.abc import Sequence
