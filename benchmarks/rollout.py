@@ -104,7 +104,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     parser.add_argument("--rows", type=int, default=128, help="conversations side by side")
-    parser.add_argument("--group", type=int, default=None, help="conversations of one prompt, a divisor of --rows; as for 8 prompts if not given")
+    parser.add_argument(
+        "--group", type=int, default=None, help="conversations of one prompt, a divisor of --rows; as for 8 prompts if not given"
+    )
     parser.add_argument("--prompt", type=int, default=200, help="tokens of a prompt")
     parser.add_argument("--response", type=int, default=100, help="tokens of a response")
     parser.add_argument("--turns", type=int, default=1)

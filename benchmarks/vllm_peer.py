@@ -18,6 +18,7 @@ def main() -> None:
     os.dup2(2, 1)  # vLLM logs to stdout; that is for the answer alone
     folder, asked = sys.argv[1], json.loads(sys.argv[2])
     began = time.perf_counter()
+    import torch
     import vllm
 
     model = vllm.LLM(
@@ -28,6 +29,7 @@ def main() -> None:
         max_model_len=asked["longest"],
         max_num_seqs=asked["rows"],
         enable_prefix_caching=True,
+        gpu_memory_utilization=0.85 if torch.cuda.is_available() else 0.4,  # of a CPU's memory too, where rollout.py still holds some
     )
     play(model, asked, seed=0)
     start = time.perf_counter() - began

@@ -84,6 +84,7 @@ def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
     from tether.models.load import load_model
     from tether.rollout.engines.native import NativeEngine
     from tether.training.evaluate import evaluate, stages_of
+    from tether.training.memory import memory_boundary
     from tether.training.parts import episode_rules
 
     loaded = load_model(settings.model.name, device=settings.model.device)
@@ -92,7 +93,8 @@ def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
         loaded.model, loaded.tokenizer, max_rows=rollout.max_rows, max_context=rules.max_context, cache_gb=rollout.cache_gb
     )
     num_prompts, samples = settings.evaluation.prompts, settings.evaluation.samples
-    with Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bars:
+    remedy = f"lower rollout.max_rows (now {rollout.max_rows}) by --set"
+    with memory_boundary("evaluation", remedy), Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bars:
         task = bars.add_task("playing", total=num_prompts * samples)
         return evaluate(
             stages_of(settings.environments()),
