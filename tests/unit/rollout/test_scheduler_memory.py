@@ -166,7 +166,9 @@ def test_tokens_stay_within_the_positions(tiny: Any, monkeypatch: pytest.MonkeyP
     _engine(tiny).run([plain], Sampling(0.9, 6))
     asked: list[int] = []
     reserve = ContiguousDecoder.reserve
-    monkeypatch.setattr(ContiguousDecoder, "reserve", lambda self, slots: (asked.extend(slots.values()), reserve(self, slots))[1])
+    monkeypatch.setattr(
+        ContiguousDecoder, "reserve", lambda self, slots, *more: (asked.extend(slots.values()), reserve(self, slots, *more))[1]
+    )
     monkeypatch.setattr(ContiguousDecoder, "tokens_per_call", 8)
     talk = Talk(0, [prompt])
     _engine(tiny, max_context=50).run([talk], Sampling(0.9, 30, stop_ids=(plain.said[0],)))

@@ -23,7 +23,7 @@ from tether.core.protocols import Sampling
 from tether.models.decoding.cached import INITIAL_POSITIONS, CachedDecoder, max_positions
 from tether.models.decoding.drawing import draw
 from tether.models.decoding.passes import GroupedPass, PaddedPass, RowPass
-from tether.models.decoding.protocol import Drawn, Feeding
+from tether.models.decoding.protocol import NOBODY, Drawn, Feeding
 from tether.models.family.trunk import FamilyTrunk
 from tether.models.head import SplitModel
 from tether.models.probing import probe_ids
@@ -64,8 +64,11 @@ class ContiguousDecoder:
         """Positions of a slot that may hold something."""
 
     @torch.inference_mode()
-    def reserve(self, positions: Mapping[int, int]) -> bool:
-        """Make room for so many positions in each of these slots. False: memory does not suffice, and nothing has changed."""
+    def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NOBODY) -> bool:
+        """Make room for so many positions in each of these slots. False: memory does not suffice, and nothing has changed.
+
+        Slots that begin alike have rows of their own here all the same.
+        """
         reserved = self._reserved | {slot: max(count, self._reserved.get(slot, 0)) for slot, count in positions.items()}
         longest = max(reserved.values(), default=0)
         if self._limit is not None and len(reserved) * longest > self._limit:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tether.core.protocols import Sampling
 from tether.models.decoding.drawing import draw
 from tether.models.decoding.pages import Pages
-from tether.models.decoding.protocol import Drawn, Feeding
+from tether.models.decoding.protocol import NOBODY, Drawn, Feeding
 from tether.models.family.trunk import FamilyTrunk
 from tether.models.kernels.drawing import Ledger, draw_step
 from tether.models.kernels.paged_attention import paged_attention
@@ -71,8 +71,8 @@ class PagedDecoder:
         self._parameters = list(trunk.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
 
-    def reserve(self, positions: Mapping[int, int]) -> bool:
-        return self._pages.reserve(positions)
+    def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NOBODY) -> bool:
+        return self._pages.reserve(positions, alike)
 
     def release(self, slot: int) -> None:
         self._pages.release(slot)

@@ -24,13 +24,19 @@ class Pages:
     def num_free(self) -> int:
         return len(self._free)
 
-    def reserve(self, positions: Mapping[int, int]) -> bool:
-        """Give every slot the pages for so many positions, or none of them any."""
-        missing = {slot: -(-count // self.page) - len(self._owned[slot]) for slot, count in positions.items()}
+    def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int]) -> bool:
+        """Give every slot the pages for so many positions, or none of them any.
+
+        An empty slot that will begin as another one does shares the pages that both will fill; `alike` names the other one.
+        """
+        shared = {slot: positions[leader] // self.page for slot, leader in alike.items()}
+        missing = {slot: -(-count // self.page) - max(len(self._owned[slot]), shared.get(slot, 0)) for slot, count in positions.items()}
         if sum(max(0, count) for count in missing.values()) > len(self._free):
             return False
-        for slot, count in missing.items():
-            for _ in range(count):
+        for slot in sorted(missing, key=alike.__contains__):  # who is followed first
+            for page in self._owned[alike[slot]][: shared[slot]] if slot in alike else ():
+                self._append(slot, page)
+            for _ in range(missing[slot]):
                 self._append(slot, self._free.pop())
         return True
 
@@ -44,13 +50,12 @@ class Pages:
     def share(self, leader: int, followers: Sequence[int], positions: int) -> list[tuple[int, int]]:
         """Let slots begin with another's positions: full pages are shared, the last, which all will write to, is to be copied.
 
-        The followers own pages for these positions already. Returns the copies to make, (from, to).
+        The followers have pages for these positions already, their own or the leader's. Returns the copies to make, (from, to).
         """
         full, rest = divmod(positions, self.page)
         for follower in followers:
-            for index in range(full):
+            for index, page in enumerate(self._owned[leader][:full]):
                 self._leave(self._owned[follower][index])
-                page = self._owned[leader][index]
                 self._owners[page] += 1
                 self._owned[follower][index] = page
                 self.tables[follower, index] = page
@@ -65,7 +70,7 @@ class Pages:
     def _append(self, slot: int, page: int) -> None:
         self.tables[slot, len(self._owned[slot])] = page
         self._owned[slot].append(page)
-        self._owners[page] = 1
+        self._owners[page] += 1
 
     def _leave(self, page: int) -> None:
         self._owners[page] -= 1

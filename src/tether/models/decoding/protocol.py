@@ -9,12 +9,16 @@ Shape legend: B slots of a call, K tokens drawn for each.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tether.core.protocols import Sampling
+
+
+NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
 class Feeding(NamedTuple):
@@ -49,8 +53,12 @@ class Decoder(Protocol):
         """How many tokens `decode` should draw at once: one on a CPU, several where waiting for the device costs more than a few tokens too many."""
         ...
 
-    def reserve(self, positions: Mapping[int, int]) -> bool:
-        """Make room for so many positions in each of these slots. False: memory does not suffice, and nothing has changed."""
+    def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NOBODY) -> bool:
+        """Make room for so many positions in each of these slots. False: memory does not suffice, and nothing has changed.
+
+        `alike` names, for slots that are still empty, the slot that they will be fed together with; positions are then just those of the
+        Feeding, because what lies behind them is each one's own.
+        """
         ...
 
     def release(self, slot: int) -> None:

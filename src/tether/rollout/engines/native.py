@@ -214,9 +214,14 @@ class _Batch:
         """Prefill every waiting row, sample its next token, and let it decode."""
         for row in self._waiting:
             self._check_length(len(row.tokens))
-        while not self._decoder.reserve({row.slot: len(row.tokens) for row in self._waiting}):
+        groups = self._alike()
+        while not self._decoder.reserve(
+            {row.slot: len(row.tokens) for row in self._waiting},
+            {row.slot: members[0].slot for members in groups for row in members[1:]},
+        ):
             self._evict()
-        groups, self._waiting = self._alike(), []
+            groups = self._alike()
+        self._waiting = []
         if not groups:
             return
         for members in groups:

@@ -65,8 +65,9 @@ def test_two_turns_token_for_token(model: hf.PreTrainedModel) -> None:
     rng = generator("test", "paged")
     texts = [rng.integers(0, 50, count).tolist() for count in (18, 18, 5)]
     texts[1] = list(texts[0])
-    assert decoder.reserve({0: 30, 1: 30, 2: 30})
+    assert decoder.reserve({0: 18, 1: 18, 2: 5}, {1: 0})
     found = decoder.prefill([Feeding((0, 1), 0, texts[0]), Feeding((2,), 0, texts[2])], GREEDY, np.zeros(3, np.float32)).ids_BK
+    assert decoder.reserve({0: 30, 1: 30, 2: 30})
     more = decoder.decode([0, 1, 2], [18, 18, 5], found[:, 0].tolist(), GREEDY, np.zeros((3, 3), np.float32))
     for slot in range(3):
         tokens = [*found[slot].tolist(), *more.ids_BK[slot].tolist()]
