@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from tether.core.protocols import Sampling
 
-
 NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
