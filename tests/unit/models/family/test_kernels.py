@@ -179,6 +179,12 @@ def test_draws_follow_the_distribution_over_several_blocks() -> None:
     assert ((counts - 60 * probs).abs() <= 1.001).all()
 
 
+def test_a_draw_on_the_border_of_two_blocks_belongs_to_the_second() -> None:
+    logits = torch.full((2 * BLOCK,), -math.inf, device=DEVICE)
+    logits[[5, BLOCK + 7]] = 0.0
+    assert drawn(logits, [0.4999, 0.5]).drawn_BK[:, 0].tolist() == [5, BLOCK + 7]
+
+
 def test_draws_from_logits_that_are_not_numbers_are_noticed() -> None:
     logits = torch.tensor([0.0, math.nan, 1.0], device=DEVICE)
     ledger = drawn(logits, [0.5])
