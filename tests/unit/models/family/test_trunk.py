@@ -47,6 +47,8 @@ STRANGERS = {
     "gemma2": lambda: hf.Gemma2Config(**SMALL, head_dim=16),
     "granite": lambda: hf.GraniteConfig(**SMALL, residual_multiplier=0.5),
     "a window": lambda: hf.MistralConfig(**SMALL, sliding_window=16),
+    "a window wider than the probe": lambda: hf.MistralConfig(**SMALL, sliding_window=100),
+    "such a window in some layers": lambda: hf.Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=100, max_window_layers=1),
     "positions that depend on the length": lambda: hf.LlamaConfig(
         **SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     ),
