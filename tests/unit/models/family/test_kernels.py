@@ -22,7 +22,7 @@ from tether.models.kernels.swiglu import swiglu_backward, swiglu_forward
 from tether.models.kernels.text_attention import text_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-close: Callable[..., None] = torch.testing.assert_close
+assert_close: Callable[..., None] = torch.testing.assert_close
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +41,11 @@ def test_norm() -> None:
     by_normed, by_total = random(9, 70), random(9, 70)
     torch.autograd.backward([expected, total], [by_normed, by_total])
     normed, found_total, scale = norm_forward(x.detach(), delta.detach(), weight.detach(), 1e-5, save=True)
-    close(normed, expected.detach(), rtol=1e-5, atol=1e-5)
-    close(found_total, total.detach())
+    assert_close(normed, expected.detach(), rtol=1e-5, atol=1e-5)
+    assert_close(found_total, total.detach())
     by_x, by_weight = norm_backward(by_normed, by_total, found_total, scale, weight.detach())
-    close(by_x, x.grad, rtol=1e-5, atol=1e-5)
-    close(by_weight, weight.grad, rtol=1e-5, atol=1e-5)
+    assert_close(by_x, x.grad, rtol=1e-5, atol=1e-5)
+    assert_close(by_weight, weight.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_norm_of_heads_that_stand_apart() -> None:
@@ -53,7 +53,7 @@ def test_norm_of_heads_that_stand_apart() -> None:
     states, weight = random(5, 4 * 24), random(24)
     heads = states[:, : 2 * 24].unflatten(1, (2, 24))
     expected = weight * heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
-    close(norm_forward(heads, None, weight, 1e-6, save=False)[0], expected, rtol=1e-5, atol=1e-5)
+    assert_close(norm_forward(heads, None, weight, 1e-6, save=False)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_swiglu() -> None:
@@ -62,10 +62,10 @@ def test_swiglu() -> None:
     by_product = random(3, 1050)
     product = silu(gate) * up
     product.backward(by_product)
-    close(swiglu_forward(*both.chunk(2, dim=1)), product.detach(), rtol=1e-5, atol=1e-5)
+    assert_close(swiglu_forward(*both.chunk(2, dim=1)), product.detach(), rtol=1e-5, atol=1e-5)
     by_gate, by_up = swiglu_backward(by_product, *both.chunk(2, dim=1))
-    close(by_gate, gate.grad, rtol=1e-5, atol=1e-5)
-    close(by_up, up.grad, rtol=1e-5, atol=1e-5)
+    assert_close(by_gate, gate.grad, rtol=1e-5, atol=1e-5)
+    assert_close(by_up, up.grad, rtol=1e-5, atol=1e-5)
 
 
 def turned(x_SHD: Tensor, positions_S: Tensor, angles_PR: Tensor) -> Tensor:
@@ -81,9 +81,9 @@ def test_rotation_and_its_way_back() -> None:
     positions, angles = torch.arange(7, device=DEVICE) * 3 % 20, random(20, 12)
     found = rotate(query, key, positions, angles.cos(), angles.sin(), back=False)
     for part, original in zip(found, (query, key), strict=True):
-        close(part, turned(original, positions, angles), rtol=1e-5, atol=1e-5)
+        assert_close(part, turned(original, positions, angles), rtol=1e-5, atol=1e-5)
     for part, original in zip(rotate(*found, positions, angles.cos(), angles.sin(), back=True), (query, key), strict=True):
-        close(part, original.contiguous(), rtol=1e-5, atol=1e-5)
+        assert_close(part, original.contiguous(), rtol=1e-5, atol=1e-5)
 
 
 def definition(query_THD: Tensor, key_LKD: Tensor, value_LKD: Tensor, scale: float) -> Tensor:
@@ -109,7 +109,7 @@ def test_attention_inside_texts(use_prefix: bool) -> None:
         before = [states[begin:end] for states in stored] if use_prefix else [key[:0], value[:0]]
         own = slice(first, last)
         expected = definition(query[own], torch.cat([before[0], key[own]]), torch.cat([before[1], value[own]]), 0.3)
-        close(found[own], expected, rtol=1e-5, atol=1e-5)
+        assert_close(found[own], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("new", "heads"), [((1, 1, 1), (6, 2)), ((3, 20, 1), (6, 2)), ((1, 1), (4, 4)), ((9, 17), (8, 1))])
@@ -135,13 +135,13 @@ def test_paged_attention(new: tuple[int, ...], heads: tuple[int, int]) -> None:
     angles = random(80, width // 2)
     turned_query, turned_key = turned(query, positions.long(), angles), turned(key, positions.long(), angles)
     rotate_and_store((query, key, value), caches, positions, rows, tables, (angles.cos(), angles.sin()))
-    close(query, turned_query, rtol=1e-5, atol=1e-5)
+    assert_close(query, turned_query, rtol=1e-5, atol=1e-5)
     starts = torch.tensor(np.concatenate([[0], np.cumsum(new)]), dtype=torch.int32, device=DEVICE)
     found = paged_attention(query, caches, tables, starts, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), max(new), 0.2)
     for row, past in enumerate(before):
         own = slice(int(starts[row]), int(starts[row + 1]))
         expected = definition(turned_query[own], torch.cat([past[0], turned_key[own]]), torch.cat([past[1], value[own]]), 0.2)
-        close(found[own], expected, rtol=1e-4, atol=1e-4)
+        assert_close(found[own], expected, rtol=1e-4, atol=1e-4)
 
 
 def drawn(logits_V: Tensor, uniforms: Any, temperature: float = 1.0, greedy: bool = False) -> Ledger:
@@ -158,12 +158,12 @@ def test_draws_by_hand() -> None:
     logits = torch.tensor([math.log(2), -math.inf, 0.0, 0.0], device=DEVICE)
     ledger = drawn(logits, [0.0, 0.49, 0.5, 0.74, 0.75, 0.99999994])
     assert ledger.drawn_BK[:, 0].tolist() == [0, 0, 2, 2, 3, 3]
-    close(ledger.logprobs_BK[:, 0].exp(), torch.tensor([0.5, 0.5, 0.25, 0.25, 0.25, 0.25], device=DEVICE))
+    assert_close(ledger.logprobs_BK[:, 0].exp(), torch.tensor([0.5, 0.5, 0.25, 0.25, 0.25, 0.25], device=DEVICE))
     assert ledger.ids_B.tolist() == [0, 0, 2, 2, 3, 3]
     assert ledger.positions_B.tolist() == ledger.lengths_B.tolist() == [1] * 6 and ledger.step_1.item() == 1
     assert drawn(logits, [0.99, 0.0], greedy=True).drawn_BK[:, 0].tolist() == [0, 0]
     warm = drawn(logits, [0.0], temperature=2.0)  # sqrt(2) : 0 : 1 : 1
-    close(warm.logprobs_BK[0, 0].exp().item(), math.sqrt(2) / (math.sqrt(2) + 2))
+    assert_close(warm.logprobs_BK[0, 0].exp().item(), math.sqrt(2) / (math.sqrt(2) + 2))
 
 
 def test_draws_follow_the_distribution_over_several_blocks() -> None:
