@@ -197,7 +197,7 @@ def _num_adapted(settings: RunSettings, policy: Shape) -> int | None:
 
 
 def _ways_out(settings: RunSettings, algorithm: Algorithm, device: torch.device, fit: Fit, shapes: Mapping[str, Shape]) -> str:
-    """The changes that would need clearly less, with what they need, the least first."""
+    """The changes that would fit, or where none does those that would need clearly less, with what they need, the least first."""
     adapters, shared = {"lora": {"rank": SMALL_RANK}}, {"critic": {"shared": True}}
     changes: dict[str, dict[str, dict[str, Any]]] = {
         f"lora.rank={SMALL_RANK}": adapters,
@@ -214,7 +214,8 @@ def _ways_out(settings: RunSettings, algorithm: Algorithm, device: torch.device,
         needed = counted(settings.model_copy(update=sections), algorithm, device, fit.available, shapes).total
         if needed < (1 - CLEARLY) * fit.total:
             found.setdefault(needed, words)  # of changes that come to the same, the first and shortest
-    listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted(found.items()))
+    fitting = {needed: words for needed, words in found.items() if needed <= fit.available}  # where there are any, nobody needs the others
+    listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted((fitting or found).items()))
     return f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
 
 
