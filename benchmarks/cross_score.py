@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     floor = _flops(model, work) / measured_peak(model.device, model.dtype)
     shape = f"{options.prompts} x {options.group}, {options.prompt_tokens}, {options.reasoning_tokens}"
     print(
-        f"| {options.model} | {device_name(model.device)}, {scorer.precision}, {scorer.way} | {shape} | {plain:.2f} s ({len(pairs)} of {work.num_pairs}) "
+        f"| {options.model} | {device_name(model.device)}, {scorer.precision}, {scorer.backend} | {shape} | {plain:.2f} s ({len(pairs)} of {work.num_pairs}) "
         f"| {ours:.2f} s | {plain / ours:.1f} | {floor:.2f} s | {difference:.1e} nats |"
     )
 

@@ -38,7 +38,7 @@ def trained(chosen: argparse.Namespace, folder: Path) -> tuple[Trainer, list[Gro
     }
     settings = validate(RunSettings, config)
     trainer = Trainer(settings, RunStore.create(folder / "run", dump_yaml(settings), {}))
-    with trainer.arena:
+    with trainer.env_pool:
         for step in range(1, chosen.steps + 1):
             trainer.train_step(step)
         return trainer, trainer._play(chosen.steps + 1, chosen.prompts, APART)
@@ -50,7 +50,7 @@ def decomposed(trainer: Trainer, groups: list[Group], parameters: str, bound: bo
     batch, _ = trainer.estimator.complete(pack([t for group in groups for t in group.trajectories], trainer.model.device))
     start = time.perf_counter()
     found = decompose_gradients(
-        trainer.learner.model,
+        trainer.learner.policy,
         batch,
         trainer.algorithm,
         {group.index: sample_variance(np.array(group.rewards)) for group in groups},

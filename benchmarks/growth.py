@@ -24,7 +24,7 @@ import plotly.graph_objects as go
 from learner import Training, training
 from plotly.subplots import make_subplots
 from shapes import Row, add_json_option, add_model_options, best_of, precision, publish, say, seen_by, size_of
-from workloads import Conversations, dialogues, engine_for, grouped, pay, train_flops
+from workloads import Conversations, engine_for, grouped, make_conversations, pay, train_flops
 
 from tether.core.protocols import Sampling
 from tether.core.types import Group
@@ -103,7 +103,7 @@ class _Bench:
         vocabulary = int(self._own.model.config.vocab_size)
 
         def play() -> list[Group]:
-            conversations = dialogues(work, vocabulary)
+            conversations = make_conversations(work, vocabulary)
             engine.run(conversations, Sampling(1.0, work.response))
             return grouped(conversations)
 

@@ -138,7 +138,7 @@ def _rows(options: argparse.Namespace, trainer: Trainer, store: RunStore) -> lis
     everything = trainer.settings.model_copy(update={"filter": FilterSettings(strategy="all")})
     filtered = trainer.settings.model_copy(update={"filter": FilterSettings(strategy="top_p", keep=0.9)})
     rows: list[Row] = []
-    with trainer.arena:
+    with trainer.env_pool:
         trainer.settings = everything
         say(f"first iteration: {timed(trainer.model.device, partial(trainer.train_step, 1))[0]:.1f} s")
         if not store.steps()[-1].metrics.get("information/num_reasonings"):

@@ -51,13 +51,13 @@ from shapes import (
     size_of,
     timed,
 )
-from workloads import Conversations, dialogues, engine_for, grouped, pay, train_flops, written_groups
+from workloads import Conversations, engine_for, grouped, make_conversations, pay, train_flops, written_groups
 
 from tether.algorithms.batch import Batch
 from tether.core.protocols import Sampling
 from tether.core.types import Group
 from tether.models.critic import Critic
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.load import DTYPES, LoadedModel
 from tether.rollout.pack import pack
 from tether.training.estimate import AdvantageEstimator
@@ -101,8 +101,8 @@ def training(name: str, device: str | None, dtype: str | None, algorithm_name: s
     algorithm = resolve_algorithm(AlgorithmSettings(name=algorithm_name))
     critic = None
     if algorithm.has_critic:
-        critic = Critic(SplitModel(measured_model(name, device, dtype if shape else None).model), shared=False)
-    policy = SplitModel(loaded.model)
+        critic = Critic(Policy(measured_model(name, device, dtype if shape else None).model), shared=False)
+    policy = Policy(loaded.model)
     learner = Learner(policy, algorithm, settings, temperature=1.0, max_tokens=max_tokens, critic=critic, dtype=kind)
     estimator = AdvantageEstimator(algorithm, critic, None, temperature=1.0, micro_tokens=settings.micro_tokens)
     return Training(loaded, learner, estimator)
@@ -204,8 +204,8 @@ def _speeds(model: Any, groups: Sequence[Group], seconds: float, optimiser: floa
     tokens, size, passing = sum(_lengths(groups)), size_of(model), max(seconds - optimiser, 1e-9)
     counted, needed = (train_flops(groups, size, all_predicted=every) for every in (True, False))
     if critic:
-        trunk = train_flops(groups, dataclasses.replace(size, head_weights=0), all_predicted=False)
-        counted, needed = counted + trunk, needed + trunk
+        backbone = train_flops(groups, dataclasses.replace(size, head_weights=0), all_predicted=False)
+        counted, needed = counted + backbone, needed + backbone
     return {
         "tokens/s": tokens / seconds,
         "forward and backward": tokens / passing,
@@ -216,7 +216,7 @@ def _speeds(model: Any, groups: Sequence[Group], seconds: float, optimiser: floa
 
 
 def _lengths(groups: Sequence[Group]) -> list[int]:
-    return [len(t.segments[0].token_ids) for group in groups for t in group.trajectories]
+    return [len(t.sequences[0].token_ids) for group in groups for t in group.trajectories]
 
 
 def _plain_rows(options: argparse.Namespace) -> list[Row]:
@@ -267,7 +267,7 @@ def _step_rows(options: argparse.Namespace) -> list[Row]:
     vocabulary, device = int(own.model.config.vocab_size), own.model.device
 
     def sample(run: int) -> list[Group]:
-        conversations = dialogues(work, vocabulary, run)
+        conversations = make_conversations(work, vocabulary, run)
         engine.run(conversations, Sampling(1.0, work.response))
         groups = grouped(conversations)
         pay(groups)

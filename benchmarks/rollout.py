@@ -46,7 +46,7 @@ from shapes import (
     size_of,
     timed,
 )
-from workloads import Conversations, dialogues, engine_for, grouped, num_sampled, rollout_floor
+from workloads import Conversations, engine_for, grouped, make_conversations, num_sampled, rollout_floor
 
 from tether.core.protocols import Sampling
 from tether.core.types import Group
@@ -63,7 +63,7 @@ class Ours(NamedTuple):
     start: float
     memory: float
     groups: list[Group]
-    way: str
+    backend: str
     """Which of the engine's decoders it was."""
 
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     best = floor.prefill + floor.decode
     rows: list[dict[str, float | str | None]] = [
         {
-            "who": f"tether, {ours.way}",
+            "who": f"tether, {ours.backend}",
             "sampled tokens/s": sampled / ours.seconds,
             "decode only": (sampled - turns) / ours.decode_seconds,
             "seconds": ours.seconds,
@@ -141,7 +141,7 @@ def _ours(model: Any, tokenizer: Any, work: Conversations, repeats: int, cache_g
     building, engine = timed(device, lambda: engine_for(model, tokenizer, work, cache_gb))
 
     def play(max_tokens: int, run: int) -> list[Group]:
-        conversations = dialogues(work, vocabulary, run)
+        conversations = make_conversations(work, vocabulary, run)
         engine.run(conversations, Sampling(1.0, max_tokens))
         return grouped(conversations)
 
@@ -151,7 +151,7 @@ def _ours(model: Any, tokenizer: Any, work: Conversations, repeats: int, cache_g
     seconds, groups = best_of(repeats, device, lambda: play(work.response, next(runs)))
     reading, _ = best_of(repeats, device, lambda: play(1, next(runs)))
     say(f"best run {seconds:.2f} s, {reading:.2f} s with one token a response")
-    return Ours(seconds, max(seconds - reading, 1e-9), max(building + first - seconds, 0.0), peak_gib(device), groups, engine.way)
+    return Ours(seconds, max(seconds - reading, 1e-9), max(building + first - seconds, 0.0), peak_gib(device), groups, engine.backend)
 
 
 def _generate_row(model: Any, work: Conversations, peer_tokens: int | None, ours: Ours) -> dict[str, float | str | None]:

@@ -45,8 +45,8 @@ class FixedTask(TurnEnv[FixedOptions]):
         self._number = seed
         self._chance = float(generator("benchmark", "difficulty", seed).beta(SPREAD, SPREAD))
 
-    def _seed_luck(self, luck: int) -> None:
-        self._solves = generator("benchmark", "outcome", luck).random() < self._chance
+    def _seed_luck(self, env_seed: int) -> None:
+        self._solves = generator("benchmark", "outcome", env_seed).random() < self._chance
 
     def _take(self, answer: str) -> Outcome:
         done = self._turns + 1 == self.max_turns

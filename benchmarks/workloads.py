@@ -14,7 +14,7 @@ import numpy as np
 from shapes import Machine, ModelSize, seen_by
 
 from tether.core.enums import FinishReason, StopReason
-from tether.core.protocols import Feed
+from tether.core.protocols import PromptTokens
 from tether.core.seeding import generator
 from tether.core.types import Completion, Group, Trajectory, Turn
 from tether.rollout.engines.native import NativeEngine
@@ -62,16 +62,16 @@ class FixedDialogue:
         self.trajectory = Trajectory(group, member, group, [], StopReason.TURN_LIMIT)
         self._feeds = [prompt, *observations]
 
-    def begin(self) -> Feed:
+    def begin(self) -> PromptTokens:
         return self._feeds[0]
 
-    def receive(self, completion: Completion) -> Feed:
+    def receive(self, completion: Completion) -> PromptTokens:
         turns = self.trajectory.turns
-        turns.append(_turn(self._feeds[len(turns)], completion.token_ids, completion.logprobs, completion.finish, fresh=not turns))
+        turns.append(_turn(self._feeds[len(turns)], completion.token_ids, completion.logprobs, completion.finish, new_context=not turns))
         return self._feeds[len(turns)] if len(turns) < len(self._feeds) else None
 
 
-def dialogues(work: Conversations, vocabulary: int, run: int = 0) -> list[FixedDialogue]:
+def make_conversations(work: Conversations, vocabulary: int, run: int = 0) -> list[FixedDialogue]:
     """The conversations, not begun; the words depend on the run, the lengths do not."""
     made = []
     for group in range(work.groups):
@@ -85,21 +85,21 @@ def dialogues(work: Conversations, vocabulary: int, run: int = 0) -> list[FixedD
 def grouped(played: Sequence[FixedDialogue]) -> list[Group]:
     """What was said, by prompt."""
     groups: dict[int, Group] = {}
-    for dialogue in played:
-        index = dialogue.prefix_key
-        groups.setdefault(index, Group(index, index, [])).trajectories.append(dialogue.trajectory)
+    for conversation in played:
+        index = conversation.prefix_key
+        groups.setdefault(index, Group(index, index, [])).trajectories.append(conversation.trajectory)
     return list(groups.values())
 
 
 def written_groups(work: Conversations, vocabulary: int, ragged: float = 0.0) -> list[Group]:
     """Groups as if they had been played, of random words, each word as likely as any other; responses are shorter by up to a share `ragged`."""
-    played = dialogues(work, vocabulary)
-    for dialogue in played:
-        feed, rng = dialogue.begin(), generator("benchmark", "written", dialogue.prefix_key, dialogue.trajectory.member)
+    played = make_conversations(work, vocabulary)
+    for conversation in played:
+        feed, rng = conversation.begin(), generator("benchmark", "written", conversation.prefix_key, conversation.trajectory.member)
         while feed is not None:
             size = work.response - int(rng.integers(0, int(ragged * work.response) + 1))
             ids = tuple(rng.integers(0, vocabulary, size).tolist())
-            feed = dialogue.receive(Completion(ids, (-float(np.log(vocabulary)),) * size, FinishReason.LENGTH))
+            feed = conversation.receive(Completion(ids, (-float(np.log(vocabulary)),) * size, FinishReason.LENGTH))
     groups = grouped(played)
     pay(groups)
     return groups
@@ -177,5 +177,5 @@ def _words(vocabulary: int, count: int, *path: int | str) -> tuple[int, ...]:
     return tuple(generator("benchmark", *path).integers(0, vocabulary, count).tolist())
 
 
-def _turn(context: tuple[int, ...], ids: tuple[int, ...], logprobs: tuple[float, ...], finish: FinishReason, *, fresh: bool) -> Turn:
-    return Turn(context, ids, logprobs, finish, text="", reasoning_span=None, fresh=fresh)
+def _turn(context: tuple[int, ...], ids: tuple[int, ...], logprobs: tuple[float, ...], finish: FinishReason, *, new_context: bool) -> Turn:
+    return Turn(context, ids, logprobs, finish, text="", reasoning_span=None, new_context=new_context)

@@ -120,7 +120,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ppo, bfloat16, a reference in the reward": {
         "model": {"dtype": "bfloat16"},
         "learner": {"learning_rate": 1e-4},
-        "algorithm": {"name": "ppo", "kl_coef": 0.05, "kl_in": "reward"},
+        "algorithm": {"name": "ppo", "kl_coef": 0.05, "kl_mode": "reward"},
     },
     "ppo, shared head, its first step alone, last_k": {
         "algorithm": {"name": "ppo"},
@@ -131,7 +131,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "lora, a reference in the loss, cosine": {
         "lora": {"rank": 2, "alpha": 4},
         "algorithm": {"name": "grpo", "kl_coef": 0.1},
-        "learner": {"schedule": "cosine", "final_share": 0.5},
+        "learner": {"schedule": "cosine", "min_lr_ratio": 0.5},
     },
     "dapo, refill, two environments, single_turn": {
         "algorithm": {"name": "dapo"},

@@ -31,11 +31,11 @@ def random_episodes(draw: st.DrawFn) -> Episodes:
     return Episodes(rewards_RT * mask_RT, mask_RT, ends_RT, torch.randint(0, 4, (num,), generator=generator), values_RT)
 
 
-def errors(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+def errors(rewards: list[float], values: list[float], gamma: float, gae_lambda: float) -> list[float]:
     """sum_l (gamma lam)^l (r + gamma V' - V), term by term."""
     following = [*values, 0.0][1:]
     deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, following, strict=True)]
-    return [sum((gamma * lam) ** step * delta for step, delta in enumerate(deltas[t:])) for t in range(len(deltas))]
+    return [sum((gamma * gae_lambda) ** step * delta for step, delta in enumerate(deltas[t:])) for t in range(len(deltas))]
 
 
 def tokens_of(episodes: Episodes, row: int) -> tuple[list[float], list[float], list[bool]]:
@@ -50,28 +50,30 @@ def rows_of(advantages_RT: Tensor, episodes: Episodes) -> list[list[float]]:
 
 @laws
 @given(random_episodes(), SHARES, SHARES)
-def test_gae_term_by_term(episodes: Episodes, gamma: float, lam: float) -> None:
-    result = rows_of(gae(episodes, replace(PLAIN, gamma=gamma, lam=lam)).advantages_RT, episodes)
+def test_gae_term_by_term(episodes: Episodes, gamma: float, gae_lambda: float) -> None:
+    result = rows_of(gae(episodes, replace(PLAIN, gamma=gamma, gae_lambda=gae_lambda)).advantages_RT, episodes)
     for row, advantages in enumerate(result):
         rewards, values, _ = tokens_of(episodes, row)
-        assert advantages == pytest.approx(errors(rewards, values, gamma, lam), abs=1e-12)
+        assert advantages == pytest.approx(errors(rewards, values, gamma, gae_lambda), abs=1e-12)
 
 
 @laws
 @given(random_episodes(), SHARES, SHARES, SHARES)
-def test_bilevel_gae_turn_by_turn(episodes: Episodes, gamma: float, lam: float, turn_gamma: float) -> None:
+def test_bilevel_gae_turn_by_turn(episodes: Episodes, gamma: float, gae_lambda: float, turn_gamma: float) -> None:
     """Turns are cut out as lists; each is paid, at its end, the turn's advantage plus value less what it was paid on the way."""
-    result = rows_of(bilevel_gae(episodes, replace(PLAIN, gamma=gamma, lam=lam, turn_gamma=turn_gamma)).advantages_RT, episodes)
+    result = rows_of(
+        bilevel_gae(episodes, replace(PLAIN, gamma=gamma, gae_lambda=gae_lambda, turn_gamma=turn_gamma)).advantages_RT, episodes
+    )
     for row, advantages in enumerate(result):
         rewards, values, ends = tokens_of(episodes, row)
         stops = [t + 1 for t, end in enumerate(ends) if end]
         turns = list(zip([0, *stops[:-1]], stops, strict=True)) if stops else []
         earned = [sum(rewards[start:stop]) for start, stop in turns]
-        turn_advantages = errors(earned, [values[stop - 1] for _, stop in turns], turn_gamma, lam)
+        turn_advantages = errors(earned, [values[stop - 1] for _, stop in turns], turn_gamma, gae_lambda)
         expected: list[float] = []
         for (start, stop), turn_advantage in zip(turns, turn_advantages, strict=True):
             paid = [*rewards[start : stop - 1], turn_advantage + values[stop - 1] - sum(rewards[start : stop - 1])]
-            expected += errors(paid, values[start:stop], gamma, lam)
+            expected += errors(paid, values[start:stop], gamma, gae_lambda)
         assert advantages == pytest.approx(expected, abs=1e-12)
 
 
@@ -87,10 +89,10 @@ def test_without_discount_both_levels_are_what_is_still_to_come(episodes: Episod
 
 @laws
 @given(random_episodes(), st.sampled_from(sorted(ESTIMATORS)), SHARES, SHARES, st.booleans())
-def test_nothing_outside_the_mask_counts(episodes: Episodes, name: str, gamma: float, lam: float, whitened: bool) -> None:
+def test_nothing_outside_the_mask_counts(episodes: Episodes, name: str, gamma: float, gae_lambda: float, whitened: bool) -> None:
     """Closing the holes, and writing anything into the values that lie outside, changes no token."""
     assert episodes.values_RT is not None
-    algorithm = replace(PLAIN, gamma=gamma, lam=lam, turn_gamma=0.8, whiten=whitened, scale_by_std=whitened)
+    algorithm = replace(PLAIN, gamma=gamma, gae_lambda=gae_lambda, turn_gamma=0.8, whiten=whitened, normalize_std=whitened)
     order = torch.argsort((~episodes.mask_RT).long(), dim=1, stable=True)
     closed = Episodes(
         episodes.rewards_RT.gather(1, order),
@@ -106,8 +108,8 @@ def test_nothing_outside_the_mask_counts(episodes: Episodes, name: str, gamma: f
 
 @laws
 @given(random_episodes(), st.booleans(), st.randoms(use_true_random=False))
-def test_the_order_of_trajectories_does_not_matter(episodes: Episodes, scale_by_std: bool, random: object) -> None:
-    algorithm = replace(preset("grpo"), scale_by_std=scale_by_std)
+def test_the_order_of_trajectories_does_not_matter(episodes: Episodes, normalize_std: bool, random: object) -> None:
+    algorithm = replace(preset("grpo"), normalize_std=normalize_std)
     order = torch.tensor(random.sample(range(len(episodes.groups_R)), len(episodes.groups_R)))  # type: ignore[attr-defined]
     moved = Episodes(episodes.rewards_RT[order], episodes.mask_RT[order], episodes.turn_ends_RT[order], episodes.groups_R[order] * 7 - 3)
     expected = group_relative(episodes, algorithm).advantages_RT[order]

@@ -54,13 +54,13 @@ class Case:
 
 
 @seeds
-@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0), (1.0, 0.5)])
-def test_gae(seed: int, gamma: float, lam: float) -> None:
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0), (1.0, 0.5)])
+def test_gae(seed: int, gamma: float, gae_lambda: float) -> None:
     case = Case(seed)
     episodes = case.episodes()
     assert episodes.values_RT is not None
-    ours = gae(episodes, replace(preset("ppo"), gamma=gamma, lam=lam))
-    advantages, returns = core_algos.compute_gae_advantage_return(episodes.rewards_RT, episodes.values_RT, case.weight, gamma, lam)
+    ours = gae(episodes, replace(preset("ppo"), gamma=gamma, gae_lambda=gae_lambda))
+    advantages, returns = core_algos.compute_gae_advantage_return(episodes.rewards_RT, episodes.values_RT, case.weight, gamma, gae_lambda)
     assert ours.returns_RT is not None
     assert near(ours.advantages_RT, advantages * case.mask)
     assert near(ours.returns_RT, returns * case.mask)
@@ -74,14 +74,14 @@ def test_whitening(seed: int) -> None:
 
 
 @seeds
-@pytest.mark.parametrize("scale_by_std", [True, False])
-def test_group_relative(seed: int, scale_by_std: bool) -> None:
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_group_relative(seed: int, normalize_std: bool) -> None:
     """Groups of one aside: verl gives them their reward as advantage, we give them none."""
     case = Case(seed)
     episodes = case.episodes()
-    ours = group_relative(episodes, replace(preset("grpo"), scale_by_std=scale_by_std)).advantages_RT
+    ours = group_relative(episodes, replace(preset("grpo"), normalize_std=normalize_std)).advantages_RT
     theirs, _ = core_algos.compute_grpo_outcome_advantage(
-        episodes.rewards_RT, case.weight, case.groups.numpy(), norm_adv_by_std_in_grpo=scale_by_std
+        episodes.rewards_RT, case.weight, case.groups.numpy(), norm_adv_by_std_in_grpo=normalize_std
     )
     alone = torch.from_numpy(np.bincount(case.groups.numpy())[case.groups.numpy()] == 1)
     assert near(ours[~alone], theirs[~alone])

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tether.core.seeding import derive_seed, generator, instance_seed, luck_seed, sampling_seed, validation_seed
+from tether.core.seeding import derive_seed, env_seed, generator, instance_seed, sampling_seed, validation_seed
 
 laws = settings(derandomize=True, max_examples=100, deadline=None, database=None)
 
@@ -42,9 +42,9 @@ def test_numpy_integers_are_integers(path: tuple[int | str, ...]) -> None:
 @given(PLACES, PLACES)
 def test_members_share_the_puzzle_and_nothing_else(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> None:
     assert (instance_seed(*a[:3]) == instance_seed(*b[:3])) == (a[:3] == b[:3])
-    assert (luck_seed(*a) == luck_seed(*b)) == (a == b)
+    assert (env_seed(*a) == env_seed(*b)) == (a == b)
     assert (sampling_seed(*a) == sampling_seed(*b)) == (a == b)
-    assert len({instance_seed(*a[:3]), luck_seed(*a), sampling_seed(*a), luck_seed(*b[:3], 99), validation_seed(a[0])}) == 5
+    assert len({instance_seed(*a[:3]), env_seed(*a), sampling_seed(*a), env_seed(*b[:3], 99), validation_seed(a[0])}) == 5
 
 
 @laws

@@ -134,7 +134,7 @@ def test_conversations_have_their_lengths_on_the_real_engine(tiny: Any) -> None:
     sizes = work.Conversations(groups=2, group_size=2, prompt=9, response=6, turns=2, observed=3)
     tokenizer = work.endless(tiny.tokenizer)
     assert tokenizer.eos_token_id >= tiny.model.config.vocab_size and tiny.tokenizer.eos_token_id != tokenizer.eos_token_id
-    played = work.dialogues(sizes, 578)
+    played = work.make_conversations(sizes, 578)
     work.engine_for(tiny.model, tiny.tokenizer, sizes).run(played, Sampling(1.0, sizes.response))
     groups = work.grouped(played)
     assert work.num_sampled(groups) == 4 * 2 * 6
@@ -142,14 +142,14 @@ def test_conversations_have_their_lengths_on_the_real_engine(tiny: Any) -> None:
         assert len({t.turns[0].context_ids for t in group.trajectories}) == 1
         for trajectory in group.trajectories:
             assert [len(turn.context_ids) for turn in trajectory.turns] == [9, 3]
-            assert len(trajectory.segments) == 1 and len(trajectory.segments[0].token_ids) == sizes.longest
+            assert len(trajectory.sequences) == 1 and len(trajectory.sequences[0].token_ids) == sizes.longest
     assert groups[0].trajectories[0].turns[0].context_ids != groups[1].trajectories[0].turns[0].context_ids
 
 
 def test_words_depend_on_the_run_and_on_nothing_else() -> None:
     work = module("workloads")
     sizes = work.Conversations(groups=1, group_size=2, prompt=9, response=6)
-    first, again, other = (work.dialogues(sizes, 500, run) for run in (0, 0, 1))
+    first, again, other = (work.make_conversations(sizes, 500, run) for run in (0, 0, 1))
     assert [d.begin() for d in first] == [d.begin() for d in again] != [d.begin() for d in other]
     assert first[0].uniforms.random() == again[0].uniforms.random() != first[1].uniforms.random()
 
@@ -173,8 +173,8 @@ def test_synthetic_environment_is_lawful_and_its_groups_differ() -> None:
     shares = []
     for seed in range(24):
         rewards = []
-        for luck in range(16):
-            env.reset(seed, luck=luck)
+        for env_seed in range(16):
+            env.reset(seed, env_seed=env_seed)
             env.step("")
             last = env.step("")
             assert last.done and last.reward == float(last.success)

@@ -155,7 +155,7 @@ def test_presets_are_as_documented() -> None:
         yes_no = {True: "yes", False: "no"}
         assert table["advantages"][column] == f"`{preset.advantages.__name__}`"
         assert table["critic"][column] == yes_no[preset.has_critic]
-        assert table["divides by std"][column] == yes_no[preset.scale_by_std]
+        assert table["divides by std"][column] == yes_no[preset.normalize_std]
         assert table["whitens"][column] == yes_no[preset.whiten]
         assert table["aggregation"][column] == f"`{preset.aggregation.__name__}`"
         assert table["constant length"][column] == yes_no[preset.constant_length]
@@ -163,10 +163,10 @@ def test_presets_are_as_documented() -> None:
         assert table["`dual_clip`"][column] == str(preset.dual_clip).lower()
         assert table["`entropy_coef`"][column] == str(preset.entropy_coef)
         assert table["`kl_coef`"][column] == str(preset.kl_coef)
-        assert table["`kl_in`, `divergence`"][column] == f"{preset.kl_in}, `{preset.divergence.__name__}`"
+        assert table["`kl_mode`, `divergence`"][column] == f"{preset.kl_mode}, `{preset.divergence.__name__}`"
         if preset.has_critic:
-            assert table["`gamma`, `lam`, `turn_gamma`"][column] == f"{preset.gamma}, {preset.lam}, {preset.turn_gamma}"
-            assert table["`reward_at`"][column] == preset.reward_at
+            assert table["`gamma`, `lam`, `turn_gamma`"][column] == f"{preset.gamma}, {preset.gae_lambda}, {preset.turn_gamma}"
+            assert table["`reward_placement`"][column] == preset.reward_placement
         for section in ("filter", "rollout"):
             cell = table[f"`{section}`"][column].replace("`", "")
             assert (yaml.safe_load(f"{{{cell}}}") if cell != "-" else {}) == SECTIONS.get(name, {}).get(section, {})

@@ -51,7 +51,7 @@ class Batch:
     turn_ends_BT: Tensor
     lengths_B: Tensor
     """Tokens of each row, padding excluded."""
-    owners_B: Tensor
+    trajectory_index_B: Tensor
     """The trajectory each row belongs to: 0, 1, ... in ascending order."""
     groups_B: Tensor
     """The group of that trajectory."""
@@ -68,7 +68,7 @@ class Batch:
 
     @property
     def num_trajectories(self) -> int:
-        return int(self.owners_B[-1]) + 1 if len(self) else 0
+        return int(self.trajectory_index_B[-1]) + 1 if len(self) else 0
 
     def rows(self, index: Tensor) -> "Batch":
         """Some rows, cut to the longest of them; trajectories keep their numbers."""
@@ -84,8 +84,8 @@ class Batch:
 
     def trajectories(self, chosen: Tensor) -> "Batch":
         """The rows of some trajectories, renumbered from 0 in the batch's own order."""
-        part = self.rows(torch.isin(self.owners_B, chosen).nonzero()[:, 0])
-        return replace(part, owners_B=torch.unique_consecutive(part.owners_B, return_inverse=True)[1])
+        part = self.rows(torch.isin(self.trajectory_index_B, chosen).nonzero()[:, 0])
+        return replace(part, trajectory_index_B=torch.unique_consecutive(part.trajectory_index_B, return_inverse=True)[1])
 
     def minibatches(self, order: Tensor, size: int) -> Iterator["Batch"]:
         """Consecutive trajectories of an order, `size` at a time; the last one may be smaller."""
@@ -96,9 +96,9 @@ class Batch:
         """The sampled tokens, trajectory by trajectory."""
         mask_BT = self.loss_mask_BT
         counts_R = torch.zeros(self.num_trajectories, dtype=torch.long, device=mask_BT.device)
-        counts_R.index_add_(0, self.owners_B, mask_BT.sum(dim=1))
+        counts_R.index_add_(0, self.trajectory_index_B, mask_BT.sum(dim=1))
         mask_RT = torch.arange(int(counts_R.max()) if len(self) else 0, device=mask_BT.device) < counts_R[:, None]
-        firsts_R = torch.searchsorted(self.owners_B, torch.arange(self.num_trajectories, device=mask_BT.device))
+        firsts_R = torch.searchsorted(self.trajectory_index_B, torch.arange(self.num_trajectories, device=mask_BT.device))
         values_RT = None if values_BT is None else self.lined_up(values_BT.double(), mask_RT)
         rewards_RT, turn_ends_RT = self.lined_up(self.rewards_BT, mask_RT), self.lined_up(self.turn_ends_BT, mask_RT)
         return Episodes(rewards_RT, mask_RT, turn_ends_RT, self.groups_B[firsts_R], values_RT)

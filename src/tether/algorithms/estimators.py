@@ -38,7 +38,7 @@ def group_relative(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
 
     offset_R = returns_R - returns_R[firsts][group_R]  # equal rewards are then exactly zero, whatever their mean rounds to
     advantages_R = offset_R - (total(offset_R) / sizes)[group_R]
-    if algorithm.scale_by_std:
+    if algorithm.normalize_std:
         std = (total(advantages_R.square()) / (sizes - 1).clamp(min=1)).sqrt()
         advantages_R = advantages_R / (std + STD_FLOOR)[group_R]
     return Estimates(torch.where(episodes.mask_RT, advantages_R[:, None], 0.0))
@@ -52,7 +52,7 @@ def gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     """
     values_RT, mask_RT = _values(episodes), episodes.mask_RT
     stops_RT = torch.zeros_like(mask_RT)
-    advantages_RT = _discounted_errors(episodes.rewards_RT, values_RT, mask_RT, stops_RT, algorithm.gamma, algorithm.lam)
+    advantages_RT = _discounted_errors(episodes.rewards_RT, values_RT, mask_RT, stops_RT, algorithm.gamma, algorithm.gae_lambda)
     return _estimates(advantages_RT, values_RT, mask_RT, algorithm.whiten)
 
 
@@ -69,22 +69,22 @@ def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     turns_RT = ends_RT.long().cumsum(dim=1) - ends_RT.long()  # the number of the turn that each token is in
     earned_RT = torch.zeros_like(rewards_RT).scatter_add_(1, turns_RT, rewards_RT).gather(1, turns_RT)
     never_RT = torch.zeros_like(mask_RT)
-    turn_RT = _discounted_errors(earned_RT, values_RT, ends_RT, never_RT, algorithm.turn_gamma, algorithm.lam)
+    turn_RT = _discounted_errors(earned_RT, values_RT, ends_RT, never_RT, algorithm.turn_gamma, algorithm.gae_lambda)
     # What the turn earned before its last token stands there already.
     paid_RT = torch.where(ends_RT, turn_RT + values_RT - (earned_RT - rewards_RT), rewards_RT)
-    advantages_RT = _discounted_errors(paid_RT, values_RT, mask_RT, ends_RT, algorithm.gamma, algorithm.lam)
+    advantages_RT = _discounted_errors(paid_RT, values_RT, mask_RT, ends_RT, algorithm.gamma, algorithm.gae_lambda)
     return _estimates(advantages_RT, values_RT, mask_RT, algorithm.whiten)
 
 
 ESTIMATORS: dict[str, "Estimator"] = {estimator.__name__: estimator for estimator in (group_relative, gae, bilevel_gae)}
 
 
-def place_rewards(episodes: Episodes, reward_at: str) -> Episodes:
+def place_rewards(episodes: Episodes, reward_placement: str) -> Episodes:
     """The same episodes with rewards where they are to count: "turn" as given, "trajectory" all at the last token.
 
     To be done before penalties: a divergence in the reward stays at its token.
     """
-    if reward_at == "turn":
+    if reward_placement == "turn":
         return episodes
     total_R1 = episodes.rewards_RT.double().sum(dim=1, keepdim=True)
     return replace(episodes, rewards_RT=torch.where(_last_tokens(episodes.mask_RT), total_R1, 0.0))
@@ -106,10 +106,10 @@ def whiten(values_RT: Tensor, mask_RT: Tensor) -> Tensor:
     return torch.zeros_like(values_RT, dtype=torch.float64).masked_scatter(mask_RT, centred_N * torch.rsqrt(variance + VARIANCE_FLOOR))
 
 
-def _discounted_errors(rewards_RT: Tensor, values_RT: Tensor, mask_RT: Tensor, stops_RT: Tensor, gamma: float, lam: float) -> Tensor:
+def _discounted_errors(rewards_RT: Tensor, values_RT: Tensor, mask_RT: Tensor, stops_RT: Tensor, gamma: float, gae_lambda: float) -> Tensor:
     """Sum of (gamma lam)^l delta_(t+l) at each position of the mask, from right to left; nothing follows a stop."""
     goes_on_RT = (~stops_RT).double()
-    columns_RT = (rewards_RT - values_RT, values_RT, mask_RT, gamma * goes_on_RT, gamma * lam * goes_on_RT)
+    columns_RT = (rewards_RT - values_RT, values_RT, mask_RT, gamma * goes_on_RT, gamma * gae_lambda * goes_on_RT)
     columns = [field_RT.T.contiguous().unbind() for field_RT in columns_RT]  # position by position, each in one piece of memory
     advantage_R = next_value_R = values_RT.new_zeros(len(values_RT))
     backwards = []

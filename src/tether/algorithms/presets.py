@@ -25,17 +25,17 @@ class Algorithm:
     """From rewards (and values) to advantages."""
     aggregation: Aggregation
     """How token losses become one number."""
-    scale_by_std: bool = False
+    normalize_std: bool = False
     """group_relative: divide by the standard deviation within the group."""
     constant_length: bool = False
     """sequence_mean_token_sum: divide by the token budget of a response, the same for all."""
     whiten: bool = False
     """gae: advantages of the batch get mean 0 and variance 1."""
     gamma: float = 1.0
-    lam: float = 1.0
+    gae_lambda: float = 1.0
     turn_gamma: float = 1.0
     """bilevel_gae: discount from turn to turn; gamma and lam then hold within a turn."""
-    reward_at: str = "turn"
+    reward_placement: str = "turn"
     """Where rewards stand: "turn" (at the end of the turn that earned them) or "trajectory" (all at the last token)."""
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -44,7 +44,7 @@ class Algorithm:
     entropy_coef: float = 0.001
     kl_coef: float = 0.0
     """Weight of the divergence from the reference model; 0 needs no reference."""
-    kl_in: str = "loss"
+    kl_mode: str = "loss"
     """Where that divergence goes: "loss" or "reward"."""
     divergence: Callable[[Tensor, Tensor], Tensor] = k3
 
@@ -63,13 +63,13 @@ PRESETS = {
         # arXiv 1707.06347, equation 7, with a critic and GAE (arXiv 1506.02438); gamma, lambda and clips as in RAGEN-2, appendix B.2
         Algorithm("ppo", advantages=gae, aggregation=token_mean, whiten=True),
         # DeepSeekMath, arXiv 2402.03300, equation 3, with RAGEN-2's clips and without the KL term (algorithm.kl_coef adds it)
-        Algorithm("grpo", advantages=group_relative, aggregation=sequence_mean_token_mean, scale_by_std=True),
+        Algorithm("grpo", advantages=group_relative, aggregation=sequence_mean_token_mean, normalize_std=True),
         # arXiv 2503.14476: clip-higher (eq. 10), token-level loss (eq. 12), no KL; its dynamic sampling and overlong shaping: names.SECTIONS
         Algorithm(
             "dapo",
             advantages=group_relative,
             aggregation=token_mean,
-            scale_by_std=True,
+            normalize_std=True,
             entropy_coef=0.0,
         ),
         # arXiv 2503.20783: neither the std nor the length of a response enters

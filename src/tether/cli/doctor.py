@@ -85,7 +85,7 @@ def _fit(model: str, pairs: list[str]) -> Iterator[Finding]:
     """Whether training a model fits, counted without loading it."""
     from tether.core.config import load, merge, parse_overrides
     from tether.models.catalog import check_name
-    from tether.training.fit import check_fit
+    from tether.training.fit import plan_memory
     from tether.training.parts import resolve_algorithm
     from tether.training.settings import RunSettings
 
@@ -93,7 +93,7 @@ def _fit(model: str, pairs: list[str]) -> Iterator[Finding]:
     settings = load(RunSettings, None, merge({"env": {"name": "frozen_lake"}, "model": {"name": model}}, parse_overrides(pairs)))
     what = f"training {model}"
     try:
-        fit = check_fit(settings, resolve_algorithm(settings.algorithm))
+        fit = plan_memory(settings, resolve_algorithm(settings.algorithm))
     except BadInput as error:
         yield Finding(what, False, str(error))
         return

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tether.core.errors import TetherError, environment_boundary
-from tether.envs.blueprint import Blueprint, blueprint
 from tether.envs.checker import CheckReport, Verdict
 from tether.envs.checker.examination import NUM_EPISODES, examine
 from tether.envs.checker.laws import LAWS
+from tether.envs.env_factory import EnvFactory, env_factory
 from tether.envs.registry import ENVIRONMENTS, make_env
 
 EXAMPLES = """\b
@@ -59,7 +59,7 @@ def _list(console: Console) -> None:
 
 
 def _show(console: Console, name: str) -> None:
-    plan = blueprint(name)
+    plan = env_factory(name)
     env = plan.make()
     with environment_boundary(name):
         console.print(env.instructions, markup=False)
@@ -82,7 +82,7 @@ def _check(console: Console, names: list[str], episodes: int, go_on: bool) -> No
     with Progress(console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("checking", total=len(names) * len(LAWS))
         for name, plan in found.items():
-            if isinstance(plan, Blueprint):
+            if isinstance(plan, EnvFactory):
                 reports.append(examine(plan, episodes, partial(_announce, bars, task, name)))
             else:
                 reports.append(CheckReport(name, (Verdict(LAWS[0].name, (str(plan),)),)))
@@ -94,9 +94,9 @@ def _check(console: Console, names: list[str], episodes: int, go_on: bool) -> No
     console.print(f"\n{len(reports)} environment{'' if len(reports) == 1 else 's'}, all sound")
 
 
-def _find(name: str, go_on: bool) -> Blueprint | TetherError:
+def _find(name: str, go_on: bool) -> EnvFactory | TetherError:
     try:
-        return blueprint(name)
+        return env_factory(name)
     except TetherError as error:
         if not go_on:
             raise

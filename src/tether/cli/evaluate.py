@@ -83,7 +83,7 @@ def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
     from tether.models.chat import ChatFormat
     from tether.models.load import load_model
     from tether.rollout.engines.native import NativeEngine
-    from tether.training.evaluate import evaluate, stages_of
+    from tether.training.evaluate import env_specs, evaluate
     from tether.training.memory import memory_boundary
     from tether.training.parts import episode_rules
 
@@ -97,7 +97,7 @@ def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
     with memory_boundary("evaluation", remedy), Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bars:
         task = bars.add_task("playing", total=num_prompts * samples)
         return evaluate(
-            stages_of(settings.environments()),
+            env_specs(settings.environments()),
             engine,
             ChatFormat(loaded.tokenizer),
             num_prompts,

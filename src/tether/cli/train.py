@@ -159,10 +159,10 @@ def _create(out: Path | None, settings: Any) -> RunStore:
 
 def _without_secrets(settings: Any) -> Any:
     """The settings as they may be written down: an option that is not to be shown (a token) stays out, and comes from TETHER_TOKEN."""
-    from tether.envs.blueprint import blueprint
+    from tether.envs.env_factory import env_factory
 
     def shown(chosen: Any) -> dict[str, Any]:
-        known = blueprint(chosen.name).options
+        known = env_factory(chosen.name).options
         secret = {"token"} if known is None else {name for name, field in known.model_fields.items() if not field.repr}
         return {key: value for key, value in chosen.options.items() if key not in secret}
 

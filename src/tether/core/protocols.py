@@ -26,7 +26,7 @@ class Env(Protocol):
         """The rules of the task, for the system message."""
         ...
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         """Begin the instance of this seed. `luck` seeds the environment's own chance; by default it follows from the seed."""
         ...
 
@@ -39,7 +39,7 @@ class Env(Protocol):
 class ConcurrentEnv(Env, Protocol):
     """An Env whose steps can run beside others; a future that fails carries the environment's failure."""
 
-    def submit_reset(self, seed: int, luck: int | None = None) -> Future[Observation]: ...
+    def submit_reset(self, seed: int, env_seed: int | None = None) -> Future[Observation]: ...
 
     def submit_step(self, answer: str) -> Future[Step]: ...
 
@@ -67,20 +67,20 @@ class Sampling:
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
-class Anew(tuple[int, ...]):
+class ContextReset(tuple[int, ...]):
     """Tokens that begin a new conversation: the engine forgets whatever was fed and sampled before."""
 
     __slots__ = ()
 
 
-Feed = tuple[int, ...] | None
-"""Tokens to feed before the next response (after all that came before, unless Anew), or None when the conversation is over."""
+PromptTokens = tuple[int, ...] | None
+"""Tokens to feed before the next response (after all that came before, unless ContextReset), or None when the conversation is over."""
 
-Pending = Callable[[], Feed]
+PromptFuture = Callable[[], PromptTokens]
 """A feed that is not there yet: calling it waits for the environment. An engine calls it when it would feed the dialogue."""
 
 
-class Dialogue(Protocol):
+class Conversation(Protocol):
     """A conversation that an engine keeps alive: it is handed completions and answers with the next tokens to feed."""
 
     @property
@@ -98,11 +98,11 @@ class Dialogue(Protocol):
         """Texts that end a response, such as "</answer>"."""
         ...
 
-    def begin(self) -> Feed | Pending:
+    def begin(self) -> PromptTokens | PromptFuture:
         """The first tokens to feed, or None if there is nothing to say."""
         ...
 
-    def receive(self, completion: Completion) -> Feed | Pending:
+    def receive(self, completion: Completion) -> PromptTokens | PromptFuture:
         """Take a response; return the tokens to feed before the next one, or None when the conversation is over."""
         ...
 
@@ -110,7 +110,7 @@ class Dialogue(Protocol):
 class Engine(Protocol):
     """Whatever samples responses."""
 
-    def run(self, dialogues: Sequence[Dialogue], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
+    def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
         """Drive every dialogue to its end; `on_finished` is called once for each."""
         ...
 

@@ -34,7 +34,7 @@ def validation_seed(index: int) -> int:
     return derive_seed("validation", index)
 
 
-def luck_seed(run: int, step: int, group: int, member: int) -> int:
+def env_seed(run: int, step: int, group: int, member: int) -> int:
     """The environment's chance for one member of a group."""
     return derive_seed("luck", run, step, group, member)
 

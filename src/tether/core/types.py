@@ -77,7 +77,7 @@ class Turn:
     """The response was well formed and every action in it was legal."""
     observation: str = ""
     """The text the environment showed before this response."""
-    fresh: bool = False
+    new_context: bool = False
     """context_ids begin a new context: nothing that came before is seen. The first turn always is."""
 
     @property
@@ -91,7 +91,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TokenSequence:
     """Turns of an episode that the model reads in one go, each context following the response before it; one row of a training batch."""
 
     turns: tuple[Turn, ...]
@@ -143,17 +143,17 @@ class Trajectory:
         return sum(turn.earned for turn in self.turns)
 
     @property
-    def segments(self) -> list[Segment]:
+    def sequences(self) -> list[TokenSequence]:
         """The episode cut before each fresh turn: a single segment where the whole history is kept."""
-        cuts = [n for n, turn in enumerate(self.turns) if n == 0 or turn.fresh]
-        return [Segment(tuple(self.turns[first:last])) for first, last in itertools.pairwise([*cuts, len(self.turns)])]
+        cuts = [n for n, turn in enumerate(self.turns) if n == 0 or turn.new_context]
+        return [TokenSequence(tuple(self.turns[first:last])) for first, last in itertools.pairwise([*cuts, len(self.turns)])]
 
     @property
     def num_sampled(self) -> int:
         return sum(len(turn.response_ids) for turn in self.turns)
 
     @property
-    def mean_surprise(self) -> float:
+    def mean_nll(self) -> float:
         """Mean of -log p over the sampled tokens: an estimate of the policy's entropy along this episode."""
         return -sum(value for turn in self.turns for value in turn.logprobs) / max(1, self.num_sampled)
 

@@ -34,7 +34,7 @@ from tether.algorithms.losses import clipped_policy_loss
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, DivergedModel, UnknownName
 from tether.diagnostics.buckets import NUM_BUCKETS, Agreement, Bucket, SignalNoise, Vector, dot, split_halves, variance_buckets
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
 from tether.models.probing import evaluating
 
@@ -137,7 +137,7 @@ class GradientDecomposition:
 
 
 def decompose_gradients(
-    split: SplitModel,
+    split: Policy,
     batch: Batch,
     algorithm: Algorithm,
     variances: Mapping[int, float],
@@ -174,10 +174,10 @@ def decompose_gradients(
     if unknown:
         raise BadInput(f"no reward variance was given for group {unknown[0]}; give one for every group of the batch")
     buckets = variance_buckets({group: variances[group] for group in groups}, num_buckets)
-    chosen = choose_parameters(split.model, parameters)
+    chosen = choose_parameters(split.module, parameters)
     length = float(max_tokens) if algorithm.constant_length and max_tokens is not None else 1.0
     loss = _Loss(split, algorithm, temperature, micro_tokens, length, chosen)
-    with evaluating(split.model), torch.enable_grad(), _differentiating(split.model, chosen):
+    with evaluating(split.module), torch.enable_grad(), _differentiating(split.module, chosen):
         total = loss.zeros()
         loss.add(batch, loss.weights(batch), {"total": total})
         rows = tuple(_decompose_bucket(loss, batch, bucket, total, with_bound, seed) for bucket in buckets)
@@ -248,7 +248,7 @@ def _differentiating(model: PreTrainedModel, chosen: Sequence[torch.nn.Parameter
 class _Loss:
     """The policy's loss as the learner forms it, and its gradient by some parameters."""
 
-    split: SplitModel
+    split: Policy
     algorithm: Algorithm
     temperature: float
     micro_tokens: int
@@ -258,12 +258,12 @@ class _Loss:
     def terms(self, batch: Batch) -> tuple[str, ...]:
         """The terms that are in the loss."""
         algorithm = self.algorithm
-        has_kl = batch.reference_BT is not None and algorithm.kl_in == "loss" and algorithm.kl_coef != 0
+        has_kl = batch.reference_BT is not None and algorithm.kl_mode == "loss" and algorithm.kl_coef != 0
         present = {"task": True, "kl": has_kl, "entropy": algorithm.entropy_coef != 0}
         return tuple(term for term in TERMS if present[term])
 
     def weights(self, batch: Batch) -> Tensor:
-        return self.algorithm.aggregation(batch.loss_mask_BT, batch.owners_B, self.length)
+        return self.algorithm.aggregation(batch.loss_mask_BT, batch.trajectory_index_B, self.length)
 
     def zeros(self) -> list[Tensor]:
         return [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False) for p in self.parameters]
@@ -300,7 +300,9 @@ class _Loss:
 
 
 def _decompose_bucket(loss: _Loss, batch: Batch, bucket: Bucket, batch_total: Vector, with_bound: bool, seed: int) -> BucketGradients:
-    own = batch.trajectories(batch.owners_B[torch.isin(batch.groups_B, torch.tensor(bucket.groups, device=batch.groups_B.device))])
+    own = batch.trajectories(
+        batch.trajectory_index_B[torch.isin(batch.groups_B, torch.tensor(bucket.groups, device=batch.groups_B.device))]
+    )
     bound = _check_bound(loss, own) if with_bound else None  # first: its vectors are gone when the others come
     vectors = {term: loss.zeros() for term in loss.terms(own)}
     halves = _add_halves(loss, own, vectors, seed)
@@ -317,7 +319,9 @@ def _add_halves(loss: _Loss, own: Batch, into: Mapping[str, Vector], seed: int) 
     estimates: list[Vector] = []
     shares: list[float] = []
     for members in (halves.first, halves.second, halves.left_over):
-        rows = torch.isin(own.owners_B, torch.tensor(members, dtype=torch.long, device=own.owners_B.device)).nonzero()[:, 0]
+        rows = torch.isin(own.trajectory_index_B, torch.tensor(members, dtype=torch.long, device=own.trajectory_index_B.device)).nonzero()[
+            :, 0
+        ]
         if not len(rows):
             continue
         part = own.rows(rows)
@@ -385,7 +389,7 @@ def _check_bound(loss: _Loss, own: Batch) -> Bound:
     count = own.num_trajectories
     gradient, square_scores = loss.zeros(), 0.0
     for trajectory in range(count):
-        rows = (own.owners_B == trajectory).nonzero()[:, 0]
+        rows = (own.trajectory_index_B == trajectory).nonzero()[:, 0]
         part, score = own.rows(rows), loss.zeros()
         loss.add(part, part.loss_mask_BT.float(), {"score": score})
         square_scores += dot(score, score)

@@ -67,8 +67,8 @@ def _column_effects(change: Floats, own: Ints, num_prompts: int) -> Floats:
     counts = np.diff(starts, append=len(own))[:, None]
     sums, squares = (np.add.reduceat(part[order], starts, axis=0) for part in (change, change**2))
     within = np.where(counts > 1, counts / np.maximum(counts - 1, 1) * (squares - sums**2 / counts), 0.0)
-    luck = float(within.sum()) * (num_prompts - 1) ** 3 / num_prompts
-    return effects * math.sqrt(max(0.0, 1.0 - luck / spread))
+    env_seed = float(within.sum()) * (num_prompts - 1) ** 3 / num_prompts
+    return effects * math.sqrt(max(0.0, 1.0 - env_seed / spread))
 
 
 def studentised_intervals(

@@ -73,7 +73,7 @@ def turn_pairs(groups: Sequence[Group], count: int, rng: np.random.Generator) ->
 
 def context_of(trajectory: Trajectory, turn: int) -> tuple[int, ...]:
     """Every token the model saw before it answered in this turn."""
-    start = max(index for index in range(turn + 1) if index == 0 or trajectory.turns[index].fresh)
+    start = max(index for index in range(turn + 1) if index == 0 or trajectory.turns[index].new_context)
     seen = [token for earlier in trajectory.turns[start:turn] for token in (*earlier.context_ids, *earlier.response_ids)]
     return (*seen, *trajectory.turns[turn].context_ids)
 

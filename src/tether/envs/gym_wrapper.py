@@ -57,14 +57,14 @@ class GymEnv(gymnasium.Env[str, str]):
         self._shown: Observation | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin the instance of a seed; the only option is `luck`, the seed of the environment's own chance."""
+        """Begin the instance of a seed; the only option is `env_seed`, the seed of the environment's own chance."""
         super().reset(seed=seed)
         chosen = dict(options or {})
-        luck = chosen.pop("luck", None)
+        env_seed = chosen.pop("env_seed", None)
         if chosen:
             wrong = next(iter(chosen))
-            raise BadInput(f"unknown reset option '{wrong}': {did_you_mean(wrong, ['luck'])}")
-        self._shown = self.env.reset(int(self.np_random.integers(2**63)) if seed is None else seed, luck=luck)
+            raise BadInput(f"unknown reset option '{wrong}': {did_you_mean(wrong, ['env_seed'])}")
+        self._shown = self.env.reset(int(self.np_random.integers(2**63)) if seed is None else seed, env_seed=env_seed)
         return self._shown.text, self._info({})
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

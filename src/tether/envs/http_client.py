@@ -80,8 +80,8 @@ class HttpEnv:
         told = self._place.call("GET", f"/v1/sessions/{session}/instance").get("instance")
         return told if isinstance(told, str) else None
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        request = {"seed": whole("seed", seed), "luck": None if luck is None else whole("luck", luck)}
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        request = {"seed": whole("seed", seed), "luck": None if env_seed is None else whole("luck", env_seed)}
         session, self._session, self._state = self._own_session() or _unparked(self._key), None, _UNSET
         reply: dict[str, Any] | None = None
         if session is not None:

@@ -124,10 +124,10 @@ def _add_routes(app: "FastAPI", service: Service, table: SessionTable) -> None:
     @app.post("/v1/sessions")
     async def open_session(request: Request) -> Response:
         body = await _body(request, ("seed", "luck", "options"))
-        seed, luck, wanted = _whole(body, "seed"), _luck(body), body.get("options") or {}
+        seed, env_seed, wanted = _whole(body, "seed"), _luck(body), body.get("options") or {}
         if not isinstance(wanted, dict):
             raise Refusal(400, f"field 'options': got {wanted!r}; give an object")
-        return answer(await table.open(lambda: service.build(wanted), seed, luck))
+        return answer(await table.open(lambda: service.build(wanted), seed, env_seed))
 
     @app.post("/v1/sessions/{name}/reset")
     async def reset(name: str, request: Request) -> Response:

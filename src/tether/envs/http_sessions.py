@@ -75,7 +75,7 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def open(self, build: Callable[[], Env], seed: int, luck: int | None) -> bytes:
+    async def open(self, build: Callable[[], Env], seed: int, env_seed: int | None) -> bytes:
         """A new session and the first observation of its first episode."""
         self._make_room()
         self._opening += 1
@@ -83,7 +83,7 @@ class SessionTable:
             session = Session(await self.run(build), self._clock())
             name = secrets.token_urlsafe(24)  # a secret, so not from the seeded streams
             try:
-                reply = await self._begin(session, seed, luck, {"session": name})
+                reply = await self._begin(session, seed, env_seed, {"session": name})
             except Refusal as refusal:
                 if refusal.status != TIMED_OUT:
                     dispose(session.env)
@@ -93,10 +93,10 @@ class SessionTable:
         self._sessions[name] = session
         return reply
 
-    async def reset(self, name: str, seed: int, luck: int | None) -> bytes:
+    async def reset(self, name: str, seed: int, env_seed: int | None) -> bytes:
         """A new episode in a session."""
         async with self._held(name, keep_after=BadInput) as session:
-            return await self._begin(session, seed, luck, {})
+            return await self._begin(session, seed, env_seed, {})
 
     async def step(self, name: str, turn: int, answer: str) -> bytes:
         """One turn. The turn just played may be asked for again with the same answer: that gets the same reply."""
@@ -163,9 +163,9 @@ class SessionTable:
             )
         self.close(min(ended, key=lambda name: self._sessions[name].last_used))
 
-    async def _begin(self, session: Session, seed: int, luck: int | None, head: dict[str, Any]) -> bytes:
+    async def _begin(self, session: Session, seed: int, env_seed: int | None, head: dict[str, Any]) -> bytes:
         session.playing, session.turn, session.answer = False, 0, None
-        reply = await self.run(lambda: encode({**head, **_begun(session.env, seed, luck)}), session.env)
+        reply = await self.run(lambda: encode({**head, **_begun(session.env, seed, env_seed)}), session.env)
         session.playing = True
         return reply
 
@@ -191,8 +191,8 @@ class SessionTable:
                     dispose(session.env)
 
 
-def _begun(env: Env, seed: int, luck: int | None) -> dict[str, Any]:
-    observation = env.reset(seed, luck=luck)
+def _begun(env: Env, seed: int, env_seed: int | None) -> dict[str, Any]:
+    observation = env.reset(seed, env_seed=env_seed)
     return {"instructions": str(env.instructions), "observation": observation_written(observation)}
 
 

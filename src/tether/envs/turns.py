@@ -91,7 +91,7 @@ class TurnEnv(ABC, Generic[OptionsT]):
         """The first line of an observation while turns are left."""
         return f"Turn {self._turns + 1} of {self.max_turns}."
 
-    def _seed_luck(self, luck: int) -> None:
+    def _seed_luck(self, env_seed: int) -> None:
         """Seed the environment's own chance; nothing to do where there is none."""
 
     @property
@@ -111,11 +111,11 @@ class TurnEnv(ABC, Generic[OptionsT]):
 
     # --- the Env protocol ---
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         seed = whole("seed", seed)
         self._phase = _Phase.UNSET  # stays so if the instance cannot be made
         self._generate(seed)
-        self._seed_luck(derive_seed("luck", seed) if luck is None else whole("luck", luck))
+        self._seed_luck(derive_seed("luck", seed) if env_seed is None else whole("luck", env_seed))
         self._turns = 0
         self._phase = _Phase.PLAYING
         return self._observe(self._turn_line())

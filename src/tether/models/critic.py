@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import BadInput, CheckpointError, ModelUnavailable
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.load import load_model
 from tether.models.logprobs import AnyMicroBatch, check_same_vocabulary, forward, over_batch
 
@@ -33,23 +33,23 @@ class ValueHead(torch.nn.Module):
 class Critic:
     """A trunk with a value head; `shared` says whose trunk it is."""
 
-    def __init__(self, split: SplitModel, *, shared: bool) -> None:
-        if not split.splits:
+    def __init__(self, split: Policy, *, shared: bool) -> None:
+        if not split.separable_head:
             raise BadInput(
-                f"models of type '{split.model.config.model_type}' cannot carry a value head: their logits are more than a product with the "
+                f"models of type '{split.module.config.model_type}' cannot carry a value head: their logits are more than a product with the "
                 "last hidden states; take another critic.model (Llama, Qwen, Mistral, GPT-2), or an algorithm without a critic"
             )
         self.split = split
         self.shared = shared
-        self.head = ValueHead(split.width).to(split.model.device)
+        self.head = ValueHead(split.width).to(split.module.device)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """What the critic's optimiser trains."""
-        return [*self.trunk_parameters(), *self.head.parameters()]
+        return [*self.backbone_parameters(), *self.head.parameters()]
 
-    def trunk_parameters(self) -> list[torch.nn.Parameter]:
+    def backbone_parameters(self) -> list[torch.nn.Parameter]:
         """All of that but the head; none where the trunk is shared, which is the policy's to train."""
-        return [] if self.shared else [parameter for parameter in self._trunk.parameters() if parameter.requires_grad]
+        return [] if self.shared else [parameter for parameter in self._backbone.parameters() if parameter.requires_grad]
 
     def values(self, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int) -> Tensor:
         """The value of the state before every selected token, in row order, float32, without gradient."""
@@ -62,8 +62,8 @@ class Critic:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that training changes, as plain tensors; a shared trunk is saved with the policy."""
-        trunk = {} if self.shared else {f"trunk.{name}": tensor for name, tensor in self._trunk.state_dict().items()}
-        return {**trunk, **{f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}}
+        backbone = {} if self.shared else {f"trunk.{name}": tensor for name, tensor in self._backbone.state_dict().items()}
+        return {**backbone, **{f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
@@ -79,15 +79,15 @@ class Critic:
                 tensor.copy_(state[name])
 
     @property
-    def _trunk(self) -> torch.nn.Module:
-        trunk: torch.nn.Module = self.split.model.base_model
-        return trunk
+    def _backbone(self) -> torch.nn.Module:
+        backbone: torch.nn.Module = self.split.module.base_model
+        return backbone
 
 
-def load_critic(name: str, *, policy: SplitModel, device: str | None = None, dtype: str | None = None) -> Critic:
+def load_critic(name: str, *, policy: Policy, device: str | None = None, dtype: str | None = None) -> Critic:
     """A critic with a trunk of its own, from any name `load_model` takes."""
     try:
-        split = SplitModel(load_model(name, device=device, dtype=dtype).model)
+        split = Policy(load_model(name, device=device, dtype=dtype).model)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"critic.model: {error}") from error
     check_same_vocabulary(split, policy, f"critic.model '{name}'")

@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of the tokens a mask selects, with gradient: what the learner trains on.
 
 A micro-batch goes through the trunk once; only the features that predict selected tokens go on, through the vocabulary and, where there is
-one, a value head. Models of the Llama family compute a flat row without padding (`SplitModel.trunk`), others padded rows: padding is on the
+one, a value head. Models of the Llama family compute a flat row without padding (`Policy.trunk`), others padded rows: padding is on the
 right, where causal attention lets nothing that counts see it, so no attention mask is needed. Whatever is computed for a micro-batch stands in the order of its rows of the batch, token by token: it lines up with
 `field_BT[micro.index_M][mask_BT[micro.index_M]]`.
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import BadInput
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.linear_logprobs import linear_logprobs
 from tether.models.packing import MicroBatch, micro_batches
 from tether.models.recompute import checkpointed
@@ -36,7 +36,7 @@ class Selected(NamedTuple):
 
 
 def cut_batch(
-    split: SplitModel, ids_BT: Tensor, lengths_B: Tensor, max_tokens: int, *, packing: bool = True, share_prompts: bool = True
+    split: Policy, ids_BT: Tensor, lengths_B: Tensor, max_tokens: int, *, packing: bool = True, share_prompts: bool = True
 ) -> list[AnyMicroBatch]:
     """Cut a batch into micro-batches in the way that costs the model least.
 
@@ -49,12 +49,12 @@ def cut_batch(
         share_prompts: compute what several sequences begin with once, where the model allows it.
     """
     # A sequence beyond the positions that the model names goes to the module itself, which may know what to do with it.
-    if packing and split.trunk is not None and max(lengths_B.tolist(), default=0) <= len(split.trunk.angles[0]):
+    if packing and split.backbone is not None and max(lengths_B.tolist(), default=0) <= len(split.backbone.angles[0]):
         return [*flat_batches(ids_BT, lengths_B, max_tokens, share=share_prompts)]
-    return [*micro_batches(lengths_B, max_tokens, together=packing and split.packs)]
+    return [*micro_batches(lengths_B, max_tokens, together=packing and split.supports_packing)]
 
 
-def forward(split: SplitModel, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False) -> Selected:
+def forward(split: Policy, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False) -> Selected:
     """One pass through the trunk over a micro-batch of the batch ids_BT; mask_BT selects tokens.
 
     The first token of a row has nothing before it and cannot be selected. With `recompute` the backward pass computes the layers again
@@ -73,33 +73,35 @@ def forward(split: SplitModel, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroB
     return Selected(features_ND, ids_BT[index_M[sequence_N], column_N])
 
 
-def _flat_features(split: SplitModel, ids_BT: Tensor, micro: FlatBatch, places: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
+def _flat_features(split: Policy, ids_BT: Tensor, micro: FlatBatch, places: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
     """Features at (sequence, column) places, by the model's pass over flat tokens."""
-    if split.trunk is None:
+    if split.backbone is None:
         raise ValueError(
-            f"models of type '{split.model.config.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`"
+            f"models of type '{split.module.config.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`"
         )
-    ids_S, positions_S = micro.laid_out(ids_BT)
-    attend = micro.attention(split.trunk.scale, ids_BT.device)
-    features_SD = split.trunk.features(ids_S, positions_S, attend, recompute=recompute)
+    ids_S, positions_S = micro.to_padded(ids_BT)
+    attend = micro.attention(split.backbone.scale, ids_BT.device)
+    features_SD = split.backbone.features(ids_S, positions_S, attend, recompute=recompute)
     return features_SD[micro.places(*places)]
 
 
-def _row_features(split: SplitModel, ids_BT: Tensor, micro: MicroBatch, places: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
+def _row_features(split: Policy, ids_BT: Tensor, micro: MicroBatch, places: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
     """The same by the module itself, over padded rows."""
-    if micro.shares_rows and not split.packs:
-        raise ValueError(f"models of type '{split.model.config.model_type}' do not take shared rows; cut micro-batches with together=False")
-    ids_RW, positions_RW = micro.laid_out(ids_BT)
+    if micro.shares_rows and not split.supports_packing:
+        raise ValueError(
+            f"models of type '{split.module.config.model_type}' do not take shared rows; cut micro-batches with together=False"
+        )
+    ids_RW, positions_RW = micro.to_padded(ids_BT)
     rows_M, starts_M = torch.tensor([place[1:3] for place in micro.places], device=ids_BT.device).unbind(1)
     # Positions are given only where they say something: a model then builds the general mask, which is slower than the causal one.
     positions = {"position_ids": positions_RW} if micro.shares_rows else {}
-    with checkpointed(split.model) if recompute else nullcontext():  # layers remember for themselves how to be computed again
+    with checkpointed(split.module) if recompute else nullcontext():  # layers remember for themselves how to be computed again
         features_RWD = split.features(input_ids=ids_RW, use_cache=False, **positions)
     sequence_N, column_N = places
     return features_RWD[rows_M[sequence_N], starts_M[sequence_N] + column_N]
 
 
-def logprobs_and_entropy(split: SplitModel, features_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def logprobs_and_entropy(split: Policy, features_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """log p of each token and entropy of the distribution it came from, at the sampling temperature, in float32."""
     if split.linear_head is not None:  # the logits of all tokens at once are never held
         return linear_logprobs(features_ND, targets_N, split.linear_head.weight, split.linear_head.bias, temperature=temperature)
@@ -111,7 +113,7 @@ def logprobs_and_entropy(split: SplitModel, features_ND: Tensor, targets_N: Tens
 
 @torch.no_grad()
 def over_batch(
-    split: SplitModel, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int, function: Callable[[Selected], Tensor]
+    split: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int, function: Callable[[Selected], Tensor]
 ) -> Tensor:
     """A number for every selected token of a whole batch, in row order, without gradient: `function` of each micro-batch's selection."""
     result_BT = torch.zeros(ids_BT.shape, device=ids_BT.device)
@@ -123,13 +125,13 @@ def over_batch(
     return result_BT[mask_BT]
 
 
-def token_logprobs(split: SplitModel, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, temperature: float, *, max_tokens: int) -> Tensor:
+def token_logprobs(split: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, temperature: float, *, max_tokens: int) -> Tensor:
     """log p of every selected token of a batch, in row order, without gradient."""
     return over_batch(split, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: logprobs_and_entropy(split, *chosen, temperature)[0])
 
 
-def check_same_vocabulary(model: SplitModel, policy: SplitModel, what: str) -> None:
+def check_same_vocabulary(model: Policy, policy: Policy, what: str) -> None:
     """Refuse a second model that does not read the policy's tokens."""
-    got, want = (int(split.model.config.get_text_config().vocab_size) for split in (model, policy))
+    got, want = (int(split.module.config.get_text_config().vocab_size) for split in (model, policy))
     if got != want:
         raise BadInput(f"{what} has a vocabulary of {got} tokens, the policy one of {want}; take a model with the policy's tokenizer")

@@ -53,7 +53,7 @@ def texts_of(lengths: Sequence[int], device: torch.device) -> Texts:
 
 
 class PackedAttention:
-    """The attention of one forward pass; what `FamilyTrunk.features` calls.
+    """The attention of one forward pass; what `LlamaBackbone.features` calls.
 
     Args:
         lengths: of the texts, in the order of the row.

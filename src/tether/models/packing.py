@@ -3,8 +3,8 @@
 A batch is cut into micro-batches by a budget of padded tokens. Inside one, short sequences may stand behind one another in the same row:
 positions that start again tell the attention where a sequence begins, and it sees nothing before that. Rows are as wide as the longest
 sequence of their micro-batch, sequences are placed longest first into the first row with room, and what finds none waits for the next
-micro-batch: the same lengths always give the same places. A model for which shared rows are not exact (`SplitModel.packs`) gets one
-sequence a row. Models with a forward pass over flat tokens (`SplitModel.trunk`) are served by models/shared_prompt.py instead.
+micro-batch: the same lengths always give the same places. A model for which shared rows are not exact (`Policy.packs`) gets one
+sequence a row. Models with a forward pass over flat tokens (`Policy.trunk`) are served by models/shared_prompt.py instead.
 
 Shape legend: B rows of the batch, M sequences of a micro-batch, R rows and W columns of its forward pass, T tokens of a sequence.
 """
@@ -64,7 +64,7 @@ class MicroBatch:
         """Whether any row holds more than one sequence."""
         return len(self.places) > self.num_rows
 
-    def laid_out(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def to_padded(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and positions [R, W] of the forward pass. Padding repeats a word and goes on counting; no sequence sees it."""
         source_RW = torch.zeros(self.num_rows, self.width, dtype=torch.long)
         positions_RW = torch.zeros(self.num_rows, self.width, dtype=torch.long)
@@ -80,7 +80,7 @@ def micro_batches(lengths_B: Tensor, max_tokens: int, together: bool) -> list[Mi
     Args:
         lengths_B: tokens of each row of the batch, padding excluded.
         max_tokens: the budget.
-        together: whether sequences may share a row; ask `SplitModel.packs` whether the model allows it.
+        together: whether sequences may share a row; ask `Policy.packs` whether the model allows it.
     """
     lengths = [int(length) for length in lengths_B.tolist()]
     return [_placed(rows, lengths) for rows in pack_rows(lengths, max_tokens, together)]

@@ -2,7 +2,7 @@
 
 The transformers switch for this works only in training mode, where dropout is on and the gradient is another one. Here every layer's
 forward is wrapped for the length of a block and the model stays as it is: the same gradients in less memory, and an engine that runs
-outside the block notices nothing. Models of the Llama family have a forward pass of their own that does the same (`FamilyTrunk.features`).
+outside the block notices nothing. Models of the Llama family have a forward pass of their own that does the same (`LlamaBackbone.features`).
 
 What keeping everything would cost is estimated from the shape of the layers (`kept_bytes`), so that it is done where it fits.
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tether.core.errors import ModelUnavailable
 from tether.models.adapters import is_lora, without_adapters
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.load import load_model
 from tether.models.logprobs import check_same_vocabulary, token_logprobs
 
@@ -20,7 +20,7 @@ from tether.models.logprobs import check_same_vocabulary, token_logprobs
 class Reference:
     """Frozen log-probs; made by `reference_for`."""
 
-    def __init__(self, split: SplitModel, frozen: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(self, split: Policy, frozen: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._split = split
         self._frozen = frozen
         """Holds the model in its starting state while it computes."""
@@ -31,22 +31,22 @@ class Reference:
             return token_logprobs(self._split, ids_BT, mask_BT, lengths_B, temperature, max_tokens=max_tokens)
 
 
-def reference_for(policy: SplitModel, name: str | None = None) -> Reference:
+def reference_for(policy: Policy, name: str | None = None) -> Reference:
     """The reference of a policy.
 
     Args:
         policy: the model to be trained, as it starts.
         name: another model to compare with, by any name `load_model` takes; None takes the policy's own start.
     """
-    model = policy.model
+    model = policy.module
     if name is not None:
         try:
             loaded = load_model(name, device=str(model.device), dtype=str(model.dtype).removeprefix("torch."))
         except ModelUnavailable as error:
             raise ModelUnavailable(f"algorithm.reference: {error}") from error
-        split = SplitModel(loaded.model.requires_grad_(False))
+        split = Policy(loaded.model.requires_grad_(False))
         check_same_vocabulary(split, policy, f"algorithm.reference '{name}'")
         return Reference(split)
     if is_lora(model):
         return Reference(policy, lambda: without_adapters(model))
-    return Reference(SplitModel(copy.deepcopy(model).eval().requires_grad_(False)))
+    return Reference(Policy(copy.deepcopy(model).eval().requires_grad_(False)))

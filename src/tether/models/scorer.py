@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from tether.core.errors import BadInput
 from tether.models.decoding.cached import CachedDecoder, decodes_with_cache, max_positions
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.probing import evaluating
 from tether.models.scorers import check_ids
 from tether.models.shared_prefix import SharedPrefix, shares_prefix
@@ -50,7 +50,7 @@ class PrefixScorer:
     def __init__(self, model: PreTrainedModel, tokens_per_call: int | None = None) -> None:
         self._model = without_wrapper(model)
         with evaluating(self._model):
-            self._split = SplitModel(self._model)
+            self._split = Policy(self._model)
             self._reach = shares_prefix(self._split)
             self._decodes = self._reach is not None or decodes_with_cache(self._model, self._split)
         self._tokens = TokenScores(self._split)
@@ -60,7 +60,7 @@ class PrefixScorer:
         self.vocabulary_size: int = int(embeddings.num_embeddings)
 
     @property
-    def way(self) -> Literal["shared", "copied", "whole"]:
+    def backend(self) -> Literal["shared", "copied", "whole"]:
         """How texts within the model's attention window are computed."""
         return "shared" if self._reach is not None else "copied" if self._decodes else "whole"
 
@@ -203,16 +203,16 @@ def cuts(lengths: Sequence[int], budget: int, padded: bool = False) -> Iterator[
         yield range(start, len(lengths))
 
 
-def tokens_per_call(split: SplitModel) -> int:
+def tokens_per_call(split: Policy) -> int:
     """How many tokens one pass may hold on the model's device."""
-    config = split.model.config.get_text_config()
-    if split.model.device.type != "cuda":
-        return TOKENS_PER_CALL if split.splits else min(TOKENS_PER_CALL, max(1, UNSPLIT_BYTES // (4 * int(config.vocab_size))))
+    config = split.module.config.get_text_config()
+    if split.module.device.type != "cuda":
+        return TOKENS_PER_CALL if split.separable_head else min(TOKENS_PER_CALL, max(1, UNSPLIT_BYTES // (4 * int(config.vocab_size))))
     hidden = int(config.hidden_size)
     widest = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    per_token = split.model.dtype.itemsize * (12 * hidden + 4 * widest) + (0 if split.splits else 8 * int(config.vocab_size))
-    free, _ = torch.cuda.mem_get_info(split.model.device)
-    free += torch.cuda.memory_reserved(split.model.device) - torch.cuda.memory_allocated(split.model.device)
+    per_token = split.module.dtype.itemsize * (12 * hidden + 4 * widest) + (0 if split.separable_head else 8 * int(config.vocab_size))
+    free, _ = torch.cuda.mem_get_info(split.module.device)
+    free += torch.cuda.memory_reserved(split.module.device) - torch.cuda.memory_allocated(split.module.device)
     return min(max(int(SHARE_OF_MEMORY * free) // per_token, TOKENS_PER_CALL), MOST_TOKENS_PER_CALL)
 
 

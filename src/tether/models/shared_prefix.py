@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tether.models.decoding.cached import max_positions
-from tether.models.family.trunk import FamilyTrunk
-from tether.models.head import SplitModel
+from tether.models.family.backbone import LlamaBackbone
+from tether.models.policy import Policy
 from tether.models.prefix_attention import NotShared, Pass, Span, attending
 from tether.models.probing import agree
 
@@ -42,12 +42,14 @@ class Continuations(NamedTuple):
 class SharedPrefix:
     """A block of prompts whose keys and values are stored."""
 
-    def __init__(self, split: SplitModel, prompts: Sequence[Ids]) -> None:
+    def __init__(self, split: Policy, prompts: Sequence[Ids]) -> None:
         self._lengths = np.array([len(prompt) for prompt in prompts])
         self._starts = np.cumsum(self._lengths) - self._lengths
         ids = np.concatenate([np.asarray(prompt, dtype=np.int64) for prompt in prompts])
         positions = np.arange(len(ids)) - np.repeat(self._starts, self._lengths)
-        self._row: _Row = _KernelRow(split.trunk) if split.trunk is not None and split.model.device.type == "cuda" else _RegistryRow(split)
+        self._row: _Row = (
+            _KernelRow(split.backbone) if split.backbone is not None and split.module.device.type == "cuda" else _RegistryRow(split)
+        )
         features_SD = self._row.features(self._lengths, (), ids, positions)
         self.window = self._row.window
         self.last_PD = features_SD[torch.from_numpy(self._starts + self._lengths - 1).to(features_SD.device)]
@@ -84,13 +86,13 @@ class _Row(Protocol):
 class _RegistryRow:
     """Through the module, whose layers ask transformers' registry for their attention."""
 
-    def __init__(self, split: SplitModel) -> None:
+    def __init__(self, split: Policy) -> None:
         self._split = split
         self._stored: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self.window = 2**31
 
     def features(self, lengths_B: Counts, spans: Sequence[Span], ids_S: Counts, positions_S: Counts) -> Tensor:
-        split, device = self._split, self._split.model.device
+        split, device = self._split, self._split.module.device
         starts_B = np.cumsum(lengths_B) - lengths_B
         longest = int(lengths_B.max())
         pieces_BT = starts_B[:, None] + np.minimum(np.arange(longest), lengths_B[:, None] - 1)
@@ -98,10 +100,10 @@ class _RegistryRow:
         places_S = steps_S + np.repeat(np.arange(len(lengths_B)) * longest, lengths_B)
         pieces, places, ids, positions = (torch.from_numpy(array).to(device) for array in (pieces_BT, places_S, ids_S, positions_S))
         current = Pass(pieces, places, spans, self._stored, is_even=bool((lengths_B == longest).all()))
-        with attending(split.model, current):
+        with attending(split.module, current):
             features_SD: Tensor = split.features(input_ids=ids[None], position_ids=positions[None], use_cache=False)[0]
         if not self._stored:
-            raise NotShared(f"{type(split.model).__name__} does not ask for an attention function")
+            raise NotShared(f"{type(split.module).__name__} does not ask for an attention function")
         self.window = min(self.window, current.window)
         return features_SD
 
@@ -109,8 +111,8 @@ class _RegistryRow:
 class _KernelRow:
     """Through the family's forward pass, by one kernel; for CUDA devices."""
 
-    def __init__(self, trunk: FamilyTrunk) -> None:
-        self._trunk = trunk
+    def __init__(self, backbone: LlamaBackbone) -> None:
+        self._backbone = backbone
         self._stored: list[tuple[Tensor, Tensor]] = []
         self.window = 2**31
 
@@ -121,7 +123,7 @@ class _KernelRow:
         # A text continues the prompt of the span that it ends in.
         prefixes = np.array([(span.prefix_start, span.prefix_stop) for span in spans], dtype=np.int32).reshape(-1, 2)
         of_text = np.searchsorted([span.stop for span in spans], ends_B)
-        device = self._trunk.model.device
+        device = self._backbone.model.device
         ids, positions, starts_B1, prefixes_B2 = (
             torch.from_numpy(array).to(device)
             for array in (ids_S, positions_S, np.concatenate([[0], ends_B]).astype(np.int32), prefixes[of_text] if spans else prefixes)
@@ -131,9 +133,9 @@ class _KernelRow:
             if not spans:
                 self._stored.append((key_SKD.contiguous(), value_SKD.contiguous()))
             prefix = (*self._stored[layer], prefixes_B2) if spans else None
-            return text_attention(query_SHD, key_SKD, value_SKD, starts_B1, int(lengths_B.max()), self._trunk.scale, prefix)
+            return text_attention(query_SHD, key_SKD, value_SKD, starts_B1, int(lengths_B.max()), self._backbone.scale, prefix)
 
-        return self._trunk.features(ids, positions, attend)
+        return self._backbone.features(ids, positions, attend)
 
 
 def attention_reach(model: PreTrainedModel, window: int) -> int:
@@ -143,9 +145,9 @@ def attention_reach(model: PreTrainedModel, window: int) -> int:
 
 
 @torch.inference_mode()
-def shares_prefix(split: SplitModel) -> int | None:
+def shares_prefix(split: Policy) -> int | None:
     """The number of tokens up to which a shared prefix gives what plain passes give; None where it never does."""
-    vocabulary = int(split.model.config.get_text_config().vocab_size)
+    vocabulary = int(split.module.config.get_text_config().vocab_size)
     prompts, texts = ([[token % vocabulary for token in ids] for ids in group] for group in (PROBE_PROMPTS, PROBE_TEXTS))
     try:
         prefix = SharedPrefix(split, prompts)
@@ -155,8 +157,8 @@ def shares_prefix(split: SplitModel) -> int | None:
     plain = []
     for prompt in prompts:
         for text in texts:
-            ids_1T = torch.tensor([[*prompt, *text[:-1]]], device=split.model.device)
+            ids_1T = torch.tensor([[*prompt, *text[:-1]]], device=split.module.device)
             plain.append(split.features(input_ids=ids_1T, use_cache=False)[0, len(prompt) :])
     expected_SV = split.logits(torch.cat(plain)).float()
-    agrees = agree(found_SV, expected_SV, split.model.dtype)
-    return attention_reach(split.model, prefix.window) if agrees else None
+    agrees = agree(found_SV, expected_SV, split.module.dtype)
+    return attention_reach(split.module, prefix.window) if agrees else None

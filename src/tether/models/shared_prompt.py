@@ -123,7 +123,7 @@ class FlatBatch:
         own_N = own_M[sequences_N] + columns_N - shared_M[sequences_N]
         return torch.where(columns_N < shared_M[sequences_N], begins_M[sequences_N] + columns_N, own_N)
 
-    def laid_out(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def to_padded(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and positions [S] of the forward pass."""
         layout = self._layout
         source_S, positions_S = np.empty(self.num_tokens, dtype=np.int64), np.empty(self.num_tokens, dtype=np.int64)

@@ -10,7 +10,7 @@ Shape legend: S tokens, D width of the features, V vocabulary.
 import torch
 from torch import Tensor, nn
 
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.linear_logprobs import keeps_the_accumulator, linear_logprobs
 
 LOGIT_BYTES = {"cuda": 2**30, "cpu": 2**28}
@@ -20,11 +20,11 @@ LOGIT_BYTES = {"cuda": 2**30, "cpu": 2**28}
 class TokenScores:
     """Log-probs under a split model's head."""
 
-    def __init__(self, split: SplitModel) -> None:
+    def __init__(self, split: Policy) -> None:
         self._split = split
-        head = split.model.get_output_embeddings()
-        half_precision = split.model.dtype in (torch.bfloat16, torch.float16)
-        is_plain = split.splits and type(head) is nn.Linear and head.weight.is_floating_point()
+        head = split.module.get_output_embeddings()
+        half_precision = split.module.dtype in (torch.bfloat16, torch.float16)
+        is_plain = split.separable_head and type(head) is nn.Linear and head.weight.is_floating_point()
         self._head: nn.Linear | None = head if half_precision and is_plain else None
         """A head that is one matrix product in half precision; its logits are made in float32 here."""
 
@@ -40,7 +40,7 @@ class TokenScores:
         return torch.cat([self._chosen(features, words_N.expand(len(features), -1)) for features in self._parts(features_SD)])
 
     def _parts(self, tensor_S: Tensor) -> tuple[Tensor, ...]:
-        vocabulary = int(self._split.model.config.get_text_config().vocab_size)
+        vocabulary = int(self._split.module.config.get_text_config().vocab_size)
         logit_bytes = LOGIT_BYTES.get(tensor_S.device.type, LOGIT_BYTES["cpu"])
         return tensor_S.split(max(1, logit_bytes // (8 * vocabulary)))  # logits and log-probs, four bytes each
 

@@ -7,7 +7,7 @@ which the episodes ended.
 from collections.abc import Callable, Sequence
 
 from tether.core.protocols import Engine, Sampling
-from tether.core.seeding import generator, instance_seed, luck_seed, sampling_seed, validation_seed
+from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group
 from tether.rollout.episode import Episode, EpisodeSeeds
 from tether.rollout.mixture import spread_groups
@@ -28,8 +28,8 @@ def training_plan(
     """
     stages = spread_groups(weights, num_groups, generator("mixture", run, step, first_group).random())
     return [
-        EpisodeSeeds(g, m, instance_seed(run, step, g), luck_seed(run, step, g, m), sampling_seed(run, step, g, m), stage)
-        for g, stage in enumerate(stages, start=first_group)
+        EpisodeSeeds(g, m, instance_seed(run, step, g), env_seed(run, step, g, m), sampling_seed(run, step, g, m), env_index)
+        for g, env_index in enumerate(stages, start=first_group)
         for m in range(group_size)
     ]
 
@@ -40,10 +40,10 @@ def validation_plan(num_prompts: int, group_size: int = 1, weights: Sequence[flo
     Each environment of a mixture plays its own first prompts, the same that it would play alone.
     """
     stages = spread_groups(weights, num_prompts, CENTRE)
-    numbers = [group - stages.index(stage) for group, stage in enumerate(stages)]
+    numbers = [group - stages.index(env_index) for group, env_index in enumerate(stages)]
     return [
-        EpisodeSeeds(g, m, validation_seed(i), luck_seed(0, -1, i, m), sampling_seed(0, -1, i, m), stage)
-        for g, (i, stage) in enumerate(zip(numbers, stages, strict=True))
+        EpisodeSeeds(g, m, validation_seed(i), env_seed(0, -1, i, m), sampling_seed(0, -1, i, m), env_index)
+        for g, (i, env_index) in enumerate(zip(numbers, stages, strict=True))
         for m in range(group_size)
     ]
 

@@ -3,13 +3,13 @@
 Every mode begins with the same prompt. `full` appends to it for ever. `last_k` appends while at most k turns lie behind; after that it
 begins anew at every turn, with the first observation, the number of turns left out, and the last k turns as the very tokens that were
 fed and sampled. `single_turn` begins anew at every turn with one message: the first observation, a line about each turn so far, and the
-present observation. A feed that begins anew is an `Anew`; whoever drives the conversation forgets the rest.
+present observation. A feed that begins anew is an `ContextReset`; whoever drives the conversation forgets the rest.
 """
 
 from abc import ABC, abstractmethod
 
 from tether.core.errors import UnknownName, did_you_mean
-from tether.core.protocols import Anew
+from tether.core.protocols import ContextReset
 from tether.core.types import Turn
 from tether.models.chat import ChatFormat
 
@@ -31,7 +31,7 @@ class Context(ABC):
     def begin(self, instructions: str, observation: str) -> tuple[int, ...]:
         """The prompt of the first turn."""
         self._instructions, self._first = instructions, observation
-        return Anew(self._chat.first_prompt(instructions, observation))
+        return ContextReset(self._chat.first_prompt(instructions, observation))
 
     @abstractmethod
     def proceed(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class LastTurns(Context):
             return self._joints[-1]
         opening = self._anew(f"[{_count(left_out)} left out here.]", self._turns[left_out].observation)
         behind = zip(self._turns[left_out:], self._joints[left_out:], strict=True)
-        return Anew((*opening, *(token for turn, joint in behind for token in (*turn.response_ids, *joint))))
+        return ContextReset((*opening, *(token for turn, joint in behind for token in (*turn.response_ids, *joint))))
 
 
 class SingleTurn(Context):
@@ -82,7 +82,7 @@ class SingleTurn(Context):
         self._lines.append(_summary_line(len(self._lines) + 1, turn, answer))
         earlier = max(0, len(self._lines) - SUMMARY_TURNS)
         heading = f"Turns so far ({_count(earlier)} before these):" if earlier else "Turns so far:"
-        return Anew(self._anew("\n".join([heading, *self._lines[earlier:]]), observation))
+        return ContextReset(self._anew("\n".join([heading, *self._lines[earlier:]]), observation))
 
 
 def _summary_line(number: int, turn: Turn, answer: str) -> str:

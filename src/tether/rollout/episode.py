@@ -15,7 +15,7 @@ from tether.algorithms.shaping import overlong_penalty
 from tether.core.enums import StopReason
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS, parse_response
-from tether.core.protocols import Anew, ConcurrentEnv, Env, Feed, Pending
+from tether.core.protocols import ConcurrentEnv, ContextReset, Env, PromptFuture, PromptTokens
 from tether.core.types import Completion, Observation, Step, Trajectory, Turn
 from tether.models.chat import ChatFormat
 from tether.rollout.context import make_context
@@ -48,9 +48,9 @@ class EpisodeSeeds:
     group: int
     member: int
     instance: int
-    luck: int
+    env_seed: int
     sampling: int
-    stage: int = 0
+    env_index: int = 0
     """Which of the run's environments is played."""
 
 
@@ -77,14 +77,14 @@ class Episode:
         self.trajectory = Trajectory(seeds.group, seeds.member, seeds.instance, [], StopReason.TURN_LIMIT, env=name)
         self.trajectory.measures = dict.fromkeys(metrics, 0.0)
 
-    def begin(self) -> Feed | Pending:
+    def begin(self) -> PromptTokens | PromptFuture:
         env, seeds = self._env, self._seeds
         if isinstance(env, ConcurrentEnv):
-            submitted = env.submit_reset(seeds.instance, luck=seeds.luck)
+            submitted = env.submit_reset(seeds.instance, env_seed=seeds.env_seed)
             return lambda: self._open(submitted.result)
-        return self._open(lambda: env.reset(seeds.instance, luck=seeds.luck))
+        return self._open(lambda: env.reset(seeds.instance, env_seed=seeds.env_seed))
 
-    def receive(self, completion: Completion) -> Feed | Pending:
+    def receive(self, completion: Completion) -> PromptTokens | PromptFuture:
         turn, answer = self._read(completion)
         self.trajectory.turns.append(turn)
         self._num_tokens += len(turn.response_ids)
@@ -94,7 +94,7 @@ class Episode:
             return lambda: self._advance(turn, answer, submitted.result)
         return self._advance(turn, answer, lambda: env.step(answer))
 
-    def _open(self, reset: Callable[[], Observation]) -> Feed:
+    def _open(self, reset: Callable[[], Observation]) -> PromptTokens:
         """Show the first observation, once the environment has it."""
         try:
             with environment_boundary("reset"):
@@ -105,7 +105,7 @@ class Episode:
             return None
         return self._show(shown, self._contexts.begin(instructions, shown))
 
-    def _advance(self, turn: Turn, answer: str, take: Callable[[], Step]) -> Feed:
+    def _advance(self, turn: Turn, answer: str, take: Callable[[], Step]) -> PromptTokens:
         """Write down what a turn brought, once the environment says so, and show what comes next."""
         try:
             with environment_boundary(f"step {len(self.trajectory.turns)}"):
@@ -140,13 +140,13 @@ class Episode:
             reasoning_span=span,
             overlong=overlong_penalty(length, rules.max_tokens, rules.overlong_buffer, rules.overlong_factor),
             observation=self._observation,
-            fresh=isinstance(self._feed, Anew),
+            new_context=isinstance(self._feed, ContextReset),
         )
         return turn, parsed.answer or ""
 
-    def _show(self, observation: str, feed: tuple[int, ...]) -> Feed:
+    def _show(self, observation: str, feed: tuple[int, ...]) -> PromptTokens:
         """Put the next observation before the model, if a response to it still fits."""
-        self._num_tokens = len(feed) + (0 if isinstance(feed, Anew) else self._num_tokens)
+        self._num_tokens = len(feed) + (0 if isinstance(feed, ContextReset) else self._num_tokens)
         if self._num_tokens + self._rules.max_tokens > self._rules.max_context:
             self.trajectory.stop_reason = StopReason.CONTEXT_FULL
             return None

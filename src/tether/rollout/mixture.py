@@ -17,7 +17,7 @@ from tether.core.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class EnvSpec:
     """One environment of a run: where episodes are played."""
 
     name: str

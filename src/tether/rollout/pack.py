@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 
 from tether.algorithms.batch import Batch
-from tether.core.types import Segment, Trajectory
+from tether.core.types import TokenSequence, Trajectory
 
 
 def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu") -> Batch:
     """A batch of all that these trajectories sampled, without advantages; the rows of a trajectory stand together and in order."""
     speaking = [trajectory for trajectory in trajectories if trajectory.num_sampled]
-    rows = [(owner, segment) for owner, trajectory in enumerate(speaking) for segment in trajectory.segments if any(segment.loss_mask)]
+    rows = [(owner, segment) for owner, trajectory in enumerate(speaking) for segment in trajectory.sequences if any(segment.loss_mask)]
     lengths = [len(segment.token_ids) for _, segment in rows]
     shape = (len(rows), max(lengths, default=0))
     ids_BT = torch.zeros(shape, dtype=torch.long)
@@ -34,7 +34,7 @@ def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu")
     return Batch(*(part.to(device) for part in (ids_BT, mask_BT, logprobs_BT, rewards_BT, turn_ends_BT, *of_rows)))
 
 
-def _earnings(segment: Segment) -> tuple[list[int], list[float]]:
+def _earnings(segment: TokenSequence) -> tuple[list[int], list[float]]:
     """Where the turns that sampled anything end, and what they earned."""
     ends = [(end, turn.earned) for end, turn in zip(segment.turn_ends, segment.turns, strict=True) if turn.response_ids]
     return [end for end, _ in ends], [earned for _, earned in ends]

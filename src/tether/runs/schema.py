@@ -81,7 +81,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "overlong": _finite(turn.overlong),
         "valid": turn.valid,
         "finish": str(turn.finish),
-        "fresh": turn.fresh,
+        "fresh": turn.new_context,
         "context_ids": [int(token) for token in turn.context_ids],
         "response_ids": [int(token) for token in turn.response_ids],
         "logprobs": [_finite(round(float(value), LOGPROB_DECIMALS)) for value in turn.logprobs],

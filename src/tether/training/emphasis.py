@@ -12,11 +12,11 @@ from tether.algorithms.batch import Batch
 from tether.algorithms.filters.members import extreme_members
 from tether.algorithms.filters.reweight import variance_weights
 from tether.algorithms.filters.scores import sample_variance
-from tether.training.gather import Gathered
+from tether.training.gather import SampledBatch
 from tether.training.settings import FilterSettings
 
 
-def emphasised(batch: Batch, gathered: Gathered, chosen: FilterSettings) -> Batch:
+def reweight_batch(batch: Batch, gathered: SampledBatch, chosen: FilterSettings) -> Batch:
     """The batch of the chosen groups, with advantages, as the filter's settings want it weighed and thinned out."""
     if chosen.reweight:
         weights = variance_weights({group.index: sample_variance(np.array(group.rewards)) for group in gathered.chosen})

@@ -36,8 +36,8 @@ class AdvantageEstimator:
             values_BT = _placed(batch, self._critic.values(*tokens, self._micro_tokens))
         if self._reference is not None:
             reference_BT = _placed(batch, self._reference.logprobs(*tokens, self._temperature, self._micro_tokens))
-        episodes = place_rewards(batch.episodes(values_BT), self.algorithm.reward_at)
-        if reference_BT is not None and self.algorithm.kl_in == "reward":
+        episodes = place_rewards(batch.episodes(values_BT), self.algorithm.reward_placement)
+        if reference_BT is not None and self.algorithm.kl_mode == "reward":
             episodes = self._penalised(batch, episodes, reference_BT)
         estimates = self.algorithm.advantages(episodes, self.algorithm)
         returns_BT = None if estimates.returns_RT is None else batch.spread(estimates.returns_RT, episodes)

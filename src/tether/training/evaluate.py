@@ -12,13 +12,13 @@ from typing import Any
 from tether.core.metrics import wilson_interval
 from tether.core.protocols import Engine, Sampling
 from tether.core.types import Group
-from tether.envs.blueprint import blueprint
+from tether.envs.env_factory import env_factory
 from tether.envs.registry import make_env
 from tether.models.chat import ChatFormat
-from tether.rollout.arena import Arena
 from tether.rollout.collect import validation_plan
+from tether.rollout.env_pool import EnvPool
 from tether.rollout.episode import EpisodeRules
-from tether.rollout.mixture import Stage
+from tether.rollout.mixture import EnvSpec
 from tether.rollout.summary import pass_rates, rollout_summary
 from tether.training.settings import EnvSettings
 
@@ -44,13 +44,13 @@ class Evaluation:
         return {name: _metrics([group for group in self.groups if group.trajectories[0].env == name]) for name in names}
 
 
-def stages_of(environments: Iterable[EnvSettings]) -> list[Stage]:
+def env_specs(environments: Iterable[EnvSettings]) -> list[EnvSpec]:
     """Where a run plays."""
-    return [Stage(env.name, env.options, env.step_timeout, env.weight) for env in environments]
+    return [EnvSpec(env.name, env.options, env.step_timeout, env.weight) for env in environments]
 
 
 def evaluate(
-    stages: Sequence[Stage],
+    specs: Sequence[EnvSpec],
     engine: Engine,
     chat: ChatFormat,
     num_prompts: int,
@@ -61,9 +61,9 @@ def evaluate(
     samples: int = 1,
 ) -> Evaluation:
     """Play the fixed validation prompts, `samples` times each; several environments share the prompts out by weight."""
-    with Arena([_validating(stage) for stage in stages]) as arena:
-        plan = validation_plan(num_prompts, samples, arena.weights)
-        return Evaluation(arena.play(plan, engine, chat, sampling, rules, on_finished), mixed=len(stages) > 1)
+    with EnvPool([_validating(spec) for spec in specs]) as env_pool:
+        plan = validation_plan(num_prompts, samples, env_pool.weights)
+        return Evaluation(env_pool.play(plan, engine, chat, sampling, rules, on_finished), mixed=len(specs) > 1)
 
 
 def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
@@ -79,9 +79,9 @@ def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
     }
 
 
-def _validating(stage: Stage) -> Stage:
+def _validating(spec: EnvSpec) -> EnvSpec:
     """The stage with the validation split, if its environment has splits."""
-    known = blueprint(stage.name).options
+    known = env_factory(spec.name).options
     # A served environment tells its options once it is asked.
-    names: Any = known.model_fields if known is not None else getattr(make_env(stage.name, **stage.options), "options", {})
-    return dataclasses.replace(stage, options={**stage.options, "split": "validation"}) if "split" in names else stage
+    names: Any = known.model_fields if known is not None else getattr(make_env(spec.name, **spec.options), "options", {})
+    return dataclasses.replace(spec, options={**spec.options, "split": "validation"}) if "split" in names else spec

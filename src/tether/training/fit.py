@@ -42,7 +42,7 @@ class Shape:
     """The sizes of a model, without its weights."""
 
     parameters: int
-    trunk: int
+    backbone: int
     """All of them but a language head of its own."""
     linear: Mapping[str, int]
     """Rows and columns of the linear layers added up, by the last part of their names, the language head left out."""
@@ -54,7 +54,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryPlan:
     """What a run takes of a device, in bytes."""
 
     needs: dict[str, int]
@@ -74,7 +74,7 @@ class Fit:
         return f"{parts} = {self.total / GB:.1f} GB of {self.available / GB:.1f} GB"
 
 
-def check_fit(settings: RunSettings, algorithm: Algorithm) -> Fit | None:
+def plan_memory(settings: RunSettings, algorithm: Algorithm) -> MemoryPlan | None:
     """Refuse a run that cannot fit; None where it cannot be told."""
     device = torch.device(check_device(settings.model.device or default_device()))
     available = available_memory(device)
@@ -89,7 +89,7 @@ def check_fit(settings: RunSettings, algorithm: Algorithm) -> Fit | None:
     return fit
 
 
-def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, available: int, shapes: Mapping[str, Shape]) -> Fit:
+def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, available: int, shapes: Mapping[str, Shape]) -> MemoryPlan:
     """What a run with models of these shapes needs, and how the rest is shared out."""
     policy, width = shapes[settings.model.name], _width(settings, device)
     row = policy.cached * width * min(settings.rollout.max_context, policy.positions)
@@ -102,7 +102,7 @@ def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, a
     }
     spare = max(0, available - sum(needs.values()))
     cache = needs["cache"] + int(CACHE_SHARE * spare) if wanted is None else int(wanted * GIB)
-    fit = Fit(needs, available, cache, [])
+    fit = MemoryPlan(needs, available, cache, [])
     activations = int(MARGIN * policy.kept * width * settings.learner.micro_tokens)
     # On a card the engine takes its cache at once, as much as it can use of it; elsewhere as conversations grow.
     taken = min(cache, settings.rollout.max_rows * row) - needs["cache"] if device.type == "cuda" else 0
@@ -136,7 +136,7 @@ def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[st
     if name := _critic(settings, algorithm):
         shape = shapes[name]
         own_width = 4 if trains_adapters(settings) else width  # beside adapters the critic trains in float32
-        needs["critic"] = sum(_trained(shape.trunk, own_width).values()) + 4 * (shape.parameters - shape.trunk)
+        needs["critic"] = sum(_trained(shape.backbone, own_width).values()) + 4 * (shape.parameters - shape.backbone)
     if name := _reference(settings, algorithm):
         needs["reference model"] = width * shapes[name].parameters
     if name := _judge(settings):
@@ -196,7 +196,7 @@ def _num_adapted(settings: RunSettings, policy: Shape) -> int | None:
     return settings.lora.rank * sum(policy.linear.get(name, 0) for name in chosen)
 
 
-def _ways_out(settings: RunSettings, algorithm: Algorithm, device: torch.device, fit: Fit, shapes: Mapping[str, Shape]) -> str:
+def _ways_out(settings: RunSettings, algorithm: Algorithm, device: torch.device, fit: MemoryPlan, shapes: Mapping[str, Shape]) -> str:
     """The changes that would fit, or where none does those that would need clearly less, with what they need, the least first."""
     adapters, shared = {"lora": {"rank": SMALL_RANK}}, {"critic": {"shared": True}}
     changes: dict[str, dict[str, dict[str, Any]]] = {
@@ -252,7 +252,7 @@ def measured_shape(model: PreTrainedModel) -> Shape:
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     return Shape(
         parameters=parameters,
-        trunk=parameters if tied else parameters - sum(parameter.numel() for parameter in head.parameters()),
+        backbone=parameters if tied else parameters - sum(parameter.numel() for parameter in head.parameters()),
         linear=linear,
         cached=2 * layers * key_heads * head_dim,
         positions=int(getattr(config, "max_position_embeddings", 0) or 2**31),

@@ -20,7 +20,7 @@ SELECTING = {"keep", "score", "order", "include_zero", "eps", "band"}
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class SampledBatch:
     """Everything a step sampled, and what of it is to be learned from."""
 
     groups: list[Group]
@@ -37,7 +37,7 @@ class Gathered:
         return {group.index for group in self.chosen}
 
     @property
-    def batch_share(self) -> float:
+    def fill_ratio(self) -> float:
         """How full the batch is: kept groups / groups wanted. Without refill this is the kept ratio."""
         return len(self.chosen) / self.num_wanted
 
@@ -55,7 +55,7 @@ class Gathered:
 
 def gather(
     sample: Callable[[int, int], list[Group]], num_groups: int, rules: FilterSettings, earlier_ratios: Sequence[float] = ()
-) -> Gathered:
+) -> SampledBatch:
     """Gather the batch of a step.
 
     Args:
@@ -72,7 +72,7 @@ def gather(
         selection = select(groups, rules, earlier_ratios)
         num_rounds += 1
     batch = set(selection.kept[:num_groups])
-    return Gathered(groups, first, selection, [group for group in groups if group.index in batch], num_rounds, num_groups)
+    return SampledBatch(groups, first, selection, [group for group in groups if group.index in batch], num_rounds, num_groups)
 
 
 def select(groups: Sequence[Group], rules: FilterSettings, earlier_ratios: Sequence[float] = ()) -> Selection:
@@ -83,7 +83,7 @@ def select(groups: Sequence[Group], rules: FilterSettings, earlier_ratios: Seque
         [t.reward for t in trajectories],
         [t.group for t in trajectories],
         successes=[float(t.success) for t in trajectories],
-        entropies=[t.mean_surprise for t in trajectories],
+        entropies=[t.mean_nll for t in trajectories],
         lengths=[t.num_sampled for t in trajectories],
         **rules.model_dump(include=SELECTING),
     )

@@ -34,7 +34,7 @@ class _WithoutAdapters:
             return self._scorer.score_many(prompt, reasonings)
 
 
-def judge_of(settings: RunSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
+def build_scorer(settings: RunSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
     """The scorer that diagnosis uses; the policy's own where nothing is measured, so that no model is loaded for nothing."""
     name = settings.diagnosis.scorer
     if name == POLICY or not settings.diagnosis.every:

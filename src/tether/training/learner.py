@@ -22,11 +22,11 @@ from tether.algorithms.losses import clipped_policy_loss, clipped_value_loss
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import OutOfMemory
 from tether.models.critic import Critic
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.logprobs import AnyMicroBatch, Selected, cut_batch, forward, logprobs_and_entropy
 from tether.training.memory import forget_failed, memory_boundary
 from tether.training.micro_budget import MicroBudget
-from tether.training.optim import MasterAdam
+from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import CriticSettings, LearnerSettings
 from tether.training.totals import TokenTotals, update_metrics
 
@@ -44,7 +44,7 @@ class Learner:
 
     def __init__(
         self,
-        model: SplitModel,
+        policy: Policy,
         algorithm: Algorithm,
         settings: LearnerSettings,
         *,
@@ -54,27 +54,27 @@ class Learner:
         critic_settings: CriticSettings | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.model, self.critic = model, critic
+        self.policy, self.critic = policy, critic
         self._algorithm, self._settings, self._temperature = algorithm, settings, temperature
         self._critic_settings = critic_settings or CriticSettings()
         self._length = float(max_tokens) if algorithm.constant_length else 1.0
-        parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in policy.module.parameters() if parameter.requires_grad]
         self._optimizers = {"policy": self._adam(parameters, dtype)}
         if critic is not None:
             # An optimiser of its own: the head computes in float32 whatever its trunk does.
             self._optimizers["head"] = self._adam(list(critic.head.parameters()), None)
             if not critic.shared:
-                self._optimizers["critic"] = self._adam(critic.trunk_parameters(), dtype)
-        self._splits = [model] if critic is None or critic.shared else [model, critic.split]
+                self._optimizers["critic"] = self._adam(critic.backbone_parameters(), dtype)
+        self._splits = [policy] if critic is None or critic.shared else [policy, critic.split]
         self._budget = MicroBudget(settings.micro_tokens, settings.gradient_checkpointing)
         self.nonfinite_streak = 0
         """How many updates in a row were left out by now."""
         self.updates_applied = 0
         """How many updates of the latest step have changed the weights, also where the step then failed."""
 
-    def _adam(self, parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> MasterAdam:
+    def _adam(self, parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> FP32MasterAdamW:
         chosen = self._settings
-        return MasterAdam(
+        return FP32MasterAdamW(
             parameters,
             learning_rate=0.0,  # set for every step
             beta1=chosen.beta1,
@@ -154,7 +154,7 @@ class Learner:
             "lower rollout.max_tokens or rollout.max_turns, train adapters (lora.rank), or take a smaller model"
         )
 
-    def _cut(self, split: SplitModel, minibatch: Batch) -> list[AnyMicroBatch]:
+    def _cut(self, split: Policy, minibatch: Batch) -> list[AnyMicroBatch]:
         """The micro-batches with something to learn from."""
         cut = cut_batch(
             split,
@@ -169,11 +169,11 @@ class Learner:
 
     def _backward(self, minibatch: Batch, loss_scale: float, totals: TokenTotals) -> None:
         """Accumulate the gradient of one minibatch."""
-        weights_BT = self._algorithm.aggregation(minibatch.loss_mask_BT, minibatch.owners_B, self._length)
-        value_weights_BT = token_mean(minibatch.loss_mask_BT, minibatch.owners_B, 1.0)
-        for micro in self._cut(self.model, minibatch):
+        weights_BT = self._algorithm.aggregation(minibatch.loss_mask_BT, minibatch.trajectory_index_B, self._length)
+        value_weights_BT = token_mean(minibatch.loss_mask_BT, minibatch.trajectory_index_B, 1.0)
+        for micro in self._cut(self.policy, minibatch):
             part = _Tokens.of_micro(minibatch, micro)
-            chosen = forward(self.model, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
+            chosen = forward(self.policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
             loss = loss_scale * (part.of(weights_BT) * self._policy_losses(chosen, part, totals)).sum()
             totals.count_micro(len(chosen.targets_N), micro.num_tokens, micro.num_places, micro.num_saved)
             if self.critic is not None and self.critic.shared:
@@ -194,7 +194,7 @@ class Learner:
     def _policy_losses(self, chosen: Selected, part: "_Tokens", totals: TokenTotals) -> Tensor:
         """The loss of every token: policy, entropy, divergence."""
         algorithm = self._algorithm
-        logprobs_N, entropy_N = logprobs_and_entropy(self.model, chosen.features_ND, chosen.targets_N, self._temperature)
+        logprobs_N, entropy_N = logprobs_and_entropy(self.policy, chosen.features_ND, chosen.targets_N, self._temperature)
         sampled_N = part.of(part.batch.logprobs_BT)
         policy = clipped_policy_loss(
             logprobs_N, sampled_N, part.of(part.batch.advantages_BT), algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
@@ -205,7 +205,7 @@ class Learner:
         if part.batch.reference_BT is not None:
             divergence_N = algorithm.divergence(logprobs_N, part.of(part.batch.reference_BT))
             totals.add(kl_reference=divergence_N)
-            if algorithm.kl_in == "loss":
+            if algorithm.kl_mode == "loss":
                 losses_N = losses_N + algorithm.kl_coef * divergence_N
         totals.add(
             policy_loss=policy.loss_N,

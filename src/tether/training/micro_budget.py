@@ -9,7 +9,7 @@ will be short again.
 from collections.abc import Sequence
 
 from tether.models.hardware import available_memory
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.linear_logprobs import LOGIT_BYTES
 from tether.models.recompute import can_recompute, kept_bytes
 
@@ -33,7 +33,7 @@ class MicroBudget:
     def recompute(self) -> bool:
         return bool(self._recompute)
 
-    def decide(self, splits: Sequence[SplitModel], bytes_to_come: int, packing: bool) -> None:
+    def decide(self, policies: Sequence[Policy], bytes_to_come: int, packing: bool) -> None:
         """Settle whether activations are kept, where that is open.
 
         Args:
@@ -42,22 +42,22 @@ class MicroBudget:
             packing: whether models may compute flat rows.
         """
         if self._recompute is None:
-            free = available_memory(splits[0].model.device)
+            free = available_memory(policies[0].module.device)
             room = None if free is None else free - bytes_to_come
             fewer = self.tokens
-            while not _fits(splits, fewer, packing, room) and fewer // 2 >= ENOUGH_TOKENS:
+            while not _fits(policies, fewer, packing, room) and fewer // 2 >= ENOUGH_TOKENS:
                 fewer //= 2
-            if _fits(splits, fewer, packing, room):
+            if _fits(policies, fewer, packing, room):
                 self.tokens, self._recompute = fewer, False
             else:
-                self._recompute = all(_recomputes(split) for split in splits)
+                self._recompute = all(_recomputes(split) for split in policies)
 
-    def give_way(self, splits: Sequence[SplitModel], lengths: Sequence[int]) -> bool:
+    def give_way(self, policies: Sequence[Policy], lengths: Sequence[int]) -> bool:
         """Ask for less memory for a minibatch with sequences of these lengths; False where there is nothing left to give up."""
         longest = max(lengths)
         if self.tokens > longest:
             self.tokens = max(longest, min(self.tokens, sum(lengths)) // 2)
-        elif not self.recompute and all(_recomputes(split) for split in splits):
+        elif not self.recompute and all(_recomputes(split) for split in policies):
             self._recompute = True
         else:
             return False
@@ -65,17 +65,17 @@ class MicroBudget:
         return True
 
 
-def _fits(splits: Sequence[SplitModel], tokens: int, packing: bool, room: int | None) -> bool:
-    return room is None or max(_needed(split, tokens, packing) for split in splits) <= room
+def _fits(policies: Sequence[Policy], tokens: int, packing: bool, room: int | None) -> bool:
+    return room is None or max(_needed(split, tokens, packing) for split in policies) <= room
 
 
-def _needed(split: SplitModel, tokens: int, packing: bool) -> int:
+def _needed(split: Policy, tokens: int, packing: bool) -> int:
     """Memory of one micro-batch with its activations kept."""
-    device_type = split.model.device.type
+    device_type = split.module.device.type
     logits = 2 * LOGIT_BYTES.get(device_type, LOGIT_BYTES["cpu"])
-    fused = packing and split.trunk is not None and device_type == "cuda"
-    return int(MARGIN * kept_bytes(split.model, tokens, fused=fused)) + logits
+    fused = packing and split.backbone is not None and device_type == "cuda"
+    return int(MARGIN * kept_bytes(split.module, tokens, fused=fused)) + logits
 
 
-def _recomputes(split: SplitModel) -> bool:
-    return split.trunk is not None or can_recompute(split.model)
+def _recomputes(split: Policy) -> bool:
+    return split.backbone is not None or can_recompute(split.module)

@@ -22,7 +22,7 @@ FUSED_DEVICES = ("cpu", "cuda")
 PIECE = 2**24
 
 
-class MasterAdam:
+class FP32MasterAdamW:
     """AdamW over the masters of some parameters.
 
     Build it on weights as they were loaded and let it cast them: `MasterAdam(parameters, ..., compute_dtype=torch.bfloat16)` copies the

@@ -17,13 +17,13 @@ from tether.models.adapters import add_lora, is_lora
 from tether.models.critic import Critic, load_critic
 from tether.models.decoding.cached import max_positions
 from tether.models.hardware import default_device
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.load import DTYPES, load_model
 from tether.models.reference import reference_for
 from tether.rollout.episode import EpisodeRules
 from tether.training.checkpoint import load_checkpoint
 from tether.training.estimate import AdvantageEstimator
-from tether.training.fit import Fit, check_fit, trains_adapters
+from tether.training.fit import MemoryPlan, plan_memory, trains_adapters
 from tether.training.learner import Learner
 from tether.training.settings import AlgorithmSettings, RunSettings
 
@@ -37,16 +37,16 @@ class Parts:
     algorithm: Algorithm
     estimator: AdvantageEstimator
     learner: Learner
-    fit: Fit | None
+    fit: MemoryPlan | None
     """What it takes of the device; None where that could not be told."""
 
 
 def build(settings: RunSettings, checkpoint: Path | None) -> Parts:
     """The parts of a run as it starts, or with the policy of a checkpoint."""
     algorithm = resolve_algorithm(settings.algorithm)
-    fit = check_fit(settings, algorithm)  # before anything is loaded
+    fit = plan_memory(settings, algorithm)  # before anything is loaded
     model, tokenizer = _policy(settings, checkpoint)
-    policy = SplitModel(model)
+    policy = Policy(model)
     critic = _critic(settings, policy) if algorithm.has_critic else None
     learner = Learner(
         policy,
@@ -80,7 +80,7 @@ def _policy(settings: RunSettings, checkpoint: Path | None) -> tuple[PreTrainedM
     return model, tokenizer
 
 
-def _critic(settings: RunSettings, policy: SplitModel) -> Critic:
+def _critic(settings: RunSettings, policy: Policy) -> Critic:
     if settings.critic.shared:
         return Critic(policy, shared=True)
     return load_critic(settings.critic.model or settings.model.name, policy=policy, device=settings.model.device)

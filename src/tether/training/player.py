@@ -11,15 +11,15 @@ from typing import TypeVar
 from tether.core.errors import OutOfMemory
 from tether.core.types import Group
 from tether.models.chat import ChatFormat
-from tether.rollout.arena import Arena
 from tether.rollout.collect import training_plan
 from tether.rollout.engines.native import NativeEngine
-from tether.training.evaluate import Evaluation, evaluate, stages_of
+from tether.rollout.env_pool import EnvPool
+from tether.training.evaluate import Evaluation, env_specs, evaluate
 from tether.training.fit import GIB
 from tether.training.memory import forget_failed, memory_boundary
 from tether.training.parts import Parts, episode_rules
 from tether.training.settings import RunSettings
-from tether.training.watch import Watcher
+from tether.training.watch import Callback
 
 Played = TypeVar("Played")
 
@@ -27,12 +27,12 @@ Played = TypeVar("Played")
 class Player:
     """Plays what a run trains on and what it is validated on."""
 
-    def __init__(self, settings: RunSettings, parts: Parts, watcher: Watcher) -> None:
+    def __init__(self, settings: RunSettings, parts: Parts, watcher: Callback) -> None:
         self._settings, self._watcher = settings, watcher
         self._model, self._tokenizer, self._fit = parts.model, parts.tokenizer, parts.fit
         self.chat = ChatFormat(parts.tokenizer)
         self._rules = episode_rules(settings, parts.model)
-        self.arena = Arena(stages_of(settings.environments()))
+        self.env_pool = EnvPool(env_specs(settings.environments()))
         self.max_rows = settings.rollout.max_rows
         self.engine = self._new_engine()
         self._notes: list[str] = []
@@ -40,14 +40,14 @@ class Player:
     def train(self, step: int, num_groups: int, first: int) -> list[Group]:
         """New prompts of a step, from a place in its sequence of prompts on."""
         settings = self._settings
-        plan = training_plan(settings.seed, step, num_groups, settings.rollout.group_size, first, self.arena.weights)
-        return self.arena.play(plan, self.engine, self.chat, settings.sampling(), self._rules, self._watcher.advance)
+        plan = training_plan(settings.seed, step, num_groups, settings.rollout.group_size, first, self.env_pool.weights)
+        return self.env_pool.play(plan, self.engine, self.chat, settings.sampling(), self._rules, self._watcher.advance)
 
     def validate(self) -> Evaluation:
         """The fixed validation prompts."""
         settings, chosen = self._settings, self._settings.evaluation
         return evaluate(
-            stages_of(settings.environments()),
+            env_specs(settings.environments()),
             self.engine,
             self.chat,
             chosen.prompts,
@@ -67,7 +67,7 @@ class Player:
                 raise
         # Not inside the handler: the tensors of the failed attempt live as long as its error does.
         del self.engine
-        self.arena.close()  # environments may be half-way through an episode
+        self.env_pool.close()  # environments may be half-way through an episode
         forget_failed(self._model.device)
         before, self.max_rows = self.max_rows, self.max_rows // 2
         self.engine = self._new_engine()
@@ -87,12 +87,10 @@ class Player:
 
     def engine_note(self) -> str | None:
         """What to say of an engine that is not the fast one."""
-        if self.engine.way == ("paged" if self._model.device.type == "cuda" else "contiguous"):
+        if self.engine.backend == ("paged" if self._model.device.type == "cuda" else "contiguous"):
             return None
         kind = self._model.config.model_type
-        return (
-            f"models of type '{kind}' have no fast path of their own here: the engine decodes in the {self.engine.way} way, which is slower"
-        )
+        return f"models of type '{kind}' have no fast path of their own here: the engine decodes in the {self.engine.backend} way, which is slower"
 
     def _new_engine(self) -> NativeEngine:
         cache_gb = self._settings.rollout.cache_gb

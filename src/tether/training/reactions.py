@@ -24,14 +24,14 @@ from tether.training.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Reaction:
+class AlarmAction:
     """One action that is due, and the alarm that asks for it."""
 
     alarm: Alarm
     action: Action
 
 
-class Reactions:
+class AlarmActions:
     """The alarms of a run, and the state that their actions change."""
 
     def __init__(self, settings: RunSettings) -> None:
@@ -41,7 +41,7 @@ class Reactions:
             self._rules = self._rules.model_copy(update={"max_tokens": settings.rollout.max_tokens})
         self.keep = settings.filter.keep
         """What the filter keeps."""
-        self.undone: list[tuple[int, int]] = []
+        self.rolled_back: list[tuple[int, int]] = []
         """First and last step of the stretches whose updates were taken back."""
 
     def repetition(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -60,13 +60,13 @@ class Reactions:
 
     def counting(self, records: Sequence[StepRecord]) -> list[StepRecord]:
         """Those of the records whose steps were not taken back."""
-        return [record for record in records if not any(first <= record.step <= last for first, last in self.undone)]
+        return [record for record in records if not any(first <= record.step <= last for first, last in self.rolled_back)]
 
-    def due(self, record: StepRecord) -> list[Reaction]:
+    def due(self, record: StepRecord) -> list[AlarmAction]:
         """What the alarms of a step set off, in their order."""
         alarms = [Alarm.from_json(data) for data in record.alarms]
         acting = [alarm for alarm in alarms if (record.step - alarm.began) % self._settings.cooldown == 0]
-        return [Reaction(alarm, action) for alarm in acting for action in self._settings.of(alarm.name, alarm.severity)]
+        return [AlarmAction(alarm, action) for alarm in acting for action in self._settings.of(alarm.name, alarm.severity)]
 
     def change_filter(self, action: Action) -> str:
         """Move the filter's share; says what was done."""
@@ -90,22 +90,22 @@ class Reactions:
 
     def rolled_back_at(self, step: int) -> bool:
         """Whether this step ended with a roll-back."""
-        return any(last == step for _, last in self.undone)
+        return any(last == step for _, last in self.rolled_back)
 
     @property
     def may_not_roll_back(self) -> bool:
         """All roll-backs are used up."""
-        return len(self.undone) >= self._settings.roll_backs
+        return len(self.rolled_back) >= self._settings.roll_backs
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep."""
-        return {"keep": self.keep, "undone": self.undone}
+        return {"keep": self.keep, "undone": self.rolled_back}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.keep, self.undone = float(state["keep"]), [(int(first), int(last)) for first, last in state["undone"]]
+        self.keep, self.rolled_back = float(state["keep"]), [(int(first), int(last)) for first, last in state["undone"]]
 
 
-def last_healthy(checkpoints: Path, alarms: Sequence[Alarm], undone: Sequence[tuple[int, int]]) -> Path | None:
+def last_healthy(checkpoints: Path, alarms: Sequence[Alarm], rolled_back: Sequence[tuple[int, int]]) -> Path | None:
     """The newest checkpoint from before the windows in which the numbers of these alarms are bad, or None if none of them is left.
 
     Weights of a step play the next one, so that one must lie before the windows too. Checkpoints of steps that were taken back do not
@@ -113,4 +113,4 @@ def last_healthy(checkpoints: Path, alarms: Sequence[Alarm], undone: Sequence[tu
     """
     bad_since = min(evidence.steps[0] for alarm in alarms for evidence in alarm.evidence)
     healthy = [path for path in list_checkpoints(checkpoints) if step_of(path) + 1 < bad_since]
-    return next((path for path in reversed(healthy) if not any(first <= step_of(path) < last for first, last in undone)), None)
+    return next((path for path in reversed(healthy) if not any(first <= step_of(path) < last for first, last in rolled_back)), None)

@@ -9,10 +9,10 @@ from tether.core.errors import CheckpointError
 from tether.diagnostics.monitor import Monitor
 from tether.training.checkpoint import load_checkpoint, load_state
 from tether.training.learner import Learner
-from tether.training.reactions import Reactions
+from tether.training.reactions import AlarmActions
 
 
-def restore(checkpoint: Path, learner: Learner, monitor: Monitor, reactions: Reactions) -> int:
+def restore(checkpoint: Path, learner: Learner, monitor: Monitor, reactions: AlarmActions) -> int:
     """Put everything but the policy, which is built from the checkpoint, as it was; returns the step."""
     state = load_state(checkpoint)
     if missing := sorted({"learner", "monitor", "reactions"} - state.keys()):
@@ -28,7 +28,7 @@ def restore(checkpoint: Path, learner: Learner, monitor: Monitor, reactions: Rea
         raise CheckpointError(f"checkpoint '{checkpoint}' does not fit this run: {error}; resume with the config it was made by") from error
 
 
-def take_back(checkpoint: Path, model: PreTrainedModel, learner: Learner) -> None:
+def rollback(checkpoint: Path, model: PreTrainedModel, learner: Learner) -> None:
     """Weights, optimiser and critic of an earlier step in place of the present ones."""
     saved = dict(load_checkpoint(checkpoint, "cpu").model.named_parameters())
     with torch.no_grad():  # float32 masters of rounded weights come back with the optimiser

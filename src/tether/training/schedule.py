@@ -11,14 +11,14 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def learning_rate(base: float, step: int, steps: int, schedule: str, warmup_steps: int, final_share: float) -> float:
+def learning_rate(base: float, step: int, steps: int, schedule: str, warmup_steps: int, min_lr_ratio: float) -> float:
     """The rate of a step, of which there are `steps`, counted from 1.
 
     It rises in equal parts from base / warmup_steps in step 1 to base in step warmup_steps (in step 1 without warm-up), then falls as the
-    schedule says, to final_share * base in the last step.
+    schedule says, to min_lr_ratio * base in the last step.
     """
     if step < warmup_steps:
         return base * step / warmup_steps
     peak = max(warmup_steps, 1)
     passed = min(1.0, (step - peak) / (steps - peak)) if step > peak else 0.0
-    return base * (1 - (1 - final_share) * SCHEDULES[schedule](passed))
+    return base * (1 - (1 - min_lr_ratio) * SCHEDULES[schedule](passed))

@@ -71,19 +71,19 @@ class AlgorithmSettings(Settings):
     name: str = "grpo"
     advantages: str | None = None
     aggregation: str | None = None
-    scale_by_std: bool | None = None
+    normalize_std: bool | None = None
     constant_length: bool | None = None
     whiten: bool | None = None
     gamma: Annotated[float, Field(gt=0, le=1)] | None = None
-    lam: Annotated[float, Field(ge=0, le=1)] | None = None
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
     turn_gamma: Annotated[float, Field(gt=0, le=1)] | None = None
-    reward_at: Literal["turn", "trajectory"] | None = None
+    reward_placement: Literal["turn", "trajectory"] | None = None
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_high: Annotated[float, Field(gt=0)] | None = None
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     entropy_coef: Annotated[float, Field(ge=0)] | None = None
     kl_coef: Annotated[float, Field(ge=0)] | None = None
-    kl_in: Literal["loss", "reward"] | None = None
+    kl_mode: Literal["loss", "reward"] | None = None
     divergence: str | None = None
     reference: str | None = None
     """Model that the divergence is taken from; null: the model the run starts with."""
@@ -206,7 +206,7 @@ class LearnerSettings(Settings):
     """How the learning rate goes on after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which the learning rate rises to its value."""
-    final_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """What is left of the learning rate at the last step, for schedules that fall."""
 
     @field_validator("schedule")

@@ -6,12 +6,12 @@ from tether.core.metrics import StepMetrics
 from tether.diagnostics.monitor import Health
 from tether.rollout.summary import rollout_summary
 from tether.runs.schema import StepRecord
-from tether.training.gather import Gathered
+from tether.training.gather import SampledBatch
 
 
 def step_record(
     step: int,
-    gathered: Gathered,
+    gathered: SampledBatch,
     update: Mapping[str, float],
     health: Health,
     *,
@@ -42,7 +42,7 @@ def step_record(
     return StepRecord(step, dict(metrics), health.regime, [*notes, *health.notes, *_remarks(gathered, update)])
 
 
-def _remarks(gathered: Gathered, update: Mapping[str, float]) -> list[str]:
+def _remarks(gathered: SampledBatch, update: Mapping[str, float]) -> list[str]:
     remarks = []
     if update["skipped"] and gathered.chosen:
         remarks.append("no kept episode holds a response: nothing to learn from, the update was skipped")

@@ -84,21 +84,21 @@ def fed_spans(groups: Iterable[Group]) -> list[tuple[int, int]]:
     for group in groups:
         begun: set[tuple[int, ...]] = set()
         for trajectory in group.trajectories:
-            for number, segment in enumerate(trajectory.segments):
+            for number, segment in enumerate(trajectory.sequences):
                 prompt = tuple(trajectory.turns[0].context_ids) if number == 0 else ()
                 spans.append((len(prompt) if prompt in begun else 0, len(segment.token_ids)))
                 begun |= {prompt} if prompt else set()
     return spans
 
 
-class Meter:
+class StepTimer:
     """Measures the stages of a run's steps, one step after the other."""
 
     def __init__(self, model: PreTrainedModel, critic: Critic | None = None) -> None:
         self._device = model.device
         self.peak = measured_peak(model.device, model.dtype)
         self._policy = arithmetic_of(model)
-        self._critic = arithmetic_of(critic.split.model, with_head=False) if critic is not None and not critic.shared else None
+        self._critic = arithmetic_of(critic.split.module, with_head=False) if critic is not None and not critic.shared else None
         self._open: list[str] = []
         self._since = 0.0
         self.begin()

@@ -27,21 +27,21 @@ from tether.runs.store import RunStore
 from tether.training.checkpoint import checkpoint_name, keep_best, list_checkpoints, save_checkpoint, step_of, sweep
 from tether.training.diagnosis_settings import Action
 from tether.training.early_stop import reason_to_stop
-from tether.training.emphasis import emphasised
-from tether.training.gather import Gathered, gather
+from tether.training.emphasis import reweight_batch
+from tether.training.gather import SampledBatch, gather
 from tether.training.interrupts import Interrupts
-from tether.training.judge import judge_of
+from tether.training.judge import build_scorer
 from tether.training.learner import Rates
 from tether.training.memory import memory_boundary
 from tether.training.parts import build
 from tether.training.player import Player
-from tether.training.reactions import Reaction, Reactions, last_healthy
-from tether.training.resume import restore, take_back
+from tether.training.reactions import AlarmAction, AlarmActions, last_healthy
+from tether.training.resume import restore, rollback
 from tether.training.schedule import learning_rate
 from tether.training.settings import RunSettings
 from tether.training.step_record import step_record
-from tether.training.throughput import Meter, give_back_unused
-from tether.training.watch import Unwatched, Watcher
+from tether.training.throughput import StepTimer, give_back_unused
+from tether.training.watch import Callback, NullCallback
 from tether.training.watching import gradient_metrics, step_work
 
 APART = 1_000_000
@@ -51,26 +51,26 @@ APART = 1_000_000
 class Trainer:
     """A run: its parts, its loop, its stops."""
 
-    def __init__(self, settings: RunSettings, store: RunStore, watcher: Watcher | None = None) -> None:
+    def __init__(self, settings: RunSettings, store: RunStore, watcher: Callback | None = None) -> None:
         seed_everything(settings.seed)
         sweep(store.checkpoints)
         checkpoint = next(reversed(list_checkpoints(store.checkpoints)), None)
         parts = build(settings, checkpoint)
-        self.settings, self.store, self._watcher = settings, store, watcher or Unwatched()
+        self.settings, self.store, self._watcher = settings, store, watcher or NullCallback()
         self.model, self.tokenizer = parts.model, parts.tokenizer
         self.algorithm, self.estimator, self.learner = parts.algorithm, parts.estimator, parts.learner
         self.player = Player(settings, parts, self._watcher)
-        self.arena = self.player.arena
+        self.env_pool = self.player.env_pool
         chosen = settings.diagnosis
         self.monitor = Monitor(chosen.every, chosen.scopes, budget=chosen.budget, contexts=chosen.contexts, seed=settings.seed)
-        self.scorer, self.reactions = judge_of(settings, self.model, self.tokenizer), Reactions(settings)
+        self.scorer, self.reactions = build_scorer(settings, self.model, self.tokenizer), AlarmActions(settings)
         self.step = 0
         """The last complete step."""
         self._whole = True
         """The weights are those of that step; a second Ctrl-C can tear an update, whose weights must not be saved."""
         self._monitor_state = self.monitor.state()  # as of that step: an interrupted one may already have observed
         self._interrupts = Interrupts()
-        self._meter = Meter(self.model, self.learner.critic)
+        self._meter = StepTimer(self.model, self.learner.critic)
         self._fit = parts.fit
         if checkpoint:
             self.step = restore(checkpoint, self.learner, self.monitor, self.reactions)
@@ -78,7 +78,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last step, or until a rule says that going on is a waste; on Ctrl-C or without memory write a checkpoint and re-raise."""
-        with self.arena, self._interrupts.listening(), self._watcher.showing():
+        with self.env_pool, self._interrupts.listening(), self._watcher.showing():
             try:
                 self._introduce()
                 self._catch_up()
@@ -123,7 +123,7 @@ class Trainer:
             "device": device_name(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "peak": self._meter.peak,
-            "engine": self.player.engine.way,
+            "engine": self.player.engine.backend,
         }
         self.store.computed_on(machine)
         for note in (*(self._fit.notes if self._fit else ()), self.player.engine_note()):
@@ -137,7 +137,7 @@ class Trainer:
         checkpoint = next(reversed(list_checkpoints(self.store.checkpoints)), None)
         return f"--resume goes on from {checkpoint.name}" if checkpoint else "--resume begins anew, as there is no checkpoint yet"
 
-    def _gather(self, step: int) -> Gathered:
+    def _gather(self, step: int) -> SampledBatch:
         settings = self.settings
 
         def sample(num_groups: int, first: int) -> list[Group]:
@@ -160,7 +160,7 @@ class Trainer:
         """New prompts of a step, from a place in its sequence of prompts on."""
         return self.player.train(step, num_groups, first)
 
-    def _diagnose(self, step: int, gathered: Gathered) -> Health:
+    def _diagnose(self, step: int, gathered: SampledBatch) -> Health:
         """Look at what was sampled; a diagnosis that fails is on the record with its cause, and training goes on."""
         health, chosen = Health(), self.settings.diagnosis
         if self.monitor.is_due(step):
@@ -180,7 +180,7 @@ class Trainer:
                 health.notes.append(f"gradient decomposition failed: {error}")
         return health
 
-    def _estimate(self, gathered: Gathered) -> tuple[Batch, dict[str, float]]:
+    def _estimate(self, gathered: SampledBatch) -> tuple[Batch, dict[str, float]]:
         """The chosen groups as a batch with advantages, each from its whole group; members left out afterwards do not change them."""
         trajectories = [t for group in gathered.chosen for t in group.trajectories]
         batch = pack(trajectories, self.model.device)
@@ -188,9 +188,9 @@ class Trainer:
             return batch, {}
         with self._timed("advantages"), memory_boundary("advantages", self._micro_remedy()):
             batch, estimates = self.estimator.complete(batch)
-        return emphasised(batch, gathered, self.settings.filter), estimates
+        return reweight_batch(batch, gathered, self.settings.filter), estimates
 
-    def _update(self, step: int, batch: Batch, gathered: Gathered) -> dict[str, float]:
+    def _update(self, step: int, batch: Batch, gathered: SampledBatch) -> dict[str, float]:
         if not len(batch):
             return {"skipped": 1}
         settings, chosen = self.settings, self.settings.learner
@@ -198,7 +198,7 @@ class Trainer:
             torch.from_numpy(generator("order", settings.seed, step, epoch).permutation(batch.num_trajectories)).to(batch.ids_BT.device)
             for epoch in range(chosen.epochs)
         ]
-        scale = loss_scale(settings.filter.loss_scale, gathered.batch_share)
+        scale = loss_scale(settings.filter.loss_scale, gathered.fill_ratio)
         streak = self.learner.nonfinite_streak
         give_back_unused(self.model.device)
         try:
@@ -217,7 +217,7 @@ class Trainer:
         assert chosen.learning_rate is not None and critic.learning_rate is not None  # filled in when the settings were resolved
         warming_up = self.algorithm.has_critic and step <= critic.warmup_steps
         policy, value = (
-            learning_rate(base, step, self.settings.steps, chosen.schedule, chosen.warmup_steps, chosen.final_share)
+            learning_rate(base, step, self.settings.steps, chosen.schedule, chosen.warmup_steps, chosen.min_lr_ratio)
             for base in (chosen.learning_rate, critic.learning_rate)
         )
         return Rates(0.0 if warming_up else policy, value)
@@ -225,7 +225,7 @@ class Trainer:
     def _micro_remedy(self) -> str:
         return f"lower learner.micro_tokens (now {self.settings.learner.micro_tokens}; the update stays the same)"
 
-    def _append(self, step: int, gathered: Gathered, batch: Batch, update: dict[str, float], health: Health) -> StepRecord:
+    def _append(self, step: int, gathered: SampledBatch, batch: Batch, update: dict[str, float], health: Health) -> StepRecord:
         """Write down what the step did; from here on it is complete."""
         groups = {**gathered.metrics(int(batch.loss_mask_BT.sum())), "keep": self.reactions.keep}
         with self._meter.stage("record"):
@@ -257,7 +257,7 @@ class Trainer:
             self.save()
         return record
 
-    def _act(self, reaction: Reaction, due: Sequence[Reaction]) -> str:
+    def _act(self, reaction: AlarmAction, due: Sequence[AlarmAction]) -> str:
         if reaction.action in (Action.TIGHTEN_FILTER, Action.LOOSEN_FILTER):
             return self.reactions.change_filter(reaction.action)
         if reaction.action is Action.CHECKPOINT:
@@ -269,13 +269,13 @@ class Trainer:
         if self.reactions.may_not_roll_back:
             return "all roll-backs are used up, the run ends here"
         asking = [other.alarm for other in due if other.action is Action.ROLL_BACK]
-        healthy = last_healthy(self.store.checkpoints, asking, self.reactions.undone)
+        healthy = last_healthy(self.store.checkpoints, asking, self.reactions.rolled_back)
         if healthy is None:
             return "no checkpoint from before the decline is left, went on without; raise checkpoint.keep or lower checkpoint.every"
         # Steps go on counting: nothing is replayed.
-        take_back(healthy, self.model, self.learner)
+        rollback(healthy, self.model, self.learner)
         self.player.engine.sync()
-        self.reactions.undone.append((step_of(healthy) + 1, self.step))
+        self.reactions.rolled_back.append((step_of(healthy) + 1, self.step))
         return f"went on with the weights of step {step_of(healthy)}"
 
     def _append_trajectories(self, step: int, split: str, groups: Sequence[Group], kept: set[Hashable]) -> None:

@@ -7,7 +7,7 @@ from tether.runs.schema import StepRecord
 from tether.runs.timings import StepTimings
 
 
-class Watcher(Protocol):
+class Callback(Protocol):
     """A view of a run."""
 
     def stage(self, name: str, total: int) -> None:
@@ -31,7 +31,7 @@ class Watcher(Protocol):
         ...
 
 
-class Unwatched:
+class NullCallback:
     """Shows nothing."""
 
     def stage(self, name: str, total: int) -> None:

@@ -12,7 +12,7 @@ from tether.core.types import Group
 from tether.diagnostics.gradients import BucketGradients, GradientDecomposition, decompose_gradients
 from tether.rollout.pack import pack
 from tether.training.estimate import AdvantageEstimator
-from tether.training.gather import Gathered
+from tether.training.gather import SampledBatch
 from tether.training.learner import Learner
 from tether.training.settings import RunSettings
 
@@ -20,7 +20,7 @@ LEARNING_PASSES = 3
 """A forward pass, and a backward pass of twice its cost."""
 
 
-def step_work(gathered: Gathered, epochs: int) -> int:
+def step_work(gathered: SampledBatch, epochs: int) -> int:
     """What a step computes, in tokens through the model: once in the rollout, three times for what is trained on."""
     return _tokens(gathered.groups) + LEARNING_PASSES * epochs * _tokens(gathered.chosen)
 
@@ -32,13 +32,13 @@ def gradient_metrics(
     chosen = settings.diagnosis.gradients
     algorithm = estimator.algorithm
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    batch = pack(trajectories, learner.model.model.device)
+    batch = pack(trajectories, learner.policy.module.device)
     if not len(batch):
         raise BadInput(f"none of {len(trajectories)} episodes holds a response; look at their errors")
     batch, _ = estimator.complete(batch)
     present = {int(group) for group in torch.unique(batch.groups_B)}
     found = decompose_gradients(
-        learner.model,
+        learner.policy,
         batch,
         algorithm,
         {group.index: sample_variance(np.array(group.rewards)) for group in groups if group.index in present},
@@ -80,4 +80,4 @@ def _of_bucket(row: BucketGradients) -> dict[str, float | None]:
 
 
 def _tokens(groups: Sequence[Group]) -> int:
-    return sum(len(segment.token_ids) for group in groups for trajectory in group.trajectories for segment in trajectory.segments)
+    return sum(len(segment.token_ids) for group in groups for trajectory in group.trajectories for segment in trajectory.sequences)

@@ -44,8 +44,8 @@ def test_by_hand(rule: str, owners: list[int], expected: tuple[float, ...], tota
 
 @every_rule
 def test_only_one_rule_reads_the_constant_length(rule: str) -> None:
-    owners_B = torch.arange(3)
-    short, long = AGGREGATIONS[rule](MASK, owners_B, 10.0), AGGREGATIONS[rule](MASK, owners_B, 20.0)
+    trajectory_index_B = torch.arange(3)
+    short, long = AGGREGATIONS[rule](MASK, trajectory_index_B, 10.0), AGGREGATIONS[rule](MASK, trajectory_index_B, 20.0)
     assert torch.allclose(short, long * (2 if rule == "sequence_mean_token_sum" else 1))
 
 

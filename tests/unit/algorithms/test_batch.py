@@ -13,7 +13,7 @@ OWNERS = [0, 0, 1, 2, 2, 2]
 
 def make(lengths: list[int], owners: list[int]) -> Batch:
     """Row b holds the ids 100 b + t, and the same numbers in other units in the other columns; odd ids are in the loss."""
-    lengths_B, owners_B = torch.tensor(lengths, dtype=torch.long), torch.tensor(owners, dtype=torch.long)
+    lengths_B, trajectory_index_B = torch.tensor(lengths, dtype=torch.long), torch.tensor(owners, dtype=torch.long)
     ids_BT = 100 * torch.arange(len(lengths))[:, None] + torch.arange(max(lengths, default=0))
     inside_BT = torch.arange(max(lengths, default=0)) < lengths_B[:, None]
     ids_BT = ids_BT * inside_BT
@@ -25,8 +25,8 @@ def make(lengths: list[int], owners: list[int]) -> Batch:
         ids_BT.double() * mask_BT,
         mask_BT & (ids_BT % 100 % 4 == 3),
         lengths_B,
-        owners_B,
-        owners_B // 2 + 10,
+        trajectory_index_B,
+        trajectory_index_B // 2 + 10,
     )
 
 
@@ -42,7 +42,7 @@ def test_rows_are_aligned_in_order_and_cut_to_the_longest() -> None:
     assert part.loss_mask_BT.tolist() == [[False, True, False], [False, True, False], [False, False, False]]
     assert part.logprobs_BT.tolist() == [[0, -250.5, 0], [0, -0.5, 0], [0, 0, 0]]
     assert part.rewards_BT.tolist() == [[0, 501, 0], [0, 1, 0], [0, 0, 0]]
-    assert part.owners_B.tolist() == [2, 0, 1]
+    assert part.trajectory_index_B.tolist() == [2, 0, 1]
     assert part.groups_B.tolist() == [11, 10, 10]
     assert part.values_BT is None
 
@@ -59,7 +59,7 @@ def test_optional_columns_come_along() -> None:
 def test_trajectories_keep_all_their_rows_and_are_renumbered() -> None:
     part = make(LENGTHS, OWNERS).trajectories(torch.tensor([2, 0]))
     assert part.ids_BT[:, 0].tolist() == [0, 100, 300, 400, 500]
-    assert part.owners_B.tolist() == [0, 0, 1, 1, 1]
+    assert part.trajectory_index_B.tolist() == [0, 0, 1, 1, 1]
     assert part.num_trajectories == 2
 
 

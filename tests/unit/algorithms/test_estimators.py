@@ -33,63 +33,63 @@ def outcome(groups: dict[int, list[float]]) -> Episodes:
     return Episodes(double([[reward] for reward in rewards]), mask_RT, mask_RT, torch.tensor(ids))
 
 
-def relative(groups: dict[int, list[float]], scale_by_std: bool) -> list[float]:
-    return group_relative(outcome(groups), replace(preset("grpo"), scale_by_std=scale_by_std)).advantages_RT[:, 0].tolist()
+def relative(groups: dict[int, list[float]], normalize_std: bool) -> list[float]:
+    return group_relative(outcome(groups), replace(preset("grpo"), normalize_std=normalize_std)).advantages_RT[:, 0].tolist()
 
 
 def test_grpo_by_hand() -> None:
     """1 2 3 6: mean 3, deviations -2 -1 0 3, squares 14, over 3: std 2.1602469 (ddof 0 would give 1.8708)."""
     std = math.sqrt(14 / 3) + 1e-6
-    result = relative({0: [1, 2, 3, 6]}, scale_by_std=True)
+    result = relative({0: [1, 2, 3, 6]}, normalize_std=True)
     assert result == pytest.approx([-2 / std, -1 / std, 0, 3 / std], rel=1e-14)
     assert result == pytest.approx([-0.925820, -0.462910, 0, 1.388730], abs=1e-6)
 
 
 def test_the_floor_of_the_std() -> None:
     """0 and 1e-6: std is 1e-6 / sqrt 2, so the advantage is 0.5 / (1 / sqrt 2 + 1) = 1 / (2 + sqrt 2)."""
-    assert relative({0: [0, 1e-6]}, scale_by_std=True) == pytest.approx([-0.2928932188, 0.2928932188], rel=1e-9)
+    assert relative({0: [0, 1e-6]}, normalize_std=True) == pytest.approx([-0.2928932188, 0.2928932188], rel=1e-9)
 
 
 def test_dr_grpo_by_hand() -> None:
-    assert relative({0: [1, 2, 3, 6]}, scale_by_std=False) == [-2, -1, 0, 3]
-    assert relative({0: [0, 1e-6]}, scale_by_std=False) == pytest.approx([-5e-7, 5e-7], rel=1e-12)
+    assert relative({0: [1, 2, 3, 6]}, normalize_std=False) == [-2, -1, 0, 3]
+    assert relative({0: [0, 1e-6]}, normalize_std=False) == pytest.approx([-5e-7, 5e-7], rel=1e-12)
 
 
-@pytest.mark.parametrize("scale_by_std", [True, False])
-def test_no_signal_is_exactly_zero(scale_by_std: bool) -> None:
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_no_signal_is_exactly_zero(normalize_std: bool) -> None:
     """Also where the mean of equal numbers rounds to something else: 0.1 three times, 1e10 + 0.1 ten times."""
-    assert relative({0: [7.5], 1: [0.1] * 3, 2: [1e10 + 0.1] * 10}, scale_by_std) == [0] * 14
+    assert relative({0: [7.5], 1: [0.1] * 3, 2: [1e10 + 0.1] * 10}, normalize_std) == [0] * 14
 
 
-@pytest.mark.parametrize("scale_by_std", [True, False])
-def test_shifting_rewards_changes_nothing_and_the_sum_is_zero(scale_by_std: bool) -> None:
-    base = relative({0: [1, 2, 3, 6]}, scale_by_std)
-    assert relative({0: [101, 102, 103, 106]}, scale_by_std) == pytest.approx(base, rel=1e-12)
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_shifting_rewards_changes_nothing_and_the_sum_is_zero(normalize_std: bool) -> None:
+    base = relative({0: [1, 2, 3, 6]}, normalize_std)
+    assert relative({0: [101, 102, 103, 106]}, normalize_std) == pytest.approx(base, rel=1e-12)
     assert sum(base) == pytest.approx(0, abs=1e-14)
 
 
 def test_groups_are_separate_and_uneven() -> None:
     """[0 2] has mean 1, [10] is alone, [3 4 8] has mean 5."""
     groups = {9: [0.0, 2.0], -4: [10.0], 3: [3.0, 4.0, 8.0]}
-    assert relative(groups, scale_by_std=False) == [-1, 1, 0, -2, -1, 3]
+    assert relative(groups, normalize_std=False) == [-1, 1, 0, -2, -1, 3]
     std_a, std_c = math.sqrt(2) + 1e-6, math.sqrt(7) + 1e-6  # (1 + 1) / 1 and (4 + 1 + 9) / 2
     expected = [-1 / std_a, 1 / std_a, 0, -2 / std_c, -1 / std_c, 3 / std_c]
-    assert relative(groups, scale_by_std=True) == pytest.approx(expected, rel=1e-14)
+    assert relative(groups, normalize_std=True) == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize(
-    ("scale_by_std", "expected"),
+    ("normalize_std", "expected"),
     [
         (True, [-0.218217747, 0.707102781, 1.091088737, -0.707102781, -0.87287099]),
         (False, [-0.333333333, 0.125, 1.666666667, -0.125, -1.333333333]),
     ],
 )
-def test_interleaved_groups_give_the_values_of_verl(scale_by_std: bool, expected: list[float]) -> None:
+def test_interleaved_groups_give_the_values_of_verl(normalize_std: bool, expected: list[float]) -> None:
     """compute_grpo_outcome_advantage, verl 0.9.1; rewards of several tokens add up to the return."""
     rewards_RT = double([[0, 1], [0.5, 0], [1, 2], [0.25, 0], [1, -1]])
     mask_RT = torch.ones(5, 2, dtype=torch.bool)
     episodes = Episodes(rewards_RT, mask_RT, mask_RT, torch.tensor([4, 1, 4, 1, 4]))
-    estimates = group_relative(episodes, replace(preset("grpo"), scale_by_std=scale_by_std))
+    estimates = group_relative(episodes, replace(preset("grpo"), normalize_std=normalize_std))
     assert estimates.advantages_RT.tolist() == approx([[value, value] for value in expected], abs=1e-9)
     assert estimates.returns_RT is None
 
@@ -102,7 +102,7 @@ def test_the_advantage_stands_at_the_tokens_of_the_mask() -> None:
 
 def test_double_precision() -> None:
     """In float32 the ulp at 2^24 is 2: the odd reward would be lost."""
-    assert relative({0: [2.0**24, 2.0**24 + 1]}, scale_by_std=False) == [-0.5, 0.5]
+    assert relative({0: [2.0**24, 2.0**24 + 1]}, normalize_std=False) == [-0.5, 0.5]
 
 
 # ------------------------------------------------------------------------------------------------------------------- GAE
@@ -122,7 +122,7 @@ REWARDS = [[0, 0.5, 0, 0, -1.0], [0, 0, 2.0, 0, 0]]
 
 def test_gae_of_one_step_is_the_error_of_the_critic() -> None:
     """lambda 0: r + gamma V' - V. In row 0 the state after 0.2 is 0.3: 9.0 lies outside the mask."""
-    estimates = gae(episodes(REWARDS), replace(PLAIN, gamma=0.5, lam=0.0))
+    estimates = gae(episodes(REWARDS), replace(PLAIN, gamma=0.5, gae_lambda=0.0))
     expected = [[0.1 - 0.1, 0.5 + 0.15 - 0.2, 0, 0.2 - 0.3, -1 - 0.4], [0.125 + 0.5, 0.5 - 0.25, 2 - 1, 0, 0]]
     assert estimates.advantages_RT.tolist() == approx(expected)
 
@@ -136,22 +136,22 @@ def test_gae_with_gamma_and_lambda_one_is_what_is_still_to_come() -> None:
 
 def test_gae_by_hand() -> None:
     """gamma 0.9, lambda 0.8, so a step back costs 0.72. Row 1: 1; 0.9 - 0.25 + 0.72 = 1.37; 0.225 + 0.5 + 0.72 * 1.37 = 1.7114."""
-    estimates = gae(episodes(REWARDS), replace(PLAIN, gamma=0.9, lam=0.8))
+    estimates = gae(episodes(REWARDS), replace(PLAIN, gamma=0.9, gae_lambda=0.8))
     assert estimates.advantages_RT[1].tolist() == pytest.approx([1.7114, 1.37, 1, 0, 0], abs=1e-12)
     assert estimates.returns_RT is not None
     assert estimates.returns_RT.tolist() == approx([[0.0989568, 0.08744, 0, -0.648, -1], [1.2114, 1.62, 2, 0, 0]])
 
 
 @pytest.mark.parametrize(
-    ("gamma", "lam", "expected"),
+    ("gamma", "gae_lambda", "expected"),
     [
         (1.0, 1.0, [[-0.499294833, -0.563424445, 0, -0.948202115, -1.012331726], [1.488723127, 1.00775104, 0.526778953, 0, 0]]),
         (0.9, 0.8, [[-0.197601956, -0.292403529, 0, -1.002619627, -1.386869456], [1.258163543, 0.967935908, 0.653395119, 0, 0]]),
     ],
 )
-def test_whitened_gae_gives_the_values_of_verl(gamma: float, lam: float, expected: list[list[float]]) -> None:
+def test_whitened_gae_gives_the_values_of_verl(gamma: float, gae_lambda: float, expected: list[list[float]]) -> None:
     """compute_gae_advantage_return, verl 0.9.1; its masked mean adds 1e-8 to the number of tokens. Returns are not whitened."""
-    algorithm = replace(preset("ppo"), gamma=gamma, lam=lam)
+    algorithm = replace(preset("ppo"), gamma=gamma, gae_lambda=gae_lambda)
     estimates, plain = gae(episodes(REWARDS), algorithm), gae(episodes(REWARDS), replace(algorithm, whiten=False))
     assert estimates.advantages_RT.tolist() == approx(expected, abs=3e-9)
     assert estimates.returns_RT is not None and plain.returns_RT is not None
@@ -179,7 +179,7 @@ def test_bilevel_gae_by_hand() -> None:
     Row 1, whose second turn is one token: 2 - 1 = 1; 1.5 + 0.95 - 0.25 + 0.76 = 2.96; 0.225 + 0.5 + 0.72 * 2.96 = 2.8562.
     The returns are those of RAGEN's function on the same numbers.
     """
-    estimates = bilevel_gae(episodes([[0, 0.5, 0, 0, -1], [0, 1.5, 2, 0, 0]]), replace(PLAIN, gamma=0.9, lam=0.8, turn_gamma=0.95))
+    estimates = bilevel_gae(episodes([[0, 0.5, 0, 0, -1], [0, 1.5, 2, 0, 0]]), replace(PLAIN, gamma=0.9, gae_lambda=0.8, turn_gamma=0.95))
     assert estimates.advantages_RT.tolist() == approx([[-0.19648, -0.384, 0, -0.948, -1.4], [2.8562, 2.96, 1, 0, 0]])
     assert estimates.returns_RT is not None
     assert estimates.returns_RT.tolist() == approx([[-0.09648, -0.184, 0, -0.648, -1], [2.3562, 3.21, 2, 0, 0]])
@@ -203,7 +203,7 @@ def test_rewards_within_a_turn_are_paid_once() -> None:
 def test_the_last_token_ends_a_turn_marked_or_not() -> None:
     marked = episodes(REWARDS)
     unmarked = replace(marked, turn_ends_RT=ENDS & ~torch.tensor([[False] * 4 + [True], [False] * 5]))
-    settings = replace(PLAIN, gamma=0.9, lam=0.8, turn_gamma=0.95)
+    settings = replace(PLAIN, gamma=0.9, gae_lambda=0.8, turn_gamma=0.95)
     assert bilevel_gae(unmarked, settings).advantages_RT.tolist() == bilevel_gae(marked, settings).advantages_RT.tolist()
 
 

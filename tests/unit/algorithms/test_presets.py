@@ -19,7 +19,7 @@ def test_ppo() -> None:
     """RAGEN-2, appendix B.2: GAE with gamma and lambda 1, clips 0.2 and 0.28, entropy 0.001."""
     ppo = preset("ppo")
     assert (ppo.advantages, ppo.aggregation, ppo.whiten) == (gae, token_mean, True)
-    assert (ppo.gamma, ppo.lam, ppo.turn_gamma, ppo.reward_at) == (1, 1, 1, "turn")
+    assert (ppo.gamma, ppo.gae_lambda, ppo.turn_gamma, ppo.reward_placement) == (1, 1, 1, "turn")
     assert (ppo.clip_low, ppo.clip_high, ppo.entropy_coef) == (0.2, 0.28, 0.001)
     assert ppo.has_critic and not ppo.has_reference
 
@@ -27,7 +27,7 @@ def test_ppo() -> None:
 def test_grpo() -> None:
     """GRPO scales by the std and averages within a sequence first; clips and entropy are RAGEN-2's."""
     grpo = preset("grpo")
-    assert (grpo.advantages, grpo.aggregation, grpo.scale_by_std) == (group_relative, sequence_mean_token_mean, True)
+    assert (grpo.advantages, grpo.aggregation, grpo.normalize_std) == (group_relative, sequence_mean_token_mean, True)
     assert (grpo.clip_low, grpo.clip_high, grpo.entropy_coef, grpo.kl_coef) == (0.2, 0.28, 0.001, 0)
     assert not grpo.has_critic and not grpo.has_reference
 
@@ -35,7 +35,7 @@ def test_grpo() -> None:
 def test_dapo() -> None:
     """Clip-higher, dynamic sampling, a token-level loss, overlong shaping; neither KL nor entropy."""
     dapo = preset("dapo")
-    assert (dapo.advantages, dapo.aggregation, dapo.scale_by_std) == (group_relative, token_mean, True)
+    assert (dapo.advantages, dapo.aggregation, dapo.normalize_std) == (group_relative, token_mean, True)
     assert (dapo.clip_low, dapo.clip_high, dapo.entropy_coef, dapo.kl_coef, dapo.dual_clip) == (0.2, 0.28, 0, 0, None)
     chosen = SECTIONS["dapo"]["filter"]
     assert (chosen["strategy"], chosen["include_zero"], chosen["score"], chosen["loss_scale"]) == ("all", False, "outcome_variance", "none")
@@ -46,7 +46,7 @@ def test_dapo() -> None:
 def test_dr_grpo() -> None:
     """Neither the std nor the length of a response enters."""
     dr_grpo = preset("dr_grpo")
-    assert (dr_grpo.advantages, dr_grpo.aggregation, dr_grpo.scale_by_std) == (group_relative, sequence_mean_token_sum, False)
+    assert (dr_grpo.advantages, dr_grpo.aggregation, dr_grpo.normalize_std) == (group_relative, sequence_mean_token_sum, False)
     assert dr_grpo.constant_length
 
 
@@ -58,7 +58,7 @@ def test_every_preset_is_named_after_itself_and_can_be_computed() -> None:
         assert algorithm.advantages in ESTIMATORS.values()
         assert algorithm.divergence in DIVERGENCES.values()
         assert algorithm.constant_length == (algorithm.aggregation is sequence_mean_token_sum)
-        assert algorithm.kl_in in ("loss", "reward") and algorithm.reward_at in ("turn", "trajectory")
+        assert algorithm.kl_mode in ("loss", "reward") and algorithm.reward_placement in ("turn", "trajectory")
         assert 0 < algorithm.clip_low <= algorithm.clip_high < 1
 
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tether.core.seeding import derive_seed, generator, instance_seed, luck_seed, sampling_seed, seed_everything, validation_seed
+from tether.core.seeding import derive_seed, env_seed, generator, instance_seed, sampling_seed, seed_everything, validation_seed
 
 
 def test_pinned_seeds() -> None:
@@ -20,7 +20,7 @@ def test_pinned_seeds() -> None:
     assert instance_seed(0, 0, 1) == 5164476040657336667
     assert validation_seed(0) == 2951119591887191984
     assert validation_seed(511) == 797926364110421470
-    assert luck_seed(7, 3, 2, 1) == 7221645619432001883
+    assert env_seed(7, 3, 2, 1) == 7221645619432001883
     assert sampling_seed(7, 3, 2, 1) == 3911046197558622432
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tether.core.enums import FinishReason, Regime, Split, StopReason
-from tether.core.protocols import Anew, BatchScorer, Env, Sampling, Scorer
-from tether.core.types import Completion, Group, Observation, Segment, Step, Trajectory, Turn
+from tether.core.protocols import BatchScorer, ContextReset, Env, Sampling, Scorer
+from tether.core.types import Completion, Group, Observation, Step, TokenSequence, Trajectory, Turn
 
 
 def _turn(context: tuple[int, ...], response: tuple[int, ...], span: tuple[int, int] | None, **rest: float) -> Turn:
@@ -22,7 +22,7 @@ def _trajectory(**rest: bool) -> Trajectory:
 
 
 def test_a_segment_is_aligned() -> None:
-    (segment,) = _trajectory().segments
+    (segment,) = _trajectory().sequences
     assert segment.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert segment.loss_mask == [False, False, False, True, True, False, True, True, True]
     assert segment.sampled_logprobs == [0, 0, 0, -0.4, -0.5, 0, -0.7, -0.8, -0.9]
@@ -33,17 +33,17 @@ def test_a_segment_is_aligned() -> None:
 def test_an_episode_is_cut_before_each_fresh_turn() -> None:
     first, second, third, fourth = (_turn((n,), (10 + n,), None) for n in range(4))
     for turn in (first, third, fourth):
-        turn.fresh = True
+        turn.new_context = True
     trajectory = Trajectory(0, 0, 7, [first, second, third, fourth], StopReason.FAILURE)
-    assert trajectory.segments == [Segment((first, second)), Segment((third,)), Segment((fourth,))]
-    assert [segment.token_ids for segment in trajectory.segments] == [[0, 10, 1, 11], [2, 12], [3, 13]]
+    assert trajectory.sequences == [TokenSequence((first, second)), TokenSequence((third,)), TokenSequence((fourth,))]
+    assert [segment.token_ids for segment in trajectory.sequences] == [[0, 10, 1, 11], [2, 12], [3, 13]]
 
 
 def test_the_first_turn_begins_a_segment_whatever_it_says() -> None:
     """Records of runs before context modes do not say that it is fresh."""
     trajectory = _trajectory()
-    assert not trajectory.turns[0].fresh
-    assert trajectory.segments == [Segment(tuple(trajectory.turns))]
+    assert not trajectory.turns[0].new_context
+    assert trajectory.sequences == [TokenSequence(tuple(trajectory.turns))]
 
 
 def test_return_is_rewards_plus_penalties() -> None:
@@ -57,14 +57,14 @@ def test_return_is_rewards_plus_penalties() -> None:
 def test_trajectory_without_turns() -> None:
     """An environment that fails at reset leaves one; it must still count."""
     empty = Trajectory(0, 0, 7, [], StopReason.ENV_ERROR, error="reset failed")
-    assert (empty.reward, empty.segments, empty.num_sampled, empty.env, empty.measures) == (0, [], 0, "", {})
+    assert (empty.reward, empty.sequences, empty.num_sampled, empty.env, empty.measures) == (0, [], 0, "", {})
     assert not empty.success
 
 
 def test_a_new_conversation_is_a_feed_with_another_meaning() -> None:
-    feed = Anew((1, 2))
+    feed = ContextReset((1, 2))
     assert feed == (1, 2) and hash(feed) == hash((1, 2))
-    assert isinstance(feed, Anew) and not isinstance((*feed, 3), Anew)
+    assert isinstance(feed, ContextReset) and not isinstance((*feed, 3), ContextReset)
 
 
 @pytest.mark.parametrize(("span", "expected"), [((0, 2), (4, 5)), ((1, 3), (5, 6)), ((0, 0), ()), ((1, 1), ()), (None, ())])
@@ -114,8 +114,8 @@ def test_whoever_has_the_methods_fits() -> None:
         max_turns = 3
         instructions = "Walk."
 
-        def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-            return Observation(f"{seed} {luck}")
+        def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+            return Observation(f"{seed} {env_seed}")
 
         def step(self, answer: str) -> Step:
             return Step(Observation(answer), 0.0, True, False)

@@ -65,9 +65,9 @@ def test_ids_of_another_tokenizer_are_refused(encoder: Encoder, chat: Any) -> No
     foreign = [_drawn(prompt="x", reasoning_ids=chat.encode("Up then Down"), reasoning="something else altogether") for _ in range(3)]
     with pytest.raises(BadInput, match="they decode to 'Up then Down', the text beside them is 'something else altogether'"):
         encoder.pairs(foreign)
-    fresh = Encoder(encoder.tokenizer, encoder.vocabulary, encoder.positions)
+    new_context = Encoder(encoder.tokenizer, encoder.vocabulary, encoder.positions)
     own = [_drawn(prompt="x", reasoning_ids=chat.encode("Up then Down"), reasoning="Up then Down") for _ in range(5)]
-    assert len(fresh.pairs([foreign[0], *own]).reasonings) == 6  # one odd record in six is not another tokenizer
+    assert len(new_context.pairs([foreign[0], *own]).reasonings) == 6  # one odd record in six is not another tokenizer
 
 
 def test_long_prompts_lose_their_beginning_and_long_reasonings_their_end(tiny: Any, chat: Any) -> None:

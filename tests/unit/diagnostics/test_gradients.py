@@ -16,7 +16,7 @@ from tether.algorithms.presets import PRESETS, Algorithm
 from tether.core.errors import BadInput, UnknownName
 from tether.diagnostics.buckets import split_halves
 from tether.diagnostics.gradients import Bound, GradientDecomposition, choose_parameters, decompose_gradients
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 
 PLAIN = dataclasses.replace(PRESETS["dr_grpo"], constant_length=False, entropy_coef=0.0)
 """Mean over trajectories of the sum over tokens, with A = R - mean: the gradient of the paper's section 3.2."""
@@ -27,11 +27,11 @@ class Table(hf.PreTrainedModel):
     """A policy that sees one word back: the logits after word x are row x of a table."""
 
     config_class = hf.PretrainedConfig
-    base_model_prefix = "trunk"
+    base_model_prefix = "backbone"
 
     def __init__(self, rows: Sequence[Sequence[float]]) -> None:
         super().__init__(hf.PretrainedConfig(vocab_size=len(rows), tie_word_embeddings=False))
-        self.trunk = OneHot(len(rows))
+        self.backbone = OneHot(len(rows))
         self.lm_head = torch.nn.Linear(len(rows), len(rows), bias=False)
         self.lm_head.weight.data = torch.tensor(rows, dtype=torch.float32).T.contiguous()
 
@@ -39,7 +39,7 @@ class Table(hf.PreTrainedModel):
         return self.lm_head
 
     def forward(self, **inputs: Any) -> Any:
-        return SimpleNamespace(logits=self.lm_head(self.trunk(**inputs).last_hidden_state))
+        return SimpleNamespace(logits=self.lm_head(self.backbone(**inputs).last_hidden_state))
 
 
 class OneHot(torch.nn.Module):
@@ -67,7 +67,7 @@ def pairs(rows: Sequence[tuple[int, int, int, float]], logprobs: Sequence[float]
         rewards_BT=second(rewards),
         turn_ends_BT=second(torch.ones(len(rows), dtype=torch.bool)),
         lengths_B=torch.full((len(rows),), 2),
-        owners_B=torch.arange(len(rows)),
+        trajectory_index_B=torch.arange(len(rows)),
         groups_B=groups,
         advantages_BT=second((rewards - means).float()),
         reference_BT=None if reference is None else second(torch.tensor(reference)),
@@ -76,7 +76,7 @@ def pairs(rows: Sequence[tuple[int, int, int, float]], logprobs: Sequence[float]
 
 def decomposed(model: Any, batch: Batch, algorithm: Algorithm = PLAIN, **more: Any) -> GradientDecomposition:
     variances = more.pop("variances", None) or {int(group): float(number) for number, group in enumerate(batch.groups_B.unique())}
-    return decompose_gradients(SplitModel(model), batch, algorithm, variances, **{"temperature": 1.0, "micro_tokens": 64, **more})
+    return decompose_gradients(Policy(model), batch, algorithm, variances, **{"temperature": 1.0, "micro_tokens": 64, **more})
 
 
 def test_one_prompt_two_answers_by_hand() -> None:

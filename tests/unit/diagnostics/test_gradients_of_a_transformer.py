@@ -17,7 +17,7 @@ from tether.core.errors import BadInput, DivergedModel
 from tether.diagnostics.buckets import split_halves
 from tether.diagnostics.gradients import GradientDecomposition, agreement, decompose_gradients
 from tether.models.adapters import add_lora
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.recompute import checkpointed
 from tether.training.learner import Learner, Rates
 from tether.training.settings import LearnerSettings
@@ -98,13 +98,13 @@ BUDGET = 40
 
 def weights_of(batch: Batch, members: Sequence[int], rule: str) -> list[float]:
     """The weight of every row's tokens in a minibatch of these trajectories; 0 for others."""
-    counts = {owner: int(batch.loss_mask_BT[batch.owners_B == owner].sum()) for owner in members}
+    counts = {owner: int(batch.loss_mask_BT[batch.trajectory_index_B == owner].sum()) for owner in members}
     each = {
         "token_mean": dict.fromkeys(members, 1 / sum(counts.values())),
         "sequence_mean_token_mean": {owner: 1 / count / len(members) for owner, count in counts.items()},
         "sequence_mean_token_sum": dict.fromkeys(members, 1 / BUDGET / len(members)),
     }[rule]
-    return [each.get(owner, 0.0) for owner in batch.owners_B.tolist()]
+    return [each.get(owner, 0.0) for owner in batch.trajectory_index_B.tolist()]
 
 
 def by_hand(model: Any, batch: Batch, weights: Sequence[float], names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
@@ -145,7 +145,7 @@ def full(rule: str) -> Algorithm:
 def decomposed(model: Any, batch: Batch, algorithm: Algorithm | None = None, **more: Any) -> GradientDecomposition:
     options = {"temperature": TEMPERATURE, "micro_tokens": 64, "max_tokens": BUDGET, **more}
     variances = options.pop("variances", VARIANCES)
-    return decompose_gradients(SplitModel(model), batch, algorithm or full("token_mean"), variances, **options)
+    return decompose_gradients(Policy(model), batch, algorithm or full("token_mean"), variances, **options)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -174,7 +174,7 @@ def test_against_plain_backward_passes(llama: Callable[[], Any], rule: str) -> N
         assert row.with_batch.entropy == cosine(own["entropy"], total)
         assert row.task_with_regulariser == cosine(own["task"], regulariser)
         assert row.num_trajectories == len(members)
-        assert row.num_tokens == int(batch.loss_mask_BT[torch.isin(batch.owners_B, torch.tensor(members))].sum())
+        assert row.num_tokens == int(batch.loss_mask_BT[torch.isin(batch.trajectory_index_B, torch.tensor(members))].sum())
 
 
 def test_the_total_is_the_gradient_of_the_learners_step(llama: Callable[[], Any]) -> None:
@@ -184,7 +184,7 @@ def test_the_total_is_the_gradient_of_the_learners_step(llama: Callable[[], Any]
     found = decomposed(model, batch)
 
     settings = LearnerSettings(update_batch=9)
-    learner = Learner(SplitModel(model), full("token_mean"), settings, temperature=TEMPERATURE, max_tokens=BUDGET)
+    learner = Learner(Policy(model), full("token_mean"), settings, temperature=TEMPERATURE, max_tokens=BUDGET)
     assert learner.update(batch, [torch.arange(9)], 1.0, Rates(1e-9))["grad_norm"] == pytest.approx(found.total_norm, rel=1e-4)
 
 
@@ -198,7 +198,7 @@ def test_halves_against_plain_backward_passes(llama: Callable[[], Any], rule: st
 
     halves = split_halves([5, 5, 5], seed=4)
     one, other = (by_hand(model, batch, weights_of(batch, half, rule))["task"] for half in (halves.first, halves.second))
-    tokens = [int(batch.loss_mask_BT[batch.owners_B == owner].sum()) for owner in range(3)]
+    tokens = [int(batch.loss_mask_BT[batch.trajectory_index_B == owner].sum()) for owner in range(3)]
     mass = tokens if rule == "token_mean" else [1, 1, 1]
     shares = [sum(mass[owner] for owner in half) / sum(mass) for half in (halves.first, halves.second)]
     noise = float((one - other).square().sum()) * shares[0] * shares[1] / sum(shares)
@@ -213,10 +213,10 @@ def test_the_bound_against_plain_backward_passes(llama: Callable[[], Any]) -> No
 
     found = decomposed(model, batch, num_buckets=1).buckets[0].bound
 
-    rewards = torch.zeros(9, dtype=torch.float64).index_add_(0, batch.owners_B, batch.rewards_BT.sum(dim=1))
+    rewards = torch.zeros(9, dtype=torch.float64).index_add_(0, batch.trajectory_index_B, batch.rewards_BT.sum(dim=1))
     groups = torch.tensor(GROUPS)
     advantages = rewards - torch.stack([rewards[groups == group].mean() for group in groups])
-    scores = [by_hand(model, batch, (batch.owners_B == owner).float().tolist())["score"] for owner in range(9)]
+    scores = [by_hand(model, batch, (batch.trajectory_index_B == owner).float().tolist())["score"] for owner in range(9)]
     assert found is not None
     assert found.reward_variance == pytest.approx(float(advantages.square().mean()))
     assert found.mean_square_score == pytest.approx(sum(float(score @ score) for score in scores) / 9, rel=1e-4)
@@ -323,7 +323,7 @@ def test_dropout_is_off(llama: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "reference"),
-    [({"kl_coef": 0.3}, False), ({"kl_coef": 0.0}, True), ({"kl_coef": 0.3, "kl_in": "reward"}, True)],
+    [({"kl_coef": 0.3}, False), ({"kl_coef": 0.0}, True), ({"kl_coef": 0.3, "kl_mode": "reward"}, True)],
     ids=["no reference", "no weight", "in the reward"],
 )
 def test_without_kl(llama: Callable[[], Any], changes: dict[str, Any], reference: bool) -> None:

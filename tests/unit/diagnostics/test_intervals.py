@@ -124,18 +124,18 @@ def test_a_column_that_leaves_nothing_to_compare_with_has_no_effect_of_its_own()
 def columns_by_loops(change: np.ndarray, own: list[int], num: int) -> list[float]:
     """The effects of the columns with the luck of reasonings taken out, one cell at a time."""
     members = {prompt: [n for n, source in enumerate(own) if source == prompt] for prompt in range(num)}
-    totals, luck = [0.0] * num, 0.0
+    totals, env_seed = [0.0] * num, 0.0
     for column in range(num):
         for prompt in range(num):
             cells = [change[n, column] / (len(own) - len(members[column])) for n in members[prompt] if prompt != column]
             totals[column] += sum(cells)
             if len(cells) > 1:
                 mean = sum(cells) / len(cells)
-                luck += len(cells) * sum((cell - mean) ** 2 for cell in cells) / (len(cells) - 1)
+                env_seed += len(cells) * sum((cell - mean) ** 2 for cell in cells) / (len(cells) - 1)
     centre = sum(totals) / num
     effects = [(num - 1) * (centre - total) for total in totals]
     # A total with variance v puts (P - 1)^2 v (1 - 1/P) into the sum of squares of the centred effects.
-    expected = luck * (num - 1) ** 2 * (1 - 1 / num)
+    expected = env_seed * (num - 1) ** 2 * (1 - 1 / num)
     share = max(0.0, 1 - expected / sum(effect**2 for effect in effects))
     return [effect * math.sqrt(share) for effect in effects]
 

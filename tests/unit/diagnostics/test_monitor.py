@@ -203,7 +203,7 @@ def _two_turns(turn: Any, group: Any) -> list[Group]:
     members = []
     for first, second, thought in ((1, 3, 10), (2, 4, 20)):
         later = turn((second,), (thought, 90), (0, 1))
-        later.fresh = True
+        later.new_context = True
         members.append([turn((first,), (thought, 90), (0, 1)), later])
     return [group(number, [turns]) for number, turns in enumerate(members)]
 

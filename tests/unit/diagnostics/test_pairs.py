@@ -55,7 +55,7 @@ def test_a_later_turn_saw_all_that_came_before(turn: Any, group: Any) -> None:
 
 def test_a_fresh_turn_saw_only_its_own_context(turn: Any, group: Any) -> None:
     (trajectory,) = group(0, [[turn((1, 2), (10, 90), (0, 1)), turn((3,), (11, 90), (0, 1)), turn((4,), (12, 90), (0, 1))]]).trajectories
-    trajectory.turns[1].fresh = True
+    trajectory.turns[1].new_context = True
     assert [context_of(trajectory, number) for number in range(3)] == [(1, 2), (3,), (3, 11, 90, 4)]
 
 

@@ -61,8 +61,8 @@ def test_tether_gives_the_sampled_ids_turn_by_turn(tmp_path: Path) -> None:
 def test_tether_forgets_what_came_before_a_fresh_turn(tmp_path: Path) -> None:
     store = a_run(tmp_path / "run")
     turns = [
-        a_turn((1,), (10,), "a</think>", (0, 1), fresh=True),
-        a_turn((2,), (11,), "b</think>", (0, 1), fresh=True),
+        a_turn((1,), (10,), "a</think>", (0, 1), new_context=True),
+        a_turn((2,), (11,), "b</think>", (0, 1), new_context=True),
         a_turn((3,), (12,), "c</think>", (0, 1)),
     ]
     store.append_trajectories([trajectory_record(an_episode(turns), 1, "train", True)])

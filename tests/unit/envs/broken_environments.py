@@ -49,8 +49,8 @@ class Doors(TextEnv[DoorOptions]):
         split = self.options.split
         self.house = next(house for house in iter(lambda: stream.randrange(10**6), None) if split_of(f"house {house}") is split)
 
-    def _seed_luck(self, luck: int) -> None:
-        self.wind = random.Random(luck)
+    def _seed_luck(self, env_seed: int) -> None:
+        self.wind = random.Random(env_seed)
 
     def _opening(self) -> str:
         return f"You stand before house {self.house}."
@@ -101,7 +101,7 @@ class Speechless(Doors):
     instructions = None  # type: ignore[assignment]
 
 
-@breaks("attributes", "reset cannot be called as reset(seed, luck=None): got an unexpected keyword argument 'luck'")
+@breaks("attributes", "reset cannot be called as reset(seed, env_seed=None): got an unexpected keyword argument 'luck'")
 class Luckless(Doors):
     def reset(self, seed: int) -> Observation:  # type: ignore[override]
         return super().reset(seed)
@@ -192,33 +192,33 @@ class UnclearOrder(Doors):
 
 @breaks("types", "reset returned 'You stand")
 class ResetGivesText(Doors):
-    def reset(self, seed: int, *, luck: int | None = None) -> Any:
-        return super().reset(seed, luck=luck).text.partition("\n")[2]
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Any:
+        return super().reset(seed, env_seed=env_seed).text.partition("\n")[2]
 
 
 @breaks("types", "an observation whose text is ''; it has to be a text that is not empty")
 class ShowsNothing(Doors):
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        super().reset(seed, luck=luck)
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        super().reset(seed, env_seed=env_seed)
         return Observation("")
 
 
 @breaks("types", "an observation whose image is uint8 [2, 2, 4]; it has to be uint8 [height, width, 3], or None")
 class TransparentPicture(Doors):
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        return Observation(super().reset(seed, luck=luck).text, np.zeros((2, 2, 4), np.uint8))
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        return Observation(super().reset(seed, env_seed=env_seed).text, np.zeros((2, 2, 4), np.uint8))
 
 
 @breaks("types", "an observation whose image is uint8 [0, 2, 3]; it has to be uint8 [height, width, 3], or None")
 class EmptyPicture(Doors):
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        return Observation(super().reset(seed, luck=luck).text, np.zeros((0, 2, 3), np.uint8))
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        return Observation(super().reset(seed, env_seed=env_seed).text, np.zeros((0, 2, 3), np.uint8))
 
 
 @breaks("types", "an observation whose image is float64 [2, 2, 3]; it has to be uint8 [height, width, 3], or None")
 class FloatPicture(Doors):
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        return Observation(super().reset(seed, luck=luck).text, np.zeros((2, 2, 3)))  # type: ignore[arg-type]
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        return Observation(super().reset(seed, env_seed=env_seed).text, np.zeros((2, 2, 3)))  # type: ignore[arg-type]
 
 
 @breaks("types", "instance is 7; it has to be a text")
@@ -302,7 +302,7 @@ class RaisesOnLength(Doors):
         return super()._take(answer)
 
 
-@breaks("never raises", "reset(13, luck=")
+@breaks("never raises", "reset(13, env_seed=")
 class RaisesOnASeed(Doors):
     def _generate(self, seed: int) -> None:
         if seed == 13:
@@ -337,10 +337,10 @@ class Remembers(Doors):
         self.visits += 1
         return f"{super()._opening()} Visit {min(self.visits, 2)}."
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         if seed > 0:
             self.visits = 0
-        return super().reset(seed, luck=luck)
+        return super().reset(seed, env_seed=env_seed)
 
 
 @breaks("repeatability", "the instance gave")
@@ -365,11 +365,11 @@ class OneHouse(Doors):
         super()._generate(0)
 
 
-@breaks("luck", "reset(1, luck=1) is not the instance of reset(1)")
+@breaks("luck", "reset(1, env_seed=1) is not the instance of reset(1)")
 class LuckyHouse(Doors):
-    def _seed_luck(self, luck: int) -> None:
-        super()._seed_luck(luck)
-        offset = luck % 7
+    def _seed_luck(self, env_seed: int) -> None:
+        super()._seed_luck(env_seed)
+        offset = env_seed % 7
         while split_of(f"house {self.house + offset}") is not self.options.split:
             offset += 7
         self.house += offset

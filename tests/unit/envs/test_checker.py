@@ -241,11 +241,11 @@ def test_tags_of_its_own_are_used() -> None:
 def test_an_episode_can_be_played_again_from_its_number() -> None:
     """As the documentation says: the seed in a violation is the number of the checker's episode."""
     first, second = play(Doors(), 41), play(Doors(), 41)
-    assert first.seed == 41 and first.luck is not None and first.answers
+    assert first.seed == 41 and first.env_seed is not None and first.answers
     assert difference(transcript(first), transcript(second)) is None
     assert difference(transcript(first), transcript(replay(Doors(), first))) is None
-    assert play(Doors(), 40).luck is None
-    assert str(first).startswith(f"reset(41, luck={first.luck}), step(")
+    assert play(Doors(), 40).env_seed is None
+    assert str(first).startswith(f"reset(41, env_seed={first.env_seed}), step(")
 
 
 def test_difference_names_the_place() -> None:

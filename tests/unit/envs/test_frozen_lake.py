@@ -71,8 +71,8 @@ def shares(slip: float, action: str, plays: int = 4000) -> dict[int, float]:
     """Where one action leads from the centre, over many lucks."""
     env = FrozenLake(FrozenLakeOptions(slip=slip), generator=lambda seed, split: CENTRE)
     ends: Counter[int] = Counter()
-    for luck in range(plays):
-        env.reset(0, luck=luck)
+    for env_seed in range(plays):
+        env.reset(0, env_seed=env_seed)
         env.step(action)
         ends[env.player] += 1
     return {tile: count / plays for tile, count in ends.items()}
@@ -110,7 +110,7 @@ def test_whole_episodes_agree_with_gymnasium() -> None:
     answers = random.Random(1)
     env = FrozenLake(FrozenLakeOptions(slip=0.4, max_turns=30, actions_per_turn=1, frozen=0.7))
     for seed in range(40):
-        env.reset(seed, luck=seed + 1000)
+        env.reset(seed, env_seed=seed + 1000)
         theirs = FrozenLakeEnv(desc=env.lake.rows, success_rate=0.6)
         theirs.reset(seed=0)
         theirs.np_random = random.Random(seed + 1000)  # type: ignore[assignment] # all it needs is .random()
@@ -126,8 +126,8 @@ def test_whole_episodes_agree_with_gymnasium() -> None:
 def test_members_share_the_map_not_the_luck() -> None:
     env = FrozenLake(FrozenLakeOptions(slip=0.5, max_turns=20, frozen=1.0, size=8))
     texts, paths = set(), set()
-    for luck in range(8):
-        texts.add(env.reset(11, luck=luck).text)
+    for env_seed in range(8):
+        texts.add(env.reset(11, env_seed=env_seed).text)
         path = []
         for _ in range(6):
             step = env.step("Right || Down")

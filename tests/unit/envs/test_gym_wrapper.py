@@ -48,8 +48,8 @@ def test_gymnasium_s_checker_on_one_made_by_hand() -> None:
 
 def test_plays_as_the_environment_does() -> None:
     env, plain = as_gymnasium("frozen_lake", slip=0.5), make_env("frozen_lake", slip=0.5)
-    text, info = env.reset(seed=7, options={"luck": 3})
-    assert text == plain.reset(7, luck=3).text
+    text, info = env.reset(seed=7, options={"env_seed": 3})
+    assert text == plain.reset(7, env_seed=3).text
     assert info == {"instructions": plain.instructions}
     for answer in ("Right || Up", "jump", "Down"):
         step = plain.step(answer)
@@ -111,8 +111,8 @@ def test_pictures_of_image_mode_are_in_info() -> None:
 
 def test_mistakes() -> None:
     env = as_gymnasium("sokoban")
-    with pytest.raises(BadInput, match="unknown reset option 'lukc': did you mean 'luck'"):
-        env.reset(seed=1, options={"lukc": 1})
+    with pytest.raises(BadInput, match="unknown reset option 'env_sede': did you mean"):
+        env.reset(seed=1, options={"env_sede": 1})
     with pytest.raises(ConfigError, match="did you mean 'boxes'"):
         as_gymnasium("sokoban", boxs=1)
     with pytest.raises(BadInput, match="call reset"):

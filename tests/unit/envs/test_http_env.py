@@ -58,9 +58,9 @@ def _play_both(local: Env, remote: Env, seeds: range) -> int:
     """Play the same answers in both and compare everything; gives the number of steps."""
     steps = 0
     for seed in seeds:
-        luck = None if seed % 3 == 0 else derive_seed("test", seed)
+        env_seed = None if seed % 3 == 0 else derive_seed("test", seed)
         instance = derive_seed("instance", seed)
-        here, there = local.reset(instance, luck=luck), remote.reset(instance, luck=luck)
+        here, there = local.reset(instance, env_seed=env_seed), remote.reset(instance, env_seed=env_seed)
         _same_view(here, there)
         assert local.instructions == remote.instructions
         assert local.instance == remote.instance  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ def test_order_of_calls_is_guarded_as_locally(lake: str) -> None:
             env.step("Up")
         with pytest.raises(BadInput, match=r"reset got seed 1\.5; give a whole number"):
             env.reset(1.5)  # type: ignore[arg-type]
-        assert env.reset(np.int64(7), luck=np.int32(3)).text == env.reset(7, luck=3).text  # type: ignore[arg-type]
+        assert env.reset(np.int64(7), env_seed=np.int32(3)).text == env.reset(7, env_seed=3).text  # type: ignore[arg-type]
 
 
 def test_no_instance_before_the_first_reset(lake: str) -> None:

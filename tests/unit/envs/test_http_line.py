@@ -83,8 +83,8 @@ def test_a_step_whose_reply_was_lost_is_not_played_twice() -> None:
         line = _Line(url)
         try:
             env, local = connect(line.url), make_env("frozen_lake", slip=0.5)
-            env.reset(3, luck=1)
-            local.reset(3, luck=1)
+            env.reset(3, env_seed=1)
+            local.reset(3, env_seed=1)
             for turn, answer in enumerate(("Up || Left", "Left", "Up"), start=1):
                 line.lose_next = b"/step"
                 step, expected = env.step(answer), local.step(answer)

@@ -101,7 +101,7 @@ class Fragile:
     def __init__(self, options: Options) -> None:
         pass
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         if seed == 7:
             raise BadInput("seed 7 has no instance; choose another")
         return Observation("Go on.")

@@ -122,8 +122,8 @@ def test_grid_with_coordinates_needs_no_list_of_walls() -> None:
 def test_luck_changes_nothing() -> None:
     env = make_env("sokoban")
     runs = []
-    for luck in (1, 2):
-        text = env.reset(3, luck=luck).text
+    for env_seed in (1, 2):
+        text = env.reset(3, env_seed=env_seed).text
         runs.append((text, repr(env.step("Up || Left"))))
     assert runs[0] == runs[1]
 

@@ -27,8 +27,8 @@ def own_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ENVIRONMENTS, "_entries", dict(ENVIRONMENTS._entries))
 
 
-def _serially(env: Env, seed: int, luck: int | None, answers: list[str]) -> list[Any]:
-    played: list[Any] = [env.reset(seed, luck=luck)]
+def _serially(env: Env, seed: int, env_seed: int | None, answers: list[str]) -> list[Any]:
+    played: list[Any] = [env.reset(seed, env_seed=env_seed)]
     for answer in answers:
         played.append(env.step(answer))
         if played[-1].done:
@@ -269,10 +269,10 @@ def test_pool_closes_its_environments() -> None:
         def close(self) -> None:
             self.left = True
 
-    from tether.envs.vector.pool import EnvPool
+    from tether.envs.vector.pool import WorkerPool
 
     envs = [Closable(), Closable()]
-    with EnvPool(envs):  # type: ignore[arg-type]
+    with WorkerPool(envs):  # type: ignore[arg-type]
         assert not any(env.left for env in envs)
     assert all(env.left for env in envs)
 

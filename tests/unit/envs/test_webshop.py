@@ -222,7 +222,7 @@ def test_splits(split: Split) -> None:
 def test_an_episode_is_the_same_every_time() -> None:
     def transcript(make: Callable[[], WebShop]) -> list[str]:
         env, rng, texts = make(), random.Random(3), []
-        texts.append(env.reset(11, luck=4).text)
+        texts.append(env.reset(11, env_seed=4).text)
         for _ in range(9):
             options = texts[-1].partition("Available actions:\n")[2].splitlines()
             step = env.step(rng.choice([option.replace("keywords", "soft cotton") for option in options]))

@@ -211,9 +211,9 @@ def test_special_searches() -> None:
 
 
 def test_a_random_listing_follows_luck() -> None:
-    def listing(luck: int) -> str:
+    def listing(env_seed: int) -> str:
         env = shop()
-        env.reset(0, luck=luck)
+        env.reset(0, env_seed=env_seed)
         return page(env.step("search[<r>]"))
 
     assert listing(1) == listing(1)

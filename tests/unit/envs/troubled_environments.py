@@ -96,15 +96,15 @@ class Awaiting:
     work = "wait"
     closed = 0
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         raise AssertionError("the coroutines are to be used")
 
     step = reset
 
-    async def areset(self, seed: int, *, luck: int | None = None) -> Observation:
+    async def areset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         await asyncio.sleep(0)
         self.instructions = f"Wait for {seed}."
-        return Observation(f"seed {seed}, luck {luck}")
+        return Observation(f"seed {seed}, luck {env_seed}")
 
     async def astep(self, answer: str) -> Step:
         verb, _, argument = answer.partition(" ")

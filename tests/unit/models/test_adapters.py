@@ -20,7 +20,7 @@ from tether.core.protocols import Sampling
 from tether.core.types import Completion
 from tether.models import adapters, load, reference
 from tether.models.adapters import add_lora, is_lora, merged, save_model, without_adapters
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.load import load_model
 from tether.models.logprobs import token_logprobs
 from tether.models.scorer import PrefixScorer
@@ -148,8 +148,8 @@ class OneTurn:
 def test_sampling_learning_and_scoring_see_the_same_model(trained: Any, tiny: Any, chat: Any) -> None:
     talks = [OneTurn(chat.first_prompt("Be brief.", "Where do you go?"), seed) for seed in range(4)]
     NativeEngine(trained, tiny.tokenizer).run(talks, Sampling(temperature=0.9, max_tokens=30))
-    split, plain, scorer = SplitModel(trained), SplitModel(tiny.model), PrefixScorer(trained)
-    assert split.splits and split.packs
+    split, plain, scorer = Policy(trained), Policy(tiny.model), PrefixScorer(trained)
+    assert split.separable_head and split.supports_packing
     for talk in talks:
         assert talk.completion is not None
         ids = torch.tensor([[*talk.prompt, *talk.completion.token_ids]])

@@ -51,7 +51,7 @@ def _one_by_one(model: Any) -> np.ndarray:
 def test_scores_are_exact(name: str) -> None:
     model = _model(name)
     np.testing.assert_allclose(tether.cross_score(model, PROMPTS, REASONINGS), _one_by_one(model), atol=1e-5)
-    assert PrefixScorer(model).way == WAYS.get(name, "shared")
+    assert PrefixScorer(model).backend == WAYS.get(name, "shared")
 
 
 def test_dropout_does_not_enter_the_scores() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tether.core.errors import BadInput, CheckpointError, ModelUnavailable
 from tether.models.critic import Critic, ValueHead, load_critic
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.packing import micro_batches
 
 IDS = torch.tensor([[5, 6, 0, 0, 0], [7, 8, 9, 10, 11], [12, 13, 14, 0, 0]])
@@ -30,7 +30,7 @@ def _by_hand(critic: Critic) -> Tensor:
     values = []
     for ids, mask, length in zip(IDS, MASK, LENGTHS.tolist(), strict=True):
         with torch.no_grad():
-            hidden = critic.split.model.base_model(input_ids=ids[None, :length]).last_hidden_state[0].float()
+            hidden = critic.split.module.base_model(input_ids=ids[None, :length]).last_hidden_state[0].float()
         values += [hidden[t - 1] @ critic.head.linear.weight[0].detach() + 0.25 for t in mask.nonzero()[:, 0].tolist()]
     return torch.stack(values)
 
@@ -49,19 +49,19 @@ def test_a_head_by_hand() -> None:
 
 
 def test_values_start_at_zero(tiny: Any) -> None:
-    values = Critic(SplitModel(tiny.model), shared=True).values(IDS, MASK, LENGTHS, 100)
+    values = Critic(Policy(tiny.model), shared=True).values(IDS, MASK, LENGTHS, 100)
     assert values.tolist() == [0.0] * 5 and values.dtype == torch.float32
 
 
 @pytest.mark.parametrize("max_tokens", [1, 100])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
 def test_values_by_hand(name: str, max_tokens: int, small_model: Build) -> None:
-    critic = Critic(SplitModel(small_model(name)), shared=False)
+    critic = Critic(Policy(small_model(name)), shared=False)
     _stir(critic)
     values = critic.values(IDS, MASK, LENGTHS, max_tokens)
     torch.testing.assert_close(values, _by_hand(critic), rtol=0, atol=1e-4)
     assert not values.requires_grad
-    for micro in micro_batches(LENGTHS, max_tokens, together=critic.split.packs):
+    for micro in micro_batches(LENGTHS, max_tokens, together=critic.split.supports_packing):
         part = critic.micro_values(IDS, MASK, micro)
         assert part.requires_grad
         in_place = torch.zeros(MASK.shape).masked_scatter(MASK, values)
@@ -69,12 +69,12 @@ def test_values_by_hand(name: str, max_tokens: int, small_model: Build) -> None:
 
 
 def test_what_is_trained(tiny_model: Any) -> None:
-    split = SplitModel(tiny_model)
+    split = Policy(tiny_model)
     shared, own = Critic(split, shared=True), Critic(split, shared=False)
-    assert shared.parameters() == list(shared.head.parameters()) and shared.trunk_parameters() == []
-    assert own.parameters() == [*own.trunk_parameters(), *own.head.parameters()]
-    trunk = {id(parameter) for parameter in tiny_model.base_model.parameters()}
-    assert {id(parameter) for parameter in own.parameters()} == trunk | {id(parameter) for parameter in own.head.parameters()}
+    assert shared.parameters() == list(shared.head.parameters()) and shared.backbone_parameters() == []
+    assert own.parameters() == [*own.backbone_parameters(), *own.head.parameters()]
+    backbone = {id(parameter) for parameter in tiny_model.base_model.parameters()}
+    assert {id(parameter) for parameter in own.parameters()} == backbone | {id(parameter) for parameter in own.head.parameters()}
     (micro,) = micro_batches(LENGTHS, 100, together=True)
     _stir(own)
     own.micro_values(IDS, MASK, micro).sum().backward()
@@ -82,13 +82,13 @@ def test_what_is_trained(tiny_model: Any) -> None:
 
 
 def test_a_frozen_trunk_is_not_trained(tiny_model: Any) -> None:
-    own = Critic(SplitModel(tiny_model.requires_grad_(False)), shared=False)
+    own = Critic(Policy(tiny_model.requires_grad_(False)), shared=False)
     assert own.parameters() == list(own.head.parameters())
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_saved_and_restored(shared: bool, small_model: Build, tmp_path: Any) -> None:
-    critic = Critic(SplitModel(small_model("llama")), shared=shared)
+    critic = Critic(Policy(small_model("llama")), shared=shared)
     _stir(critic)
     want = critic.values(IDS, MASK, LENGTHS, 100)
     torch.save(critic.state(), tmp_path / "critic.pt")
@@ -105,10 +105,10 @@ def test_saved_and_restored(shared: bool, small_model: Build, tmp_path: Any) -> 
 
 
 def test_a_state_of_another_critic(small_model: Build) -> None:
-    critic = Critic(SplitModel(small_model("llama")), shared=False)
+    critic = Critic(Policy(small_model("llama")), shared=False)
     for other in (
-        Critic(SplitModel(small_model("llama", hidden_size=64)), shared=False),
-        Critic(SplitModel(small_model("gpt2")), shared=True),
+        Critic(Policy(small_model("llama", hidden_size=64)), shared=False),
+        Critic(Policy(small_model("gpt2")), shared=True),
     ):
         before = {name: tensor.clone() for name, tensor in critic.state().items()}
         with pytest.raises(CheckpointError, match=r"the saved critic does not fit this one \(\d+ tensors differ, .* among them\)"):
@@ -118,14 +118,14 @@ def test_a_state_of_another_critic(small_model: Build) -> None:
 
 def test_a_model_that_does_not_split_carries_no_head(small_model: Build) -> None:
     with pytest.raises(BadInput, match="models of type 'gemma2' cannot carry a value head"):
-        Critic(SplitModel(small_model("gemma2")), shared=True)
+        Critic(Policy(small_model("gemma2")), shared=True)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 says so, once
 def test_loading_by_name(tiny: Any) -> None:
-    policy = SplitModel(tiny.model)
+    policy = Policy(tiny.model)
     critic = load_critic("tiny", policy=policy, device="cpu", dtype="bfloat16")
-    assert not critic.shared and critic.split.model.dtype == torch.bfloat16
+    assert not critic.shared and critic.split.module.dtype == torch.bfloat16
     assert critic.head.linear.weight.dtype == torch.float32
     assert not {id(p) for p in critic.parameters()} & {id(p) for p in tiny.model.parameters()}
 
@@ -139,10 +139,10 @@ def test_loading_by_name(tiny: Any) -> None:
 )
 def test_a_critic_that_cannot_load(name: str, words: str, tiny: Any) -> None:
     with pytest.raises(ModelUnavailable, match=words):
-        load_critic(name, policy=SplitModel(tiny.model), device="cpu")
+        load_critic(name, policy=Policy(tiny.model), device="cpu")
 
 
 def test_a_critic_that_reads_other_tokens(tiny: Any, small_model: Build) -> None:
     size = tiny.model.config.vocab_size
     with pytest.raises(BadInput, match=rf"critic.model 'tiny' has a vocabulary of {size} tokens, the policy one of 97"):
-        load_critic("tiny", policy=SplitModel(small_model("llama")), device="cpu")
+        load_critic("tiny", policy=Policy(small_model("llama")), device="cpu")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.logprobs import forward, logprobs_and_entropy, token_logprobs
 from tether.models.packing import micro_batches
 from tether.models.scorer import PrefixScorer
@@ -26,14 +26,14 @@ def _constant_model(probabilities: list[float]) -> GPT2LMHeadModel:
     return model.eval()
 
 
-def _whole(split: SplitModel, ids_BT: Tensor, mask_BT: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _whole(split: Policy, ids_BT: Tensor, mask_BT: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of a batch of full rows in one pass."""
     (micro,) = micro_batches(torch.full((len(ids_BT),), ids_BT.shape[1]), ids_BT.numel(), together=True)
     return logprobs_and_entropy(split, *forward(split, ids_BT, mask_BT, micro), temperature)
 
 
 def test_numbers_done_by_hand() -> None:
-    model = SplitModel(_constant_model([0.1, 0.2, 0.3, 0.4]))
+    model = Policy(_constant_model([0.1, 0.2, 0.3, 0.4]))
     ids = torch.tensor([[0, 3, 1, 2], [2, 2, 0, 0]])
     mask = torch.tensor([[False, True, False, True], [False, False, True, False]])
     logprobs, entropy = _whole(model, ids, mask, temperature=1.0)
@@ -52,7 +52,7 @@ def test_against_the_full_softmax(tiny: Any, temperature: float) -> None:
     mask = torch.rand(3, 24, generator=generator) < 0.4
     mask[:, 0] = False
     with torch.inference_mode():
-        got, entropy = _whole(SplitModel(tiny.model), ids, mask, temperature)
+        got, entropy = _whole(Policy(tiny.model), ids, mask, temperature)
         full = torch.log_softmax(tiny.model(input_ids=ids, use_cache=False).logits / temperature, dim=-1)
     places = mask.nonzero().tolist()
     assert got.tolist() == pytest.approx([float(full[b, t - 1, ids[b, t]]) for b, t in places], abs=1e-4)
@@ -66,7 +66,7 @@ def test_a_whole_batch_comes_back_in_row_order(tiny: Any, max_tokens: int) -> No
     ids = torch.randint(0, 400, (4, 13), generator=generator)
     mask = (torch.arange(13) < lengths[:, None]) & (torch.arange(13) > 0)
     mask[1, 3:6] = False
-    got = token_logprobs(SplitModel(tiny.model), ids, mask, lengths, 0.7, max_tokens=max_tokens)
+    got = token_logprobs(Policy(tiny.model), ids, mask, lengths, 0.7, max_tokens=max_tokens)
     want = []
     for row, length in enumerate(lengths.tolist()):
         with torch.no_grad():
@@ -81,7 +81,7 @@ def test_a_micro_batch_lines_up_with_its_rows(tiny: Any) -> None:
     ids = torch.tensor([[5, 6, 0, 0, 0], [7, 8, 9, 10, 11], [12, 13, 14, 0, 0]])
     lengths = torch.tensor([2, 5, 3])
     mask = (torch.arange(5) < lengths[:, None]) & (torch.arange(5) > 0)
-    split = SplitModel(tiny.model)
+    split = Policy(tiny.model)
     (micro,) = micro_batches(lengths, 10, together=True)
     assert [place[1:3] for place in micro.places] == [(1, 3), (0, 0), (1, 0)]
     with torch.inference_mode():
@@ -93,7 +93,7 @@ def test_a_micro_batch_lines_up_with_its_rows(tiny: Any) -> None:
 
 
 def test_a_micro_batch_without_selected_tokens(tiny: Any) -> None:
-    split = SplitModel(tiny.model)
+    split = Policy(tiny.model)
     logprobs, entropy = _whole(split, torch.tensor([[5, 6, 7]]), torch.zeros(1, 3, dtype=torch.bool), 1.0)
     assert logprobs.shape == entropy.shape == (0,)
 
@@ -101,31 +101,31 @@ def test_a_micro_batch_without_selected_tokens(tiny: Any) -> None:
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 says so, once
 def test_numbers_are_float32_whatever_the_model_computes_in(small_model: Any) -> None:
     ids, mask = torch.tensor([[5, 6, 7]]), torch.tensor([[False, True, True]])
-    exact, _ = _whole(SplitModel(small_model("llama")), ids, mask, 1.0)
-    half = SplitModel(small_model("llama").to(torch.bfloat16))
+    exact, _ = _whole(Policy(small_model("llama")), ids, mask, 1.0)
+    half = Policy(small_model("llama").to(torch.bfloat16))
     logprobs, entropy = _whole(half, ids, mask, 1.0)
     assert logprobs.dtype == entropy.dtype == torch.float32
-    assert half.packs
+    assert half.supports_packing
     torch.testing.assert_close(logprobs, exact, rtol=0.05, atol=0.05)
     assert token_logprobs(half, ids, mask, torch.tensor([3]), 1.0, max_tokens=9).dtype == torch.float32
 
 
 def test_gradients_flow(tiny_model: Any) -> None:
     mask = torch.tensor([[False, True, True]])
-    logprobs, _ = _whole(SplitModel(tiny_model), torch.tensor([[5, 6, 7]]), mask, 1.0)
+    logprobs, _ = _whole(Policy(tiny_model), torch.tensor([[5, 6, 7]]), mask, 1.0)
     logprobs.sum().backward()
     assert float(tiny_model.get_input_embeddings().weight.grad.abs().sum()) > 0
 
 
 def test_the_first_token_cannot_be_selected(tiny: Any) -> None:
     with pytest.raises(ValueError, match="first token of a row, which nothing predicts"):
-        _whole(SplitModel(tiny.model), torch.tensor([[1, 2]]), torch.tensor([[True, True]]), 1.0)
+        _whole(Policy(tiny.model), torch.tensor([[1, 2]]), torch.tensor([[True, True]]), 1.0)
 
 
 def test_padding_cannot_be_selected(tiny: Any) -> None:
     ids, mask = torch.tensor([[1, 2, 3]]), torch.tensor([[False, True, True]])
     with pytest.raises(ValueError, match="the mask selects padding"):
-        token_logprobs(SplitModel(tiny.model), ids, mask, torch.tensor([2]), 1.0, max_tokens=9)
+        token_logprobs(Policy(tiny.model), ids, mask, torch.tensor([2]), 1.0, max_tokens=9)
 
 
 @pytest.mark.parametrize("tokens_per_call", [8192, 12, 1])

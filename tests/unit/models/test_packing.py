@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.logprobs import forward, logprobs_and_entropy, token_logprobs
 from tether.models.packing import MicroBatch, Place, micro_batches, pack_rows
 
@@ -62,8 +62,8 @@ def test_every_sequence_once_within_the_budget(together: bool) -> None:
 def test_ids_and_positions_by_hand() -> None:
     ids = torch.tensor([[11, 12, 13, 0, 0], [21, 22, 23, 24, 25], [31, 0, 0, 0, 0]])
     micro = MicroBatch((Place(0, 1, 1, 3), Place(1, 0, 0, 5), Place(2, 1, 0, 1)), num_rows=2, width=5)
-    laid_out, positions = micro.laid_out(ids)
-    assert laid_out[0].tolist() == [21, 22, 23, 24, 25] and laid_out[1, :4].tolist() == [31, 11, 12, 13]
+    to_padded, positions = micro.to_padded(ids)
+    assert to_padded[0].tolist() == [21, 22, 23, 24, 25] and to_padded[1, :4].tolist() == [31, 11, 12, 13]
     assert positions.tolist() == [[0, 1, 2, 3, 4], [0, 0, 1, 2, 3]]  # padding goes on counting: no sequence of its own
     assert micro.index_M.tolist() == [0, 1, 2] and micro.shares_rows
 
@@ -78,7 +78,7 @@ def _batch() -> tuple[Tensor, Tensor]:
 
 def _mean_logprobs(model: Any, together: bool) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probs of the batch, in row order, and the gradient of their mean."""
-    split = SplitModel(model)
+    split = Policy(model)
     ids_BT, mask_BT = _batch()
     result_BT = torch.zeros(ids_BT.shape)
     model.zero_grad()
@@ -110,7 +110,7 @@ def _alone(model: Any) -> Tensor:
 def test_sharing_a_row_is_exact(name: str, attention: str, small_model: Build) -> None:
     model = small_model(name)
     model.set_attn_implementation(attention)
-    assert SplitModel(model).packs
+    assert Policy(model).supports_packing
     assert any(micro.shares_rows for micro in micro_batches(LENGTHS, 64, True))
     padded, padded_grad = _mean_logprobs(model, together=False)
     packed, packed_grad = _mean_logprobs(model, together=True)
@@ -130,8 +130,8 @@ def test_sharing_a_row_is_exact_for_tiny(tiny_model: Any) -> None:
 def test_models_that_do_not_share_rows(name: str, small_model: Build) -> None:
     """Their attention does not look at positions; they are found out, and get one sequence a row."""
     model = small_model(name)
-    split = SplitModel(model)
-    assert not split.packs
+    split = Policy(model)
+    assert not split.supports_packing
     ids_BT, mask_BT = _batch()
     got = token_logprobs(split, ids_BT, mask_BT, LENGTHS, 0.8, max_tokens=64)
     torch.testing.assert_close(got, _alone(model), rtol=0, atol=1e-5)
@@ -146,32 +146,32 @@ PACKS = [("llama", True), ("gpt2", True), ("bloom", False), ("opt", False)]
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 says so, once
 @pytest.mark.parametrize("shrink", [1, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "packs"), PACKS)
-def test_the_probe_is_sharp(name: str, packs: bool, dtype: torch.dtype, shrink: int, small_model: Build) -> None:
+@pytest.mark.parametrize(("name", "supports_packing"), PACKS)
+def test_the_probe_is_sharp(name: str, supports_packing: bool, dtype: torch.dtype, shrink: int, small_model: Build) -> None:
     """Fresh weights are so small that what is seen hardly matters, and in half precision it drowns in rounding; the probe tells."""
     model = small_model(name)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.div_(shrink)
-    assert SplitModel(model.to(dtype)).packs is packs
+    assert Policy(model.to(dtype)).supports_packing is supports_packing
 
 
 def test_the_probe_finds_positions_that_do_not_start_again(small_model: Build) -> None:
     """The texts do not see each other, but the second one is computed as if it stood later."""
     model = small_model("gpt2")
     model.transformer.wpe.register_forward_pre_hook(lambda _, inputs: (torch.arange(inputs[0].shape[1]).expand(inputs[0].shape),))
-    assert not SplitModel(model).packs
+    assert not Policy(model).supports_packing
 
 
 def test_rows_are_shared_where_the_model_allows_it(small_model: Build) -> None:
     """And positions are given only then: without them the attention is the plain causal one."""
     ids_BT, mask_BT = _batch()
     for name, shared in (("gpt2", True), ("opt", False)):
-        split = SplitModel(small_model(name))
-        assert split.packs is shared
+        split = Policy(small_model(name))
+        assert split.supports_packing is shared
         rows: list[tuple[int, bool]] = []
-        split.model.base_model.register_forward_pre_hook(
+        split.module.base_model.register_forward_pre_hook(
             lambda module, args, inputs, rows=rows: rows.append((len(inputs["input_ids"]), "position_ids" in inputs)), with_kwargs=True
         )
         token_logprobs(split, ids_BT, mask_BT, LENGTHS, 1.0, max_tokens=1000)
@@ -181,7 +181,7 @@ def test_rows_are_shared_where_the_model_allows_it(small_model: Build) -> None:
 
 def test_the_probe_is_not_misled_by_dropout(small_model: Build) -> None:
     model = small_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5)
-    split = SplitModel(model)
+    split = Policy(model)
     model.train()
-    assert split.packs
+    assert split.supports_packing
     assert model.training

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.models.adapters import add_lora
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.logprobs import token_logprobs
 from tether.models.reference import Reference, reference_for
 
@@ -18,7 +18,7 @@ IDS = torch.arange(27).view(3, 9) + 20
 MASK = (torch.arange(9) < LENGTHS[:, None]) & (torch.arange(9) > 0)
 
 
-def _now(split: SplitModel) -> Tensor:
+def _now(split: Policy) -> Tensor:
     return token_logprobs(split, IDS, MASK, LENGTHS, 0.8, max_tokens=20)
 
 
@@ -39,7 +39,7 @@ def _says(reference: Reference) -> Tensor:
 def test_the_start_is_kept(lora: bool, tiny_model: Any) -> None:
     if lora:
         add_lora(tiny_model, 4, 8, seed=0)
-    policy = SplitModel(tiny_model)
+    policy = Policy(tiny_model)
     start = _now(policy)
     reference = reference_for(policy)
     assert torch.equal(_says(reference), start)
@@ -56,29 +56,29 @@ def test_a_run_that_goes_on_with_adapters_keeps_its_start(tiny: Any, tiny_model:
     """The adapters have moved already when the reference is made; it is the model without them, not a copy."""
     add_lora(tiny_model, 4, 8, seed=0)
     _train(tiny_model)
-    assert torch.equal(_says(reference_for(SplitModel(tiny_model))), _now(SplitModel(tiny.model)))
+    assert torch.equal(_says(reference_for(Policy(tiny_model))), _now(Policy(tiny.model)))
 
 
 def test_a_copy_is_frozen_and_without_dropout(tiny_model: Any) -> None:
-    reference = reference_for(SplitModel(tiny_model.train()))
-    copy = reference._split.model
+    reference = reference_for(Policy(tiny_model.train()))
+    copy = reference._split.module
     assert copy is not tiny_model and not copy.training and tiny_model.training
     assert not any(parameter.requires_grad for parameter in copy.parameters())
     assert not _says(reference).requires_grad
 
 
 def test_another_model_by_name(tiny: Any, tiny_model: Any) -> None:
-    start = _now(SplitModel(tiny.model))
+    start = _now(Policy(tiny.model))
     _train(tiny_model)
-    reference = reference_for(SplitModel(tiny_model), "tiny")
+    reference = reference_for(Policy(tiny_model), "tiny")
     assert torch.equal(_says(reference), start)
-    assert not any(parameter.requires_grad for parameter in reference._split.model.parameters())
+    assert not any(parameter.requires_grad for parameter in reference._split.module.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 says so, once
 def test_a_named_reference_computes_like_the_policy(tiny_model: Any) -> None:
-    reference = reference_for(SplitModel(tiny_model.to(torch.bfloat16)), "tiny")
-    assert reference._split.model.dtype == torch.bfloat16
+    reference = reference_for(Policy(tiny_model.to(torch.bfloat16)), "tiny")
+    assert reference._split.module.dtype == torch.bfloat16
 
 
 def test_names_that_do_not_fit(tiny: Any, small_model: Callable[..., Any]) -> None:
@@ -86,6 +86,6 @@ def test_names_that_do_not_fit(tiny: Any, small_model: Callable[..., Any]) -> No
     with pytest.raises(
         BadInput, match=rf"algorithm.reference 'tiny' has a vocabulary of {size} tokens, the policy one of 97; take a model with"
     ):
-        reference_for(SplitModel(small_model("llama")), "tiny")
+        reference_for(Policy(small_model("llama")), "tiny")
     with pytest.raises(ModelUnavailable, match=r"algorithm.reference: unknown model 'tiney'"):
-        reference_for(SplitModel(tiny.model), "tiney")
+        reference_for(Policy(tiny.model), "tiney")

@@ -10,7 +10,7 @@ import transformers as hf
 
 from tether.core.errors import BadInput
 from tether.models import shared_prefix
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.load import load_model
 from tether.models.prefix_attention import NAME
 from tether.models.scorer import PrefixScorer, cuts, tokens_per_call
@@ -69,7 +69,7 @@ def test_tiny_is_exact(tiny: Any) -> None:
     prompts, reasonings = texts([40, 7, 7, 150], seed=2, words=500), texts([12, 1, 70, 3], seed=3, words=500)
     prompts.append(prompts[1])
     scorer = PrefixScorer(tiny.model)
-    assert (scorer.way, scorer.precision, scorer.vocabulary_size) == ("shared", "float32", 578)
+    assert (scorer.backend, scorer.precision, scorer.vocabulary_size) == ("shared", "float32", 578)
     scores = scorer.score_all(prompts, reasonings)
     assert scores.shape == (4, 5) and scores.dtype == np.float64
     assert np.abs(scores - plain(tiny.model, prompts, reasonings)).max() < 1e-4
@@ -166,12 +166,12 @@ SINGLE_PRECISION = {"attention sinks", "recurrent"}
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_is_scored_exactly(name: str) -> None:
-    config, way = ARCHITECTURES[name]
+    config, backend = ARCHITECTURES[name]
     model = random_model(config())
     expected = plain(model, double=name not in SINGLE_PRECISION)
     for budget in (None, 30):
         scorer = PrefixScorer(model, budget)
-        assert scorer.way == way
+        assert scorer.backend == backend
         assert np.abs(scorer.score_all(PROMPTS, REASONINGS) - expected).max() < 1e-4
 
 
@@ -190,7 +190,7 @@ def test_a_wrong_shared_pass_is_found_out(monkeypatch: pytest.MonkeyPatch) -> No
     features = row.features
     monkeypatch.setattr(row, "features", lambda self, lengths, spans, ids, at: features(self, lengths, spans, ids, at + bool(spans)))
     scorer = PrefixScorer(model)
-    assert scorer.way == "copied"
+    assert scorer.backend == "copied"
     assert np.abs(scorer.score_all(PROMPTS, REASONINGS) - plain(model)).max() < 1e-4
 
 
@@ -224,7 +224,7 @@ def test_a_model_wrapped_with_adapters() -> None:
     without = plain(base)
     wrapped = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False))
     scorer = PrefixScorer(wrapped)
-    assert scorer.way == "shared"
+    assert scorer.backend == "shared"
     expected = plain(wrapped)
     assert np.abs(scorer.score_all(PROMPTS, REASONINGS) - expected).max() < 1e-4
     assert np.abs(expected - without).max() > 0.1, "the adapters count"
@@ -328,9 +328,9 @@ def test_cuts(lengths: list[int], budget: int, padded: bool, expected: list[tupl
 
 
 def test_tokens_per_call_on_a_cpu(tiny: Any) -> None:
-    assert tokens_per_call(SplitModel(tiny.model)) == 4096
+    assert tokens_per_call(Policy(tiny.model)) == 4096
     unsplit = random_model(hf.GraniteConfig(**{**SMALL, "vocab_size": 262144}, logits_scaling=4.0))
-    assert tokens_per_call(SplitModel(unsplit)) == 512  # of 262,144 logits of four bytes
+    assert tokens_per_call(Policy(unsplit)) == 512  # of 262,144 logits of four bytes
 
 
 def test_a_cut_begins_to_count_anew() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tether.models import shared_prompt
 from tether.models.adapters import add_lora
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.logprobs import AnyMicroBatch, cut_batch, forward, logprobs_and_entropy, token_logprobs
 from tether.models.packing import MicroBatch
 from tether.models.shared_prompt import FlatBatch, Run, flat_batches
@@ -40,7 +40,7 @@ def test_a_layout_by_hand() -> None:
     assert sorted(micro.runs) == [Run((0, 2, 4), 4), Run((1, 5), 3), Run((3,), 0)]
     assert (micro.num_tokens, micro.num_places, micro.num_saved) == (4 + 2 + 3 + 1 + 3 + 1 + 2 + 2, 18, 8 + 3)
     assert micro.sequences == (0, 1, 2, 3, 4, 5) and micro.lengths_M == [6, 4, 7, 2, 5, 5]
-    row, positions = micro.laid_out(ids)
+    row, positions = micro.to_padded(ids)
     assert row.tolist() == [*A, *B, 1, 2, 1, 3, 4, 6, 5, 6, 7, 30, 31]
     assert positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5, 4, 5, 6, 4, 3, 3, 4, 0, 1]
     attention = micro.attention(1.0, ids.device)
@@ -62,7 +62,7 @@ def test_copies_of_one_sequence_are_one_text_that_nothing_continues() -> None:
 def test_every_token_is_found_again() -> None:
     ids, lengths = _batch(*TEXTS)
     for micro in (*flat_batches(ids, lengths, 100), *flat_batches(ids, lengths, 9), *flat_batches(ids, lengths, 100, share=False)):
-        row, positions = micro.laid_out(ids)
+        row, positions = micro.to_padded(ids)
         for number, sequence in enumerate(micro.sequences):
             columns = torch.arange(int(lengths[sequence]))
             places = micro.places(torch.full_like(columns, number), columns)
@@ -162,24 +162,24 @@ def _groups() -> tuple[Tensor, Tensor, Tensor]:
     return ids, mask, lengths
 
 
-def _weighted(split: SplitModel, cut: list[AnyMicroBatch], recompute: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+def _weighted(split: Policy, cut: list[AnyMicroBatch], recompute: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probs of the batch in row order, and the gradient of a sum of them in which every token has a weight of its own."""
     ids, mask, _ = _groups()
     weights = torch.rand(ids.shape, generator=torch.Generator().manual_seed(3))
     found = torch.zeros(ids.shape)
-    split.model.zero_grad()
+    split.module.zero_grad()
     for micro in cut:
         index = micro.index_M
         logprobs, entropy = logprobs_and_entropy(split, *forward(split, ids, mask, micro, recompute=recompute), 0.8)
         (weights[index][mask[index]] * (logprobs + 0.1 * entropy)).sum().backward()
         found[index] = torch.zeros(len(index), ids.shape[1]).masked_scatter(mask[index], logprobs.detach())
-    return found[mask], {name: p.grad for name, p in split.model.named_parameters() if p.grad is not None}
+    return found[mask], {name: p.grad for name, p in split.module.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("name", ["tiny", "lora", "llama", "qwen2", "qwen3"])
 def test_flat_rows_and_shared_prompts_give_the_gradients_of_padded_rows(name: str, small_model: Build, tiny_model: Any) -> None:
-    split = SplitModel(_model(name, small_model, tiny_model))
-    assert split.trunk is not None
+    split = Policy(_model(name, small_model, tiny_model))
+    assert split.backbone is not None
     ids, _, lengths = _groups()
     padded = cut_batch(split, ids, lengths, 1000, packing=False)
     assert all(isinstance(micro, MicroBatch) and not micro.shares_rows for micro in padded)
@@ -196,12 +196,12 @@ def test_flat_rows_and_shared_prompts_give_the_gradients_of_padded_rows(name: st
 
 
 def test_log_probs_without_gradient_share_too(small_model: Build) -> None:
-    split = SplitModel(small_model("llama"))
+    split = Policy(small_model("llama"))
     ids, mask, lengths = _groups()
     plain = []
     for row, length in enumerate(lengths.tolist()):
         with torch.no_grad():
-            table = (split.model(input_ids=ids[row : row + 1, :length]).logits[0] / 0.8).log_softmax(-1)
+            table = (split.module(input_ids=ids[row : row + 1, :length]).logits[0] / 0.8).log_softmax(-1)
         plain += [float(table[t - 1, ids[row, t]]) for t in mask[row].nonzero()[:, 0].tolist()]
     got = token_logprobs(split, ids, mask, lengths, 0.8, max_tokens=60)
     torch.testing.assert_close(got, torch.tensor(plain), rtol=0, atol=2e-5)
@@ -210,22 +210,22 @@ def test_log_probs_without_gradient_share_too(small_model: Build) -> None:
 def test_models_of_other_kinds_get_rows(small_model: Build) -> None:
     ids, mask, lengths = _groups()
     for name in ("gpt2", "mistral"):  # another architecture, and a window of attention
-        split = SplitModel(small_model(name))
-        assert split.trunk is None
+        split = Policy(small_model(name))
+        assert split.backbone is None
         assert all(isinstance(micro, MicroBatch) for micro in cut_batch(split, ids, lengths, 60))
     with pytest.raises(ValueError, match="models of type 'mistral' have no pass over flat tokens"):
         forward(split, ids, mask, flat_batches(ids, lengths, 60)[0])
 
 
 def test_sequences_beyond_the_model_s_positions_get_rows(small_model: Build) -> None:
-    split = SplitModel(small_model("llama"))
+    split = Policy(small_model("llama"))
     for length, kind in ((128, FlatBatch), (129, MicroBatch)):
         (micro,) = cut_batch(split, torch.ones(1, length, dtype=torch.long), torch.tensor([length]), 1000)
         assert isinstance(micro, kind)
 
 
 def test_a_mask_that_selects_what_it_must_not(small_model: Build) -> None:
-    split = SplitModel(small_model("llama"))
+    split = Policy(small_model("llama"))
     ids, lengths = _batch([*A, 1], [*A])
     (micro,) = flat_batches(ids, lengths, 100)
     with pytest.raises(ValueError, match="first token of a row"):

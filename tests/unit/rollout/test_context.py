@@ -8,10 +8,10 @@ import torch
 import tether
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import UnknownName
-from tether.core.protocols import Anew, Sampling
+from tether.core.protocols import ContextReset, Sampling
 from tether.core.types import Completion, Observation, Step, Turn
 from tether.diagnostics.pairs import first_turn_pairs
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.logprobs import token_logprobs
 from tether.rollout.collect import collect, training_plan
 from tether.rollout.context import SUMMARY_CHARS, SUMMARY_TURNS, make_context
@@ -19,7 +19,7 @@ from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
 from tether.rollout.pack import pack
 
-SEEDS = EpisodeSeeds(group=0, member=0, instance=1, luck=2, sampling=3)
+SEEDS = EpisodeSeeds(group=0, member=0, instance=1, env_seed=2, sampling=3)
 OPENING = "<|im_start|>system\nWalk to the door.<|im_end|>\n<|im_start|>user\nYou are in the hall."
 REPLY = "<|im_end|>\n<|im_start|>assistant\n<think>"
 NEXT = "<|im_end|>\n<|im_start|>user\n"
@@ -30,7 +30,7 @@ class Walk:
 
     name, max_turns, instructions = "walk", 5, "Walk to the door."
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         self.turn = 0
         return Observation("You are in the hall.")
 
@@ -51,15 +51,15 @@ def _prompts(chat: Any, mode: str, last_k: int = 1) -> tuple[list[str], list[boo
     behind: tuple[int, ...] = ()
     texts, anew = [], []
     for said in [*SAID, SAID[0]]:
-        context = feed if isinstance(feed, Anew) else behind + feed
+        context = feed if isinstance(feed, ContextReset) else behind + feed
         texts.append(chat.decode(context))
-        anew.append(isinstance(feed, Anew))
+        anew.append(isinstance(feed, ContextReset))
         ids = chat.encode(said)
         feed = episode.receive(Completion(ids, (-1.0,) * len(ids), FinishReason.STOP_TEXT))
         behind = context + ids
     assert feed is None
-    assert [turn.fresh for turn in episode.trajectory.turns] == anew
-    last = episode.trajectory.segments[-1]
+    assert [turn.new_context for turn in episode.trajectory.turns] == anew
+    last = episode.trajectory.sequences[-1]
     assert tuple(last.token_ids) == behind, "what is trained on is what stood before the model"
     return texts, anew
 
@@ -154,7 +154,7 @@ def _ending(chat: Any, mode: str, room: int) -> tuple[StopReason, list[int]]:
     feed: Any = episode.begin()
     while feed is not None:
         feed = episode.receive(Completion(ids, (-1.0,) * len(ids), FinishReason.STOP_TEXT))
-    prompts = [len(part.token_ids[: end + 1]) - len(ids) for part in episode.trajectory.segments for end in part.turn_ends]
+    prompts = [len(part.token_ids[: end + 1]) - len(ids) for part in episode.trajectory.sequences for end in part.turn_ends]
     return episode.trajectory.stop_reason, prompts
 
 
@@ -189,8 +189,8 @@ def test_the_learner_scores_what_was_sampled(tiny: Any, played: Any) -> None:
     batch = pack(trajectories)
     assert max(len(t.turns) for t in trajectories) == 5
     longest = [t for t in trajectories if len(t.turns) == 5]
-    assert {len(t.segments) for t in longest} == {{"full": 1, "last_k": 3, "single_turn": 5}[mode]}
-    split = SplitModel(tiny.model)
+    assert {len(t.sequences) for t in longest} == {{"full": 1, "last_k": 3, "single_turn": 5}[mode]}
+    split = Policy(tiny.model)
     with torch.inference_mode():
         found = token_logprobs(split, batch.ids_BT, batch.loss_mask_BT, batch.lengths_B, 0.8, max_tokens=4096)
     sampled = batch.logprobs_BT[batch.loss_mask_BT]

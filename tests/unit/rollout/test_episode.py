@@ -16,7 +16,7 @@ from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
 
 RULES = EpisodeRules(max_context=900, max_tokens=50, format_penalty=-0.25)
-SEEDS = EpisodeSeeds(group=3, member=1, instance=11, luck=12, sampling=13)
+SEEDS = EpisodeSeeds(group=3, member=1, instance=11, env_seed=12, sampling=13)
 GOOD = " Go right. </think> <answer> Right </answer>"
 
 
@@ -32,10 +32,10 @@ class Counter:
         self.answers: list[str] = []
         self.seeds: tuple[int, int | None] | None = None
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         if self.broken.get("reset"):
             raise RuntimeError("no such level")
-        self.seeds = (seed, luck)
+        self.seeds = (seed, env_seed)
         return Observation("begin")
 
     def step(self, answer: str) -> Any:
@@ -83,7 +83,7 @@ def test_a_whole_episode(chat: Any) -> None:
         (1.0, 0.0, True),
     ]
     assert trajectory.reward == 1.75
-    assert [turn.fresh for turn in trajectory.turns] == [True, False, False]
+    assert [turn.new_context for turn in trajectory.turns] == [True, False, False]
     assert [turn.overlong for turn in trajectory.turns] == [0, 0, 0]
     assert (trajectory.env, trajectory.measures) == ("", {})
     assert [chat.decode(turn.reasoning_ids) for turn in trajectory.turns] == [" Go right. ", " Hm ", " Go right. "]
@@ -231,12 +231,12 @@ def test_a_group_shares_its_instance_and_nothing_else() -> None:
     assert [(seeds.group, seeds.member) for seeds in plan] == [(g, m) for g in range(3) for m in range(4)]
     assert len({seeds.instance for seeds in plan}) == 3
     assert all(len({seeds.instance for seeds in plan if seeds.group == g}) == 1 for g in range(3))
-    assert len({seeds.luck for seeds in plan} | {seeds.sampling for seeds in plan} | {seeds.instance for seeds in plan}) == 27
+    assert len({seeds.env_seed for seeds in plan} | {seeds.sampling for seeds in plan} | {seeds.instance for seeds in plan}) == 27
     for other in (training_plan(2, 2, 3, 4), training_plan(1, 3, 3, 4)):
         assert not {seeds.instance for seeds in plan} & {seeds.instance for seeds in other}
         assert not {seeds.sampling for seeds in plan} & {seeds.sampling for seeds in other}
     assert training_plan(1, 2, 3, 4) == plan
-    assert {seeds.stage for seeds in plan} == {0}
+    assert {seeds.env_index for seeds in plan} == {0}
 
 
 def test_a_further_round_goes_on_where_the_last_one_ended() -> None:
@@ -260,8 +260,8 @@ class Beside(Counter):
         super().__init__(**broken)
         self.pool = ThreadPoolExecutor(1)
 
-    def submit_reset(self, seed: int, luck: int | None = None) -> Any:
-        return self.pool.submit(self.reset, seed, luck=luck)
+    def submit_reset(self, seed: int, env_seed: int | None = None) -> Any:
+        return self.pool.submit(self.reset, seed, env_seed=env_seed)
 
     def submit_step(self, answer: str) -> Any:
         return self.pool.submit(self.step, answer)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tether.core.errors import BadInput
 from tether.core.seeding import validation_seed
 from tether.rollout.collect import training_plan, validation_plan
-from tether.rollout.mixture import Stage, spread_groups
+from tether.rollout.mixture import EnvSpec, spread_groups
 
 
 def test_by_hand() -> None:
@@ -50,31 +50,31 @@ def test_weights_that_mean_nothing(weights: list[float]) -> None:
 
 def test_a_training_step_draws_its_offset() -> None:
     weights = (0.7, 0.2, 0.1)
-    steps = [[seeds.stage for seeds in training_plan(0, step, 8, 1, weights=weights)] for step in range(400)]
-    counts = Counter(stage for step in steps for stage in step)
-    assert {stage: counts[stage] / 3200 for stage in range(3)} == pytest.approx({0: 0.7, 1: 0.2, 2: 0.1}, abs=0.01)
+    steps = [[seeds.env_index for seeds in training_plan(0, step, 8, 1, weights=weights)] for step in range(400)]
+    counts = Counter(env_index for step in steps for env_index in step)
+    assert {env_index: counts[env_index] / 3200 for env_index in range(3)} == pytest.approx({0: 0.7, 1: 0.2, 2: 0.1}, abs=0.01)
     assert {step.count(2) for step in steps} == {0, 1} and {step.count(0) for step in steps} == {5, 6}
-    assert [seeds.stage for seeds in training_plan(0, 5, 8, 1, weights=weights)] == steps[5]
+    assert [seeds.env_index for seeds in training_plan(0, 5, 8, 1, weights=weights)] == steps[5]
     assert len({tuple(step) for step in steps}) > 1
-    others = [[[seeds.stage for seeds in training_plan(1, step, 8, 1, weights=weights)] for step in range(400)]]
-    others += [[[seeds.stage for seeds in training_plan(0, step, 8, 1, first_group=8, weights=weights)] for step in range(400)]]
+    others = [[[seeds.env_index for seeds in training_plan(1, step, 8, 1, weights=weights)] for step in range(400)]]
+    others += [[[seeds.env_index for seeds in training_plan(0, step, 8, 1, first_group=8, weights=weights)] for step in range(400)]]
     for other in others:
         assert sum(one == another for one, another in zip(steps, other, strict=True)) < 390, "another run and another round draw their own"
 
 
 def test_members_of_a_group_play_the_same() -> None:
     plan = training_plan(0, 1, 4, 3, first_group=10, weights=(1, 1))
-    assert [(seeds.group, seeds.member, seeds.stage) for seeds in plan] == [(10 + g, m, g // 2) for g in range(4) for m in range(3)]
+    assert [(seeds.group, seeds.member, seeds.env_index) for seeds in plan] == [(10 + g, m, g // 2) for g in range(4) for m in range(3)]
 
 
 def test_validation_prompts_of_a_mixture_are_those_of_the_environment_alone() -> None:
     plan = validation_plan(8, group_size=2, weights=(3, 1))
-    assert [(seeds.group, seeds.member, seeds.stage) for seeds in plan] == [(g, m, int(g >= 6)) for g in range(8) for m in range(2)]
+    assert [(seeds.group, seeds.member, seeds.env_index) for seeds in plan] == [(g, m, int(g >= 6)) for g in range(8) for m in range(2)]
     assert [seeds.instance for seeds in plan[::2]] == [validation_seed(index) for index in (0, 1, 2, 3, 4, 5, 0, 1)]
     for prompts, first in ((12, 1), (16, 2)):  # a tenth of them is 1.2 and 1.6
-        assert [seeds.stage for seeds in validation_plan(prompts, weights=(1, 9))].count(0) == first
-    alone = [(seeds.instance, seeds.luck, seeds.sampling) for seeds in validation_plan(2, group_size=2)]
-    assert [(seeds.instance, seeds.luck, seeds.sampling) for seeds in plan[12:]] == alone
+        assert [seeds.env_index for seeds in validation_plan(prompts, weights=(1, 9))].count(0) == first
+    alone = [(seeds.instance, seeds.env_seed, seeds.sampling) for seeds in validation_plan(2, group_size=2)]
+    assert [(seeds.instance, seeds.env_seed, seeds.sampling) for seeds in plan[12:]] == alone
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_validation_prompts_of_a_mixture_are_those_of_the_environment_alone() ->
 )
 def test_a_label_has_no_slash_and_no_colon(name: str, label: str) -> None:
     """It becomes a part of metric names."""
-    assert Stage(name).label == label
+    assert EnvSpec(name).label == label

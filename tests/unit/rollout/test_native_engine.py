@@ -9,10 +9,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import tether
 from tether.core.errors import DivergedModel
-from tether.core.protocols import Anew, Sampling
+from tether.core.protocols import ContextReset, Sampling
 from tether.core.types import Completion
 from tether.models.decoding import contiguous
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.logprobs import token_logprobs
 from tether.rollout.engines import native
 from tether.rollout.engines.native import NativeEngine
@@ -151,7 +151,7 @@ def test_slow_and_quick_dialogues_share_a_batch(tiny: Any, contexts: Any, genera
 @pytest.mark.parametrize("max_rows", [128, 2])
 def test_a_conversation_begun_anew_is_a_conversation_of_its_own(tiny: Any, contexts: Any, generated: Any, kind: Any, max_rows: int) -> None:
     """Long after short, short after long, appended to afterwards, beside others that go on: the answers are those of the parts alone."""
-    first, second, third, _, fifth = ([Anew(conversation[0]), *conversation[1:]] for conversation in contexts)
+    first, second, third, _, fifth = ([ContextReset(conversation[0]), *conversation[1:]] for conversation in contexts)
     talks = [kind(first + third, 0), kind(third + second + fifth, 1), kind(contexts[2], 2), kind(second, 3), kind(fifth + fifth, 4)]
     _talk(tiny, talks, GREEDY, max_rows)
     said = generated
@@ -160,7 +160,7 @@ def test_a_conversation_begun_anew_is_a_conversation_of_its_own(tiny: Any, conte
 
 def test_prompts_begun_anew_are_computed_once_for_a_group(tiny: Any, contexts: Any) -> None:
     """Three members come to the same second prompt at the same time."""
-    talks = [Talk([contexts[0][0], Anew(contexts[2][0])], 0) for _ in range(3)]
+    talks = [Talk([contexts[0][0], ContextReset(contexts[2][0])], 0) for _ in range(3)]
     engine = NativeEngine(tiny.model, tiny.tokenizer)
     engine.run(talks, GREEDY)
     prompts = len(contexts[0][0]) + len(contexts[2][0])
@@ -223,7 +223,7 @@ def test_a_shared_prefill_gives_the_same(tiny: Any, contexts: Any) -> None:
 
 
 def test_sampled_log_probs_are_the_learners(tiny: Any, contexts: Any) -> None:
-    split = SplitModel(tiny.model)
+    split = Policy(tiny.model)
     for talk in _talk(tiny, [Talk(conversation, key, seed=key) for key, conversation in enumerate(contexts)], WARM, max_rows=3):
         ids: list[int] = []
         mask: list[bool] = []

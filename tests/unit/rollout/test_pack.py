@@ -29,9 +29,17 @@ def test_everything_is_carried_over() -> None:
     assert batch.rewards_BT.tolist() == [[0, 0, 0.75, 0, 0, 1.5], [0, 0, 0.1, 0, 0, 0]]
     assert batch.turn_ends_BT.int().tolist() == [[0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 0, 0]]
     assert batch.lengths_B.tolist() == [6, 3]
-    assert batch.owners_B.tolist() == [0, 1]
+    assert batch.trajectory_index_B.tolist() == [0, 1]
     assert batch.groups_B.tolist() == [7, 3]
-    kinds = (batch.ids_BT, batch.loss_mask_BT, batch.logprobs_BT, batch.rewards_BT, batch.turn_ends_BT, batch.owners_B, batch.groups_B)
+    kinds = (
+        batch.ids_BT,
+        batch.loss_mask_BT,
+        batch.logprobs_BT,
+        batch.rewards_BT,
+        batch.turn_ends_BT,
+        batch.trajectory_index_B,
+        batch.groups_B,
+    )
     integer, truth, single, double = torch.long, torch.bool, torch.float32, torch.float64
     assert [kind.dtype for kind in kinds] == [integer, truth, single, double, truth, integer, integer]
     assert (batch.advantages_BT, batch.returns_BT, batch.values_BT, batch.reference_BT) == (None, None, None, None)
@@ -40,11 +48,15 @@ def test_everything_is_carried_over() -> None:
 def test_a_row_for_each_context() -> None:
     """Three turns, the last two of which began anew, between two trajectories of one row each."""
     before = _trajectory([_turn((1,), (2,), reward=1.0)], group=4)
-    anew = [_turn((11,), (12,), reward=1.0, fresh=True), _turn((13, 14), (15, 16), reward=2.0, fresh=True), _turn((17,), (18,), fresh=True)]
+    anew = [
+        _turn((11,), (12,), reward=1.0, new_context=True),
+        _turn((13, 14), (15, 16), reward=2.0, new_context=True),
+        _turn((17,), (18,), new_context=True),
+    ]
     after = _trajectory([_turn((31,), (32,)), _turn((33,), (34,), reward=5.0)], group=4)
     batch = pack([before, _trajectory(anew, group=5), after])
     assert batch.ids_BT.tolist() == [[1, 2, 0, 0], [11, 12, 0, 0], [13, 14, 15, 16], [17, 18, 0, 0], [31, 32, 33, 34]]
-    assert batch.owners_B.tolist() == [0, 1, 1, 1, 2]
+    assert batch.trajectory_index_B.tolist() == [0, 1, 1, 1, 2]
     assert batch.groups_B.tolist() == [4, 5, 5, 5, 4]
     assert batch.lengths_B.tolist() == [2, 2, 4, 2, 4]
     episodes = batch.episodes()
@@ -55,7 +67,7 @@ def test_a_row_for_each_context() -> None:
 
 def test_a_trajectory_that_said_nothing_is_left_out() -> None:
     batch = pack([_trajectory([], 1), _trajectory([_turn((1,), (2,))], 2), _trajectory([], 3), _trajectory([_turn((3,), (4,))], 4)])
-    assert (batch.ids_BT.tolist(), batch.owners_B.tolist(), batch.groups_B.tolist()) == ([[1, 2], [3, 4]], [0, 1], [2, 4])
+    assert (batch.ids_BT.tolist(), batch.trajectory_index_B.tolist(), batch.groups_B.tolist()) == ([[1, 2], [3, 4]], [0, 1], [2, 4])
     for nothing in ([_trajectory([])], []):
         batch = pack(nothing)
         assert (len(batch), batch.num_trajectories, batch.ids_BT.shape) == (0, 0, (0, 0))
@@ -63,7 +75,7 @@ def test_a_trajectory_that_said_nothing_is_left_out() -> None:
 
 def test_a_turn_without_a_token_has_no_place() -> None:
     """Neither a row of its own, nor an end on a token that was not sampled."""
-    silent = _turn((5, 6), (), reward=1.0, fresh=True)
+    silent = _turn((5, 6), (), reward=1.0, new_context=True)
     batch = pack([_trajectory([_turn((1,), (2,), reward=2.0), silent]), _trajectory([_turn((3,), (), reward=9.0), _turn((4,), (7,))])])
     assert batch.ids_BT.tolist() == [[1, 2, 0], [3, 4, 7]]
     assert batch.rewards_BT.tolist() == [[0, 2, 0], [0, 0, 0]]

@@ -11,10 +11,10 @@ import transformers as hf
 import tether
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, DivergedModel
-from tether.core.protocols import Anew, Sampling
+from tether.core.protocols import ContextReset, Sampling
 from tether.core.types import Completion
 from tether.models.decoding.contiguous import ContiguousDecoder, position_bytes
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.rollout.engines.native import EngineStatistics, NativeEngine
 
 GREEDY = Sampling(temperature=0.0, max_tokens=30)
@@ -56,7 +56,7 @@ def _talks(chat: Any) -> list[Talk]:
         shown = [env.reset(10 * number + turn).text for turn in range(1 + number % 3)]
         first = chat.first_prompt(env.instructions if number % 2 else "Solve it.", shown[0])
         talks.append(Talk(number, [first, *(chat.next_prompt(text, chat.encode("</answer>")) for text in shown[1:])]))
-    talks[2].contexts[1] = Anew(talks[1].contexts[0])
+    talks[2].contexts[1] = ContextReset(talks[1].contexts[0])
     talks[5].contexts[0] = talks[6].contexts[0]
     talks[5].prefix_key = talks[6].prefix_key
     return talks
@@ -64,7 +64,7 @@ def _talks(chat: Any) -> list[Talk]:
 
 def _engine(tiny: Any, positions: int | None = None, **options: Any) -> NativeEngine:
     """With a cache of so many positions in all."""
-    size = None if positions is None else positions * position_bytes(tiny.model, SplitModel(tiny.model)) / 2**30
+    size = None if positions is None else positions * position_bytes(tiny.model, Policy(tiny.model)) / 2**30
     return NativeEngine(tiny.model, tiny.tokenizer, cache_gb=size, **options)
 
 
@@ -103,7 +103,7 @@ def test_greedy_equals_generate_through_evictions(tiny: Any, chat: Any, undistur
     for talk in talks:
         so_far: list[int] = []
         for context, said in zip(talk.contexts, talk.said, strict=True):
-            so_far = [*([] if isinstance(context, Anew) else so_far), *context]
+            so_far = [*([] if isinstance(context, ContextReset) else so_far), *context]
             ids = torch.tensor([so_far])
             with torch.inference_mode():
                 full = tiny.model.generate(
@@ -178,7 +178,7 @@ def test_tokens_stay_within_the_positions(tiny: Any, monkeypatch: pytest.MonkeyP
 
 def test_a_row_that_begins_anew_gives_its_room_to_others(tiny: Any) -> None:
     """40 tokens and 25 do not fit together, 10 and 25 do: the second dialogue plays beside the new conversation of the first."""
-    talks = [Talk(0, [tuple(range(10, 50)), Anew(range(60, 70))]), Talk(2, [tuple(range(30, 55))])]
+    talks = [Talk(0, [tuple(range(10, 50)), ContextReset(range(60, 70))]), Talk(2, [tuple(range(30, 55))])]
     engine = _engine(tiny, 62)
     engine.run(talks, Sampling(0.9, 5))
     assert [len(said) for talk in talks for said in talk.said] == [5, 5, 5]
@@ -309,10 +309,10 @@ def test_a_cache_that_held_nonsense_is_not_used_again(tiny_model: Any, tiny: Any
 
 
 def test_which_decoder_serves_a_model(tiny: Any) -> None:
-    assert _engine(tiny).way == "contiguous"
+    assert _engine(tiny).backend == "contiguous"
     size = {"vocab_size": len(tiny.tokenizer), "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 64}
     other = hf.GPT2LMHeadModel(hf.GPT2Config(**size, bos_token_id=0, eos_token_id=0)).eval()
-    assert NativeEngine(other, tiny.tokenizer).way == "generic"
+    assert NativeEngine(other, tiny.tokenizer).backend == "generic"
 
 
 @pytest.fixture(scope="module")
@@ -329,7 +329,7 @@ def test_smollm2_says_greedily_what_generate_says(smollm2: Any) -> None:
         Talk(1, [encode("One, two, three, four, five, six, seven,")]),
         Talk(2, [encode("Water boils at"), encode(" degrees, and it freezes")]),
     ]
-    size = 50 * position_bytes(smollm2.model, SplitModel(smollm2.model)) / 2**30
+    size = 50 * position_bytes(smollm2.model, Policy(smollm2.model)) / 2**30
     engine = NativeEngine(smollm2.model, smollm2.tokenizer, cache_gb=size)
     engine.run(talks, Sampling(0.0, 10))
     assert engine.statistics.evictions > 0

@@ -56,7 +56,7 @@ TOP_P: dict[str, Any] = {  # sections 3.3 and 4.1, appendix G
     "filter.loss_scale": "kept_ratio",
 }
 OF_ALGORITHM: dict[str, dict[str, Any]] = {
-    "ppo": {**TOP_P, "algorithm.gamma": 1.0, "algorithm.lam": 1.0, "critic.learning_rate": 1e-5},
+    "ppo": {**TOP_P, "algorithm.gamma": 1.0, "algorithm.gae_lambda": 1.0, "critic.learning_rate": 1e-5},
     "grpo": TOP_P,
     "dr_grpo": TOP_P,
     # arXiv 2503.14476: equation 11 (dynamic sampling), equation 13 (4,096 of 20,480 tokens)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tether.algorithms.batch import Batch
 from tether.algorithms.presets import Algorithm, customised
 from tether.models.critic import Critic
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.reference import reference_for
 from tether.training.estimate import AdvantageEstimator
 
@@ -30,7 +30,7 @@ def _of(batch: Batch, field_BT: Tensor | None) -> list[list[float]]:
     """The sampled tokens' part of a field, a list for each trajectory."""
     assert field_BT is not None
     found: list[list[float]] = [[] for _ in range(batch.num_trajectories)]
-    for row, owner in enumerate(batch.owners_B.tolist()):
+    for row, owner in enumerate(batch.trajectory_index_B.tolist()):
         found[owner] += [float(field_BT[row, t]) for t in range(field_BT.shape[1]) if batch.loss_mask_BT[row, t]]
     return found
 
@@ -41,7 +41,7 @@ def _outside(batch: Batch, field_BT: Tensor | None) -> float:
 
 
 def _critic(model: Any) -> Critic:
-    critic = Critic(SplitModel(model), shared=False)
+    critic = Critic(Policy(model), shared=False)
     torch.nn.init.normal_(critic.head.linear.weight, std=0.3, generator=torch.Generator().manual_seed(4))
     return critic
 
@@ -52,9 +52,9 @@ def _values(critic: Critic, batch: Batch) -> list[list[float]]:
     found: list[list[float]] = [[] for _ in range(batch.num_trajectories)]
     with torch.inference_mode():
         for row, length in enumerate(batch.lengths_B.tolist()):
-            features = critic.split.model.base_model(input_ids=batch.ids_BT[row : row + 1, :length]).last_hidden_state[0]
+            features = critic.split.module.base_model(input_ids=batch.ids_BT[row : row + 1, :length]).last_hidden_state[0]
             places = [t for t in range(length) if batch.loss_mask_BT[row, t]]
-            found[int(batch.owners_B[row])] += [float((weight * features[t - 1]).sum() + bias) for t in places]
+            found[int(batch.trajectory_index_B[row])] += [float((weight * features[t - 1]).sum() + bias) for t in places]
     return found
 
 
@@ -90,8 +90,8 @@ def test_advantages_within_a_group(name: str, by_std: bool, rows: int, small_lla
 def test_values_and_generalised_advantages(rows: int, small_llama: Build, hand_made: Build) -> None:
     """A_t = sum over l of (gamma lam)^l delta_(t+l), the sum written out; the critic is taught A + V."""
     batch, critic = hand_made(small_llama(), rows), _critic(small_llama(1))
-    gamma, lam = 0.9, 0.8
-    done, summary = _complete(batch, customised("ppo", {"gamma": gamma, "lam": lam, "whiten": False}), critic)
+    gamma, gae_lambda = 0.9, 0.8
+    done, summary = _complete(batch, customised("ppo", {"gamma": gamma, "gae_lambda": gae_lambda, "whiten": False}), critic)
     values, rewards = _values(critic, batch), _of(batch, batch.rewards_BT)
     returns = []
     for got_values, got_advantages, got_returns, value, reward in zip(
@@ -100,7 +100,7 @@ def test_values_and_generalised_advantages(rows: int, small_llama: Build, hand_m
         assert got_values == pytest.approx(value, abs=1e-5)
         after = [*value[1:], 0.0]
         errors = [reward[t] + gamma * after[t] - value[t] for t in range(len(value))]
-        advantages = [sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, len(value))) for t in range(len(value))]
+        advantages = [sum((gamma * gae_lambda) ** (k - t) * errors[k] for k in range(t, len(value))) for t in range(len(value))]
         assert got_advantages == pytest.approx(advantages, abs=2e-5)
         assert got_returns == pytest.approx([a + v for a, v in zip(advantages, value, strict=True)], abs=2e-5)
         returns += [a + v for a, v in zip(advantages, value, strict=True)]
@@ -127,8 +127,8 @@ def test_a_divergence_in_the_reward(name: str, small_llama: Build, hand_made: Bu
     """0.3 times the divergence is taken from the reward of each token, so a trajectory's return is less by 0.3 times its sum."""
     model, other = small_llama(), small_llama(2)
     batch = hand_made(model)
-    algorithm = customised("dr_grpo", {"kl_coef": 0.3, "kl_in": "reward", "divergence": name})
-    done, _ = _complete(batch, algorithm, reference=reference_for(SplitModel(other)))
+    algorithm = customised("dr_grpo", {"kl_coef": 0.3, "kl_mode": "reward", "divergence": name})
+    done, _ = _complete(batch, algorithm, reference=reference_for(Policy(other)))
     expected: list[list[float]] = [[] for _ in GROUPS]
     with torch.inference_mode():
         for row, length in enumerate(batch.lengths_B.tolist()):
@@ -150,8 +150,16 @@ def test_a_divergence_in_the_reward(name: str, small_llama: Build, hand_made: Bu
 def test_rewards_at_the_end_and_a_divergence_at_its_tokens(small_llama: Build, hand_made: Build) -> None:
     """What a trajectory earned stands at its last token, what it pays for its divergence (k1, by 0.3) where it diverged."""
     batch, critic = hand_made(small_llama(), rows=3), _critic(small_llama(1))
-    changes = {"gamma": 0.9, "lam": 1.0, "whiten": False, "reward_at": "trajectory", "kl_coef": 0.3, "kl_in": "reward", "divergence": "k1"}
-    done, _ = _complete(batch, customised("ppo", changes), critic, reference_for(SplitModel(small_llama(2))))
+    changes = {
+        "gamma": 0.9,
+        "gae_lambda": 1.0,
+        "whiten": False,
+        "reward_placement": "trajectory",
+        "kl_coef": 0.3,
+        "kl_mode": "reward",
+        "divergence": "k1",
+    }
+    done, _ = _complete(batch, customised("ppo", changes), critic, reference_for(Policy(small_llama(2))))
     columns = (_of(done, field) for field in (batch.rewards_BT, batch.logprobs_BT, done.reference_BT, done.returns_BT))
     for reward, own, reference, returns in zip(*columns, strict=True):
         paid = [0.3 * (r - o) for o, r in zip(own, reference, strict=True)]
@@ -163,7 +171,7 @@ def test_rewards_at_the_end_and_a_divergence_at_its_tokens(small_llama: Build, h
 def test_a_divergence_in_the_loss_leaves_the_advantages(small_llama: Build, hand_made: Build) -> None:
     batch = hand_made(small_llama())
     plain, _ = _complete(batch, customised("grpo", {}))
-    judged, _ = _complete(batch, customised("grpo", {"kl_coef": 0.3}), reference=reference_for(SplitModel(small_llama(2))))
+    judged, _ = _complete(batch, customised("grpo", {"kl_coef": 0.3}), reference=reference_for(Policy(small_llama(2))))
     assert _of(judged, judged.advantages_BT) == _of(plain, plain.advantages_BT)
     assert judged.reference_BT is not None and _outside(judged, judged.reference_BT) == 0
 

@@ -19,13 +19,13 @@ from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.envs.splits import Split, split_of
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import EpisodeRules
-from tether.rollout.mixture import Stage
+from tether.rollout.mixture import EnvSpec
 from tether.runs.store import RunStore
-from tether.training.evaluate import evaluate, stages_of
+from tether.training.evaluate import env_specs, evaluate
 from tether.training.settings import EnvSettings
 
 RULES = EpisodeRules(900, 45, -0.1)
-LAKE = Stage("frozen_lake", {"max_turns": 1, "slip": 0.0})
+LAKE = EnvSpec("frozen_lake", {"max_turns": 1, "slip": 0.0})
 RIGHT_DOWN = " </think> <answer> Right || Down </answer>"
 
 
@@ -35,11 +35,11 @@ class Answers:
     def __init__(self, chat: Any, text: str) -> None:
         self._ids = chat.encode(text)
 
-    def run(self, dialogues: Any, sampling: Sampling, on_finished: Any = None) -> None:
-        for dialogue in dialogues:
-            feed = dialogue.begin()
+    def run(self, conversations: Any, sampling: Sampling, on_finished: Any = None) -> None:
+        for conversation in conversations:
+            feed = conversation.begin()
             while feed is not None:
-                feed = dialogue.receive(Completion(self._ids, (-1.0,) * len(self._ids), "stop_text"))
+                feed = conversation.receive(Completion(self._ids, (-1.0,) * len(self._ids), "stop_text"))
 
     def sync(self) -> None:
         pass
@@ -72,19 +72,19 @@ def test_literal_ends(chat: Any, wins: int, interval: tuple[float, float]) -> No
             return 1.0, True, True
 
     text = " </think> <answer> Right </answer>" if wins else " nothing"
-    stage = Stage("frozen_lake", {"max_turns": 1})
+    spec = EnvSpec("frozen_lake", {"max_turns": 1})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "FrozenLake", Easy)
-        result = evaluate([stage], Answers(chat, text), chat, 10, Sampling(0.5, 45), RULES)
+        result = evaluate([spec], Answers(chat, text), chat, 10, Sampling(0.5, 45), RULES)
     assert result.metrics["success"] == wins / 10
     assert (result.metrics["success_low"], result.metrics["success_high"]) == pytest.approx(interval, abs=1e-6)
 
 
 def test_prompts_are_the_fixed_ones_of_the_validation_split(tiny: Any, chat: Any) -> None:
     engine = NativeEngine(tiny.model, tiny.tokenizer)
-    stage = Stage("frozen_lake", {"max_turns": 1, "split": "train"})  # the split is not the user's to choose here
-    first = evaluate([stage], engine, chat, 3, Sampling(0.5, 45), RULES)
-    again = evaluate([stage], engine, chat, 3, Sampling(0.5, 45), RULES)
+    spec = EnvSpec("frozen_lake", {"max_turns": 1, "split": "train"})  # the split is not the user's to choose here
+    first = evaluate([spec], engine, chat, 3, Sampling(0.5, 45), RULES)
+    again = evaluate([spec], engine, chat, 3, Sampling(0.5, 45), RULES)
     assert first.metrics == again.metrics
     assert [group.seed for group in first.groups] == [validation_seed(index) for index in range(3)]
     assert [t.turns for g in first.groups for t in g.trajectories] == [t.turns for g in again.groups for t in g.trajectories]
@@ -106,7 +106,7 @@ class Plain:
     def __init__(self, options: Options) -> None:
         pass
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         return Observation("Say it.")
 
     def step(self, answer: str) -> Step:
@@ -115,7 +115,7 @@ class Plain:
 
 def test_an_environment_without_splits_is_evaluated_as_it_is(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "plain": Plain})
-    result = evaluate([Stage("plain")], Answers(chat, " </think> <answer> Right </answer>"), chat, 3, Sampling(0.5, 45), RULES)
+    result = evaluate([EnvSpec("plain")], Answers(chat, " </think> <answer> Right </answer>"), chat, 3, Sampling(0.5, 45), RULES)
     assert result.metrics["success"] == 1.0
     assert list(result.environments) == ["plain"]
 
@@ -127,10 +127,10 @@ class Lots:
         self._outcomes = outcomes
         self._ids = {solved: chat.encode(f" </think> <answer> {'Right' if solved else 'Left'} </answer>") for solved in (True, False)}
 
-    def run(self, dialogues: Any, sampling: Sampling, on_finished: Any = None) -> None:
-        for dialogue, solved in zip(dialogues, self._outcomes, strict=True):
-            dialogue.begin()
-            assert dialogue.receive(Completion(self._ids[solved], (-1.0,) * len(self._ids[solved]), "stop_text")) is None
+    def run(self, conversations: Any, sampling: Sampling, on_finished: Any = None) -> None:
+        for conversation, solved in zip(conversations, self._outcomes, strict=True):
+            conversation.begin()
+            assert conversation.receive(Completion(self._ids[solved], (-1.0,) * len(self._ids[solved]), "stop_text")) is None
             on_finished()
 
     def sync(self) -> None:
@@ -138,12 +138,12 @@ class Lots:
 
 
 @pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> Stage:
+def plain(monkeypatch: pytest.MonkeyPatch) -> EnvSpec:
     monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "plain": Plain})
-    return Stage("plain")
+    return EnvSpec("plain")
 
 
-def test_several_samples_of_a_prompt(chat: Any, plain: Stage) -> None:
+def test_several_samples_of_a_prompt(chat: Any, plain: EnvSpec) -> None:
     """Three prompts with 4, 1 and 0 of 4 right. The interval is that of three trials: samples of a prompt are not independent."""
     outcomes = [True] * 4 + [False, True, False, False] + [False] * 4
     heard: list[int] = []
@@ -168,7 +168,7 @@ def test_the_first_samples_do_not_depend_on_how_many_follow(tiny: Any, chat: Any
 
 def test_several_environments(chat: Any) -> None:
     """Prompts are shared out by weight; each environment's numbers are those it has alone on as many prompts."""
-    boxes = Stage("sokoban", {"max_turns": 1}, weight=3.0)
+    boxes = EnvSpec("sokoban", {"max_turns": 1}, weight=3.0)
     engine = Answers(chat, RIGHT_DOWN)
     mixed = evaluate([LAKE, boxes], engine, chat, 40, Sampling(0.5, 45), RULES)
     lake = evaluate([LAKE], engine, chat, 10, Sampling(0.5, 45), RULES).metrics
@@ -190,9 +190,9 @@ def test_several_environments(chat: Any) -> None:
 
 def test_stages_of_settings() -> None:
     lake = EnvSettings(name="frozen_lake", options={"size": 5}, step_timeout=7.0, weight=0.25)
-    assert stages_of([lake, EnvSettings(name="sokoban")]) == [
-        Stage("frozen_lake", {"size": 5}, 7.0, 0.25),
-        Stage("sokoban", {}, 120.0, 1.0),
+    assert env_specs([lake, EnvSettings(name="sokoban")]) == [
+        EnvSpec("frozen_lake", {"size": 5}, 7.0, 0.25),
+        EnvSpec("sokoban", {}, 120.0, 1.0),
     ]
 
 

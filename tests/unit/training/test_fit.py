@@ -11,7 +11,7 @@ from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.models.adapters import add_lora, save_model
 from tether.training import fit as fit_module
-from tether.training.fit import Fit, Shape, check_fit, counted, measured_shape, shape_of
+from tether.training.fit import MemoryPlan, Shape, counted, measured_shape, plan_memory, shape_of
 from tether.training.parts import Parts, build, resolve_algorithm
 from tether.training.settings import RunSettings
 
@@ -55,14 +55,14 @@ def _settings(name: str = "m", **sections: Any) -> RunSettings:
     return validate(RunSettings, {"env": {"name": "frozen_lake"}, "model": model, **sections})
 
 
-def _count(shapes: dict[str, Shape], available: int = 10**12, device: torch.device = CUDA, **sections: Any) -> Fit:
+def _count(shapes: dict[str, Shape], available: int = 10**12, device: torch.device = CUDA, **sections: Any) -> MemoryPlan:
     settings = _settings(**sections)
     return counted(settings, resolve_algorithm(settings.algorithm), device, available, shapes)
 
 
 def test_three_billion_parameters(shape: Shape) -> None:
     """All counted by hand from the published shape."""
-    assert shape.parameters == shape.trunk == THREE_B
+    assert shape.parameters == shape.backbone == THREE_B
     assert shape.linear == {
         "q_proj": 36 * 4096,
         "k_proj": 36 * 2304,
@@ -100,7 +100,7 @@ def test_needs_in_bfloat16_and_float32(shape: Shape) -> None:
 
 
 def test_critic_reference_and_scorer(shape: Shape) -> None:
-    other = Shape(parameters=1000, trunk=900, linear={}, cached=1, positions=64, kept=1)
+    other = Shape(parameters=1000, backbone=900, linear={}, cached=1, positions=64, kept=1)
     both = {"m": shape, "other": other}
     assert _count(both, algorithm={"name": "ppo"}).needs["critic"] == 18 * THREE_B
     assert "critic" not in _count(both, algorithm={"name": "ppo"}, critic={"shared": True}).needs
@@ -156,13 +156,13 @@ def test_on_a_card_the_cache_takes_its_share_at_once(shape: Shape) -> None:
 
 def test_the_last_byte_counts(three_b: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = _settings(three_b, lora={"rank": 16})
-    fit = check_fit(*_run_of(settings))
+    fit = plan_memory(*_run_of(settings))
     assert fit is not None
     monkeypatch.setattr(fit_module, "available_memory", lambda _: fit.total)
-    assert check_fit(*_run_of(settings)) is not None
+    assert plan_memory(*_run_of(settings)) is not None
     monkeypatch.setattr(fit_module, "available_memory", lambda _: fit.total - 1)
     with pytest.raises(BadInput, match="does not fit on cpu"):
-        check_fit(*_run_of(settings))
+        plan_memory(*_run_of(settings))
 
 
 def test_a_cache_that_was_asked_for(shape: Shape) -> None:
@@ -175,7 +175,7 @@ def test_a_cache_that_was_asked_for(shape: Shape) -> None:
 
 def test_refused_with_the_sizes_and_what_would_need_less(three_b: str, little_memory: None) -> None:
     with pytest.raises(BadInput) as caught:
-        check_fit(*_run_of(_settings(three_b, algorithm={"name": "ppo"})))
+        plan_memory(*_run_of(_settings(three_b, algorithm={"name": "ppo"})))
     assert str(caught.value) == (
         f"model '{three_b}' does not fit on cpu: weights 6.2 GB, optimiser 37.0 GB, gradients 12.3 GB, critic 55.5 GB, cache 0.1 GB, "
         "logits 0.1 GB = 111.4 GB of 24.0 GB; try lora.rank=16 with critic.shared=true (6.9 GB), or a smaller model"
@@ -185,9 +185,9 @@ def test_refused_with_the_sizes_and_what_would_need_less(three_b: str, little_me
 def test_refused_where_nothing_helps(three_b: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_module, "available_memory", lambda _: 10**9)
     with pytest.raises(BadInput, match=r"= 6.9 GB of 1.0 GB; take a smaller model, or a device with more memory$"):
-        check_fit(*_run_of(_settings(three_b, lora={"rank": 16})))
+        plan_memory(*_run_of(_settings(three_b, lora={"rank": 16})))
     with pytest.raises(BadInput, match=r"try model.dtype=bfloat16 \(6.9 GB\), or a smaller model$"):
-        check_fit(*_run_of(_settings(three_b, lora={"rank": 16}, model={"dtype": "float32"})))
+        plan_memory(*_run_of(_settings(three_b, lora={"rank": 16}, model={"dtype": "float32"})))
 
 
 def _run_of(settings: RunSettings) -> tuple[RunSettings, Any]:
@@ -205,19 +205,19 @@ def test_nothing_is_loaded_before_it_fits(three_b: str, little_memory: None) -> 
 def test_models_that_cannot_be_counted(tmp_path: Path, little_memory: None) -> None:
     for name in (str(tmp_path / "x.gguf"), str(tmp_path), "nobody/nothing"):
         assert shape_of(name) is None
-        assert check_fit(*_run_of(_settings(name))) is None
+        assert plan_memory(*_run_of(_settings(name))) is None
     with pytest.raises(BadInput, match="device 'abacus' cannot be used here"):
-        check_fit(*_run_of(_settings("tiny", model={"device": "abacus"})))
+        plan_memory(*_run_of(_settings("tiny", model={"device": "abacus"})))
 
 
 def test_a_device_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_module, "available_memory", lambda _: None)
-    assert check_fit(*_run_of(_settings("tiny"))) is None
+    assert plan_memory(*_run_of(_settings("tiny"))) is None
 
 
 def test_a_head_of_its_own_is_no_part_of_the_trunk(small_llama: Any) -> None:
     found = measured_shape(small_llama())
-    assert found.parameters - found.trunk == 61 * 32
+    assert found.parameters - found.backbone == 61 * 32
     assert found.linear["q_proj"] == 2 * 64 and "lm_head" not in found.linear
     assert found.cached == 2 * 2 * 2 * 8
 
@@ -250,7 +250,7 @@ def test_counted_is_what_a_critic_takes(monkeypatch: pytest.MonkeyPatch) -> None
     parts = build(_settings("tiny", algorithm={"name": "ppo"}), None)
     assert parts.fit is not None and parts.learner.critic is not None
     optimizer = parts.learner._optimizers["critic"]
-    held = _bytes(parts.learner.critic.split.model.parameters()) + _bytes(master for _, master in optimizer._rounded)
+    held = _bytes(parts.learner.critic.split.module.parameters()) + _bytes(master for _, master in optimizer._rounded)
     assert parts.fit.needs["critic"] == held + optimizer.bytes_to_come
 
 
@@ -259,7 +259,7 @@ def test_a_folder_of_adapters(tmp_path: Path, tiny_model: Any) -> None:
     tiny_model.name_or_path = "tiny"
     save_model(tiny_model, tmp_path / "mine")
     settings = _settings(str(tmp_path / "mine"))
-    found = check_fit(*_run_of(settings))
+    found = plan_memory(*_run_of(settings))
     assert found is not None
     adapters = sum(parameter.numel() for parameter in tiny_model.parameters() if parameter.requires_grad)
     header = 16384

@@ -7,7 +7,7 @@ import pytest
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Group, Trajectory, Turn
-from tether.training.gather import Gathered, gather, select
+from tether.training.gather import SampledBatch, gather, select
 from tether.training.settings import FilterSettings
 
 DYNAMIC: dict[str, Any] = {"strategy": "all", "include_zero": False}
@@ -38,7 +38,7 @@ class _Script:
 FLAT, VARIED = (1.0, 1.0), (0.0, 1.0)
 
 
-def _gathered(script: _Script, num_groups: int = 4, **rules: Any) -> Gathered:
+def _gathered(script: _Script, num_groups: int = 4, **rules: Any) -> SampledBatch:
     return gather(script, num_groups, FilterSettings(**rules))
 
 
@@ -47,14 +47,14 @@ def test_one_round_without_refill() -> None:
     gathered = _gathered(script, **DYNAMIC)
     assert script.asked == [(4, 0)]
     assert [group.index for group in gathered.chosen] == [1, 3]
-    assert (gathered.num_rounds, gathered.batch_share, gathered.chosen_ids) == (1, 0.5, {1, 3})
+    assert (gathered.num_rounds, gathered.fill_ratio, gathered.chosen_ids) == (1, 0.5, {1, 3})
     assert gathered.groups == gathered.first_round
 
 
 def test_a_full_batch_is_not_refilled() -> None:
     script = _Script(*[VARIED] * 4)
     gathered = _gathered(script, **DYNAMIC, refill=3)
-    assert script.asked == [(4, 0)] and gathered.batch_share == 1
+    assert script.asked == [(4, 0)] and gathered.fill_ratio == 1
 
 
 def test_refill_goes_on_counting_until_the_batch_is_full() -> None:
@@ -65,7 +65,7 @@ def test_refill_goes_on_counting_until_the_batch_is_full() -> None:
     assert [group.index for group in gathered.groups] == list(range(8))
     assert [group.index for group in gathered.first_round] == [0, 1, 2, 3]
     assert [group.index for group in gathered.chosen] == [1, 3, 4, 5]
-    assert (gathered.num_rounds, gathered.num_wanted, gathered.batch_share) == (2, 4, 1)
+    assert (gathered.num_rounds, gathered.num_wanted, gathered.fill_ratio) == (2, 4, 1)
 
 
 def test_a_few_missing_take_a_small_round() -> None:
@@ -81,14 +81,14 @@ def test_rounds_are_bounded(refill: int) -> None:
     script = _Script(*[FLAT] * 16)
     gathered = _gathered(script, **DYNAMIC, refill=refill)
     assert script.asked == [(4, 4 * number) for number in range(refill + 1)]
-    assert (gathered.num_rounds, gathered.chosen, gathered.batch_share) == (refill + 1, [], 0)
+    assert (gathered.num_rounds, gathered.chosen, gathered.fill_ratio) == (refill + 1, [], 0)
     assert gathered.metrics(tokens_batched=0)["kept_ratio"] == 0
 
 
 def test_a_batch_that_stays_short() -> None:
     script = _Script(FLAT, VARIED, FLAT, FLAT, *[FLAT] * 4)
     gathered = _gathered(script, **DYNAMIC, refill=1)
-    assert [group.index for group in gathered.chosen] == [1] and gathered.batch_share == 0.25
+    assert [group.index for group in gathered.chosen] == [1] and gathered.fill_ratio == 0.25
 
 
 def test_the_best_of_too_many_in_the_order_of_sampling() -> None:
@@ -118,7 +118,7 @@ def test_a_share_of_all_rounds_is_kept() -> None:
     script = _Script(*[(0.0, 1 + index / 10) for index in range(8)])
     gathered = _gathered(script, strategy="top_k", keep=0.5, refill=1)
     assert script.asked == [(4, 0), (4, 4)]
-    assert [group.index for group in gathered.chosen] == [4, 5, 6, 7] and gathered.batch_share == 1
+    assert [group.index for group in gathered.chosen] == [4, 5, 6, 7] and gathered.fill_ratio == 1
 
 
 # What the filter is told of the groups.

@@ -15,7 +15,7 @@ from tether.diagnostics.cross_score import cross_score
 from tether.models.adapters import add_lora
 from tether.models.load import load_model
 from tether.training import judge
-from tether.training.judge import judge_of
+from tether.training.judge import build_scorer
 from tether.training.settings import RunSettings
 
 PROMPTS = ["user: P _ G\n<think>", "user: _ _ O G, go on\n<think>"]
@@ -46,7 +46,7 @@ def _by_hand(model: Any, tokenizer: Any) -> np.ndarray:
 
 
 def _judged(settings: RunSettings, model: Any, tokenizer: Any) -> np.ndarray:
-    return cross_score(judge_of(settings, model, tokenizer), *_encoded(tokenizer))
+    return cross_score(build_scorer(settings, model, tokenizer), *_encoded(tokenizer))
 
 
 def _train(model: Any) -> None:
@@ -60,7 +60,7 @@ def _train(model: Any) -> None:
 
 def test_the_policy_judges_as_it_is_now(tiny: Any, tiny_model: Any) -> None:
     before = _by_hand(tiny_model, tiny.tokenizer)
-    scorer = judge_of(_settings("policy"), tiny_model, tiny.tokenizer)
+    scorer = build_scorer(_settings("policy"), tiny_model, tiny.tokenizer)
     assert cross_score(scorer, *_encoded(tiny.tokenizer)) == pytest.approx(before, rel=1e-4)
     _train(tiny_model)
     now = _by_hand(tiny_model, tiny.tokenizer)
@@ -71,9 +71,9 @@ def test_the_policy_judges_as_it_is_now(tiny: Any, tiny_model: Any) -> None:
 def test_the_reference_is_the_model_the_run_started_from(tiny: Any, tiny_model: Any) -> None:
     """Asked for after training, as a resumed run does, and before."""
     start = _by_hand(tiny_model, tiny.tokenizer)
-    early = judge_of(_settings("reference"), tiny_model, tiny.tokenizer)
+    early = build_scorer(_settings("reference"), tiny_model, tiny.tokenizer)
     _train(tiny_model)
-    for scorer in (early, judge_of(_settings("reference"), tiny_model, tiny.tokenizer)):
+    for scorer in (early, build_scorer(_settings("reference"), tiny_model, tiny.tokenizer)):
         assert cross_score(scorer, *_encoded(tiny.tokenizer)) == pytest.approx(start, rel=1e-4)
 
 
@@ -82,7 +82,7 @@ def test_the_reference_of_adapters_is_the_model_without_them(tiny: Any, tiny_mod
     monkeypatch.setattr(judge, "make_scorer", lambda *_, **__: pytest.fail("no second copy is needed"))
     add_lora(tiny_model, 2, 16)
     start = _by_hand(tiny.model, tiny.tokenizer)
-    scorer = judge_of(_settings("reference"), tiny_model, tiny.tokenizer)
+    scorer = build_scorer(_settings("reference"), tiny_model, tiny.tokenizer)
     _train(tiny_model)
     trained = _by_hand(tiny_model, tiny.tokenizer)
     assert np.abs(trained - start).max() > 1
@@ -138,9 +138,9 @@ def test_a_judge_computes_where_and_in_what_the_policy_does(tmp_path: Path, tiny
     monkeypatch.setattr(judge, "make_scorer", make)
     name = _third(tmp_path / "third", tiny.tokenizer)
     half = load_model(name, device="cpu", dtype="bfloat16").model
-    assert judge_of(_settings("reference", model=name), half, tiny.tokenizer).precision == "bfloat16"
-    assert judge_of(_settings("reference", model=name), tiny.model, tiny.tokenizer).precision == "float32"
-    judge_of(_settings("http://localhost:9/v1#judge"), tiny.model, tiny.tokenizer)
+    assert build_scorer(_settings("reference", model=name), half, tiny.tokenizer).precision == "bfloat16"
+    assert build_scorer(_settings("reference", model=name), tiny.model, tiny.tokenizer).precision == "float32"
+    build_scorer(_settings("http://localhost:9/v1#judge"), tiny.model, tiny.tokenizer)
     cpu = {"device": "cpu"}
     assert asked == [(name, {**cpu, "dtype": "bfloat16"}), (name, {**cpu, "dtype": "float32"}), ("http://localhost:9/v1#judge", {})]
 
@@ -149,15 +149,15 @@ def test_a_judge_that_cannot_be_had(tmp_path: Path, tiny: Any) -> None:
     with pytest.raises(
         ModelUnavailable, match=r"^diagnosis\.scorer: Hugging Face model 'nobody/none' is neither cached here nor reachable"
     ):
-        judge_of(_settings("nobody/none"), tiny.model, tiny.tokenizer)
+        build_scorer(_settings("nobody/none"), tiny.model, tiny.tokenizer)
     with pytest.raises(ModelUnavailable, match=r"^diagnosis\.scorer: "):
-        judge_of(_settings(str(tmp_path)), tiny.model, tiny.tokenizer)
+        build_scorer(_settings(str(tmp_path)), tiny.model, tiny.tokenizer)
     with pytest.raises(BadInput, match=r"^diagnosis\.scorer: unknown model 'polisy': .*; or take policy or reference$"):
-        judge_of(_settings("polisy"), tiny.model, tiny.tokenizer)
+        build_scorer(_settings("polisy"), tiny.model, tiny.tokenizer)
 
 
 def test_nothing_is_loaded_where_nothing_is_measured(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "make_scorer", lambda *_, **__: pytest.fail("loaded for nothing"))
     for name in ("nobody/none", "reference", "policy"):
-        assert judge_of(_settings(name, every=0), tiny.model, tiny.tokenizer).score([5, 6], [7]) < 0
-    assert judge_of(_settings("policy"), tiny.model, tiny.tokenizer).score([5, 6], [7]) < 0
+        assert build_scorer(_settings(name, every=0), tiny.model, tiny.tokenizer).score([5, 6], [7]) < 0
+    assert build_scorer(_settings("policy"), tiny.model, tiny.tokenizer).score([5, 6], [7]) < 0

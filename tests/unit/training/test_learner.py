@@ -14,7 +14,7 @@ from tether.algorithms.batch import Batch
 from tether.algorithms.presets import Algorithm, customised
 from tether.core.errors import CheckpointError
 from tether.models.critic import Critic
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.logprobs import token_logprobs
 from tether.models.reference import reference_for
 from tether.training.estimate import AdvantageEstimator
@@ -30,7 +30,7 @@ Build = Callable[..., Any]
 
 
 def _learner(model: Any, algorithm: Algorithm = NO_BONUS, critic: Critic | None = None, **settings: Any) -> Learner:
-    split = critic.split if critic is not None and critic.shared else SplitModel(model)
+    split = critic.split if critic is not None and critic.shared else Policy(model)
     chosen = LearnerSettings(**{"learning_rate": 1e-3, **settings})
     shared = CriticSettings(shared=critic is not None and critic.shared)
     return Learner(split, algorithm, chosen, temperature=TEMPERATURE, max_tokens=50, critic=critic, critic_settings=shared)
@@ -42,7 +42,7 @@ def _update(learner: Learner, batch: Batch, scale: float = 1.0, rates: Rates = R
 
 def _with_advantages(batch: Batch, advantages: list[float]) -> Batch:
     """One advantage a trajectory, at all its tokens."""
-    return dataclasses.replace(batch, advantages_BT=torch.tensor(advantages)[batch.owners_B, None] * batch.loss_mask_BT)
+    return dataclasses.replace(batch, advantages_BT=torch.tensor(advantages)[batch.trajectory_index_B, None] * batch.loss_mask_BT)
 
 
 def _two_rows(model: Any, advantages: tuple[float, float]) -> Batch:
@@ -51,14 +51,14 @@ def _two_rows(model: Any, advantages: tuple[float, float]) -> Batch:
     mask = torch.tensor([[False] * 4 + [True] * 3 + [False], [False] * 3 + [True] * 5])
     lengths = torch.tensor([7, 8])
     logprobs = torch.zeros(2, 8)
-    logprobs[mask] = token_logprobs(SplitModel(model), ids, mask, lengths, TEMPERATURE, max_tokens=100)
+    logprobs[mask] = token_logprobs(Policy(model), ids, mask, lengths, TEMPERATURE, max_tokens=100)
     zeros, ends = torch.zeros(2, 8, dtype=torch.float64), torch.zeros(2, 8, dtype=torch.bool)
     batch = Batch(ids, mask, logprobs, zeros, ends, lengths, torch.tensor([0, 1]), torch.tensor([0, 0]))
     return _with_advantages(batch, list(advantages))
 
 
 def _row_means(model: Any, batch: Batch) -> list[float]:
-    values = token_logprobs(SplitModel(model), batch.ids_BT, batch.loss_mask_BT, batch.lengths_B, TEMPERATURE, max_tokens=100)
+    values = token_logprobs(Policy(model), batch.ids_BT, batch.loss_mask_BT, batch.lengths_B, TEMPERATURE, max_tokens=100)
     return [float(part.mean()) for part in values.split(batch.loss_mask_BT.sum(dim=1).tolist())]
 
 
@@ -143,7 +143,7 @@ def test_a_long_gradient_is_shortened_and_logged_as_it_was(small_llama: Build) -
 # Memory: how a minibatch is cut, packed or recomputed changes nothing.
 
 ALGORITHMS = {
-    "ppo separate": customised("ppo", {"kl_coef": 0.05, "kl_in": "reward", "lam": 0.9}),
+    "ppo separate": customised("ppo", {"kl_coef": 0.05, "kl_mode": "reward", "gae_lambda": 0.9}),
     "ppo shared": customised("ppo", {"advantages": "bilevel_gae", "gamma": 0.9}),
     "grpo": customised("grpo", {"kl_coef": 0.05}),
     "dapo": customised("dapo", {}),
@@ -162,12 +162,12 @@ CUTS: list[dict[str, Any]] = [
 def _whole_update(name: str, build: Build, hand_made: Build, rows: int, cut: dict[str, Any]) -> tuple[dict[str, float], list[Tensor]]:
     """Estimates and two updates: the numbers, and the weights of policy and critic after them."""
     model, algorithm = build(), ALGORITHMS[name]
-    split = SplitModel(model)
+    split = Policy(model)
     critic = None
     if algorithm.has_critic:
-        critic = Critic(split, shared=True) if name == "ppo shared" else Critic(SplitModel(build(1)), shared=False)
+        critic = Critic(split, shared=True) if name == "ppo shared" else Critic(Policy(build(1)), shared=False)
         torch.nn.init.normal_(critic.head.linear.weight, std=0.2, generator=torch.Generator().manual_seed(4))
-    reference = reference_for(SplitModel(build(2))) if algorithm.has_reference else None
+    reference = reference_for(Policy(build(2))) if algorithm.has_reference else None
     estimator = AdvantageEstimator(algorithm, critic, reference, temperature=TEMPERATURE, micro_tokens=cut["micro_tokens"])
     batch, estimates = estimator.complete(hand_made(model, rows))
     learner = _learner(model, algorithm, critic, update_batch=4, **cut)
@@ -252,7 +252,7 @@ def _for_a_critic(batch: Batch) -> Batch:
 def test_only_the_critic_learns_where_the_policy_has_no_rate(shared: bool, small_llama: Build) -> None:
     model = small_llama()
     batch = _for_a_critic(_two_rows(model, (1.0, -1.0)))
-    critic = Critic(SplitModel(model if shared else small_llama(1)), shared=shared)
+    critic = Critic(Policy(model if shared else small_llama(1)), shared=shared)
     learner = _learner(model, PLAIN_PPO, critic)
     before = _weights(model)
     metrics = _update(learner, batch, rates=Rates(0.0, 1e-3))
@@ -265,7 +265,7 @@ def test_only_the_critic_learns_where_the_policy_has_no_rate(shared: bool, small
 
 
 def test_a_critic_learns_what_it_is_taught(small_llama: Build) -> None:
-    model, critic = small_llama(), Critic(SplitModel(small_llama(1)), shared=False)
+    model, critic = small_llama(), Critic(Policy(small_llama(1)), shared=False)
     batch = _for_a_critic(_two_rows(model, (0.0, 0.0)))
     learner = _learner(model, PLAIN_PPO, critic)
     for _ in range(30):
@@ -308,7 +308,7 @@ def _assert_same_moments(got: Any, want: Any) -> None:
 @pytest.mark.parametrize("where", ["policy", "critic"])
 def test_weights_that_are_not_finite(where: str, small_llama: Build) -> None:
     """A broken critic holds the policy's update back too: its advantages were the critic's."""
-    model, critic = small_llama(), Critic(SplitModel(small_llama(1)), shared=False)
+    model, critic = small_llama(), Critic(Policy(small_llama(1)), shared=False)
     batch = _for_a_critic(_two_rows(model, (1.0, -1.0)))
     learner = _learner(model, PLAIN_PPO, critic)
     with torch.no_grad():
@@ -330,15 +330,15 @@ def test_a_finite_loss_with_a_gradient_that_is_not(small_llama: Build) -> None:
     assert metrics["nonfinite"] == 1 and _equal(before, model)
 
 
-@pytest.mark.parametrize("kl_in", ["loss", "reward"])
-def test_a_gradient_that_is_finite_of_a_loss_that_is_not(kl_in: str, small_llama: Build) -> None:
+@pytest.mark.parametrize("kl_mode", ["loss", "reward"])
+def test_a_gradient_that_is_finite_of_a_loss_that_is_not(kl_mode: str, small_llama: Build) -> None:
     """A word that the reference rules out: k1 is infinite there, its gradient is 1; in the reward it has none, but the record would hold it."""
     model = small_llama()
     batch = _two_rows(model, (1.0, -1.0))
     reference = batch.logprobs_BT.clone()
     reference[1, 4] = -math.inf
     before = _weights(model)
-    algorithm = customised("grpo", {"kl_coef": 0.1, "divergence": "k1", "kl_in": kl_in})
+    algorithm = customised("grpo", {"kl_coef": 0.1, "divergence": "k1", "kl_mode": kl_mode})
     metrics = _update(_learner(model, algorithm), dataclasses.replace(batch, reference_BT=reference))
     assert metrics["nonfinite"] == 1 and _equal(before, model)
     assert all(math.isfinite(number) for number in metrics.values()), metrics
@@ -372,7 +372,7 @@ def test_a_restored_learner_goes_on_as_the_first_would_have(kind: str, small_lla
     learners = []
     for _ in range(2):
         model = small_llama()
-        critic = None if kind == "none" else Critic(SplitModel(model if kind == "shared" else small_llama(1)), shared=kind == "shared")
+        critic = None if kind == "none" else Critic(Policy(model if kind == "shared" else small_llama(1)), shared=kind == "shared")
         learners.append((model, _learner(model, NO_BONUS if critic is None else PLAIN_PPO, critic)))
     (model, learner), (again, other) = learners
     batch = _for_a_critic(_two_rows(model, (1.0, -1.0)))
@@ -390,7 +390,7 @@ def test_a_restored_learner_goes_on_as_the_first_would_have(kind: str, small_lla
 
 def test_the_state_of_another_learner_is_refused(small_llama: Build) -> None:
     plain = _learner(small_llama())
-    with_critic = _learner(small_llama(), PLAIN_PPO, Critic(SplitModel(small_llama(1)), shared=False))
+    with_critic = _learner(small_llama(), PLAIN_PPO, Critic(Policy(small_llama(1)), shared=False))
     with pytest.raises((KeyError, ValueError, CheckpointError)):
         with_critic.restore(plain.state())
     with pytest.raises(ValueError, match="the learner's state has another form"):

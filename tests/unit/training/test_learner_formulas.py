@@ -17,7 +17,7 @@ from torch import Tensor
 from tether.algorithms.batch import Batch
 from tether.algorithms.presets import Algorithm, customised
 from tether.models.critic import Critic
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.training.learner import Learner, Rates
 from tether.training.settings import CriticSettings, LearnerSettings
 
@@ -59,21 +59,21 @@ def _filled(batch: Batch) -> Batch:
     )
 
 
-def _tokens(model: Any, trunk: Any, batch: Batch) -> list[Token]:
+def _tokens(model: Any, backbone: Any, batch: Batch) -> list[Token]:
     """Every sampled token, its numbers from a forward pass over its own row alone; `trunk` gives the critic's features."""
     found = []
     fields = [batch.logprobs_BT, batch.advantages_BT, batch.values_BT, batch.returns_BT, batch.reference_BT]
     for row, length in enumerate(batch.lengths_B.tolist()):
         ids = batch.ids_BT[row : row + 1, :length]
         logits = model(input_ids=ids, use_cache=False).logits[0] / TEMPERATURE
-        features = trunk.model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        features = backbone.model(input_ids=ids, use_cache=False).last_hidden_state[0]
         for place in range(length):
             if batch.loss_mask_BT[row, place]:
                 weights = torch.exp(logits[place - 1]) / torch.exp(logits[place - 1]).sum()
                 numbers = [float(field[row, place]) for field in fields if field is not None]
                 entropy = -(weights * weights.log()).sum()
                 logprob = weights[batch.ids_BT[row, place]].log()
-                found.append(Token(int(batch.owners_B[row]), logprob, entropy, features[place - 1], *numbers))
+                found.append(Token(int(batch.trajectory_index_B[row]), logprob, entropy, features[place - 1], *numbers))
     return found
 
 
@@ -144,7 +144,7 @@ CASES = {
     "k1": Case("grpo", {"kl_coef": 0.3, "divergence": "k1"}, kl=(0.3, "k1")),
     "k2": Case("dr_grpo", {"kl_coef": 0.3, "divergence": "k2"}, kl=(0.3, "k2")),
     "k3": Case("dapo", {"kl_coef": 0.3}, kl=(0.3, "k3")),
-    "kl in the reward is not in the loss": Case("grpo", {"kl_coef": 0.3, "kl_in": "reward"}),
+    "kl in the reward is not in the loss": Case("grpo", {"kl_coef": 0.3, "kl_mode": "reward"}),
     "entropy": Case("dapo", {"entropy_coef": 0.7}, entropy=0.7),
     "sum without a constant": Case("dr_grpo", {"constant_length": False}, rule="sequence_mean_token_sum"),
     "another rule": Case("ppo", {"aggregation": "sequence_mean_token_mean"}, rule="sequence_mean_token_mean"),
@@ -163,9 +163,7 @@ def _expected_policy_loss(tokens: Sequence[Token], case: Case) -> Tensor:
 def _learner(model: Any, algorithm: Algorithm, critic: Critic | None = None, **critic_settings: Any) -> Learner:
     settings = LearnerSettings(learning_rate=1e-3, max_grad_norm=FREE)
     chosen = CriticSettings(**critic_settings)
-    return Learner(
-        SplitModel(model), algorithm, settings, temperature=TEMPERATURE, max_tokens=BUDGET, critic=critic, critic_settings=chosen
-    )
+    return Learner(Policy(model), algorithm, settings, temperature=TEMPERATURE, max_tokens=BUDGET, critic=critic, critic_settings=chosen)
 
 
 def _update(learner: Learner, batch: Batch, scale: float = 1.0, rates: Rates = BOTH) -> dict[str, float]:
@@ -223,7 +221,7 @@ def test_the_cases_reach_every_branch(small_llama: Callable[..., Any], hand_made
 
 def _with_head(model: Any) -> Critic:
     """A critic whose head says something."""
-    critic = Critic(SplitModel(model), shared=False)
+    critic = Critic(Policy(model), shared=False)
     with torch.no_grad():
         critic.head.linear.weight.copy_(0.3 * torch.randn(1, 32, generator=torch.Generator().manual_seed(2)))
         critic.head.linear.bias.fill_(0.25)
@@ -233,10 +231,10 @@ def _with_head(model: Any) -> Critic:
 @pytest.mark.parametrize("clip", [0.1, 0.5, 50.0])
 def test_the_gradient_of_a_critic_of_its_own(clip: float, small_llama: Callable[..., Any], hand_made: Callable[..., Batch]) -> None:
     """The plain mean over tokens, whatever the policy's aggregation and loss scale; the policy's gradient knows nothing of it."""
-    policy, trunk = small_llama(0), small_llama(1)
+    policy, backbone = small_llama(0), small_llama(1)
     batch = _filled(hand_made(policy))
-    critic = _with_head(trunk)
-    other, head, judged = copy.deepcopy(trunk), copy.deepcopy(critic.head), copy.deepcopy(policy)
+    critic = _with_head(backbone)
+    other, head, judged = copy.deepcopy(backbone), copy.deepcopy(critic.head), copy.deepcopy(policy)
     tokens = _tokens(judged, other, batch)
     losses = [_value_loss(token, head, clip) for token in tokens]
     value_loss = torch.stack(losses).mean()
@@ -247,9 +245,9 @@ def test_the_gradient_of_a_critic_of_its_own(clip: float, small_llama: Callable[
     _assert_same([*_gradients(learner, "critic"), *_gradients(learner, "head")], expected)
     assert metrics["critic_grad_norm"] == pytest.approx(_norm(expected), rel=1e-4)
     case = Case("ppo", scale=0.5, rule="sequence_mean_token_sum")
-    fresh = copy.deepcopy(judged)
-    policy_loss = _expected_policy_loss(_tokens(fresh, fresh, batch), case)
-    _assert_same(_gradients(learner, "policy"), _autograd(policy_loss, fresh.parameters()))
+    new_context = copy.deepcopy(judged)
+    policy_loss = _expected_policy_loss(_tokens(new_context, new_context, batch), case)
+    _assert_same(_gradients(learner, "policy"), _autograd(policy_loss, new_context.parameters()))
     assert metrics["loss"] == pytest.approx(policy_loss.item(), rel=1e-4)
 
 
@@ -260,7 +258,7 @@ def test_the_gradient_of_a_shared_trunk(
     """The value loss is added with its coefficient; in the critic's first steps it is all there is."""
     model = small_llama()
     batch = _filled(hand_made(model))
-    split = SplitModel(model)
+    split = Policy(model)
     critic = Critic(split, shared=True)
     critic.head.load_state_dict(_with_head(small_llama()).head.state_dict())
     other, head = copy.deepcopy(model), copy.deepcopy(critic.head)

@@ -14,7 +14,7 @@ from tether.algorithms.presets import customised
 from tether.core.errors import OutOfMemory
 from tether.models import shared_prompt
 from tether.models.critic import Critic
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.recompute import kept_bytes
 from tether.training import micro_budget
 from tether.training.learner import Learner, Rates
@@ -31,7 +31,7 @@ LENGTHS = (12, 30, 7, 25, 18, 30)
 def _learner(model: Any, critic: Critic | None = None, **settings: Any) -> Learner:
     chosen = LearnerSettings(**{"learning_rate": 1e-3, "max_grad_norm": 1e9, "micro_tokens": 4096, **settings})
     algorithm = GRPO if critic is None else PPO
-    return Learner(SplitModel(model), algorithm, chosen, temperature=0.8, max_tokens=50, critic=critic, critic_settings=CriticSettings())
+    return Learner(Policy(model), algorithm, chosen, temperature=0.8, max_tokens=50, critic=critic, critic_settings=CriticSettings())
 
 
 def _batch(prompt: int = 0) -> Batch:
@@ -156,7 +156,7 @@ def test_half_a_gradient_is_dropped(dtype: torch.dtype | None, small_llama: Buil
     """The pass fails at the very end of its way back, when all gradients but one are there."""
     models = small_llama(), small_llama()
     learners = [
-        Learner(SplitModel(model), GRPO, LearnerSettings(micro_tokens=64, max_grad_norm=1e9), temperature=0.8, max_tokens=50, dtype=dtype)
+        Learner(Policy(model), GRPO, LearnerSettings(micro_tokens=64, max_grad_norm=1e9), temperature=0.8, max_tokens=50, dtype=dtype)
         for model in models
     ]
     fails = iter([True])
@@ -190,7 +190,7 @@ def test_other_failures_are_not_taken_for_it(small_llama: Build) -> None:
 
 def test_a_critic_that_does_not_fit_makes_both_smaller(small_llama: Build) -> None:
     model, critic_model = small_llama(), small_llama(1)
-    critic = Critic(SplitModel(critic_model), shared=False)
+    critic = Critic(Policy(critic_model), shared=False)
     with _room_for(ROOM, model, critic_model):
         metrics = _update(_learner(model, critic), _batch())
     assert metrics["memory_retries"] > 0 and metrics["num_updates"] == 1
@@ -208,8 +208,8 @@ def test_activations_are_kept_where_they_fit(free: int | None, recompute: int, s
 
 def test_the_decision_counts_what_is_to_come(small_llama: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """The border is activations with a margin, logits, gradients and moments; it is decided once."""
-    split = SplitModel(small_llama())
-    needed = int(1.3 * kept_bytes(split.model, 100, fused=False)) + 2 * 2**26 + 5000
+    split = Policy(small_llama())
+    needed = int(1.3 * kept_bytes(split.module, 100, fused=False)) + 2 * 2**26 + 5000
     for free, recompute in ((needed, False), (needed - 1, True)):
         monkeypatch.setattr(micro_budget, "available_memory", lambda device, free=free: free)
         budget = MicroBudget(100, None)
@@ -224,7 +224,7 @@ def test_a_model_that_cannot_compute_layers_again_keeps_them(monkeypatch: pytest
     model = small_llama()
     monkeypatch.setattr(micro_budget, "available_memory", lambda device: 0)
     monkeypatch.setattr(micro_budget, "can_recompute", lambda model: False)
-    split = SplitModel(model)
+    split = Policy(model)
     vars(split)["trunk"] = None  # as for an architecture of another kind
     budget = MicroBudget(100, None)
     budget.decide([split], 0, packing=True)
@@ -232,7 +232,7 @@ def test_a_model_that_cannot_compute_layers_again_keeps_them(monkeypatch: pytest
 
 
 def test_giving_way_by_hand(small_llama: Build) -> None:
-    split = SplitModel(small_llama())
+    split = Policy(small_llama())
     budget = MicroBudget(1000, None)
     seen = []
     while budget.give_way([split], [300, 200, 300, 300]):
@@ -250,7 +250,7 @@ def test_giving_way_by_hand(small_llama: Build) -> None:
 def test_the_estimate_is_what_is_kept(flat: bool, dtype: torch.dtype, small_llama: Build) -> None:
     """By counting the storages that a forward pass keeps: the estimate is about that much."""
     tokens, model = 120, small_llama().to(dtype)
-    split = SplitModel(model)
+    split = Policy(model)
     storages: dict[int, int] = {}
     kept: list[Tensor] = []  # so that no storage is freed and its place taken by another
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -262,11 +262,11 @@ def test_the_estimate_is_what_is_kept(flat: bool, dtype: torch.dtype, small_llam
         return tensor
 
     ids_1T = _batch().ids_BT.flatten()[None, :tokens]
-    assert split.trunk is not None
+    assert split.backbone is not None
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         if flat:
             micro = shared_prompt.flat_batches(ids_1T, torch.tensor([tokens]), tokens)[0]
-            split.trunk.features(*micro.laid_out(ids_1T), micro.attention(split.trunk.scale, ids_1T.device))
+            split.backbone.features(*micro.to_padded(ids_1T), micro.attention(split.backbone.scale, ids_1T.device))
         else:
             split.features(input_ids=ids_1T, use_cache=False)
     ratio = kept_bytes(model, tokens, fused=False) / sum(storages.values())

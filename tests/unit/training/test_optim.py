@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from tether.training.optim import MasterAdam
+from tether.training.optim import FP32MasterAdamW
 from tether.training.schedule import SCHEDULES, learning_rate
 
 BF16, F32 = torch.bfloat16, torch.float32
 
 
-def _adam(*parameters: nn.Parameter, **settings: Any) -> MasterAdam:
-    return MasterAdam(parameters, **{"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, **settings})
+def _adam(*parameters: nn.Parameter, **settings: Any) -> FP32MasterAdamW:
+    return FP32MasterAdamW(parameters, **{"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, **settings})
 
 
 def _weights(*values: float, dtype: torch.dtype = F32) -> nn.Parameter:
@@ -27,7 +27,7 @@ def _backward(parameter: nn.Parameter, *gradient: float) -> None:
     (parameter * torch.tensor(gradient, dtype=parameter.dtype)).sum().backward()
 
 
-def _masters(optimizer: MasterAdam) -> list[list[float]]:
+def _masters(optimizer: FP32MasterAdamW) -> list[list[float]]:
     return [master.tolist() for master in optimizer.state_dict()["masters"]]
 
 
@@ -182,7 +182,7 @@ def test_a_float32_parameter_is_its_own_master() -> None:
     assert len(_masters(optimizer)) == 1
 
 
-def _save_in_full(optimizer: MasterAdam, weights: nn.Parameter) -> None:
+def _save_in_full(optimizer: FP32MasterAdamW, weights: nn.Parameter) -> None:
     with optimizer.full_precision():
         assert weights.dtype == F32 and weights.item() == pytest.approx(1 / 3, rel=1e-7)
         raise OSError("the disk is full")
@@ -204,7 +204,7 @@ def test_a_saved_model_holds_the_masters(tmp_path: Path, tiny_model: Any) -> Non
     from transformers import AutoModelForCausalLM
 
     exact = copy.deepcopy(tiny_model)
-    optimizer = MasterAdam(tiny_model.parameters(), learning_rate=1e-6, beta1=0.9, beta2=0.999, weight_decay=0.0, compute_dtype=BF16)
+    optimizer = FP32MasterAdamW(tiny_model.parameters(), learning_rate=1e-6, beta1=0.9, beta2=0.999, weight_decay=0.0, compute_dtype=BF16)
     assert tiny_model.dtype == BF16
     with optimizer.full_precision():
         tiny_model.save_pretrained(tmp_path)
@@ -218,7 +218,7 @@ def test_a_saved_model_holds_the_masters(tmp_path: Path, tiny_model: Any) -> Non
 def test_going_on_from_a_saved_state_is_the_same(tmp_path: Path, dtype: torch.dtype) -> None:
     gradients = [(0.5, 1.0), (-2.0, 0.25), (1.0, 1.0), (0.125, -4.0)]
 
-    def train(weights: nn.Parameter, optimizer: MasterAdam, part: slice) -> None:
+    def train(weights: nn.Parameter, optimizer: FP32MasterAdamW, part: slice) -> None:
         for gradient in gradients[part]:
             _backward(weights, *gradient)
             optimizer.step()

@@ -18,7 +18,7 @@ from tether.rollout.engines.native import NativeEngine
 from tether.runs.store import RunStore
 from tether.training.checkpoint import list_checkpoints
 from tether.training.learner import Learner
-from tether.training.optim import MasterAdam
+from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import RunSettings
 from tether.training.trainer import Trainer
 
@@ -126,7 +126,7 @@ def test_an_optimiser_that_does_not_fit_leaves_no_checkpoint_of_half_an_update(
     run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The policy's weights were changed, the critic's were not."""
-    monkeypatch.setattr(MasterAdam, "step", _failing(MasterAdam.step, lambda call: call == 2))
+    monkeypatch.setattr(FP32MasterAdamW, "step", _failing(FP32MasterAdamW.step, lambda call: call == 2))
     with pytest.raises(OutOfMemory, match=r"^out of memory in the update \(.*: --resume begins anew"):
         run(tmp_path / "run", algorithm={"name": "ppo"}, learner={"update_batch": 4})
     assert list_checkpoints(tmp_path / "run" / "checkpoints") == []

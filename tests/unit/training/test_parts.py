@@ -29,9 +29,9 @@ def test_a_critic_only_where_the_algorithm_has_one() -> None:
     own = _build(algorithm={"name": "ppo"})
     critic = own.learner.critic
     assert critic is not None and critic is own.estimator._critic
-    assert not critic.shared and critic.split.model is not own.model and _optimizers(own) == {"policy", "head", "critic"}
+    assert not critic.shared and critic.split.module is not own.model and _optimizers(own) == {"policy", "head", "critic"}
     shared = _build(algorithm={"name": "ppo"}, critic={"shared": True})
-    assert shared.learner.critic is not None and shared.learner.critic.split is shared.learner.model
+    assert shared.learner.critic is not None and shared.learner.critic.split is shared.learner.policy
     assert _optimizers(shared) == {"policy", "head"}
     assert _build(algorithm={"name": "grpo", "advantages": "bilevel_gae"}).learner.critic is not None
 
@@ -40,8 +40,8 @@ def test_a_reference_only_where_a_divergence_counts() -> None:
     assert _build().estimator._reference is None
     parts = _build(algorithm={"name": "grpo", "kl_coef": 0.1})
     reference = parts.estimator._reference
-    assert reference is not None and reference._split.model is not parts.model
-    assert not any(parameter.requires_grad for parameter in reference._split.model.parameters())
+    assert reference is not None and reference._split.module is not parts.model
+    assert not any(parameter.requires_grad for parameter in reference._split.module.parameters())
 
 
 def test_a_resumed_run_compares_with_the_model_it_started_from(tmp_path: Path, tiny: Any, tiny_model: Any) -> None:
@@ -52,14 +52,14 @@ def test_a_resumed_run_compares_with_the_model_it_started_from(tmp_path: Path, t
     parts = _build(checkpoint, algorithm={"name": "grpo", "kl_coef": 0.1})
     assert torch.equal(parts.model.model.norm.weight, tiny_model.model.norm.weight)
     reference = parts.estimator._reference
-    assert reference is not None and torch.equal(reference._split.model.model.norm.weight, tiny.model.model.norm.weight)
+    assert reference is not None and torch.equal(reference._split.module.model.norm.weight, tiny.model.model.norm.weight)
 
 
 def test_float32_masters_of_a_model_in_bfloat16(tiny: Any) -> None:
     parts = _build(model={"dtype": "bfloat16"}, algorithm={"name": "ppo"})
     assert parts.model.dtype == torch.bfloat16
     critic = parts.learner.critic
-    assert critic is not None and critic.split.model.base_model.dtype == torch.bfloat16
+    assert critic is not None and critic.split.module.base_model.dtype == torch.bfloat16
     assert critic.head.linear.weight.dtype == torch.float32
     with parts.learner.full_precision():
         assert all(torch.equal(a, b) for a, b in zip(parts.model.parameters(), tiny.model.parameters(), strict=True))
@@ -74,7 +74,7 @@ def test_adapters(tmp_path: Path, tiny: Any) -> None:
     assert trained and all(".lora_" in name for name in trained)
     types = {parameter.requires_grad: parameter.dtype for parameter in parts.model.parameters()}
     assert types == {True: torch.float32, False: torch.bfloat16}
-    assert parts.estimator._reference is not None and parts.estimator._reference._split is parts.learner.model
+    assert parts.estimator._reference is not None and parts.estimator._reference._split is parts.learner.policy
     checkpoint = save_checkpoint(tmp_path, 1, parts.model, tiny.tokenizer, {}, keep=1)
     again = _build(checkpoint, lora={"rank": 2, "alpha": 8})
     pairs = dict(again.model.named_parameters())

@@ -14,7 +14,7 @@ from tether.core.types import Group, Trajectory, Turn
 from tether.diagnostics.alarms.words import Alarm, AlarmName, Evidence, Severity
 from tether.runs.schema import StepRecord
 from tether.training.diagnosis_settings import Action
-from tether.training.reactions import Reactions, last_healthy
+from tether.training.reactions import AlarmActions, last_healthy
 from tether.training.settings import RunSettings
 
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
@@ -33,7 +33,7 @@ def _record(step: int, *alarms: Alarm) -> StepRecord:
     return StepRecord(step, {}, alarms=[alarm.to_json() for alarm in alarms])
 
 
-def _due(reactions: Reactions, record: StepRecord) -> list[tuple[str, str]]:
+def _due(reactions: AlarmActions, record: StepRecord) -> list[tuple[str, str]]:
     return [(str(reaction.alarm.name), str(reaction.action)) for reaction in reactions.due(record)]
 
 
@@ -42,7 +42,7 @@ def _due(reactions: Reactions, record: StepRecord) -> list[tuple[str, str]]:
 
 def test_a_name_counts_more_than_a_severity() -> None:
     actions = {"critical": ["stop"], "warning": "checkpoint", "length_collapse": ["tighten_filter", "checkpoint"], "repeated_text": []}
-    reactions = Reactions(_settings(alarms={"actions": actions}))
+    reactions = AlarmActions(_settings(alarms={"actions": actions}))
     alarms = [_alarm("length_collapse", 5), _alarm("repeated_text", 5), _alarm("information_falls", 5, WARNING)]
     assert _due(reactions, _record(5, *alarms, _alarm("retrieval_at_chance", 5))) == [
         ("length_collapse", "tighten_filter"),
@@ -50,11 +50,11 @@ def test_a_name_counts_more_than_a_severity() -> None:
         ("information_falls", "checkpoint"),
         ("retrieval_at_chance", "stop"),
     ]
-    assert _due(Reactions(_settings()), _record(5, *alarms)) == [], "without being asked nothing acts"
+    assert _due(AlarmActions(_settings()), _record(5, *alarms)) == [], "without being asked nothing acts"
 
 
 def test_an_alarm_that_stands_acts_again_after_the_cooldown() -> None:
-    reactions = Reactions(_settings(alarms={"actions": {"critical": "checkpoint"}, "cooldown": 3}))
+    reactions = AlarmActions(_settings(alarms={"actions": {"critical": "checkpoint"}, "cooldown": 3}))
     steps = [step for step in range(4, 15) if _due(reactions, _record(step, _alarm("length_collapse", 4)))]
     assert steps == [4, 7, 10, 13]
 
@@ -63,7 +63,7 @@ def test_an_alarm_that_stands_acts_again_after_the_cooldown() -> None:
 
 
 def test_tightening_ends_at_the_least_and_loosening_at_all() -> None:
-    reactions = Reactions(_settings(alarms={"filter_step": 0.2, "least_keep": 0.5}))
+    reactions = AlarmActions(_settings(alarms={"filter_step": 0.2, "least_keep": 0.5}))
     assert reactions.keep == 0.9
     said = [reactions.change_filter(Action.TIGHTEN_FILTER) for _ in range(3)]
     assert said == [
@@ -78,7 +78,7 @@ def test_tightening_ends_at_the_least_and_loosening_at_all() -> None:
 
 def test_tightening_never_loosens() -> None:
     """A run may begin below the end of tightening."""
-    reactions = Reactions(_settings(filter={"keep": 0.2}))
+    reactions = AlarmActions(_settings(filter={"keep": 0.2}))
     assert reactions.change_filter(Action.TIGHTEN_FILTER) == "the filter keeps 0.2 as before: that is as far as it goes"
     assert reactions.keep == 0.2
 
@@ -87,7 +87,7 @@ def test_tightening_never_loosens() -> None:
 
 
 def test_stop() -> None:
-    reactions = Reactions(_settings(alarms={"actions": {"length_collapse": ["checkpoint", "stop"]}}))
+    reactions = AlarmActions(_settings(alarms={"actions": {"length_collapse": ["checkpoint", "stop"]}}))
     assert reactions.reason_to_stop(None) is None
     assert reactions.reason_to_stop(_record(3, _alarm("repeated_text", 3))) is None
     assert reactions.reason_to_stop(_record(3, _alarm("repeated_text", 3), _alarm("length_collapse", 3))) == "alarm length_collapse"
@@ -95,14 +95,14 @@ def test_stop() -> None:
 
 
 def test_a_run_that_asks_for_one_roll_back_too_many_stops() -> None:
-    reactions = Reactions(_settings(alarms={"actions": {"critical": "roll_back"}, "roll_backs": 2}))
+    reactions = AlarmActions(_settings(alarms={"actions": {"critical": "roll_back"}, "roll_backs": 2}))
     record = _record(20, _alarm("length_collapse", 20))
-    reactions.undone = [(3, 9)]
+    reactions.rolled_back = [(3, 9)]
     assert not reactions.may_not_roll_back and reactions.reason_to_stop(record) is None
-    reactions.undone = [(3, 9), (3, 20)]
+    reactions.rolled_back = [(3, 9), (3, 20)]
     assert reactions.may_not_roll_back and reactions.rolled_back_at(20) and not reactions.rolled_back_at(19)
     assert reactions.reason_to_stop(record) is None, "the second one is what this step did"
-    reactions.undone = [(3, 9), (3, 12)]
+    reactions.rolled_back = [(3, 9), (3, 12)]
     assert reactions.reason_to_stop(record) == "alarm length_collapse after 2 roll-backs (alarms.roll_backs)"
 
 
@@ -116,8 +116,8 @@ def _checkpoints(folder: Path, *steps: int) -> Path:
     return folder
 
 
-def _healthy(folder: Path, undone: list[tuple[int, int]], *alarms: Alarm) -> str | None:
-    path = last_healthy(folder, alarms, undone)
+def _healthy(folder: Path, rolled_back: list[tuple[int, int]], *alarms: Alarm) -> str | None:
+    path = last_healthy(folder, alarms, rolled_back)
     return None if path is None else path.name.lstrip("step_0")
 
 
@@ -142,7 +142,7 @@ def test_checkpoints_of_steps_that_were_taken_back_are_not_healthy(tmp_path: Pat
 def test_steps_that_were_taken_back_do_not_count() -> None:
     """Two steps in a row without reward variance are an alarm here; they are 4 and 5, or 3 and 6 where 4 and 5 were taken back."""
     rules = {"start_steps": 8, "recent_steps": 2, "step_p": 0.03}
-    reactions = Reactions(_settings(alarms={"rules": rules}))
+    reactions = AlarmActions(_settings(alarms={"rules": rules}))
     records = [StepRecord(step, {"groups/rv_mean": 0.5 if step < 4 else 0.0}) for step in range(1, 7)]
     raised = reactions.raised(records[:4], records[4])
     assert [alarm["name"] for alarm in raised.alarms] == ["reward_variance_collapse"]
@@ -150,18 +150,18 @@ def test_steps_that_were_taken_back_do_not_count() -> None:
     assert len(raised.notes) == 1 and raised.notes[0].startswith("critical: reward_variance_collapse since step 5: groups/rv_mean 0 ")
     later = reactions.raised(records[:5], records[5])
     assert len(later.alarms) == 1 and later.notes == [], "it is a note where it begins"
-    reactions.undone = [(4, 5)]
+    reactions.rolled_back = [(4, 5)]
     assert reactions.raised(records[:5], records[5]).alarms == []
     assert reactions.raised(records[:5], records[5]).metrics["alarms/critical"] == 0
     assert [record.step for record in reactions.counting(records)] == [1, 2, 3, 6]
 
 
 def test_state() -> None:
-    reactions, other = Reactions(_settings()), Reactions(_settings())
+    reactions, other = AlarmActions(_settings()), AlarmActions(_settings())
     reactions.change_filter(Action.TIGHTEN_FILTER)
-    reactions.undone.append((3, 6))
+    reactions.rolled_back.append((3, 6))
     other.restore(json.loads(json.dumps(reactions.state())))
-    assert (other.keep, other.undone) == (0.8, [(3, 6)]) and other.state() == reactions.state()
+    assert (other.keep, other.rolled_back) == (0.8, [(3, 6)]) and other.state() == reactions.state()
 
 
 # Repeated text.
@@ -181,7 +181,7 @@ def test_repetition_is_counted_over_the_reasonings() -> None:
         _turn("<think>!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!</think><answer>Up</answer>"),
     ]
     group = Group(0, 0, [Trajectory(0, 0, 0, turns[:2], StopReason.FAILURE), Trajectory(0, 1, 0, turns[2:], StopReason.FAILURE)])
-    reactions = Reactions(_settings())
+    reactions = AlarmActions(_settings())
     counted = reactions.repetition([group])
     assert counted["reasonings"] == 4
     assert counted["repeated_text"] == pytest.approx(0.5), "what only repeats the observation is no repetition of its own"
@@ -192,9 +192,9 @@ def test_the_token_budget_of_the_run_is_the_rules_own() -> None:
     lengths = [{"rollout/response_tokens": 10.0}] * 10 + [{"rollout/response_tokens": 95.0}] * 8
     records = [StepRecord(step, metrics) for step, metrics in enumerate(lengths, 1)]
     for max_tokens, alarms in ((100, ["length_explosion"]), (200, [])):
-        raised = Reactions(_settings(rollout={"max_tokens": max_tokens})).raised(records[:-1], records[-1])
+        raised = AlarmActions(_settings(rollout={"max_tokens": max_tokens})).raised(records[:-1], records[-1])
         assert [alarm["name"] for alarm in raised.alarms] == alarms
-    own = Reactions(_settings(rollout={"max_tokens": 200}, alarms={"rules": {"max_tokens": 100}})).raised(records[:-1], records[-1])
+    own = AlarmActions(_settings(rollout={"max_tokens": 200}, alarms={"rules": {"max_tokens": 100}})).raised(records[:-1], records[-1])
     assert [alarm["name"] for alarm in own.alarms] == ["length_explosion"]
 
 

@@ -159,7 +159,7 @@ def test_a_band_is_checked_before_the_run(band: list[float] | None) -> None:
         ({"algorithm": {"advantages": "gea"}}, "is not a known advantages: did you mean 'gae'"),
         ({"algorithm": {"aggregation": "token_meen"}}, "is not a known aggregation: did you mean 'token_mean'"),
         ({"algorithm": {"divergence": "k4"}}, "is not a known divergence"),
-        ({"algorithm": {"reward_at": "end"}}, "algorithm.reward_at"),
+        ({"algorithm": {"reward_placement": "end"}}, "algorithm.reward_placement"),
         ({"algorithm": {"dual_clip": 1.0}}, "algorithm.dual_clip': got 1.0; it should be greater than 1"),
         ({"learner": {"schedule": "cosin"}}, "is not a known schedule: did you mean 'cosine'"),
         ({"filter": {"loss_scale": "kept_rate"}}, "did you mean 'kept_ratio'"),

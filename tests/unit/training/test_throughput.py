@@ -10,9 +10,9 @@ from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Group, Trajectory, Turn
 from tether.models.adapters import add_lora
 from tether.models.critic import Critic
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.training import throughput
-from tether.training.throughput import Arithmetic, Meter, arithmetic_of, fed_spans, give_back_unused, unused_memory
+from tether.training.throughput import Arithmetic, StepTimer, arithmetic_of, fed_spans, give_back_unused, unused_memory
 
 LAYER = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48 + 2 * 32
 """q; k and v of 2 heads of 8; o; gate, up and down; two norms."""
@@ -54,8 +54,8 @@ def test_a_table_that_is_only_looked_up_does_not_count(tied: bool) -> None:
     assert counted is not None
     assert counted.multiplied == counted.trained == 2 * LAYER + 32 + TABLE  # the head is the table, or one of its own
     assert counted.attention == 2 * 4 * 8
-    trunk = arithmetic_of(_llama(tied=tied), with_head=False)
-    assert trunk is not None and trunk.multiplied == 2 * LAYER + 32
+    backbone = arithmetic_of(_llama(tied=tied), with_head=False)
+    assert backbone is not None and backbone.multiplied == 2 * LAYER + 32
 
 
 def test_adapters_are_multiplied_and_the_rest_gets_no_gradient() -> None:
@@ -76,21 +76,23 @@ def test_of_experts_nothing_is_said() -> None:
     model = _llama()
     model.config.num_local_experts = 8
     assert arithmetic_of(model) is None
-    meter = Meter(model)
+    meter = StepTimer(model)
     with meter.stage("rollout"):
         pass
     meter.played([_group([(5, 2)])])
     assert meter.timings().share_of_peak == {} and meter.timings().tokens_per_second is not None
 
 
-def _group(sizes: list[tuple[int, int]], *, same: bool = True, fresh: bool = False) -> Group:
+def _group(sizes: list[tuple[int, int]], *, same: bool = True, new_context: bool = False) -> Group:
     """Trajectories of two turns, each `fed` tokens and then `said`; members begin with the same prompt, unless they do not."""
     trajectories = []
     for member, (fed, said) in enumerate(sizes):
         turns = []
         for number in range(2):
             context = tuple(range(fed)) if same or number else (100 + member, *range(1, fed))
-            turns.append(Turn(context, (9,) * said, (-1.0,) * said, FinishReason.LENGTH, "", None, 0.0, fresh=fresh or number == 0))
+            turns.append(
+                Turn(context, (9,) * said, (-1.0,) * said, FinishReason.LENGTH, "", None, 0.0, new_context=new_context or number == 0)
+            )
         trajectories.append(Trajectory(0, member, 0, turns, StopReason.TURN_LIMIT))
     return Group(0, 0, trajectories)
 
@@ -100,7 +102,7 @@ def test_members_that_begin_alike_share_their_prompt() -> None:
     assert fed_spans([_group([(5, 2), (5, 3)], same=False)]) == [(0, 14), (0, 16)]
     assert fed_spans([_group([(5, 2), (6, 2)])]) == [(0, 14), (0, 16)]  # another prompt, though it begins with the same words
     assert fed_spans([_group([(5, 2)]), _group([(5, 2)])]) == [(0, 14), (0, 14)]  # groups do not share
-    assert fed_spans([_group([(5, 2), (5, 3)], fresh=True)]) == [(0, 7), (0, 7), (5, 8), (0, 8)]
+    assert fed_spans([_group([(5, 2), (5, 3)], new_context=True)]) == [(0, 7), (0, 7), (5, 8), (0, 8)]
     assert fed_spans([Group(0, 0, [Trajectory(0, 0, 0, [], StopReason.ENV_ERROR)])]) == []
 
 
@@ -122,7 +124,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 
 def test_seconds_go_to_the_innermost_stage(clock: _Clock) -> None:
-    meter = Meter(_llama())
+    meter = StepTimer(_llama())
     clock.now = 100.0
     with meter.stage("select"):
         clock.now += 1
@@ -139,7 +141,7 @@ def test_seconds_go_to_the_innermost_stage(clock: _Clock) -> None:
 
 
 def test_a_stage_that_fails_is_closed(clock: _Clock) -> None:
-    meter = Meter(_llama())
+    meter = StepTimer(_llama())
 
     def fail() -> None:
         with meter.stage("rollout"):
@@ -155,8 +157,8 @@ def test_a_stage_that_fails_is_closed(clock: _Clock) -> None:
 
 def test_rates_and_shares(clock: _Clock) -> None:
     model = _llama()
-    critic = Critic(SplitModel(_llama()), shared=False)
-    meter = Meter(model, critic)
+    critic = Critic(Policy(_llama()), shared=False)
+    meter = StepTimer(model, critic)
     meter.peak = 1e6
     with meter.stage("rollout"):
         clock.now += 4
@@ -180,10 +182,10 @@ def test_rates_and_shares(clock: _Clock) -> None:
 
 
 def test_a_shared_critic_costs_next_to_nothing(clock: _Clock) -> None:
-    split = SplitModel(_llama())
+    split = Policy(_llama())
     shares = []
     for critic in (None, Critic(split, shared=True)):
-        meter = Meter(split.model, critic)
+        meter = StepTimer(split.module, critic)
         with meter.stage("update"):
             clock.now += 1
         meter.learned([10], epochs=1)

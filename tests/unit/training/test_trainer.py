@@ -15,7 +15,7 @@ from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
 from tether.runs.store import RunStore
 from tether.training.checkpoint import list_checkpoints
-from tether.training.optim import MasterAdam
+from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import RunSettings
 from tether.training.trainer import Trainer
 
@@ -143,15 +143,15 @@ def test_a_step_torn_by_a_second_interrupt_is_not_saved(straight: Path, tmp_path
     """The second optimiser update of step 2 is cut off: weights of half a step must not pass for a checkpoint of step 1."""
     folder, settings = tmp_path / "run", _settings(steps=3)
     trainer = Trainer(settings, RunStore.create(folder, dump_yaml(settings), {}))
-    real, calls = MasterAdam.step, []
+    real, calls = FP32MasterAdamW.step, []
 
-    def step(optimizer: MasterAdam) -> None:
+    def step(optimizer: FP32MasterAdamW) -> None:
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
         real(optimizer)
 
-    monkeypatch.setattr(MasterAdam, "step", step)
+    monkeypatch.setattr(FP32MasterAdamW, "step", step)
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
     _run(folder, steps=3)
@@ -182,7 +182,7 @@ class _Flat:
     def __init__(self, options: Any) -> None:
         pass
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         return Observation("begin")
 
     def step(self, answer: str) -> Step:
@@ -192,7 +192,7 @@ class _Flat:
 class _Broken(_Flat):
     """Cannot even begin."""
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         raise OSError("no such level")
 
 

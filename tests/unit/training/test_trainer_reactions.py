@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tether.core.config import dump_yaml, merge, validate
 from tether.core.errors import CheckpointError
-from tether.core.seeding import luck_seed
+from tether.core.seeding import env_seed
 from tether.core.types import Observation, Step
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
@@ -37,7 +37,7 @@ QUICK: dict[str, Any] = {
     "checkpoint": {"every": 1, "keep": 20, "best": False},
     "alarms": {"rules": {"start_steps": 30, "recent_steps": 2, "step_p": 0.03}},
 }
-LUCK = {luck_seed(0, step, group, member): step for step in range(1, 20) for group in range(2) for member in range(2)}
+LUCK = {env_seed(0, step, group, member): step for step in range(1, 20) for group in range(2) for member in range(2)}
 """From the luck of an episode to its step."""
 
 
@@ -51,8 +51,8 @@ class _Dying:
     def __init__(self, options: Any) -> None:
         self._pay = 0.0
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        self._pay = 0.25 if LUCK.get(luck or 0) in self.dead else (luck or 0) % 1009 / 1009
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        self._pay = 0.25 if LUCK.get(env_seed or 0) in self.dead else (env_seed or 0) % 1009 / 1009
         return Observation("begin")
 
     def step(self, answer: str) -> Step:
@@ -173,7 +173,7 @@ def test_roll_backs_until_they_are_used_up(tmp_path: Path, dead: Any) -> None:
     went_on = "roll_back: went on with the weights of step 2"
     assert _done(folder) == {5: [went_on], 7: [went_on], 9: ["roll_back: all roll-backs are used up, the run ends here"]}
     assert trainer.store.finished == f"stopped early after step 9: alarm {ALARM} after 2 roll-backs (alarms.roll_backs)"
-    assert trainer.reactions.undone == [(3, 5), (3, 7)] == _state(folder, 9)["reactions"]["undone"]
+    assert trainer.reactions.rolled_back == [(3, 5), (3, 7)] == _state(folder, 9)["reactions"]["undone"]
     records = _records(folder)
     assert [step for step, record in records.items() if record.alarms] == [5, 7, 9]
     assert list(records) == list(range(10)), "steps go on counting"
@@ -193,7 +193,7 @@ def test_two_alarms_that_ask_in_one_step_roll_back_once(tmp_path: Path, dead: An
     trainer.run()
     done = [note for note in _records(folder)[5].notes if note.startswith("roll_back")]
     assert done == [f"roll_back for {ALARM}: went on with the weights of step 1", "roll_back for repeated_text: done already in this step"]
-    assert trainer.reactions.undone == [(2, 5)] and trainer.store.finished == "all 5 steps done"
+    assert trainer.reactions.rolled_back == [(2, 5)] and trainer.store.finished == "all 5 steps done"
     assert _same(_weights(folder, 5), _weights(folder, 1))
 
 

@@ -24,11 +24,11 @@ from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.training import trainer as trainer_module
 from tether.training.checkpoint import best_checkpoint, list_checkpoints
-from tether.training.gather import Gathered, select
+from tether.training.gather import SampledBatch, select
 from tether.training.parts import Parts, build
 from tether.training.settings import RunSettings
 from tether.training.trainer import Trainer
-from tether.training.watch import Unwatched
+from tether.training.watch import NullCallback
 
 QUICK: dict[str, Any] = {
     "env": {"name": "lucky"},
@@ -51,8 +51,8 @@ class _Lucky:
     def __init__(self, options: Any) -> None:
         self._pay = 0.0
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        self._pay = (luck or 0) % 1009 / 1009
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        self._pay = (env_seed or 0) % 1009 / 1009
         return Observation("begin")
 
     def step(self, answer: str) -> Step:
@@ -151,7 +151,7 @@ def _own_advantages(group: Group) -> list[float]:
     return [(reward - mean) / spread for reward in group.rewards]
 
 
-def _estimated(trainer: Trainer, gathered: Gathered) -> dict[tuple[int, ...], tuple[float, float]]:
+def _estimated(trainer: Trainer, gathered: SampledBatch) -> dict[tuple[int, ...], tuple[float, float]]:
     """Advantage (smallest and largest along the row) by the sampled tokens of the row."""
     batch, _ = trainer._estimate(gathered)
     assert batch.advantages_BT is not None
@@ -160,24 +160,24 @@ def _estimated(trainer: Trainer, gathered: Gathered) -> dict[tuple[int, ...], tu
         along = batch.advantages_BT[row][batch.loss_mask_BT[row]]
         ids = tuple(batch.ids_BT[row, : int(batch.lengths_B[row])].tolist())
         rows[ids] = (float(along.min()), float(along.max()))
-    assert batch.owners_B.tolist() == list(range(len(batch)))
+    assert batch.trajectory_index_B.tolist() == list(range(len(batch)))
     return rows
 
 
 def _row(trajectory: Trajectory) -> tuple[int, ...]:
-    return tuple(trajectory.segments[0].token_ids)
+    return tuple(trajectory.sequences[0].token_ids)
 
 
-def _hand_made(rewards: list[list[float]]) -> Gathered:
+def _hand_made(rewards: list[list[float]]) -> SampledBatch:
     """Groups 3, 4, ... in which every trajectory says another word."""
     groups = []
     for index, paid in enumerate(rewards, start=3):
         trajectories = []
         for member, reward in enumerate(paid):
-            turn = Turn((7, 8), (20 + 10 * index + member, 9), (-0.5, -0.25), FinishReason.LENGTH, "", None, reward, fresh=True)
+            turn = Turn((7, 8), (20 + 10 * index + member, 9), (-0.5, -0.25), FinishReason.LENGTH, "", None, reward, new_context=True)
             trajectories.append(Trajectory(index, member, index, [turn], StopReason.TURN_LIMIT))
         groups.append(Group(index, index, trajectories))
-    return Gathered(groups, groups, select(groups, QUICK_FILTER), groups, 1, len(groups))
+    return SampledBatch(groups, groups, select(groups, QUICK_FILTER), groups, 1, len(groups))
 
 
 QUICK_FILTER = validate(RunSettings, {"env": {"name": "frozen_lake"}, "filter": {"strategy": "all"}}).filter
@@ -238,7 +238,7 @@ def test_epochs_and_minibatches(tmp_path: Path) -> None:
 
 
 def test_schedules_reach_the_record(tmp_path: Path) -> None:
-    chosen = {"learning_rate": 1e-4, "schedule": "linear", "warmup_steps": 2, "final_share": 0.2}
+    chosen = {"learning_rate": 1e-4, "schedule": "linear", "warmup_steps": 2, "min_lr_ratio": 0.2}
     rates = [metrics["update/learning_rate"] for metrics in _metrics(_run(tmp_path / "run", steps=4, learner=chosen))]
     assert rates == pytest.approx([5e-5, 1e-4, 6e-5, 2e-5])
 
@@ -347,7 +347,7 @@ def test_what_a_step_cost_is_written_beside_its_numbers(tmp_path: Path) -> None:
     assert machine == {"device": machine["device"], "dtype": "float32", "peak": trainer._meter.peak, "engine": "contiguous"}
 
 
-class _Notes(Unwatched):
+class _Notes(NullCallback):
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.timings: list[StepTimings] = []
@@ -361,7 +361,7 @@ class _Notes(Unwatched):
 
 def test_what_the_watcher_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that is not the fast one, and memory that is short, are said before the first step, and what each step cost after it."""
-    monkeypatch.setattr(NativeEngine, "way", "generic")
+    monkeypatch.setattr(NativeEngine, "backend", "generic")
     monkeypatch.setattr(trainer_module, "build", lambda *given: _with_note(build(*given)))
     settings = validate(RunSettings, merge(QUICK, {"steps": 1}))
     watcher = _Notes()

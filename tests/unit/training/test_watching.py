@@ -21,7 +21,7 @@ from tether.envs.registry import ENVIRONMENTS
 from tether.runs.store import RunStore
 from tether.training import trainer as trainer_module
 from tether.training import watching
-from tether.training.gather import Gathered, select
+from tether.training.gather import SampledBatch, select
 from tether.training.settings import RunSettings
 from tether.training.trainer import Trainer
 from tether.training.watching import flattened, step_work
@@ -33,7 +33,10 @@ def _group(index: int, *members: list[tuple[int, int, bool]]) -> Group:
     """Members as turns of (tokens read, tokens said, whether the turn begins a new context)."""
     trajectories = []
     for member, turns in enumerate(members):
-        made = [Turn((1,) * read, (2,) * said, (-0.5,) * said, FinishReason.LENGTH, "", None, fresh=fresh) for read, said, fresh in turns]
+        made = [
+            Turn((1,) * read, (2,) * said, (-0.5,) * said, FinishReason.LENGTH, "", None, new_context=new_context)
+            for read, said, new_context in turns
+        ]
         trajectories.append(Trajectory(index, member, index, made, StopReason.TURN_LIMIT))
     return Group(index, index, trajectories)
 
@@ -42,10 +45,10 @@ def test_the_work_of_a_step() -> None:
     """Group 0: 5 + 3 and, in a second turn, 2 + 4 more: 14 tokens; group 1: 6 + 1, 6 + 2 in contexts of their own: 15, and 7."""
     groups = [_group(0, [(5, 3, True), (2, 4, False)]), _group(1, [(6, 1, True), (6, 2, True)], [(6, 1, True)])]
     rules = validate(RunSettings, {"env": {"name": "frozen_lake"}, "filter": {"strategy": "all"}}).filter
-    gathered = Gathered(groups, groups[:1], select(groups, rules), groups[1:], 2, 2)
+    gathered = SampledBatch(groups, groups[:1], select(groups, rules), groups[1:], 2, 2)
     assert step_work(gathered, epochs=1) == 36 + 3 * 22
     assert step_work(gathered, epochs=4) == 36 + 3 * 4 * 22
-    assert step_work(Gathered(groups, groups, select(groups, rules), [], 1, 2), epochs=1) == 36
+    assert step_work(SampledBatch(groups, groups, select(groups, rules), [], 1, 2), epochs=1) == 36
 
 
 # A decomposition as metrics.
@@ -129,8 +132,8 @@ class _Lucky:
     def __init__(self, options: Any) -> None:
         self._pay = 0.0
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        self._pay = (luck or 0) % 1009 / 1009
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        self._pay = (env_seed or 0) % 1009 / 1009
         return Observation("begin")
 
     def step(self, answer: str) -> Step:
@@ -138,7 +141,7 @@ class _Lucky:
 
 
 class _Broken(_Lucky):
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         raise OSError("no such level")
 
 

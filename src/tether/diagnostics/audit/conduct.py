@@ -23,7 +23,7 @@ from tether.runs.schema import StepRecord
 TRAJECTORY_SAMPLES = 4
 """In the trajectory scope every drawn context is a column of its own, so fewer are drawn of each group."""
 
-Stage = Callable[[str, int], None]
+EnvSpec = Callable[[str, int], None]
 """Told the name of a stage and how many parts it has."""
 Advance = Callable[[int], None]
 
@@ -123,7 +123,7 @@ def collect(reader: RolloutReader, options: AuditOptions) -> Collected:
 
 
 def audit(
-    collected: Collected, model: Judge, options: AuditOptions, *, stage: Stage | None = None, advance: Advance | None = None
+    collected: Collected, model: Judge, options: AuditOptions, *, stage: EnvSpec | None = None, advance: Advance | None = None
 ) -> Audit:
     """Score, measure and judge every window; what could be told of none of them is an error that says why."""
     encoder = Encoder(model.tokenizer, model.vocabulary, model.positions)

@@ -26,7 +26,7 @@ class Episode:
     """What happened, in order."""
 
     seed: int
-    luck: int | None
+    env_seed: int | None
     answers: list[str] = field(default_factory=list)
     opening: Any = None
     """What reset returned."""
@@ -39,8 +39,8 @@ class Episode:
 
     def __str__(self) -> str:
         """How to play it again."""
-        luck = "" if self.luck is None else f", luck={self.luck}"
-        return f"reset({self.seed}{luck})" + "".join(f", step({_shown(answer)})" for answer in self.answers)
+        env_seed = "" if self.env_seed is None else f", env_seed={self.env_seed}"
+        return f"reset({self.seed}{env_seed})" + "".join(f", step({_shown(answer)})" for answer in self.answers)
 
     @property
     def proper_steps(self) -> Iterator[tuple[int, Step]]:
@@ -80,7 +80,7 @@ def play(env: Env, number: int) -> Episode:
 
 def replay(env: Env, like: Episode) -> Episode:
     """The same seed, luck and answers again."""
-    episode = Episode(like.seed, like.luck)
+    episode = Episode(like.seed, like.env_seed)
     _open(env, episode)
     for answer in like.answers:
         if episode.error is not None or _is_over(episode):
@@ -125,7 +125,7 @@ def canonical(value: Any) -> str:
 def _open(env: Env, episode: Episode) -> None:
     try:
         with environment_boundary("reset"):
-            episode.opening = env.reset(episode.seed, luck=episode.luck)
+            episode.opening = env.reset(episode.seed, env_seed=episode.env_seed)
             episode.instance = getattr(env, "instance", None)
     except EnvironmentFailure as failure:
         episode.error = str(failure)

@@ -6,9 +6,9 @@ from itertools import islice
 from typing import Any
 
 from tether.core.errors import EnvironmentFailure, TetherError, environment_boundary
-from tether.envs.blueprint import Blueprint, EnvSource, blueprint, refuse_while_main_is_imported
 from tether.envs.checker.laws import LAWS, Law
 from tether.envs.checker.subject import NotApplicable, Subject
+from tether.envs.env_factory import EnvFactory, EnvSource, env_factory, refuse_while_main_is_imported
 
 NUM_EPISODES = 200
 _MAX_VIOLATIONS = 3
@@ -60,10 +60,10 @@ def check_env(env: EnvSource, *, episodes: int = NUM_EPISODES, **options: Any) -
     In a script, call it under `if __name__ == "__main__":`; part of the check plays in another process.
     """
     refuse_while_main_is_imported()
-    return examine(blueprint(env, options), episodes)
+    return examine(env_factory(env, options), episodes)
 
 
-def examine(plan: Blueprint, episodes: int = NUM_EPISODES, on_law: Callable[[str], None] | None = None) -> CheckReport:
+def examine(plan: EnvFactory, episodes: int = NUM_EPISODES, on_law: Callable[[str], None] | None = None) -> CheckReport:
     """The same for a blueprint; `on_law` is told the name of each law before it is held against the environment."""
     subject = Subject(plan, episodes)
     verdicts: dict[str, Verdict] = {}

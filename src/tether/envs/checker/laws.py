@@ -64,7 +64,7 @@ def attributes(subject: Subject) -> Iterator[str]:
         yield f"max_turns is {turns!r}; it has to be a whole number, at least 1"
     if not isinstance(getattr(env, "instructions", None), str):
         yield f"instructions is {getattr(env, 'instructions', None)!r}; it has to be a text"
-    yield from _unlike_call(env, "reset", "reset(seed, luck=None)", (0,), {"luck": None})
+    yield from _unlike_call(env, "reset", "reset(seed, env_seed=None)", (0,), {"env_seed": None})
     yield from _unlike_call(env, "step", "step(answer)", ("x",), {})
     if getattr(env, "work", "inline") not in get_args(Work):
         yield f"work is {env.work!r}; it has to be one of {', '.join(get_args(Work))}"
@@ -265,14 +265,14 @@ def seeds(subject: Subject) -> Iterator[str]:
         yield f"seeds 0 to {INSTANCE_SEEDS - 1} all give the same instance; draw it from the seed"
 
 
-def luck(subject: Subject) -> Iterator[str]:
+def env_seed(subject: Subject) -> Iterator[str]:
     """Luck does not change the instance."""
     env = subject.plan.make()
     first = dict(identities(env, range(LUCK_SEEDS)))
     for number in (1, 2):
-        for seed, identity in identities(env, range(LUCK_SEEDS), luck=number):
+        for seed, identity in identities(env, range(LUCK_SEEDS), env_seed=number):
             if identity != first[seed]:
-                yield f"reset({seed}, luck={number}) is not the instance of reset({seed}); luck is for what happens in it"
+                yield f"reset({seed}, env_seed={number}) is not the instance of reset({seed}); env_seed is for what happens in it"
 
 
 def splits(subject: Subject) -> Iterator[str]:
@@ -332,7 +332,7 @@ LAWS = (
     Law("repeatability", repeatability, ("attributes",)),
     Law("another process", another_process, ("repeatability",)),
     Law("seeds", seeds, ("repeatability", "types", "never raises")),
-    Law("luck", luck, ("repeatability", "types", "never raises")),
+    Law("luck", env_seed, ("repeatability", "types", "never raises")),
     Law("splits", splits, ("repeatability", "types", "never raises")),
     Law("rendering", rendering, ("types",)),
     Law("pictures", pictures, ("types",)),

@@ -7,8 +7,8 @@ from typing import Any
 from tether.core.errors import environment_boundary
 from tether.core.protocols import Env
 from tether.core.types import Observation
-from tether.envs.blueprint import Blueprint
 from tether.envs.checker.episodes import Episode, play
+from tether.envs.env_factory import EnvFactory
 
 NUM_REPEATED = 20
 """How many episodes are played again."""
@@ -21,7 +21,7 @@ class NotApplicable(Exception):
 class Subject:
     """What the laws are held against."""
 
-    def __init__(self, plan: Blueprint, num_episodes: int) -> None:
+    def __init__(self, plan: EnvFactory, num_episodes: int) -> None:
         self.plan, self.num_episodes = plan, num_episodes
 
     @cached_property
@@ -47,11 +47,11 @@ class Subject:
         return list(self.plan.options.model_fields)
 
 
-def identities(env: Env, seeds: Iterable[int], luck: int | None = None) -> Iterator[tuple[int, str]]:
+def identities(env: Env, seeds: Iterable[int], env_seed: int | None = None) -> Iterator[tuple[int, str]]:
     """Each seed with what tells its instance from others: the instance itself, or the first observation where it is not told."""
     for seed in seeds:
         with environment_boundary(f"reset({seed})"):
-            opening: Any = env.reset(seed, luck=luck)
+            opening: Any = env.reset(seed, env_seed=env_seed)
             instance = getattr(env, "instance", None)
         shown = opening.text if isinstance(opening, Observation) else repr(opening)
         yield seed, shown if instance is None else instance

@@ -50,8 +50,8 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
         self._table = transitions(self.lake.size, self.options.slip)
         self._slips = 0
 
-    def _seed_luck(self, luck: int) -> None:
-        self._luck = random.Random(luck)
+    def _seed_luck(self, env_seed: int) -> None:
+        self._luck = random.Random(env_seed)
 
     def _act(self, index: int) -> tuple[float, bool, bool]:
         outcomes = self._table[self.player][index]

@@ -6,6 +6,6 @@ trainer uses.
 """
 
 from tether.envs.vector.members import Member, VectorEnv
-from tether.envs.vector.pool import EnvPool, make_envs
+from tether.envs.vector.pool import WorkerPool, make_envs
 
-__all__ = ["EnvPool", "Member", "VectorEnv", "make_envs"]
+__all__ = ["WorkerPool", "Member", "VectorEnv", "make_envs"]

@@ -29,13 +29,13 @@ class Reset:
 
     what: ClassVar[str] = "reset"
     seed: int
-    luck: int | None
+    env_seed: int | None
 
     def on(self, env: Env) -> Begun:
-        return Begun(_checked(env.reset(self.seed, luck=self.luck), Observation), env.instructions)
+        return Begun(_checked(env.reset(self.seed, env_seed=self.env_seed), Observation), env.instructions)
 
     async def on_async(self, env: Any) -> Begun:
-        return Begun(_checked(await env.areset(self.seed, luck=self.luck), Observation), env.instructions)
+        return Begun(_checked(await env.areset(self.seed, env_seed=self.env_seed), Observation), env.instructions)
 
 
 @dataclass(frozen=True, slots=True)

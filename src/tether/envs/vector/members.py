@@ -18,7 +18,7 @@ from tether.core.errors import BadInput, EnvironmentFailure
 from tether.core.grammar import ANSWER_TAGS
 from tether.core.protocols import Env
 from tether.core.types import Observation, Step
-from tether.envs.blueprint import Blueprint, EnvSource, blueprint
+from tether.envs.env_factory import EnvFactory, EnvSource, env_factory
 from tether.envs.turns import Work
 from tether.envs.vector.background import Background
 from tether.envs.vector.calls import Begun, Call, Reset, Take, close_env
@@ -56,15 +56,15 @@ class Member:
         """The episode has ended; a reset begins the next one."""
         return self._phase is _Phase.OVER
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
-        return self.submit_reset(seed, luck).result()
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        return self.submit_reset(seed, env_seed).result()
 
     def step(self, answer: str) -> Step:
         return self.submit_step(answer).result()
 
-    def submit_reset(self, seed: int, luck: int | None = None) -> Future[Observation]:
+    def submit_reset(self, seed: int, env_seed: int | None = None) -> Future[Observation]:
         """Begin a reset; the future holds the observation or an EnvironmentFailure."""
-        return self._submit(Reset(seed, luck), self._begun)
+        return self._submit(Reset(seed, env_seed), self._begun)
 
     def submit_step(self, answer: str) -> Future[Step]:
         """Begin a step; the future holds the step or an EnvironmentFailure."""
@@ -111,7 +111,7 @@ class Member:
     def _leave_host(self) -> None:
         host, self._host = self._host, None
         if host is not None:
-            self._vector.take_back(host)
+            self._vector.rollback(host)
 
 
 class VectorEnv:
@@ -130,7 +130,7 @@ class VectorEnv:
         none, nobody queues. The clock of a call begins when the call does, not while it queues."""
         if count < 1 or step_timeout <= 0 or (workers is not None and workers < 1):
             raise BadInput(f"got count={count}, step_timeout={step_timeout}, workers={workers}; each has to be greater than zero")
-        plan = blueprint(make, options)
+        plan = env_factory(make, options)
         first = plan.make()
         self.work = work_of(first)
         self.members = [Member(number, self, first) for number in range(count)]
@@ -148,7 +148,7 @@ class VectorEnv:
     def reset(self, seeds: Sequence[int], lucks: Sequence[int | None] | None = None) -> list[Observation | EnvironmentFailure]:
         """Reset every member; a member that failed gives its failure."""
         pairs = zip(self._one_each("seed", seeds), self._one_each("luck", lucks or [None] * len(self)), strict=True)
-        asked = [member.submit_reset(seed, luck) for member, (seed, luck) in zip(self.members, pairs, strict=True)]
+        asked = [member.submit_reset(seed, env_seed) for member, (seed, env_seed) in zip(self.members, pairs, strict=True)]
         return [_outcome(future) for future in asked]
 
     def step(self, answers: Sequence[str | None]) -> list[Step | EnvironmentFailure | None]:
@@ -191,14 +191,14 @@ class VectorEnv:
         self._hosts.add(host)
         return host
 
-    def take_back(self, host: Host) -> None:
+    def rollback(self, host: Host) -> None:
         if not host.dead:
             self._idle.append(host)
         elif not self._closed:  # else `close` sees to it
             self._hosts.discard(host)
             host.hang_up()
 
-    def _housing(self, plan: Blueprint, pickled: bytes, first: Env, step_timeout: float) -> Callable[[], Host]:
+    def _housing(self, plan: EnvFactory, pickled: bytes, first: Env, step_timeout: float) -> Callable[[], Host]:
         """What makes a host for this kind of work. The environment that is there already gets the first one, unless it has to move."""
         if self._background is None:
             spare: Host = InlineHost(plan.make, first)

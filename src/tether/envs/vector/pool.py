@@ -5,12 +5,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from tether.core.protocols import Env
-from tether.envs.blueprint import blueprint
+from tether.envs.env_factory import env_factory
 from tether.envs.vector.calls import close_env
 from tether.envs.vector.members import STEP_SECONDS, VectorEnv, work_of
 
 
-class EnvPool:
+class WorkerPool:
     """Environments that belong together and are closed together."""
 
     def __init__(self, envs: list[Env], vector: VectorEnv | None = None) -> None:
@@ -31,12 +31,12 @@ class EnvPool:
         self.close()
 
 
-def make_envs(name: str, options: Mapping[str, Any], count: int, step_timeout: float = STEP_SECONDS) -> EnvPool:
+def make_envs(name: str, options: Mapping[str, Any], count: int, step_timeout: float = STEP_SECONDS) -> WorkerPool:
     """`count` environments of this name and these options."""
-    plan = blueprint(name, options)
+    plan = env_factory(name, options)
     first = plan.make()
     if work_of(first) == "inline":
-        return EnvPool([first, *(plan.make() for _ in range(count - 1))])
+        return WorkerPool([first, *(plan.make() for _ in range(count - 1))])
     close_env(first)
     vector = VectorEnv(name, count, options=options, step_timeout=step_timeout)
-    return EnvPool(list(vector.members), vector)
+    return WorkerPool(list(vector.members), vector)

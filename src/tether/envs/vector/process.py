@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from tether.core.errors import EnvironmentFailure, environment_boundary
-from tether.envs.blueprint import MAIN_GUARD, refuse_while_main_is_imported
+from tether.envs.env_factory import MAIN_GUARD, refuse_while_main_is_imported
 from tether.envs.vector.background import GRACE_SECONDS, Background, in_thread
 from tether.envs.vector.calls import Call
 from tether.envs.vector.hosts import BesideHost

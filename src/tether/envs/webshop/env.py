@@ -90,8 +90,8 @@ class WebShop(TextEnv[WebShopOptions]):
         self._found: list[Product] = []
         self._open_search()
 
-    def _seed_luck(self, luck: int) -> None:
-        self._luck = random.Random(luck)
+    def _seed_luck(self, env_seed: int) -> None:
+        self._luck = random.Random(env_seed)
 
     def _take(self, answer: str) -> Outcome:
         match = _ACTION.match(answer.strip())

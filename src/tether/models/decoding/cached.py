@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.core.errors import BadInput
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.models.probing import probe_ids
 
 INITIAL_POSITIONS = 256
@@ -101,8 +101,8 @@ def max_positions(model: PreTrainedModel) -> int:
 class CachedDecoder:
     """A model with a cache of rows: feed tokens to rows, get features and logits."""
 
-    def __init__(self, model: PreTrainedModel, num_rows: int, split: SplitModel | None = None) -> None:
-        self.split = split or SplitModel(model)
+    def __init__(self, model: PreTrainedModel, num_rows: int, split: Policy | None = None) -> None:
+        self.split = split or Policy(model)
         self.max_positions = max_positions(model)
         self.model = model
         self.cache = RowCache(num_rows)
@@ -140,7 +140,7 @@ class CachedDecoder:
 
 
 @torch.inference_mode()
-def decodes_with_cache(model: PreTrainedModel, split: SplitModel) -> bool:
+def decodes_with_cache(model: PreTrainedModel, split: Policy) -> bool:
     """Whether feeding a text in two pieces gives what feeding it whole gives; not so for recurrent models and some attention biases."""
     ids_1T = probe_ids(model, PROBE_TOKENS)
     half = torch.tensor([PROBE_TOKENS // 2], device=model.device)

@@ -23,9 +23,9 @@ from tether.core.protocols import Sampling
 from tether.models.decoding.cached import INITIAL_POSITIONS, CachedDecoder, max_positions
 from tether.models.decoding.drawing import draw
 from tether.models.decoding.passes import GroupedPass, PaddedPass, RowPass
-from tether.models.decoding.protocol import NOBODY, Drawn, Feeding
-from tether.models.family.trunk import FamilyTrunk
-from tether.models.head import SplitModel
+from tether.models.decoding.protocol import NOBODY, PrefillRequest, SampleOutput
+from tether.models.family.backbone import LlamaBackbone
+from tether.models.policy import Policy
 from tether.models.probing import probe_ids
 
 PREFILL_TOKENS = 8192
@@ -40,10 +40,10 @@ class ContiguousDecoder:
     def __init__(
         self,
         model: PreTrainedModel,
-        split: SplitModel,
+        split: Policy,
         num_slots: int,
         *,
-        trunk: FamilyTrunk | None = None,
+        backbone: LlamaBackbone | None = None,
         most_positions: int | None = None,
         budget: int | None = None,
     ) -> None:
@@ -51,7 +51,7 @@ class ContiguousDecoder:
         self.num_slots = num_slots
         self.max_positions = min(max_positions(model), most_positions or max_positions(model))
         self._split, self._device = split, model.device
-        self._pass: RowPass = PaddedPass(model, split) if trunk is None else GroupedPass(trunk)
+        self._pass: RowPass = PaddedPass(model, split) if backbone is None else GroupedPass(backbone)
         self._cache = self._pass.cache
         self._limit = None if budget is None else budget // position_bytes(model, split)
         """Positions of all rows together."""
@@ -91,7 +91,7 @@ class ContiguousDecoder:
             self._cache.resize(0, 0)
 
     @torch.inference_mode()
-    def prefill(self, feedings: Sequence[Feeding], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Drawn:
+    def prefill(self, feedings: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> SampleOutput:
         """Feed tokens and draw the one that follows, for every slot in the order in which the feedings name them; room is reserved."""
         order, features = [], []
         for part in self._parts(feedings):
@@ -113,7 +113,7 @@ class ContiguousDecoder:
         last_ids: Sequence[int],
         sampling: Sampling,
         uniforms_BK: npt.NDArray[np.float32],
-    ) -> Drawn:
+    ) -> SampleOutput:
         """Draw K more tokens for each slot, whose last drawn token has not been fed yet and goes to position `starts`; room is reserved."""
         self._bring_to_front(slots)
         place = {slot: index for index, slot in enumerate(slots)}
@@ -128,7 +128,7 @@ class ContiguousDecoder:
             self._filled[slot] = start + uniforms_BK.shape[1]
         in_rows = self._drawn(drawn)
         back = np.argsort(order)
-        return Drawn(in_rows.ids_BK[back], in_rows.logprobs_BK[back])
+        return SampleOutput(in_rows.ids_BK[back], in_rows.logprobs_BK[back])
 
     # ----------------------------------------------------------------------------------------------------------- drawing
 
@@ -136,13 +136,13 @@ class ContiguousDecoder:
         return draw(self._split.logits(features_BD).float(), sampling, torch.from_numpy(uniforms_B).to(self._device))
 
     @staticmethod
-    def _drawn(draws: list[tuple[Tensor, Tensor]]) -> Drawn:
+    def _drawn(draws: list[tuple[Tensor, Tensor]]) -> SampleOutput:
         ids_BK, logprobs_BK = (torch.stack(list(parts), dim=1).cpu().numpy() for parts in zip(*draws, strict=True))
-        return Drawn(ids_BK, logprobs_BK)
+        return SampleOutput(ids_BK, logprobs_BK)
 
     # ----------------------------------------------------------------------------------------------------------- feeding
 
-    def _parts(self, feedings: Sequence[Feeding]) -> list[list[int]]:
+    def _parts(self, feedings: Sequence[PrefillRequest]) -> list[list[int]]:
         """Feedings by number, in parts that one pass takes."""
         lengths = [len(feeding.tokens) for feeding in feedings]
         numbers = sorted(range(len(feedings)), key=lengths.__getitem__) if self._pass.pads else range(len(feedings))
@@ -157,7 +157,7 @@ class ContiguousDecoder:
             tokens += lengths[number]
         return parts
 
-    def _copy_to_followers(self, feeding: Feeding) -> None:
+    def _copy_to_followers(self, feeding: PrefillRequest) -> None:
         leader, *followers = feeding.slots
         self._filled[leader] = feeding.start + len(feeding.tokens)
         for slot in followers:
@@ -199,7 +199,7 @@ class ContiguousDecoder:
 
 
 @torch.inference_mode()
-def position_bytes(model: PreTrainedModel, split: SplitModel) -> int:
+def position_bytes(model: PreTrainedModel, split: Policy) -> int:
     """What one position of one conversation takes in the cache of a model: seen from one that is fed a token."""
     probe = CachedDecoder(model, 1, split)
     probe.extend(slice(0, 1), probe_ids(model, 1), torch.zeros(1, dtype=torch.long, device=model.device))

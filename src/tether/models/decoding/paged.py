@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from tether.core.protocols import Sampling
 from tether.models.decoding.drawing import draw
 from tether.models.decoding.pages import Pages
-from tether.models.decoding.protocol import NOBODY, Drawn, Feeding
-from tether.models.family.trunk import FamilyTrunk
-from tether.models.kernels.drawing import Ledger, draw_step
+from tether.models.decoding.protocol import NOBODY, PrefillRequest, SampleOutput
+from tether.models.family.backbone import LlamaBackbone
+from tether.models.kernels.drawing import DecodeState, draw_step
 from tether.models.kernels.paged_attention import paged_attention
 from tether.models.kernels.rotary import rotate_and_store
 from tether.models.token_scores import float32_product
@@ -49,26 +49,26 @@ class _Texts(NamedTuple):
 class PagedDecoder:
     """A Decoder over a paged cache; see the module's text."""
 
-    def __init__(self, trunk: FamilyTrunk, head: nn.Linear, num_slots: int, max_positions: int, budget: int) -> None:
+    def __init__(self, backbone: LlamaBackbone, head: nn.Linear, num_slots: int, max_positions: int, budget: int) -> None:
         """`budget` is in bytes; the cache takes what `num_slots` conversations of the full length need, if that is less."""
         weight = head.weight
-        size = (trunk.num_kv_heads, PAGE, trunk.head_dim)
-        page_bytes = 2 * trunk.num_layers * int(np.prod(size)) * weight.element_size()
+        size = (backbone.num_kv_heads, PAGE, backbone.head_dim)
+        page_bytes = 2 * backbone.num_layers * int(np.prod(size)) * weight.element_size()
         num_pages = min(num_slots * -(-max_positions // PAGE), budget // page_bytes) + 1
         self.num_slots, self.max_positions, self.tokens_per_call = num_slots, max_positions, TOKENS_PER_CALL
         self.cache_bytes = num_pages * page_bytes
-        self._trunk, self._head, self._device = trunk, head, weight.device
+        self._backbone, self._head, self._device = backbone, head, weight.device
         self._pages = Pages(num_pages, num_slots, PAGE, max_positions)
-        self._cache = torch.zeros(trunk.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)
+        self._cache = torch.zeros(backbone.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)
         self._layers = [(layer[0], layer[1]) for layer in self._cache]
         """Keys and values of each layer, [pages, heads, positions of a page, width]."""
-        self._ledger = Ledger(_batch_size(num_slots), TOKENS_PER_CALL, weight.device)
+        self._ledger = DecodeState(_batch_size(num_slots), TOKENS_PER_CALL, weight.device)
         self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
         self._starts_B1 = torch.arange(_batch_size(num_slots) + 1, dtype=torch.int32, device=weight.device)
         self._rows_B = torch.arange(_batch_size(num_slots), dtype=torch.int32, device=weight.device)
         self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
-        self._parameters = list(trunk.model.parameters())  # to walk over the modules takes a millisecond
+        self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
 
     def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NOBODY) -> bool:
@@ -78,13 +78,13 @@ class PagedDecoder:
         self._pages.release(slot)
 
     @torch.inference_mode()
-    def prefill(self, feedings: Sequence[Feeding], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Drawn:
+    def prefill(self, feedings: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> SampleOutput:
         leader_logits = [self._feed(part) for part in _parts(feedings)]
         self._share([feeding for feeding in feedings if len(feeding.slots) > 1])
         of_slot = [number for number, feeding in enumerate(feedings) for _ in feeding.slots]
         logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
         ids_B, logprobs_B = draw(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
-        return Drawn(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
+        return SampleOutput(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
 
     @torch.inference_mode()
     def decode(
@@ -94,7 +94,7 @@ class PagedDecoder:
         last_ids: Sequence[int],
         sampling: Sampling,
         uniforms_BK: npt.NDArray[np.float32],
-    ) -> Drawn:
+    ) -> SampleOutput:
         num_rows, num_steps = uniforms_BK.shape
         size = _batch_size(num_rows)
         self._fill_ledger(slots, starts, last_ids, size)
@@ -105,11 +105,11 @@ class PagedDecoder:
         for _ in range(num_steps):
             step()
         drawn = ledger.drawn_BK[:num_rows, :num_steps].cpu().numpy()
-        return Drawn(drawn, ledger.logprobs_BK[:num_rows, :num_steps].cpu().numpy())
+        return SampleOutput(drawn, ledger.logprobs_BK[:num_rows, :num_steps].cpu().numpy())
 
     # ------------------------------------------------------------------------------------------------------------ feeding
 
-    def _feed(self, feedings: Sequence[Feeding]) -> Tensor:
+    def _feed(self, feedings: Sequence[PrefillRequest]) -> Tensor:
         """One pass over the tokens of these feedings; the logits behind the last token of each."""
         new = np.array([len(feeding.tokens) for feeding in feedings])
         starts = np.array([feeding.start for feeding in feedings])
@@ -126,7 +126,7 @@ class PagedDecoder:
         features_SD = self._features(ids, positions, rows, texts)
         return float32_product(self._head, features_SD[torch.from_numpy(ends - 1).to(self._device)])
 
-    def _share(self, feedings: Sequence[Feeding]) -> None:
+    def _share(self, feedings: Sequence[PrefillRequest]) -> None:
         """Give the other slots of feedings what their first ones have computed."""
         copies = [copy for slots, _, tokens in feedings for copy in self._pages.share(slots[0], slots[1:], len(tokens))]
         if copies:
@@ -134,16 +134,16 @@ class PagedDecoder:
             self._cache[:, :, targets] = self._cache[:, :, sources]
 
     def _features(self, ids_S: Tensor, positions_S: Tensor, rows_S: Tensor, texts: _Texts) -> Tensor:
-        trunk = self._trunk
+        backbone = self._backbone
 
         def place(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            rotate_and_store((query, key, value), self._layers[layer], positions_S, rows_S, texts.tables_BX, trunk.angles)
+            rotate_and_store((query, key, value), self._layers[layer], positions_S, rows_S, texts.tables_BX, backbone.angles)
             return query, key
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return paged_attention(query, self._layers[layer], *texts, trunk.scale)
+            return paged_attention(query, self._layers[layer], *texts, backbone.scale)
 
-        return trunk.features(ids_S, positions_S, attend, place=place)
+        return backbone.features(ids_S, positions_S, attend, place=place)
 
     # ----------------------------------------------------------------------------------------------------------- decoding
 
@@ -165,7 +165,7 @@ class PagedDecoder:
             return step
         if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
             self._graphs.clear()
-            self._trunk.join()
+            self._backbone.join()
             self._addresses = [parameter.data_ptr() for parameter in self._parameters]
         # A temperature is read from the ledger where nothing but it shapes the draw.
         key = size, sampling if sampling.truncates or sampling.temperature == 0 else Sampling(max_tokens=0)
@@ -216,9 +216,9 @@ class PagedDecoder:
             counter.add_(1)
 
 
-def _parts(feedings: Sequence[Feeding]) -> list[list[Feeding]]:
+def _parts(feedings: Sequence[PrefillRequest]) -> list[list[PrefillRequest]]:
     """Feedings in order, cut into passes by their tokens."""
-    parts: list[list[Feeding]] = [[]]
+    parts: list[list[PrefillRequest]] = [[]]
     tokens = 0
     for feeding in feedings:
         if parts[-1] and tokens + len(feeding.tokens) > PREFILL_TOKENS:

@@ -18,8 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from tether.models.decoding.cached import CachedDecoder, RowCache
-from tether.models.family.trunk import Attend, FamilyTrunk
-from tether.models.head import SplitModel
+from tether.models.family.backbone import Attend, LlamaBackbone
+from tether.models.policy import Policy
 
 
 class RowPass(Protocol):
@@ -43,7 +43,7 @@ class PaddedPass:
 
     pads = True
 
-    def __init__(self, model: PreTrainedModel, split: SplitModel) -> None:
+    def __init__(self, model: PreTrainedModel, split: Policy) -> None:
         self._decoder = CachedDecoder(model, 0, split)
         self._device = model.device
         self.cache = self._decoder.cache
@@ -65,9 +65,9 @@ class GroupedPass:
 
     pads = False
 
-    def __init__(self, trunk: FamilyTrunk) -> None:
-        self._trunk = trunk
-        self._device = trunk.model.device
+    def __init__(self, backbone: LlamaBackbone) -> None:
+        self._backbone = backbone
+        self._device = backbone.model.device
         self.cache = RowCache(0)
 
     def feed(self, rows: Sequence[int], starts: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
@@ -76,16 +76,16 @@ class GroupedPass:
             for parts in (texts, [range(start, start + len(text)) for start, text in zip(starts, texts, strict=True)])
         )
         ends = list(accumulate(len(text) for text in texts))
-        features_SD = self._trunk.features(ids_S, positions_S, self._to_texts(rows, starts, ends))
+        features_SD = self._backbone.features(ids_S, positions_S, self._to_texts(rows, starts, ends))
         return features_SD[torch.tensor(ends, device=self._device) - 1]
 
     def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
         starts_B = torch.tensor(starts, device=self._device)
-        return self._trunk.features(ids_B, starts_B, self._to_rows(starts_B, max(starts) + 1, min(starts) == max(starts)))
+        return self._backbone.features(ids_B, starts_B, self._to_rows(starts_B, max(starts) + 1, min(starts) == max(starts)))
 
     def _to_texts(self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Attend:
         """Attention of each text to itself and to what its row holds before it."""
-        trunk = self._trunk
+        backbone = self._backbone
         texts = list(zip(rows, starts, [0, *ends], ends, strict=False))
         # A text that begins its row needs no mask: the kernel knows that case.
         seen = [self._causal(start, end - first) if start else None for _, start, first, end in texts]
@@ -97,10 +97,10 @@ class GroupedPass:
                 length = start + end - first
                 keys[row, :, start:length] = key_SKW[first:end].transpose(0, 1)
                 values[row, :, start:length] = value_SKW[first:end].transpose(0, 1)
-                query_GKTW = query_SHW[first:end].unflatten(1, (trunk.num_kv_heads, -1)).permute(2, 1, 0, 3)
+                query_GKTW = query_SHW[first:end].unflatten(1, (backbone.num_kv_heads, -1)).permute(2, 1, 0, 3)
                 key_GKLW, value_GKLW = (buffer[row, :, :length].expand(len(query_GKTW), -1, -1, -1) for buffer in (keys, values))
                 mixed_GKTW = scaled_dot_product_attention(
-                    query_GKTW, key_GKLW, value_GKLW, attn_mask=seen_TL, is_causal=seen_TL is None, scale=trunk.scale
+                    query_GKTW, key_GKLW, value_GKLW, attn_mask=seen_TL, is_causal=seen_TL is None, scale=backbone.scale
                 )
                 out_SHW[first:end] = mixed_GKTW.permute(2, 1, 0, 3).flatten(1, 2)
             return out_SHW
@@ -109,15 +109,15 @@ class GroupedPass:
 
     def _to_rows(self, starts_B: Tensor, visible: int, all_alike: bool) -> Attend:
         """Attention of one new token per row to its row; a mask only where lengths differ."""
-        trunk, rows_B = self._trunk, torch.arange(len(starts_B), device=self._device)
+        backbone, rows_B = self._backbone, torch.arange(len(starts_B), device=self._device)
         seen_B11L = None if all_alike else torch.arange(visible, device=self._device) <= starts_B[:, None, None, None]
 
         def attend(layer: int, query_BHW: Tensor, key_BKW: Tensor, value_BKW: Tensor) -> Tensor:
             keys, values = self.cache.layer(layer, key_BKW[:, :, None], value_BKW[:, :, None])
             keys[rows_B, :, starts_B], values[rows_B, :, starts_B] = key_BKW, value_BKW
-            query_BKGW = query_BHW.unflatten(1, (trunk.num_kv_heads, -1))
+            query_BKGW = query_BHW.unflatten(1, (backbone.num_kv_heads, -1))
             key_BKLW, value_BKLW = (buffer[: len(rows_B), :, :visible] for buffer in (keys, values))
-            return scaled_dot_product_attention(query_BKGW, key_BKLW, value_BKLW, attn_mask=seen_B11L, scale=trunk.scale).flatten(1, 2)
+            return scaled_dot_product_attention(query_BKGW, key_BKLW, value_BKLW, attn_mask=seen_B11L, scale=backbone.scale).flatten(1, 2)
 
         return attend
 

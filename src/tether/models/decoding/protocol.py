@@ -20,7 +20,7 @@ from tether.core.protocols import Sampling
 NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
-class Feeding(NamedTuple):
+class PrefillRequest(NamedTuple):
     """Tokens for one slot, or for several empty ones that begin alike and for which they are computed once."""
 
     slots: tuple[int, ...]
@@ -29,7 +29,7 @@ class Feeding(NamedTuple):
     tokens: Sequence[int]
 
 
-class Drawn(NamedTuple):
+class SampleOutput(NamedTuple):
     """Tokens drawn, and their log-probs at the sampling temperature, before any token was excluded."""
 
     ids_BK: npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ class Decoder(Protocol):
         """Forget what a slot holds and give its memory back."""
         ...
 
-    def prefill(self, feedings: Sequence[Feeding], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Drawn:
+    def prefill(self, feedings: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> SampleOutput:
         """Feed tokens and draw the one that follows, for every slot in the order in which the feedings name them; room is reserved."""
         ...
 
@@ -75,6 +75,6 @@ class Decoder(Protocol):
         last_ids: Sequence[int],
         sampling: Sampling,
         uniforms_BK: npt.NDArray[np.float32],
-    ) -> Drawn:
+    ) -> SampleOutput:
         """Draw K more tokens for each slot, whose last drawn token has not been fed yet and goes to position `starts`; room is reserved."""
         ...

@@ -25,7 +25,7 @@ HEAD_NORMS = {"q_norm", "k_norm"}
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj"}
 
 
-class Joined:
+class FusedLinear:
     """Linear layers over one input, as one matrix of which their weights are views."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -109,26 +109,26 @@ class Layer:
     gate: nn.Module
     up: nn.Module
     down: nn.Module
-    states: Joined | None
+    states: FusedLinear | None
     """Query, key and value as one product; None where a layer is more than linear, as with adapters."""
-    gate_up: Joined | None
+    gate_up: FusedLinear | None
 
     @property
-    def joins(self) -> tuple[Joined, ...]:
+    def joins(self) -> tuple[FusedLinear, ...]:
         return tuple(joined for joined in (self.states, self.gate_up) if joined is not None)
 
 
 def find_layers(model: PreTrainedModel) -> list[Layer] | None:
     """The layers of a model of the family; None for any other."""
-    trunk: Any = model.base_model
+    backbone: Any = model.base_model
     config = model.config.get_text_config()
-    if not all(hasattr(trunk, name) for name in ("embed_tokens", "layers", "norm", "rotary_emb")):
+    if not all(hasattr(backbone, name) for name in ("embed_tokens", "layers", "norm", "rotary_emb")):
         return None
-    if getattr(trunk.rotary_emb, "rope_type", "default") not in STATIC_ROTATIONS or _has_window(config):
+    if getattr(backbone.rotary_emb, "rope_type", "default") not in STATIC_ROTATIONS or _has_window(config):
         return None
-    if config.num_hidden_layers != len(trunk.layers):
+    if config.num_hidden_layers != len(backbone.layers):
         return None
-    found = [_layer(module) for module in trunk.layers]
+    found = [_layer(module) for module in backbone.layers]
     return None if any(layer is None for layer in found) else [layer for layer in found if layer is not None]
 
 
@@ -162,8 +162,8 @@ def _layer(module: Any) -> Layer | None:
         module.post_attention_layernorm,
         *gate_up,
         mlp.down_proj,
-        Joined(states) if joinable(states) else None,
-        Joined(gate_up) if joinable(gate_up) else None,
+        FusedLinear(states) if joinable(states) else None,
+        FusedLinear(gate_up) if joinable(gate_up) else None,
     )
 
 

@@ -66,7 +66,7 @@ def _pick(
     tl.store(logprobs_ptr + row * most_steps + step, logit - highest - tl.log(total))
 
 
-class Ledger:
+class DecodeState:
     """The state of some rows on the device while tokens are drawn for them: everything a step reads and writes."""
 
     def __init__(self, num_rows: int, most_steps: int, device: torch.device) -> None:
@@ -88,7 +88,7 @@ class Ledger:
         """1 / temperature."""
 
 
-def draw_step(logits_BV: Tensor, ledger: Ledger, *, greedy: bool) -> None:
+def draw_step(logits_BV: Tensor, ledger: DecodeState, *, greedy: bool) -> None:
     """Draw a token for each row of contiguous logits, write it down, and move the rows on."""
     num_rows, vocabulary = logits_BV.shape
     num_blocks = triton.cdiv(vocabulary, BLOCK)

@@ -25,11 +25,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, DivergedModel
-from tether.core.protocols import Anew, Dialogue, Feed, Pending, Sampling
+from tether.core.protocols import ContextReset, Conversation, PromptFuture, PromptTokens, Sampling
 from tether.core.types import Completion
 from tether.models.decoding.choose import DecoderChoice
-from tether.models.decoding.protocol import Decoder, Drawn, Feeding
-from tether.models.head import SplitModel
+from tether.models.decoding.protocol import Decoder, PrefillRequest, SampleOutput
+from tether.models.policy import Policy
 from tether.rollout.engines.stopping import TAIL_TOKENS, StopRule
 
 FEED_SHARE = 8
@@ -59,7 +59,7 @@ class EngineStatistics:
 class _Row:
     """One dialogue. It decodes while all its tokens but the last sampled one are in its slot, and waits otherwise."""
 
-    dialogue: Dialogue
+    conversation: Conversation
     slot: int = -1
     admitted: int = -1
     """Its place in the order of admission."""
@@ -71,7 +71,7 @@ class _Row:
     """How many were when the slot was taken from it."""
     logprobs: list[float] = field(default_factory=list)
     """Of the response so far, which is the last of the tokens."""
-    pending: Pending | None = None
+    pending: PromptFuture | None = None
     """Asks the environment for its answer; set while it has not been asked."""
     ahead: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     """Uniforms taken from the dialogue for tokens that were not used."""
@@ -83,7 +83,7 @@ class _Row:
     def uniforms(self, count: int) -> npt.NDArray[np.float32]:
         """The next uniforms of the dialogue; those that are used up are cut off `ahead`."""
         if len(self.ahead) < count:
-            more = self.dialogue.uniforms.random(count - len(self.ahead), dtype=np.float32)
+            more = self.conversation.uniforms.random(count - len(self.ahead), dtype=np.float32)
             self.ahead = np.concatenate([self.ahead, more]) if len(self.ahead) else more
         return self.ahead[:count]
 
@@ -101,7 +101,7 @@ class NativeEngine:
         cache_gb: float | None = None,
     ) -> None:
         """Conversations get as long as the model allows, or `max_context`; the cache takes `cache_gb`, or half of the memory that is free."""
-        self._choice = DecoderChoice(model, SplitModel(model))
+        self._choice = DecoderChoice(model, Policy(model))
         self._decoder: Decoder | None = None
         self._stop = StopRule(tokenizer)
         self._max_rows, self._max_context, self._cache_gb = max_rows, max_context, cache_gb
@@ -109,9 +109,9 @@ class NativeEngine:
         """Of the last run."""
 
     @property
-    def way(self) -> str:
+    def backend(self) -> str:
         """Which decoder serves the model: paged, contiguous, or generic for an architecture that only its own code can compute."""
-        return self._choice.way
+        return self._choice.backend
 
     def sync(self) -> None:
         """Nothing to do: these are the learner's own tensors."""
@@ -120,14 +120,14 @@ class NativeEngine:
         """Give the memory of the cache back; the next run takes it anew."""
         self._decoder = None
 
-    def run(self, dialogues: Sequence[Dialogue], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
+    def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
         """Drive every dialogue to its end."""
         self.statistics = EngineStatistics()
-        decoder = self._decoder_for(min(self._max_rows, max(1, len(dialogues))))
+        decoder = self._decoder_for(min(self._max_rows, max(1, len(conversations))))
         cache = "half of the free memory" if self._cache_gb is None else f"rollout.cache_gb={self._cache_gb:g}"
         batch = _Batch(decoder, self._stop, sampling, self.statistics, cache, on_finished)
         try:
-            batch.play(deque(dialogues))
+            batch.play(deque(conversations))
         except BaseException:
             self.free()  # slots are still taken, and may hold anything
             raise
@@ -164,7 +164,7 @@ class _Batch:
         self._tail = max([TAIL_TOKENS, *map(len, sampling.stop_ids)])
         """How many tokens decide whether a response ends."""
 
-    def play(self, queue: deque[Dialogue]) -> None:
+    def play(self, queue: deque[Conversation]) -> None:
         """Drive every dialogue to its end."""
         while queue or self._evicted or self._num_rows:
             self._is_full = self._is_full and self._num_rows > 0
@@ -180,13 +180,13 @@ class _Batch:
     def _num_rows(self) -> int:
         return len(self._waiting) + len(self._decoding)
 
-    def _admit(self, queue: deque[Dialogue]) -> None:
+    def _admit(self, queue: deque[Conversation]) -> None:
         """Give a slot to who stands first, those who had one before the others; a dialogue that has nothing to say is finished at once."""
         if self._evicted:
             row = self._evicted.popleft()
         else:
             row = _Row(queue.popleft())
-            feed = row.dialogue.begin()
+            feed = row.conversation.begin()
             if feed is None:
                 self._announce()
                 return
@@ -226,7 +226,7 @@ class _Batch:
             return
         for members in groups:
             self._count_fed(members)
-        feedings = [Feeding(tuple(row.slot for row in members), members[0].filled, members[0].unfed) for members in groups]
+        feedings = [PrefillRequest(tuple(row.slot for row in members), members[0].filled, members[0].unfed) for members in groups]
         rows = [row for members in groups for row in members]
         self._take(rows, self._decoder.prefill(feedings, self._sampling, np.concatenate([row.uniforms(1) for row in rows])))
 
@@ -268,7 +268,7 @@ class _Batch:
         """The waiting rows, those together that begin with the same tokens of their group."""
         groups: dict[object, list[_Row]] = {}
         for row in self._waiting:
-            key = row.admitted if row.filled else (row.dialogue.prefix_key, tuple(row.tokens))
+            key = row.admitted if row.filled else (row.conversation.prefix_key, tuple(row.tokens))
             groups.setdefault(key, []).append(row)
         return list(groups.values())
 
@@ -297,7 +297,7 @@ class _Batch:
 
     # ----------------------------------------------------------------------------------------------------- after the calls
 
-    def _take(self, rows: list[_Row], drawn: Drawn) -> None:
+    def _take(self, rows: list[_Row], drawn: SampleOutput) -> None:
         """Give the drawn tokens to their rows, up to the end of a response, and hand over the responses that are complete."""
         if not np.isfinite(drawn.logprobs_BK).all():
             raise DivergedModel(
@@ -329,27 +329,27 @@ class _Batch:
         for index in suspects:
             if index < room:
                 tail = row.tokens[len(row.tokens) - num_tail :] + ids[: index + 1]
-                reason = self._stop.finished(tail, self._sampling, row.dialogue.closing_tags, num_before - num_tail)
+                reason = self._stop.finished(tail, self._sampling, row.conversation.closing_tags, num_before - num_tail)
                 if reason is not None:
                     return index + 1, reason
         return (room, FinishReason.LENGTH) if len(ids) >= room else (len(ids), None)
 
     def _respond(self, row: _Row, reason: FinishReason) -> None:
         """Give a response to its dialogue; the row then waits with what comes next, or is gone."""
-        answer = row.dialogue.receive(Completion(tuple(row.tokens[-len(row.logprobs) :]), tuple(row.logprobs), reason))
+        answer = row.conversation.receive(Completion(tuple(row.tokens[-len(row.logprobs) :]), tuple(row.logprobs), reason))
         if callable(answer):
             row.pending = answer
             self._waiting.append(row)
         else:
             self._give(row, answer)
 
-    def _give(self, row: _Row, feed: Feed) -> None:
+    def _give(self, row: _Row, feed: PromptTokens) -> None:
         """What comes next for a row: tokens to be fed, for which it waits, or nothing, which frees its slot."""
         if feed is None:
             self._vacate(row)
             self._announce()
             return
-        if isinstance(feed, Anew):
+        if isinstance(feed, ContextReset):
             self._decoder.release(row.slot)
             self._is_full = False
             row.tokens, row.filled, row.lost = [], 0, 0

@@ -27,7 +27,7 @@ from tether.core.protocols import Env
 from tether.core.seeding import derive_seed, seed_everything
 from tether.envs.registry import make_env
 from tether.models.chat import ChatFormat
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 from tether.training.warmstart.demonstrators import Weaknesses, demonstrate
 from tether.training.warmstart.tokenizer import train_tokenizer
 
@@ -84,13 +84,13 @@ def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Pro
     tokenizer = train_tokenizer(_texts(envs, settings))
     model: Any = LlamaForCausalLM(_architecture(settings, tokenizer))  # Any: a decorator of transformers hides the signature of .to
     model.to(device)
-    teach(SplitModel(model), ChatFormat(tokenizer), envs, settings, (settings.skill, settings.habit), progress)
+    teach(Policy(model), ChatFormat(tokenizer), envs, settings, (settings.skill, settings.habit), progress)
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
 def teach(
-    model: SplitModel, chat: ChatFormat, envs: Sequence[Env], settings: WarmstartSettings, lessons: Sequence[Lesson], progress: Progress
+    model: Policy, chat: ChatFormat, envs: Sequence[Env], settings: WarmstartSettings, lessons: Sequence[Lesson], progress: Progress
 ) -> None:
     """Give the model one lesson after the other; no lesson repeats an episode of another."""
     first_episode = 0
@@ -168,23 +168,23 @@ def _architecture(settings: WarmstartSettings, tokenizer: PreTrainedTokenizerBas
 
 
 def _train(
-    model: SplitModel,
+    model: Policy,
     demonstrations: list[Demonstration],
     lesson: Lesson,
     batch: int,
     order: random.Random,
     progress: Callable[[int, int, str], None],
 ) -> None:
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=lesson.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.module.parameters(), lr=lesson.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, lesson.steps))
     for step in range(lesson.steps):
-        ids_BT, mask_BT = _batch(order.sample(demonstrations, min(batch, len(demonstrations))), model.model.device)
+        ids_BT, mask_BT = _batch(order.sample(demonstrations, min(batch, len(demonstrations))), model.module.device)
         features_BTD = model.features(input_ids=ids_BT, use_cache=False)
         logits_NV = model.logits(features_BTD[:, :-1][mask_BT[:, 1:]])
         loss = torch.nn.functional.cross_entropy(logits_NV.float(), ids_BT[:, 1:][mask_BT[:, 1:]])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         if step % 5 == 4 or step + 1 == lesson.steps:

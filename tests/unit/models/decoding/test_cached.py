@@ -18,7 +18,7 @@ from transformers import (
 
 from tether.core.errors import BadInput
 from tether.models.decoding.cached import INITIAL_POSITIONS, CachedDecoder
-from tether.models.head import SplitModel
+from tether.models.policy import Policy
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -141,7 +141,7 @@ def test_any_architecture_decodes_as_it_reads(name: str) -> None:
 def test_the_halves_make_the_models_own_logits(name: str) -> None:
     """Where logits are scaled or capped after the head, the features must be the logits; elsewhere the cheap split is used."""
     model = _random_model(name)
-    split, ids = SplitModel(model), _ids(10, seed=5)
+    split, ids = Policy(model), _ids(10, seed=5)
     with torch.inference_mode():
         features = split.features(input_ids=ids[None], use_cache=False)
         _assert_close(split.logits(features)[0], _plain(model, ids))
@@ -153,7 +153,7 @@ def test_a_weak_soft_cap_is_not_taken_for_none() -> None:
     config = Gemma2Config(**GROUPED, head_dim=16, final_logit_softcapping=30.0, sliding_window=64)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
-    split, ids = SplitModel(model), _ids(10, seed=5)
+    split, ids = Policy(model), _ids(10, seed=5)
     with torch.inference_mode():
         model.get_output_embeddings().weight.mul_(50)
         _assert_close(split.logits(split.features(input_ids=ids[None], use_cache=False))[0], _plain(model, ids))
@@ -162,7 +162,7 @@ def test_a_weak_soft_cap_is_not_taken_for_none() -> None:
 
 def test_tiny_splits(tiny: Any) -> None:
     ids = _ids(12, seed=1, vocabulary=400)
-    split = SplitModel(tiny.model)
+    split = Policy(tiny.model)
     with torch.inference_mode():
         features = split.features(input_ids=ids[None], use_cache=False)
         assert features.shape == (1, 12, tiny.model.config.hidden_size)

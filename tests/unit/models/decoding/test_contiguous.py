@@ -11,9 +11,9 @@ from tether.core.protocols import Sampling
 from tether.models.decoding import contiguous
 from tether.models.decoding.contiguous import ContiguousDecoder, position_bytes
 from tether.models.decoding.drawing import draw
-from tether.models.decoding.protocol import Drawn, Feeding
-from tether.models.family.trunk import family_trunk
-from tether.models.head import SplitModel
+from tether.models.decoding.protocol import PrefillRequest, SampleOutput
+from tether.models.family.backbone import llama_backbone
+from tether.models.policy import Policy
 
 WARM = Sampling(temperature=0.8)
 NUM_SLOTS = 6
@@ -37,7 +37,7 @@ class Journal:
             said = self.talks.get(slots[0], [])
             start = max(0, len(said) - 1)  # the last drawn token has not been fed
             new = said[start:] + self.words(length)
-            feedings.append(Feeding(slots, start, new))
+            feedings.append(PrefillRequest(slots, start, new))
             for slot in slots:
                 self.talks[slot] = said[:start] + new
         assert self.decoder.reserve({slot: len(self.talks[slot]) for slots in groups for slot in slots})
@@ -57,7 +57,7 @@ class Journal:
             self.talks.pop(slot)
 
     @torch.inference_mode()
-    def compare(self, slots: Any, drawn: Drawn, uniforms_BK: np.ndarray) -> None:
+    def compare(self, slots: Any, drawn: SampleOutput, uniforms_BK: np.ndarray) -> None:
         for b, slot in enumerate(slots):
             for k in range(uniforms_BK.shape[1]):
                 logits_1V = self.model(input_ids=torch.tensor([self.talks[slot]]), use_cache=False).logits[:, -1].float()
@@ -72,14 +72,14 @@ class Journal:
 def journal(request: Any, tiny: Any, small_model: Callable[..., Any]) -> Callable[..., Journal]:
     """Journals over the embedded model both ways, and over one that the family's pass does not know."""
     model = small_model("gpt2") if request.param == "gpt2" else tiny.model
-    split = SplitModel(model)
-    trunk = family_trunk(model) if request.param == "grouped" else None
-    assert (trunk is not None) == (request.param == "grouped")
+    split = Policy(model)
+    backbone = llama_backbone(model) if request.param == "grouped" else None
+    assert (backbone is not None) == (request.param == "grouped")
 
     def build(seed: int = 0, **options: Any) -> Journal:
         if "budget_positions" in options:
             options["budget"] = options.pop("budget_positions") * position_bytes(model, split)
-        decoder = ContiguousDecoder(model, split, NUM_SLOTS, trunk=trunk, **options)
+        decoder = ContiguousDecoder(model, split, NUM_SLOTS, backbone=backbone, **options)
         return Journal(model, decoder, seed, num_words=97 if request.param == "gpt2" else 400)
 
     return build
@@ -185,7 +185,7 @@ def test_long_prompts_are_fed_in_parts(journal: Callable[..., Journal], monkeypa
     j = journal()
     j.feed((3,), (0, 1), (2,), (5,), lengths=(15, 4, 25, 5))
     j.decode(0, 1, 2, 3, 5)
-    parts = j.decoder._parts([Feeding((0,), 0, [1] * n) for n in (15, 4, 25, 5)])
+    parts = j.decoder._parts([PrefillRequest((0,), 0, [1] * n) for n in (15, 4, 25, 5)])
     assert parts == ([[1, 3], [0], [2]] if j.decoder._pass.pads else [[0, 1], [2], [3]])
 
 
@@ -200,22 +200,22 @@ def test_the_bytes_of_a_position(tiny: Any, small_model: Callable[..., Any]) -> 
     config = tiny.model.config
     width = config.hidden_size // config.num_attention_heads
     want = 2 * config.num_hidden_layers * config.num_key_value_heads * width * 4
-    assert position_bytes(tiny.model, SplitModel(tiny.model)) == want
+    assert position_bytes(tiny.model, Policy(tiny.model)) == want
     gpt2 = small_model("gpt2")
-    assert position_bytes(gpt2, SplitModel(gpt2)) == 2 * 2 * 32 * 4  # keys and values, two layers, all heads together 32 wide, four bytes
+    assert position_bytes(gpt2, Policy(gpt2)) == 2 * 2 * 32 * 4  # keys and values, two layers, all heads together 32 wide, four bytes
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_half_precision_stays_close(name: str, small_model: Callable[..., Any]) -> None:
     """The cache is in the model's precision; the two ways differ by its rounding."""
     model = small_model(name).to(torch.float16)
-    split, trunk = SplitModel(model), family_trunk(model)
-    assert trunk is not None
+    split, backbone = Policy(model), llama_backbone(model)
+    assert backbone is not None
     found = []
-    for way in (trunk, None):
-        decoder = ContiguousDecoder(model, split, 2, trunk=way)
+    for backend in (backbone, None):
+        decoder = ContiguousDecoder(model, split, 2, backbone=backend)
         assert decoder.reserve({0: 20, 1: 20})
         uniforms = np.array([0.3, 0.6], dtype=np.float32)
-        found.append(decoder.prefill([Feeding((0,), 0, [5, 6, 7]), Feeding((1,), 0, [8, 9])], WARM, uniforms))
+        found.append(decoder.prefill([PrefillRequest((0,), 0, [5, 6, 7]), PrefillRequest((1,), 0, [8, 9])], WARM, uniforms))
         assert decoder._cache.keys[0].dtype == torch.float16
     np.testing.assert_allclose(found[0].logprobs_BK, found[1].logprobs_BK, atol=0.2)

@@ -7,8 +7,8 @@ import transformers as hf
 
 from tether.core.protocols import Sampling
 from tether.core.seeding import derive_seed, generator
-from tether.models.decoding.protocol import Feeding
-from tether.models.family.trunk import family_trunk
+from tether.models.decoding.protocol import PrefillRequest
+from tether.models.family.backbone import llama_backbone
 
 pytest.importorskip("triton")
 
@@ -41,9 +41,9 @@ def model(monkeypatch: pytest.MonkeyPatch) -> hf.PreTrainedModel:
 
 
 def decoder_for(model: hf.PreTrainedModel, num_slots: int = 3, budget: int = 10**8) -> paged.PagedDecoder:
-    trunk = family_trunk(model)
-    assert trunk is not None
-    return paged.PagedDecoder(trunk, model.get_output_embeddings(), num_slots, 128, budget)
+    backbone = llama_backbone(model)
+    assert backbone is not None
+    return paged.PagedDecoder(backbone, model.get_output_embeddings(), num_slots, 128, budget)
 
 
 def greedy(model: hf.PreTrainedModel, text: list[int], count: int) -> list[int]:
@@ -66,7 +66,9 @@ def test_two_turns_token_for_token(model: hf.PreTrainedModel) -> None:
     texts = [rng.integers(0, 50, count).tolist() for count in (18, 18, 5)]
     texts[1] = list(texts[0])
     assert decoder.reserve({0: 18, 1: 18, 2: 5}, {1: 0})
-    found = decoder.prefill([Feeding((0, 1), 0, texts[0]), Feeding((2,), 0, texts[2])], GREEDY, np.zeros(3, np.float32)).ids_BK
+    found = decoder.prefill(
+        [PrefillRequest((0, 1), 0, texts[0]), PrefillRequest((2,), 0, texts[2])], GREEDY, np.zeros(3, np.float32)
+    ).ids_BK
     assert decoder.reserve({0: 30, 1: 30, 2: 30})
     more = decoder.decode([0, 1, 2], [18, 18, 5], found[:, 0].tolist(), GREEDY, np.zeros((3, 3), np.float32))
     for slot in range(3):
@@ -79,7 +81,7 @@ def test_two_turns_token_for_token(model: hf.PreTrainedModel) -> None:
     decoder.release(2)
     assert decoder.reserve({0: 60, 2: 60})
     observations = {0: rng.integers(0, 50, 20).tolist(), 2: rng.integers(0, 50, 33).tolist()}
-    feedings = [Feeding((0,), len(texts[0]) - 1, [texts[0][-1], *observations[0]]), Feeding((2,), 0, observations[2])]
+    feedings = [PrefillRequest((0,), len(texts[0]) - 1, [texts[0][-1], *observations[0]]), PrefillRequest((2,), 0, observations[2])]
     texts[0] += observations[0]
     texts[2] = observations[2]
     found = decoder.prefill(feedings, GREEDY, np.zeros(2, np.float32)).ids_BK
@@ -95,7 +97,7 @@ def test_draws_follow_the_uniforms(model: hf.PreTrainedModel, sampling: Sampling
     text = [3, 1, 4, 1, 5]
     assert decoder.reserve({0: 12})
     uniforms = np.array([[0.1, 0.5, 0.95]], dtype=np.float32)
-    first = decoder.prefill([Feeding((0,), 0, text)], sampling, np.array([0.3], dtype=np.float32))
+    first = decoder.prefill([PrefillRequest((0,), 0, text)], sampling, np.array([0.3], dtype=np.float32))
     rest = decoder.decode([0], [5], [int(first.ids_BK[0, 0])], sampling, uniforms)
     ids = [*first.ids_BK[0].tolist(), *rest.ids_BK[0].tolist()]
     found = [*first.logprobs_BK[0].tolist(), *rest.logprobs_BK[0].tolist()]
@@ -125,5 +127,5 @@ def test_batch_sizes(model: hf.PreTrainedModel) -> None:
 
 def test_prompts_are_cut_into_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "PREFILL_TOKENS", 10)
-    feedings = [Feeding((slot,), 0, [1] * count) for slot, count in enumerate((4, 6, 1, 12, 3))]
+    feedings = [PrefillRequest((slot,), 0, [1] * count) for slot, count in enumerate((4, 6, 1, 12, 3))]
     assert [[len(feeding.tokens) for feeding in part] for part in paged._parts(feedings)] == [[4, 6], [1], [12], [3]]

@@ -14,7 +14,7 @@ from tether.core.seeding import derive_seed, generator
 
 pytest.importorskip("triton")
 
-from tether.models.kernels.drawing import BLOCK, Ledger, draw_step
+from tether.models.kernels.drawing import BLOCK, DecodeState, draw_step
 from tether.models.kernels.norm import norm_backward, norm_forward
 from tether.models.kernels.paged_attention import paged_attention
 from tether.models.kernels.rotary import rotate, rotate_and_store
@@ -144,9 +144,9 @@ def test_paged_attention(new: tuple[int, ...], heads: tuple[int, int]) -> None:
         assert_close(found[own], expected, rtol=1e-4, atol=1e-4)
 
 
-def drawn(logits_V: Tensor, uniforms: Any, temperature: float = 1.0, greedy: bool = False) -> Ledger:
+def drawn(logits_V: Tensor, uniforms: Any, temperature: float = 1.0, greedy: bool = False) -> DecodeState:
     """One draw per uniform from the same logits."""
-    ledger = Ledger(len(uniforms), 1, torch.device(DEVICE))
+    ledger = DecodeState(len(uniforms), 1, torch.device(DEVICE))
     ledger.uniforms_BK[:, 0] = torch.as_tensor(uniforms)
     ledger.rate_1.fill_(1 / temperature)
     draw_step(logits_V.expand(len(uniforms), -1).contiguous(), ledger, greedy=greedy)

@@ -10,8 +10,8 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from tether.core.seeding import derive_seed
+from tether.models.family.backbone import LlamaBackbone, llama_backbone, plain_causal
 from tether.models.family.layout import find_layers
-from tether.models.family.trunk import FamilyTrunk, family_trunk, plain_causal
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,
@@ -65,14 +65,14 @@ def model_of(config: Any) -> hf.PreTrainedModel:
     return model
 
 
-def trunk_of(model: hf.PreTrainedModel) -> FamilyTrunk:
-    trunk = family_trunk(model)
-    assert trunk is not None
-    return trunk
+def trunk_of(model: hf.PreTrainedModel) -> LlamaBackbone:
+    backbone = llama_backbone(model)
+    assert backbone is not None
+    return backbone
 
 
-def ours(trunk: FamilyTrunk, ids_T: Tensor, **how: Any) -> Tensor:
-    return trunk.features(ids_T, torch.arange(len(ids_T)), plain_causal(trunk), **how)
+def ours(backbone: LlamaBackbone, ids_T: Tensor, **how: Any) -> Tensor:
+    return backbone.features(ids_T, torch.arange(len(ids_T)), plain_causal(backbone), **how)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -86,7 +86,7 @@ def test_it_computes_what_the_module_computes(name: str) -> None:
 
 @pytest.mark.parametrize("name", STRANGERS)
 def test_models_of_other_kinds_are_left_alone(name: str) -> None:
-    assert family_trunk(model_of(STRANGERS[name]())) is None
+    assert llama_backbone(model_of(STRANGERS[name]())) is None
 
 
 def test_the_probe_finds_out_what_the_parts_do_not_tell() -> None:
@@ -98,10 +98,10 @@ def test_the_probe_finds_out_what_the_parts_do_not_tell() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_gradients_are_the_modules(name: str, recompute: bool) -> None:
     model = model_of(MEMBERS[name]())
-    trunk = trunk_of(model)
+    backbone = trunk_of(model)
     ids_T = torch.arange(30) * 5 % 99
     weights = torch.randn(30, 64)
-    (ours(trunk, ids_T, recompute=recompute) * weights).sum().backward()
+    (ours(backbone, ids_T, recompute=recompute) * weights).sum().backward()
     found = {key: parameter.grad.clone() for key, parameter in model.base_model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     (model.base_model(input_ids=ids_T[None]).last_hidden_state[0] * weights).sum().backward()
@@ -115,29 +115,29 @@ def test_adapters_are_part_of_the_layers() -> None:
     model = model_of(MEMBERS["llama"]())
     wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False))
     base = wrapped.get_base_model()
-    trunk = trunk_of(base)
-    assert trunk.layers[0].states is None and trunk.layers[0].gate_up is None, "they are more than one matrix"
+    backbone = trunk_of(base)
+    assert backbone.layers[0].states is None and backbone.layers[0].gate_up is None, "they are more than one matrix"
     ids_T = torch.arange(20)
     with torch.no_grad():
         expected = base.base_model(input_ids=ids_T[None]).last_hidden_state[0]
-        torch.testing.assert_close(ours(trunk, ids_T), expected, rtol=1e-5, atol=1e-5)
-    ours(trunk, ids_T).sum().backward()
+        torch.testing.assert_close(ours(backbone, ids_T), expected, rtol=1e-5, atol=1e-5)
+    ours(backbone, ids_T).sum().backward()
     assert all(parameter.grad is not None for key, parameter in base.named_parameters() if "lora_B" in key)
 
 
 def test_joined_weights_are_the_modules_own() -> None:
     """An update of the parameters is an update of what is computed; nothing is synchronised."""
     model = model_of(MEMBERS["qwen2"]())
-    trunk = trunk_of(model)
+    backbone = trunk_of(model)
     ids_T = torch.arange(20)
     with torch.inference_mode():
-        before = ours(trunk, ids_T).clone()
-        assert not trunk.join(), "they lie together since the first pass"
+        before = ours(backbone, ids_T).clone()
+        assert not backbone.join(), "they lie together since the first pass"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ours(trunk, ids_T).square().mean().backward()
+    ours(backbone, ids_T).square().mean().backward()
     optimizer.step()
     with torch.inference_mode():
-        after = ours(trunk, ids_T)
+        after = ours(backbone, ids_T)
     assert (after - before).abs().max() > 1e-4
     with torch.no_grad():
         torch.testing.assert_close(after.clone(), model.base_model(input_ids=ids_T[None]).last_hidden_state[0], rtol=1e-5, atol=1e-5)
@@ -145,16 +145,16 @@ def test_joined_weights_are_the_modules_own() -> None:
 
 def test_weights_that_moved_are_joined_again() -> None:
     model = model_of(MEMBERS["llama"]())
-    trunk = trunk_of(model)
+    backbone = trunk_of(model)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.float64)
     ids_T = torch.arange(20)
     with torch.no_grad():
         expected = model.base_model(input_ids=ids_T[None]).last_hidden_state[0]
-        found = ours(trunk, ids_T)
+        found = ours(backbone, ids_T)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    assert not trunk.join()
+    assert not backbone.join()
 
 
 def test_two_trunks_of_a_model_share_what_is_joined() -> None:
@@ -172,8 +172,8 @@ def test_two_trunks_of_a_model_share_what_is_joined() -> None:
 
 def test_joined_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     model = model_of(MEMBERS["llama"]())
-    trunk = trunk_of(model)
-    assert trunk.layers[0].states is not None and trunk.layers[0].states.is_whole
+    backbone = trunk_of(model)
+    assert backbone.layers[0].states is not None and backbone.layers[0].states.is_whole
     model.save_pretrained(tmp_path)
     again = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
     for (name, saved), (_, parameter) in zip(again.named_parameters(), model.named_parameters(), strict=True):

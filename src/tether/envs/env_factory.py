@@ -22,7 +22,7 @@ EnvSource = str | EnvClass | Callable[[], Env]
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
+class EnvFactory:
     """A way to build one kind of environment."""
 
     label: str
@@ -43,18 +43,18 @@ class Blueprint:
             ) from error
 
 
-def blueprint(source: EnvSource, options: Mapping[str, Any] | None = None) -> Blueprint:
+def env_factory(source: EnvSource, options: Mapping[str, Any] | None = None) -> EnvFactory:
     """The blueprint of a name, a class or a callable."""
     chosen = dict(options or {})
     if isinstance(source, str) and is_address(source):
-        return Blueprint(source, partial(make_env, source, **chosen), None)
+        return EnvFactory(source, partial(make_env, source, **chosen), None)
     if isinstance(source, str):
         return _of_class(find_class(source), source, chosen)
     if hasattr(source, "Options"):
         return _of_class(cast(EnvClass, source), _name_of(source), chosen)
     if chosen:
         raise BadInput(f"{_name_of(source)} takes no options, but got {', '.join(sorted(chosen))}; give it an attribute Options")
-    return Blueprint(_name_of(source), source, None)
+    return EnvFactory(_name_of(source), source, None)
 
 
 MAIN_GUARD = "run a script from a file, with its work under: if __name__ == '__main__':"
@@ -68,8 +68,8 @@ def refuse_while_main_is_imported() -> None:
         raise BadInput(f"environments in other processes were asked for while the main script is being imported; {MAIN_GUARD}") from None
 
 
-def _of_class(cls: EnvClass, label: str, options: dict[str, Any]) -> Blueprint:
-    return Blueprint(label, partial(_build, cls, label, options), cls.Options)
+def _of_class(cls: EnvClass, label: str, options: dict[str, Any]) -> EnvFactory:
+    return EnvFactory(label, partial(_build, cls, label, options), cls.Options)
 
 
 def _build(cls: EnvClass, label: str, options: dict[str, Any], **more: Any) -> Env:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tether.models.family.trunk import FamilyTrunk, family_trunk
+from tether.models.family.backbone import LlamaBackbone, llama_backbone
 from tether.models.probing import evaluating, probe_ids
 
 PROBE_TOKENS = 4
@@ -22,27 +22,27 @@ PACKED_LENGTHS = ((4, 3), (5, 2))
 """Two rows of two texts each: as many tokens in both, the border elsewhere."""
 
 
-class SplitModel:
+class Policy:
     """Features and head of a Hugging Face causal language model."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self._head: Any = model.get_output_embeddings()
-        with evaluating(model):  # dropout would make the halves disagree
-            self.splits: bool = self._head is not None and self._halves_agree()
+    def __init__(self, module: PreTrainedModel) -> None:
+        self.module = module
+        self._head: Any = module.get_output_embeddings()
+        with evaluating(module):  # dropout would make the halves disagree
+            self.separable_head: bool = self._head is not None and self._halves_agree()
         """Whether `features` are the last hidden states; they are the logits otherwise."""
 
     @torch.inference_mode()
     def _halves_agree(self) -> bool:
-        ids = probe_ids(self.model, PROBE_TOKENS)
-        whole = self.model(input_ids=ids, use_cache=False).logits
-        halves = self._head(self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        ids = probe_ids(self.module, PROBE_TOKENS)
+        whole = self.module(input_ids=ids, use_cache=False).logits
+        halves = self._head(self.module.base_model(input_ids=ids, use_cache=False).last_hidden_state)
         return bool(whole.shape == halves.shape and torch.equal(whole, halves))
 
     @property
     def linear_head(self) -> nn.Linear | None:
         """The head, where logits are one matrix product of the features with its weights."""
-        is_plain = self.splits and type(self._head) is nn.Linear and self._head.weight.is_floating_point()
+        is_plain = self.separable_head and type(self._head) is nn.Linear and self._head.weight.is_floating_point()
         return self._head if is_plain else None
 
     @property
@@ -51,14 +51,14 @@ class SplitModel:
         return int(self._head.weight.shape[1])
 
     @cached_property
-    def trunk(self) -> FamilyTrunk | None:
+    def backbone(self) -> LlamaBackbone | None:
         """The model's forward pass over flat tokens, which needs no padding; None for models that have none."""
-        return family_trunk(self.model) if self.splits else None
+        return llama_backbone(self.module) if self.separable_head else None
 
     @cached_property
-    def packs(self) -> bool:
+    def supports_packing(self) -> bool:
         """Whether texts that share a row, told apart by positions that start again, get the logits they get alone."""
-        with evaluating(self.model):
+        with evaluating(self.module):
             return self._packed_agrees()
 
     @torch.inference_mode()
@@ -66,7 +66,7 @@ class SplitModel:
         """Second texts must not change with the first ones of their rows, to the last bits; against texts alone there is rounding."""
         first, second = PACKED_LENGTHS
         lengths, width = [*first, *second], sum(first)
-        ids_1T = probe_ids(self.model, 2 * width)
+        ids_1T = probe_ids(self.module, 2 * width)
         positions_2W = torch.cat([torch.arange(length, device=ids_1T.device) for length in lengths]).view(2, width)
         is_first_2W = torch.arange(width, device=ids_1T.device) < torch.tensor([[first[0]], [second[0]]], device=ids_1T.device)
         ids_2W = ids_1T.view(2, width)
@@ -80,20 +80,20 @@ class SplitModel:
         alone_1TD = torch.cat([self.features(input_ids=text, use_cache=False) for text in ids_1T.split(lengths, dim=1)], dim=1)
         alone = self.logits(alone_1TD).float().view_as(packed)
         scale = max(1.0, float(alone.abs().max()))
-        rounding = 1e-5 if self.model.dtype == torch.float32 else 5e-2
+        rounding = 1e-5 if self.module.dtype == torch.float32 else 5e-2
         unmoved = (packed - with_others).abs()[~is_first_2W].max() <= 1e-5 * scale
         return bool(unmoved and (packed - alone).abs().max() <= rounding * scale)
 
     def features(self, **inputs: Any) -> Tensor:
         """[B, T, D] (or [B, T, V] for a model that does not split) for the model's usual inputs."""
         output: Tensor
-        if self.splits:
-            output = self.model.base_model(**inputs).last_hidden_state
+        if self.separable_head:
+            output = self.module.base_model(**inputs).last_hidden_state
         else:
-            output = self.model(**inputs).logits
+            output = self.module(**inputs).logits
         return output
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., V] from any selection of features."""
-        output: Tensor = self._head(features) if self.splits else features
+        output: Tensor = self._head(features) if self.separable_head else features
         return output

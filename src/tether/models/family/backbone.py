@@ -34,11 +34,11 @@ MOST_POSITIONS = 2**17
 """Of the tables of angles; models that allow more are not used at such lengths."""
 
 
-class FamilyTrunk:
+class LlamaBackbone:
     """The layers of a model between its embedding and its head."""
 
     def __init__(self, model: PreTrainedModel, layers: list[Layer]) -> None:
-        trunk: Any = model.base_model
+        backbone: Any = model.base_model
         config = model.config.get_text_config()
         self.model = model
         self.layers = layers
@@ -48,9 +48,9 @@ class FamilyTrunk:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.num_heads)
         self.mlp_width = int(config.intermediate_size)
         self.scale = self.head_dim**-0.5
-        self._embed: nn.Module = trunk.embed_tokens
-        self._norm: Any = trunk.norm
-        self._rotary: nn.Module = trunk.rotary_emb
+        self._embed: nn.Module = backbone.embed_tokens
+        self._norm: Any = backbone.norm
+        self._rotary: nn.Module = backbone.rotary_emb
         self._num_positions = min(int(config.max_position_embeddings), MOST_POSITIONS)
         self._angles: tuple[Tensor, Tensor] | None = None
 
@@ -142,29 +142,29 @@ class FamilyTrunk:
 
 
 @torch.no_grad()
-def family_trunk(model: PreTrainedModel) -> FamilyTrunk | None:
+def llama_backbone(model: PreTrainedModel) -> LlamaBackbone | None:
     """The family's forward pass over a model; None where the model is of another kind or computes something else."""
     layers = find_layers(model)
     if layers is None:
         return None
-    trunk = FamilyTrunk(model, layers)
+    backbone = LlamaBackbone(model, layers)
     if model.device.type == "cuda":
         from tether.models.kernels.warm_up import warm_up
 
-        warm_up(trunk)
+        warm_up(backbone)
     ids_1T = probe_ids(model, PROBE_TOKENS)
     with evaluating(model):
         expected_TD: Tensor = model.base_model(input_ids=ids_1T, use_cache=False).last_hidden_state[0]
-        found_TD = trunk.features(ids_1T[0], torch.arange(PROBE_TOKENS, device=ids_1T.device), plain_causal(trunk))
-    return trunk if agree(found_TD, expected_TD, model.dtype) else None
+        found_TD = backbone.features(ids_1T[0], torch.arange(PROBE_TOKENS, device=ids_1T.device), plain_causal(backbone))
+    return backbone if agree(found_TD, expected_TD, model.dtype) else None
 
 
-def plain_causal(trunk: FamilyTrunk) -> Attend:
+def plain_causal(backbone: LlamaBackbone) -> Attend:
     """Attention inside one text that is the whole row; the definition, for probes and comparisons."""
 
     def attend(layer: int, query_SHW: Tensor, key_SKW: Tensor, value_SKW: Tensor) -> Tensor:
         query, key, value = (x.transpose(0, 1)[None] for x in (query_SHW, key_SKW, value_SKW))
-        out_1HSW = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=trunk.scale, enable_gqa=True)
+        out_1HSW = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=backbone.scale, enable_gqa=True)
         return out_1HSW[0].transpose(0, 1)
 
     return attend

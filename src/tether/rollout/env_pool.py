@@ -12,24 +12,24 @@ from typing import Self
 from tether.core.protocols import Engine, Env, Sampling
 from tether.core.types import Group
 from tether.envs.registry import find_class, is_address
-from tether.envs.vector import EnvPool, make_envs
+from tether.envs.vector import WorkerPool, make_envs
 from tether.models.chat import ChatFormat
 from tether.rollout.collect import collect
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
-from tether.rollout.mixture import Stage
+from tether.rollout.mixture import EnvSpec
 
 
-class Arena:
+class EnvPool:
     """Every environment that a run plays in."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self._stages = tuple(stages)
-        self._pools: dict[int, EnvPool] = {}
+    def __init__(self, specs: Sequence[EnvSpec]) -> None:
+        self._specs = tuple(specs)
+        self._pools: dict[int, WorkerPool] = {}
 
     @property
     def weights(self) -> tuple[float, ...]:
         """For the plans."""
-        return tuple(stage.weight for stage in self._stages)
+        return tuple(spec.weight for spec in self._specs)
 
     def play(
         self,
@@ -41,11 +41,12 @@ class Arena:
         on_finished: Callable[[], None] | None = None,
     ) -> list[Group]:
         """Play every episode of the plan, each in an environment of its own, and group the trajectories by prompt."""
-        counts = Counter(seeds.stage for seeds in plan)
+        counts = Counter(seeds.env_index for seeds in plan)
         envs = {index: iter(self._environments(index, count)) for index, count in counts.items()}
-        metrics = {index: _metrics_of(self._stages[index].name) for index in counts}
+        metrics = {index: _metrics_of(self._specs[index].name) for index in counts}
         episodes = [
-            Episode(next(envs[seeds.stage]), chat, seeds, rules, self._stages[seeds.stage].label, metrics[seeds.stage]) for seeds in plan
+            Episode(next(envs[seeds.env_index]), chat, seeds, rules, self._specs[seeds.env_index].label, metrics[seeds.env_index])
+            for seeds in plan
         ]
         return collect(episodes, engine, sampling, on_finished)
 
@@ -62,12 +63,12 @@ class Arena:
 
     def _environments(self, index: int, count: int) -> list[Env]:
         """At least so many environments of a stage."""
-        pool, stage = self._pools.get(index), self._stages[index]
+        pool, spec = self._pools.get(index), self._specs[index]
         if pool is not None and len(pool.envs) >= count:
             return pool.envs
         if pool is not None:
             self._pools.pop(index).close()
-        self._pools[index] = make_envs(stage.name, stage.options, count, stage.step_timeout)
+        self._pools[index] = make_envs(spec.name, spec.options, count, spec.step_timeout)
         return self._pools[index].envs
 
 

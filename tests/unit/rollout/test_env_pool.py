@@ -7,16 +7,16 @@ import pytest
 from tether.core.protocols import Sampling
 from tether.core.types import Completion, Observation, Step
 from tether.envs.turns import TurnOptions
-from tether.rollout import arena as module
-from tether.rollout.arena import Arena
+from tether.rollout import env_pool as module
 from tether.rollout.collect import training_plan
+from tether.rollout.env_pool import EnvPool
 from tether.rollout.episode import EpisodeRules
-from tether.rollout.mixture import Stage
+from tether.rollout.mixture import EnvSpec
 
 RULES = EpisodeRules(900, 45, -0.1)
-HERE = "tests.unit.rollout.test_arena" if __name__.startswith("tests.") else __name__
-LAKE = Stage("frozen_lake", {"max_turns": 2, "slip": 0.0}, step_timeout=7.0, weight=3.0)
-BOXES = Stage("sokoban", {"max_turns": 1}, weight=1.0)
+HERE = "tests.unit.rollout.test_env_pool" if __name__.startswith("tests.") else __name__
+LAKE = EnvSpec("frozen_lake", {"max_turns": 2, "slip": 0.0}, step_timeout=7.0, weight=3.0)
+BOXES = EnvSpec("sokoban", {"max_turns": 1}, weight=1.0)
 
 
 class Answers:
@@ -25,11 +25,11 @@ class Answers:
     def __init__(self, chat: Any, text: str) -> None:
         self._ids = chat.encode(text)
 
-    def run(self, dialogues: Any, sampling: Sampling, on_finished: Any = None) -> None:
-        for dialogue in dialogues:
-            feed = dialogue.begin()
+    def run(self, conversations: Any, sampling: Sampling, on_finished: Any = None) -> None:
+        for conversation in conversations:
+            feed = conversation.begin()
             while feed is not None:
-                feed = feed() if callable(feed) else dialogue.receive(Completion(self._ids, (-1.0,) * len(self._ids), "stop_text"))
+                feed = feed() if callable(feed) else conversation.receive(Completion(self._ids, (-1.0,) * len(self._ids), "stop_text"))
             if on_finished:
                 on_finished()
 
@@ -47,7 +47,7 @@ class Worker:
     def __init__(self, options: TurnOptions) -> None:
         pass
 
-    def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         return Observation("Speak.")
 
     def step(self, answer: str) -> Step:
@@ -68,14 +68,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float]]:
     return built
 
 
-def _play(arena: Arena, chat: Any, plan: Any) -> Any:
-    return arena.play(plan, Answers(chat, " </think> <answer> Right </answer>"), chat, Sampling(0.0, 45), RULES)
+def _play(env_pool: EnvPool, chat: Any, plan: Any) -> Any:
+    return env_pool.play(plan, Answers(chat, " </think> <answer> Right </answer>"), chat, Sampling(0.0, 45), RULES)
 
 
 def test_every_group_plays_its_environment(chat: Any) -> None:
-    with Arena([LAKE, BOXES]) as arena:
-        assert arena.weights == (3.0, 1.0)
-        groups = _play(arena, chat, training_plan(0, 1, 4, 2, weights=arena.weights))
+    with EnvPool([LAKE, BOXES]) as env_pool:
+        assert env_pool.weights == (3.0, 1.0)
+        groups = _play(env_pool, chat, training_plan(0, 1, 4, 2, weights=env_pool.weights))
     assert [[t.env for t in group.trajectories] for group in groups] == [["frozen_lake"] * 2] * 3 + [["sokoban"] * 2]
     for group in groups:
         for trajectory in group.trajectories:
@@ -88,22 +88,22 @@ def test_every_group_plays_its_environment(chat: Any) -> None:
 
 def test_a_mixture_plays_what_each_environment_would_play_alone(chat: Any) -> None:
     plan = training_plan(0, 1, 4, 2, weights=(3.0, 1.0))
-    with Arena([LAKE, BOXES]) as mixed, Arena([BOXES]) as alone:
+    with EnvPool([LAKE, BOXES]) as mixed, EnvPool([BOXES]) as alone:
         last = _play(mixed, chat, plan)[3]
         same = _play(alone, chat, training_plan(0, 1, 4, 2))[3]
     assert [t.turns for t in last.trajectories] == [t.turns for t in same.trajectories]
 
 
 def test_environments_are_kept_and_grow_when_needed(chat: Any, made: Any) -> None:
-    with Arena([LAKE, BOXES]) as arena:
+    with EnvPool([LAKE, BOXES]) as env_pool:
         assert made == [], "nothing is built before it is needed"
-        lake_only = [seeds for seeds in training_plan(0, 1, 4, 1, weights=arena.weights) if seeds.stage == 0]
-        _play(arena, chat, lake_only)
+        lake_only = [seeds for seeds in training_plan(0, 1, 4, 1, weights=env_pool.weights) if seeds.env_index == 0]
+        _play(env_pool, chat, lake_only)
         assert made == [("frozen_lake", 3, 7.0)]
-        _play(arena, chat, lake_only[:1])
-        _play(arena, chat, training_plan(0, 2, 4, 1, weights=arena.weights))
+        _play(env_pool, chat, lake_only[:1])
+        _play(env_pool, chat, training_plan(0, 2, 4, 1, weights=env_pool.weights))
         assert made == [("frozen_lake", 3, 7.0), ("sokoban", 1, 120.0)]
-        groups = _play(arena, chat, training_plan(0, 3, 8, 1, weights=arena.weights))
+        groups = _play(env_pool, chat, training_plan(0, 3, 8, 1, weights=env_pool.weights))
         assert made[2:] == [("frozen_lake", 6, 7.0), ("sokoban", 2, 120.0)]
         assert len(groups) == 8
 
@@ -111,17 +111,17 @@ def test_environments_are_kept_and_grow_when_needed(chat: Any, made: Any) -> Non
 def test_whatever_was_built_is_closed(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what a larger pool replaced."""
     closed: list[str] = []
-    monkeypatch.setattr(module.EnvPool, "close", lambda self: closed.append(self.envs[0].name))
-    with Arena([LAKE, BOXES]) as arena:
-        _play(arena, chat, training_plan(0, 1, 4, 1, weights=arena.weights))
-        _play(arena, chat, [seeds for seeds in training_plan(0, 1, 8, 1, weights=arena.weights) if seeds.stage == 0])
+    monkeypatch.setattr(module.WorkerPool, "close", lambda self: closed.append(self.envs[0].name))
+    with EnvPool([LAKE, BOXES]) as env_pool:
+        _play(env_pool, chat, training_plan(0, 1, 4, 1, weights=env_pool.weights))
+        _play(env_pool, chat, [seeds for seeds in training_plan(0, 1, 8, 1, weights=env_pool.weights) if seeds.env_index == 0])
         assert closed == ["frozen_lake"]
     assert sorted(closed) == ["frozen_lake", "frozen_lake", "sokoban"]
 
 
 def test_numbers_come_through_another_process(chat: Any) -> None:
-    with Arena([Stage(f"{HERE}:Worker", step_timeout=60.0)]) as arena:
-        (group,) = _play(arena, chat, training_plan(0, 1, 1, 1))
+    with EnvPool([EnvSpec(f"{HERE}:Worker", step_timeout=60.0)]) as env_pool:
+        (group,) = _play(env_pool, chat, training_plan(0, 1, 1, 1))
     (trajectory,) = group.trajectories
     assert (trajectory.error, trajectory.measures) == (None, {"length": 5.0, "is_long": 1.0})
     assert trajectory.env == f"{HERE}:Worker".replace(":", "_")
@@ -129,7 +129,7 @@ def test_numbers_come_through_another_process(chat: Any) -> None:
 
 def test_word_of_every_finished_episode(chat: Any) -> None:
     heard: list[int] = []
-    with Arena([BOXES]) as arena:
+    with EnvPool([BOXES]) as env_pool:
         engine = Answers(chat, " </think> <answer> Right </answer>")
-        arena.play(training_plan(0, 1, 2, 3), engine, chat, Sampling(0.0, 45), RULES, lambda: heard.append(1))
+        env_pool.play(training_plan(0, 1, 2, 3), engine, chat, Sampling(0.0, 45), RULES, lambda: heard.append(1))
     assert len(heard) == 6
