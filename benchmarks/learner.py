@@ -57,8 +57,8 @@ from tether.algorithms.batch import Batch
 from tether.core.protocols import Sampling
 from tether.core.types import Group
 from tether.models.critic import Critic
-from tether.models.policy import Policy
 from tether.models.load import DTYPES, LoadedModel
+from tether.models.policy import Policy
 from tether.rollout.pack import pack
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner, Rates

@@ -34,8 +34,8 @@ from tether.algorithms.losses import clipped_policy_loss
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, DivergedModel, UnknownName
 from tether.diagnostics.buckets import NUM_BUCKETS, Agreement, Bucket, SignalNoise, Vector, dot, split_halves, variance_buckets
-from tether.models.policy import Policy
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
+from tether.models.policy import Policy
 from tether.models.probing import evaluating
 
 ALL, LAST = "all", "last"

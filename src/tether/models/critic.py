@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import BadInput, CheckpointError, ModelUnavailable
-from tether.models.policy import Policy
 from tether.models.load import load_model
 from tether.models.logprobs import AnyMicroBatch, check_same_vocabulary, forward, over_batch
+from tether.models.policy import Policy
 
 
 class ValueHead(torch.nn.Module):

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import BadInput
-from tether.models.policy import Policy
 from tether.models.linear_logprobs import linear_logprobs
 from tether.models.packing import MicroBatch, micro_batches
+from tether.models.policy import Policy
 from tether.models.recompute import checkpointed
 from tether.models.shared_prompt import FlatBatch, flat_batches
 

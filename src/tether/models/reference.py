@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tether.core.errors import ModelUnavailable
 from tether.models.adapters import is_lora, without_adapters
-from tether.models.policy import Policy
 from tether.models.load import load_model
 from tether.models.logprobs import check_same_vocabulary, token_logprobs
+from tether.models.policy import Policy
 
 
 class Reference:

@@ -10,8 +10,8 @@ Shape legend: S tokens, D width of the features, V vocabulary.
 import torch
 from torch import Tensor, nn
 
-from tether.models.policy import Policy
 from tether.models.linear_logprobs import keeps_the_accumulator, linear_logprobs
+from tether.models.policy import Policy
 
 LOGIT_BYTES = {"cuda": 2**30, "cpu": 2**28}
 """Memory for the logits of one part, by device."""

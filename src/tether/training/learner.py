@@ -22,8 +22,8 @@ from tether.algorithms.losses import clipped_policy_loss, clipped_value_loss
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import OutOfMemory
 from tether.models.critic import Critic
-from tether.models.policy import Policy
 from tether.models.logprobs import AnyMicroBatch, Selected, cut_batch, forward, logprobs_and_entropy
+from tether.models.policy import Policy
 from tether.training.memory import forget_failed, memory_boundary
 from tether.training.micro_budget import MicroBudget
 from tether.training.optim import FP32MasterAdamW

@@ -17,8 +17,8 @@ from tether.models.adapters import add_lora, is_lora
 from tether.models.critic import Critic, load_critic
 from tether.models.decoding.cached import max_positions
 from tether.models.hardware import default_device
-from tether.models.policy import Policy
 from tether.models.load import DTYPES, load_model
+from tether.models.policy import Policy
 from tether.models.reference import reference_for
 from tether.rollout.episode import EpisodeRules
 from tether.training.checkpoint import load_checkpoint

@@ -20,9 +20,9 @@ from tether.core.protocols import Sampling
 from tether.core.types import Completion
 from tether.models import adapters, load, reference
 from tether.models.adapters import add_lora, is_lora, merged, save_model, without_adapters
-from tether.models.policy import Policy
 from tether.models.load import load_model
 from tether.models.logprobs import token_logprobs
+from tether.models.policy import Policy
 from tether.models.scorer import PrefixScorer
 from tether.rollout.engines.native import NativeEngine
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tether.core.errors import BadInput, CheckpointError, ModelUnavailable
 from tether.models.critic import Critic, ValueHead, load_critic
-from tether.models.policy import Policy
 from tether.models.packing import micro_batches
+from tether.models.policy import Policy
 
 IDS = torch.tensor([[5, 6, 0, 0, 0], [7, 8, 9, 10, 11], [12, 13, 14, 0, 0]])
 LENGTHS = torch.tensor([2, 5, 3])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tether.models.policy import Policy
 from tether.models.logprobs import forward, logprobs_and_entropy, token_logprobs
 from tether.models.packing import micro_batches
+from tether.models.policy import Policy
 from tether.models.scorer import PrefixScorer
 
 

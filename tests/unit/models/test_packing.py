@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tether.models.policy import Policy
 from tether.models.logprobs import forward, logprobs_and_entropy, token_logprobs
 from tether.models.packing import MicroBatch, Place, micro_batches, pack_rows
+from tether.models.policy import Policy
 
 LENGTHS = torch.tensor([9, 30, 12, 5, 17, 3, 2])
 Build = Callable[..., Any]

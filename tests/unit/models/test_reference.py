@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.models.adapters import add_lora
-from tether.models.policy import Policy
 from tether.models.logprobs import token_logprobs
+from tether.models.policy import Policy
 from tether.models.reference import Reference, reference_for
 
 LENGTHS = torch.tensor([4, 9, 6])

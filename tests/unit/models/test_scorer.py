@@ -10,8 +10,8 @@ import transformers as hf
 
 from tether.core.errors import BadInput
 from tether.models import shared_prefix
-from tether.models.policy import Policy
 from tether.models.load import load_model
+from tether.models.policy import Policy
 from tether.models.prefix_attention import NAME
 from tether.models.scorer import PrefixScorer, cuts, tokens_per_call
 from tether.models.scorers import check_ids, make_scorer

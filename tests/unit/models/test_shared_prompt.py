@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tether.models import shared_prompt
 from tether.models.adapters import add_lora
-from tether.models.policy import Policy
 from tether.models.logprobs import AnyMicroBatch, cut_batch, forward, logprobs_and_entropy, token_logprobs
 from tether.models.packing import MicroBatch
+from tether.models.policy import Policy
 from tether.models.shared_prompt import FlatBatch, Run, flat_batches
 
 Build = Callable[..., Any]

@@ -11,8 +11,8 @@ from tether.core.errors import UnknownName
 from tether.core.protocols import ContextReset, Sampling
 from tether.core.types import Completion, Observation, Step, Turn
 from tether.diagnostics.pairs import first_turn_pairs
-from tether.models.policy import Policy
 from tether.models.logprobs import token_logprobs
+from tether.models.policy import Policy
 from tether.rollout.collect import collect, training_plan
 from tether.rollout.context import SUMMARY_CHARS, SUMMARY_TURNS, make_context
 from tether.rollout.engines.native import NativeEngine

@@ -12,8 +12,8 @@ from tether.core.errors import DivergedModel
 from tether.core.protocols import ContextReset, Sampling
 from tether.core.types import Completion
 from tether.models.decoding import contiguous
-from tether.models.policy import Policy
 from tether.models.logprobs import token_logprobs
+from tether.models.policy import Policy
 from tether.rollout.engines import native
 from tether.rollout.engines.native import NativeEngine
 

@@ -14,8 +14,8 @@ from tether.algorithms.batch import Batch
 from tether.algorithms.presets import Algorithm, customised
 from tether.core.errors import CheckpointError
 from tether.models.critic import Critic
-from tether.models.policy import Policy
 from tether.models.logprobs import token_logprobs
+from tether.models.policy import Policy
 from tether.models.reference import reference_for
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner, Rates
