@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tether.algorithms.batch import Episodes
-from tether.algorithms.estimators import ESTIMATORS, bilevel_gae, gae, group_relative, penalise
+from tether.algorithms.advantages import ESTIMATORS, bilevel_gae, gae, group_relative, penalize
 from tether.algorithms.presets import preset
 
 laws = settings(derandomize=True, max_examples=60, deadline=None, database=None)
@@ -120,7 +120,7 @@ def test_the_order_of_trajectories_does_not_matter(episodes: Episodes, normalize
 @given(random_episodes(), st.sampled_from([0.0, 0.1, 2.0]))
 def test_a_penalty_costs_the_return_its_sum(episodes: Episodes, coef: float) -> None:
     divergence_RT = torch.linspace(-1, 1, episodes.rewards_RT.numel(), dtype=torch.float64).view(episodes.rewards_RT.shape)
-    before, after = gae(episodes, PLAIN).returns_RT, gae(penalise(episodes, divergence_RT, coef), PLAIN).returns_RT
+    before, after = gae(episodes, PLAIN).returns_RT, gae(penalize(episodes, divergence_RT, coef), PLAIN).returns_RT
     assert before is not None and after is not None
     cost_RT = (divergence_RT * episodes.mask_RT).flip(1).cumsum(1).flip(1) * episodes.mask_RT
     assert torch.allclose(before - after, coef * cost_RT, atol=1e-12)

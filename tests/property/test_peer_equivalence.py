@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tether.algorithms.aggregate import sequence_mean_token_mean, sequence_mean_token_sum, token_mean
+from tether.algorithms.objective import sequence_mean_token_mean, sequence_mean_token_sum, token_mean
 from tether.algorithms.batch import Episodes
-from tether.algorithms.divergence import DIVERGENCES
-from tether.algorithms.estimators import gae, group_relative, whiten
-from tether.algorithms.losses import clipped_policy_loss, clipped_value_loss
+from tether.algorithms.objective import DIVERGENCES
+from tether.algorithms.advantages import gae, group_relative, whiten
+from tether.algorithms.objective import clipped_policy_loss, clipped_value_loss
 from tether.algorithms.presets import preset
 
 core_algos: Any = pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed; the comparison needs verl 0.9.1")
@@ -120,7 +120,7 @@ def test_policy_loss(seed: int, mode: str, low: float, high: float, dual: float)
     assert mine.grad is not None and theirs.grad is not None
     assert near(total, loss) and near(mine.grad, theirs.grad)
     assert near((ours.clipped_low_N | ours.clipped_high_N)[case.mask].double().mean(), clipped)
-    assert near(ours.bounded_N[case.mask].double().mean(), bounded)
+    assert near(ours.clipped_dual_N[case.mask].double().mean(), bounded)
 
 
 @seeds

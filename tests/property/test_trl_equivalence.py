@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tether.algorithms.aggregate import sequence_mean_token_mean, sequence_mean_token_sum, token_mean
-from tether.algorithms.divergence import k3
-from tether.algorithms.losses import clipped_policy_loss
+from tether.algorithms.objective import sequence_mean_token_mean, sequence_mean_token_sum, token_mean
+from tether.algorithms.objective import k3
+from tether.algorithms.objective import clipped_policy_loss
 
 trl: Any = pytest.importorskip("trl", reason="TRL is not installed; the comparison needs TRL 1.16.0")
 if trl.__version__ != "1.16.0":

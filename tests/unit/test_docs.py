@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tether.algorithms.aggregate import AGGREGATIONS
-from tether.algorithms.filters.auto import AUTO
-from tether.algorithms.filters.scale import LOSS_SCALES
+from tether.algorithms.objective import AGGREGATIONS
+from tether.algorithms.filters.rules import AUTO
+from tether.algorithms.filters.rules import LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
-from tether.algorithms.names import DIVERGENCES, ESTIMATORS, SECTIONS
+from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, SECTIONS
 from tether.algorithms.presets import PRESETS
 from tether.core.config import known_keys
 from tether.core.metrics import CATALOGUE

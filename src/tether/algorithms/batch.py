@@ -1,8 +1,8 @@
-"""The training batch: what the policy was shown and wrote, as padded rows, everything aligned token by token.
+"""The training batch: prompts and responses as padded rows, every field aligned token by token.
 
-A row is a stretch of tokens that the model reads in one go. With full history a trajectory is one row; where the context is rebuilt
-between turns it is several, in order. Rows of a trajectory stand together, so the sampled tokens of the batch, read row by row, are the
-sampled tokens of trajectory after trajectory: `episodes` lines them up for estimators of advantage, `spread` puts the answer back.
+A row is a sequence of tokens that the model reads in one forward pass. With full history a trajectory is one row; where the context is
+rebuilt between turns it is several rows, in order. Rows of a trajectory are adjacent, so the sampled tokens of the batch, read row by row,
+are the sampled tokens of trajectory after trajectory: `episodes` aligns them for advantage estimators, `spread` puts the result back.
 
 Padding is on the right and is marked by the lengths and by the loss mask, never by a token id. Shape legend in the package docstring.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """The sampled tokens of R trajectories, one trajectory a row, context left out; what an estimator of advantages looks at."""
+    """The sampled tokens of R trajectories, one trajectory a row, context left out: the input of an advantage estimator."""
 
     rewards_RT: Tensor
     """float64; what was paid for a turn stands at its last token."""
@@ -31,7 +31,7 @@ class Episodes:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What an estimator says of Episodes; zero outside the mask."""
+    """The output of an advantage estimator; zero outside the mask."""
 
     advantages_RT: Tensor
     returns_RT: Tensor | None = None
@@ -44,8 +44,8 @@ class Batch:
 
     ids_BT: Tensor
     loss_mask_BT: Tensor
-    logprobs_BT: Tensor
-    """Sampled log-probs."""
+    behavior_logprobs_BT: Tensor
+    """What the sampler returned."""
     rewards_BT: Tensor
     """float64; reward and penalties of a turn, at its last token."""
     turn_ends_BT: Tensor
@@ -55,6 +55,8 @@ class Batch:
     """The trajectory each row belongs to: 0, 1, ... in ascending order."""
     groups_B: Tensor
     """The group of that trajectory."""
+    old_logprobs_BT: Tensor | None = None
+    """Log-probs of the policy before the update. An engine on the learner's own weights returns the same numbers, up to rounding."""
     advantages_BT: Tensor | None = None
     returns_BT: Tensor | None = None
     """What the critic is taught."""
@@ -65,6 +67,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.lengths_B)
+
+    @property
+    def old_BT(self) -> Tensor:
+        """Log-probs that the ratio is taken against: `old_logprobs_BT`, or the sampler's where nothing else was computed."""
+        return self.behavior_logprobs_BT if self.old_logprobs_BT is None else self.old_logprobs_BT
 
     @property
     def num_trajectories(self) -> int:
@@ -99,11 +106,11 @@ class Batch:
         counts_R.index_add_(0, self.trajectory_index_B, mask_BT.sum(dim=1))
         mask_RT = torch.arange(int(counts_R.max()) if len(self) else 0, device=mask_BT.device) < counts_R[:, None]
         firsts_R = torch.searchsorted(self.trajectory_index_B, torch.arange(self.num_trajectories, device=mask_BT.device))
-        values_RT = None if values_BT is None else self.lined_up(values_BT.double(), mask_RT)
-        rewards_RT, turn_ends_RT = self.lined_up(self.rewards_BT, mask_RT), self.lined_up(self.turn_ends_BT, mask_RT)
+        values_RT = None if values_BT is None else self.aligned(values_BT.double(), mask_RT)
+        rewards_RT, turn_ends_RT = self.aligned(self.rewards_BT, mask_RT), self.aligned(self.turn_ends_BT, mask_RT)
         return Episodes(rewards_RT, mask_RT, turn_ends_RT, self.groups_B[firsts_R], values_RT)
 
-    def lined_up(self, field_BT: Tensor, mask_RT: Tensor) -> Tensor:
+    def aligned(self, field_BT: Tensor, mask_RT: Tensor) -> Tensor:
         """The sampled tokens' part of a field, trajectory by trajectory."""
         zeros_RT = torch.zeros(mask_RT.shape, dtype=field_BT.dtype, device=field_BT.device)
         return zeros_RT.masked_scatter(mask_RT, field_BT[self.loss_mask_BT])

@@ -1,6 +1,6 @@
-"""The contracts between the layers, as structural types: whoever has these methods fits.
+"""The contracts between the layers, as structural types.
 
-Env and Dialogue are what the rollout drives; Engine is what samples; Scorer is all that diagnosis needs of a model.
+Env and Conversation are what the rollout drives; Engine is what samples; Scorer is all that diagnosis needs of a model.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,20 +46,22 @@ class ConcurrentEnv(Env, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How responses are drawn."""
+    """How responses are sampled."""
 
     temperature: float = 1.0
     """0 takes the most likely token."""
     max_tokens: int = 400
     """Budget of one response."""
     top_k: int = 0
-    """Draw from so many most likely tokens; 0 for all."""
+    """Sample from the k most likely tokens; 0 for all."""
     top_p: float = 1.0
     """Of these, from the fewest most likely that together have this share of their probability; 1 for all."""
     min_p: float = 0.0
     """Of these, from tokens with at least this share of the most likely one's probability; 0 for all."""
     stop_ids: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that end a response."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a response, beside the closing tags of its conversation."""
 
     @property
     def truncates(self) -> bool:
@@ -68,7 +70,7 @@ class Sampling:
 
 
 class ContextReset(tuple[int, ...]):
-    """Tokens that begin a new conversation: the engine forgets whatever was fed and sampled before."""
+    """Tokens that begin a new context: the engine forgets whatever was fed and sampled before."""
 
     __slots__ = ()
 
@@ -77,20 +79,20 @@ PromptTokens = tuple[int, ...] | None
 """Tokens to feed before the next response (after all that came before, unless ContextReset), or None when the conversation is over."""
 
 PromptFuture = Callable[[], PromptTokens]
-"""A feed that is not there yet: calling it waits for the environment. An engine calls it when it would feed the dialogue."""
+"""Prompt tokens that are not there yet: calling it waits for the environment. An engine calls it when it would feed the conversation."""
 
 
 class Conversation(Protocol):
-    """A conversation that an engine keeps alive: it is handed completions and answers with the next tokens to feed."""
+    """A multi-turn exchange that an engine drives: it receives completions and returns the next tokens to feed."""
 
     @property
     def prefix_key(self) -> int:
-        """Dialogues with equal keys begin with the same tokens; their prefill is computed once."""
+        """Conversations with equal keys begin with the same tokens; an engine may compute that prefix once."""
         ...
 
     @property
     def uniforms(self) -> np.random.Generator:
-        """The source of this dialogue's token draws, so that a sample does not depend on its batch."""
+        """The source of this conversation's token draws, so that a sample does not depend on its batch."""
         ...
 
     @property
@@ -107,15 +109,67 @@ class Conversation(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What an engine can do, for callers that depend on it."""
+
+    per_conversation_uniforms: bool
+    """Token draws come from the conversation's own generator: same seed, same trajectory, whatever the batch."""
+    prefix_sharing: bool
+    """A prompt that conversations have in common is computed once."""
+    weight_sync: bool
+    """`sync` makes the engine sample from the policy's current weights. Training needs it."""
+    logprobs: bool
+    """Completions carry the log-prob of every sampled token. Training needs them."""
+    shares_weights: bool = False
+    """The engine runs on the learner's own tensors: behavior and old log-probs agree up to rounding."""
+
+
+@dataclass(slots=True)
+class EngineStatistics:
+    """What one run of an engine did."""
+
+    sampled_tokens: int = 0
+    """Tokens of responses."""
+    fed_tokens: int = 0
+    """Tokens of prompts and observations that were computed."""
+    shared_tokens: int = 0
+    """Tokens of prompts that were not computed, because another member of the group had computed them."""
+    dropped_tokens: int = 0
+    """Tokens drawn past the end of a response."""
+    evictions: int = 0
+    """How often a row lost its cache because memory ran out."""
+    recomputed_tokens: int = 0
+    """Of the fed tokens, those that had been evicted."""
+    decode_calls: int = 0
+
+
 class Engine(Protocol):
-    """Whatever samples responses."""
+    """Samples responses for conversations. `rollout.engines.base.make_engine` builds one by name."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    @property
+    def backend(self) -> str:
+        """Which implementation serves the model, for records and people."""
+        ...
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """Of the latest run."""
+        ...
 
     def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
-        """Drive every dialogue to its end; `on_finished` is called once for each."""
+        """Drive every conversation to its end; `on_finished` is called once for each."""
         ...
 
     def sync(self) -> None:
-        """Take over the learner's current weights (nothing to do where they are the same tensors)."""
+        """Take over the policy's current weights (nothing to do where they are the same tensors)."""
+        ...
+
+    def free(self) -> None:
+        """Release memory that the next run can take again."""
         ...
 
 

@@ -57,7 +57,7 @@ class Turn:
     """
 
     context_ids: tuple[int, ...]
-    """Tokens fed since the previous response (the whole prompt where the turn is fresh), up to and including the opening think tag."""
+    """Tokens fed since the previous response (the whole prompt where the turn begins a new context), up to and including the opening think tag."""
     response_ids: tuple[int, ...]
     """The sampled tokens, exactly."""
     logprobs: tuple[float, ...]
@@ -92,7 +92,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Turns of an episode that the model reads in one go, each context following the response before it; one row of a training batch."""
+    """Consecutive turns of an episode that share one context: one forward pass reads them all. One row of a training batch."""
 
     turns: tuple[Turn, ...]
 
@@ -134,6 +134,8 @@ class Trajectory:
     """What went wrong, where stop_reason is ENV_ERROR."""
     env: str = ""
     """The environment played, as the run calls it."""
+    retries: int = 0
+    """How often the episode was played before, because an environment error ended it."""
     measures: dict[str, float] = field(default_factory=dict)
     """The environment's own numbers after the last step, such as a score; 0 where it never came to one."""
 
@@ -144,7 +146,7 @@ class Trajectory:
 
     @property
     def sequences(self) -> list[TokenSequence]:
-        """The episode cut before each fresh turn: a single segment where the whole history is kept."""
+        """The episode cut before each turn that begins a new context: a single sequence where the whole history is kept."""
         cuts = [n for n, turn in enumerate(self.turns) if n == 0 or turn.new_context]
         return [TokenSequence(tuple(self.turns[first:last])) for first, last in itertools.pairwise([*cuts, len(self.turns)])]
 
@@ -160,11 +162,20 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """All trajectories of one prompt."""
+    """All trajectories of one prompt.
+
+    An errored rollout is no evidence: it stands in `errored` and takes no part in scores, baselines, loss or success rates. A server that is
+    down for half of a group would otherwise look like reward variance, which the filter seeks.
+    """
 
     index: int
     seed: int
     trajectories: list[Trajectory]
+    """Those that ended without an error; may be empty."""
+    errored: list[Trajectory] = field(default_factory=list)
+    """Those that an environment error ended, for the record."""
+    env: str = ""
+    """The environment played, as the run calls it."""
 
     @property
     def rewards(self) -> list[float]:

@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.losses import clipped_policy_loss
+from tether.algorithms.objective import clipped_policy_loss
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, DivergedModel, UnknownName
 from tether.diagnostics.buckets import NUM_BUCKETS, Agreement, Bucket, SignalNoise, Vector, dot, split_halves, variance_buckets
@@ -288,7 +288,7 @@ class _Loss:
         index_M, mask_MT = tokens
         algorithm, terms = self.algorithm, self.terms(batch)
         assert batch.advantages_BT is not None  # checked on the way in
-        sampled_N, advantages_N = (field_BT[index_M][mask_MT] for field_BT in (batch.logprobs_BT, batch.advantages_BT))
+        sampled_N, advantages_N = (field_BT[index_M][mask_MT] for field_BT in (batch.behavior_logprobs_BT, batch.advantages_BT))
         policy = clipped_policy_loss(logprobs_N, sampled_N, advantages_N, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
         losses = {"task": policy.loss_N}
         if "kl" in terms and batch.reference_BT is not None:

@@ -1,9 +1,9 @@
-"""What the model sees of the turns behind it: everything, the last few, or a summary.
+"""What the model sees of earlier turns: everything, the last few, or a summary.
 
-Every mode begins with the same prompt. `full` appends to it for ever. `last_k` appends while at most k turns lie behind; after that it
-begins anew at every turn, with the first observation, the number of turns left out, and the last k turns as the very tokens that were
-fed and sampled. `single_turn` begins anew at every turn with one message: the first observation, a line about each turn so far, and the
-present observation. A feed that begins anew is an `ContextReset`; whoever drives the conversation forgets the rest.
+Every mode begins with the same prompt. `full` always appends. `last_k` appends while at most k turns have passed; after that every turn
+begins a new context: the first observation, the number of turns left out, and the last k turns as the very tokens that were fed and sampled.
+`single_turn` begins a new context at every turn with one message: the first observation, a line about each turn so far, and the present
+observation. Tokens that begin a new context are a `ContextReset`; the engine then forgets the earlier ones.
 """
 
 from abc import ABC, abstractmethod
@@ -34,10 +34,10 @@ class Context(ABC):
         return ContextReset(self._chat.first_prompt(instructions, observation))
 
     @abstractmethod
-    def proceed(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
-        """What to feed after a turn, the answer in which was `answer`, to show the next observation."""
+    def advance(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
+        """The tokens to feed after a turn with this answer, to show the next observation."""
 
-    def _anew(self, between: str, observation: str) -> tuple[int, ...]:
+    def _opening(self, between: str, observation: str) -> tuple[int, ...]:
         """A first prompt that shows the first observation, what lies between, and this one (unless it says what the first said)."""
         parts = [self._first, between, *[observation] * (observation != self._first)]
         return self._chat.first_prompt(self._instructions, "\n\n".join(parts))
@@ -46,7 +46,7 @@ class Context(ABC):
 class FullContext(Context):
     """The whole history."""
 
-    def proceed(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
+    def advance(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
         return self._chat.next_prompt(observation, turn.response_ids)
 
 
@@ -60,13 +60,13 @@ class LastTurns(Context):
         self._joints: list[tuple[int, ...]] = []
         """What was fed after each turn, up to the next response."""
 
-    def proceed(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
+    def advance(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
         self._turns.append(turn)
         self._joints.append(self._chat.next_prompt(observation, turn.response_ids))
         left_out = len(self._turns) - self._last_k
         if left_out <= 0:
             return self._joints[-1]
-        opening = self._anew(f"[{_count(left_out)} left out here.]", self._turns[left_out].observation)
+        opening = self._opening(f"[{_count(left_out)} left out here.]", self._turns[left_out].observation)
         behind = zip(self._turns[left_out:], self._joints[left_out:], strict=True)
         return ContextReset((*opening, *(token for turn, joint in behind for token in (*turn.response_ids, *joint))))
 
@@ -78,11 +78,11 @@ class SingleTurn(Context):
         super().__init__(chat)
         self._lines: list[str] = []
 
-    def proceed(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
+    def advance(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
         self._lines.append(_summary_line(len(self._lines) + 1, turn, answer))
         earlier = max(0, len(self._lines) - SUMMARY_TURNS)
         heading = f"Turns so far ({_count(earlier)} before these):" if earlier else "Turns so far:"
-        return ContextReset(self._anew("\n".join([heading, *self._lines[earlier:]]), observation))
+        return ContextReset(self._opening("\n".join([heading, *self._lines[earlier:]]), observation))
 
 
 def _summary_line(number: int, turn: Turn, answer: str) -> str:

@@ -1,8 +1,8 @@
-"""One environment played by one member of a group, as a dialogue that an engine drives.
+"""One environment played by one member of a group, as a conversation that an engine drives.
 
-The episode feeds observations, takes completions, steps the environment and writes down every turn with the exact tokens. Whatever
-the environment raises ends this episode with ENV_ERROR and its message; the other episodes do not notice. An environment that can
-run beside others is only asked for its answer when the engine is about to feed it, so that many wait at the same time.
+The episode feeds observations, takes completions, steps the environment and records every turn with its exact tokens. Whatever the
+environment raises ends this episode with ENV_ERROR and its message; the other episodes continue. A concurrent environment is asked for
+its answer only when the engine is about to feed it, so that many environments run at the same time.
 """
 
 import math
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tether.algorithms.shaping import overlong_penalty
 from tether.core.enums import StopReason
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS, parse_response
@@ -43,7 +42,7 @@ class EpisodeRules:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSeeds:
-    """Where an episode stands in its step, and its three sources of chance."""
+    """The place of an episode in its step, and its three seeds."""
 
     group: int
     member: int
@@ -55,7 +54,7 @@ class EpisodeSeeds:
 
 
 class Episode:
-    """A Dialogue over one environment."""
+    """A Conversation over one environment."""
 
     def __init__(
         self, env: Env, chat: ChatFormat, seeds: EpisodeSeeds, rules: EpisodeRules, name: str = "", metrics: Sequence[str] = ()
@@ -66,8 +65,8 @@ class Episode:
         self._rules = rules
         self._seeds = seeds
         self._metrics = metrics
-        self._contexts = make_context(rules.context, rules.last_k, chat)
-        self._feed: tuple[int, ...] = ()
+        self._context = make_context(rules.context, rules.last_k, chat)
+        self._prompt: tuple[int, ...] = ()
         self._observation = ""
         self._num_tokens = 0
         self._tags: tuple[str, ...] = getattr(env, "reply_tags", ANSWER_TAGS)
@@ -103,10 +102,10 @@ class Episode:
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
-        return self._show(shown, self._contexts.begin(instructions, shown))
+        return self._show(shown, self._context.begin(instructions, shown))
 
     def _advance(self, turn: Turn, answer: str, take: Callable[[], Step]) -> PromptTokens:
-        """Write down what a turn brought, once the environment says so, and show what comes next."""
+        """Record the result of a turn, once the environment has it, and show the next observation."""
         try:
             with environment_boundary(f"step {len(self.trajectory.turns)}"):
                 step = take()
@@ -121,7 +120,7 @@ class Episode:
         if step.done:
             self._end(step)
             return None
-        return self._show(shown, self._contexts.proceed(turn, answer, shown))
+        return self._show(shown, self._context.advance(turn, answer, shown))
 
     def _read(self, completion: Completion) -> tuple[Turn, str]:
         """The turn as sampled, and the answer in it (empty if malformed)."""
@@ -132,7 +131,7 @@ class Episode:
             span = (0, self._chat.tokens_before(completion.token_ids, parsed.reasoning_end))
         rules, length = self._rules, len(completion.token_ids)
         turn = Turn(
-            context_ids=tuple(self._feed),
+            context_ids=tuple(self._prompt),
             response_ids=completion.token_ids,
             logprobs=completion.logprobs,
             finish=completion.finish,
@@ -140,18 +139,18 @@ class Episode:
             reasoning_span=span,
             overlong=overlong_penalty(length, rules.max_tokens, rules.overlong_buffer, rules.overlong_factor),
             observation=self._observation,
-            new_context=isinstance(self._feed, ContextReset),
+            new_context=isinstance(self._prompt, ContextReset),
         )
         return turn, parsed.answer or ""
 
-    def _show(self, observation: str, feed: tuple[int, ...]) -> PromptTokens:
-        """Put the next observation before the model, if a response to it still fits."""
-        self._num_tokens = len(feed) + (0 if isinstance(feed, ContextReset) else self._num_tokens)
+    def _show(self, observation: str, prompt: tuple[int, ...]) -> PromptTokens:
+        """The prompt with the next observation, if a response to it still fits into the context."""
+        self._num_tokens = len(prompt) + (0 if isinstance(prompt, ContextReset) else self._num_tokens)
         if self._num_tokens + self._rules.max_tokens > self._rules.max_context:
             self.trajectory.stop_reason = StopReason.CONTEXT_FULL
             return None
-        self._feed, self._observation = feed, observation
-        return feed
+        self._prompt, self._observation = prompt, observation
+        return prompt
 
     def _end(self, step: Step) -> None:
         self.trajectory.success = bool(step.success)
@@ -163,6 +162,15 @@ class Episode:
     def _fail(self, failure: EnvironmentFailure) -> None:
         self.trajectory.stop_reason = StopReason.ENV_ERROR
         self.trajectory.error = str(failure)
+
+
+def overlong_penalty(length: int, max_tokens: int, buffer: int, factor: float = 1.0) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13): 0 up to max_tokens - buffer, then linear, -factor at max_tokens.
+
+    A response close to its limit is penalised before it is cut off. Without a buffer there is no penalty.
+    """
+    overlong = min(max(length - (max_tokens - buffer), 0), buffer)
+    return -factor * overlong / buffer if overlong else 0.0
 
 
 def _finite(what: str, value: float) -> float:

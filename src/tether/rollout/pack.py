@@ -1,7 +1,7 @@
 """Packing: trajectories become the rows of a Batch. Ids, masks, log-probs and rewards are copied from the trajectories, never re-derived.
 
-Every segment that sampled anything is a row. What a turn earned stands at its last token; a turn without a token has no place in a
-batch, and neither has what it earned.
+Every token sequence that sampled anything is a row. The reward of a turn stands at its last token. Turns without sampled tokens are skipped,
+and so is their reward.
 """
 
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ from tether.core.types import TokenSequence, Trajectory
 
 def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu") -> Batch:
     """A batch of all that these trajectories sampled, without advantages; the rows of a trajectory stand together and in order."""
-    speaking = [trajectory for trajectory in trajectories if trajectory.num_sampled]
-    rows = [(owner, segment) for owner, trajectory in enumerate(speaking) for segment in trajectory.sequences if any(segment.loss_mask)]
-    lengths = [len(segment.token_ids) for _, segment in rows]
+    sampled = [trajectory for trajectory in trajectories if trajectory.num_sampled]
+    rows = [(index, sequence) for index, trajectory in enumerate(sampled) for sequence in trajectory.sequences if any(sequence.loss_mask)]
+    lengths = [len(sequence.token_ids) for _, sequence in rows]
     shape = (len(rows), max(lengths, default=0))
     ids_BT = torch.zeros(shape, dtype=torch.long)
     mask_BT, turn_ends_BT = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
-    logprobs_BT, rewards_BT = torch.zeros(shape), torch.zeros(shape, dtype=torch.float64)
-    for b, (_, segment) in enumerate(rows):
+    behavior_BT, rewards_BT = torch.zeros(shape), torch.zeros(shape, dtype=torch.float64)
+    for b, (_, sequence) in enumerate(rows):
         size = lengths[b]
-        ids_BT[b, :size] = torch.tensor(segment.token_ids)
-        mask_BT[b, :size] = torch.tensor(segment.loss_mask)
-        logprobs_BT[b, :size] = torch.tensor(segment.sampled_logprobs)
-        ends, earned = _earnings(segment)
+        ids_BT[b, :size] = torch.tensor(sequence.token_ids)
+        mask_BT[b, :size] = torch.tensor(sequence.loss_mask)
+        behavior_BT[b, :size] = torch.tensor(sequence.sampled_logprobs)
+        ends, rewards = _turn_rewards(sequence)
         turn_ends_BT[b, ends] = True
-        rewards_BT[b, ends] = torch.tensor(earned, dtype=torch.float64)
-    owners = [owner for owner, _ in rows]
-    of_rows = [torch.tensor(values, dtype=torch.long) for values in (lengths, owners, [speaking[owner].group for owner in owners])]
-    return Batch(*(part.to(device) for part in (ids_BT, mask_BT, logprobs_BT, rewards_BT, turn_ends_BT, *of_rows)))
+        rewards_BT[b, ends] = torch.tensor(rewards, dtype=torch.float64)
+    indices = [index for index, _ in rows]
+    of_rows = [torch.tensor(values, dtype=torch.long) for values in (lengths, indices, [sampled[index].group for index in indices])]
+    return Batch(*(part.to(device) for part in (ids_BT, mask_BT, behavior_BT, rewards_BT, turn_ends_BT, *of_rows)))
 
 
-def _earnings(segment: TokenSequence) -> tuple[list[int], list[float]]:
+def _turn_rewards(sequence: TokenSequence) -> tuple[list[int], list[float]]:
     """Where the turns that sampled anything end, and what they earned."""
-    ends = [(end, turn.earned) for end, turn in zip(segment.turn_ends, segment.turns, strict=True) if turn.response_ids]
+    ends = [(end, turn.earned) for end, turn in zip(sequence.turn_ends, sequence.turns, strict=True) if turn.response_ids]
     return [end for end, _ in ends], [earned for _, earned in ends]

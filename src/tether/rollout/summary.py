@@ -1,4 +1,4 @@
-"""Numbers about a set of trajectories and about how a filter saw their groups."""
+"""Numbers about a set of trajectories and about how a filter ranked their groups. Errored rollouts are counted and enter no other number."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tether.core.types import Group, Trajectory
 
 
 def rollout_summary(groups: Sequence[Group], *, mixed: bool = False) -> dict[str, float]:
-    """The "rollout/" metrics of a step; `mixed` says that the run has several environments, whose rates are then told apart."""
+    """The "rollout/" metrics of a step; `mixed`: the run has several environments, and each gets its own rates."""
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
     rewards = np.array([t.reward for t in trajectories])
@@ -20,8 +20,8 @@ def rollout_summary(groups: Sequence[Group], *, mixed: bool = False) -> dict[str
     stops = [t.stop_reason for t in trajectories]
     return {
         "success": _mean([t.success for t in trajectories]),
-        "reward_mean": float(rewards.mean()),
-        "reward_std": float(rewards.std()),
+        "reward_mean": _mean(rewards.tolist()),
+        "reward_std": float(rewards.std()) if len(rewards) else 0.0,
         "turns": _mean([len(t.turns) for t in trajectories]),
         "response_tokens": _mean([len(turn.response_ids) for turn in turns]),
         "response_tokens_max": max((len(turn.response_ids) for turn in turns), default=0),
@@ -31,7 +31,8 @@ def rollout_summary(groups: Sequence[Group], *, mixed: bool = False) -> dict[str
         "tokens_sampled": sum(t.num_sampled for t in trajectories),
         "turn_limit": _mean([stop is StopReason.TURN_LIMIT for stop in stops]),
         "context_full": _mean([stop is StopReason.CONTEXT_FULL for stop in stops]),
-        "errors": sum(stop is StopReason.ENV_ERROR for stop in stops),
+        "errors": sum(len(group.errored) for group in groups),
+        "retries": sum(t.retries for group in groups for t in (*group.trajectories, *group.errored)),
         **_per_environment(trajectories, mixed),
     }
 
@@ -55,14 +56,15 @@ def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
 
 def pass_rates(groups: Sequence[Group]) -> dict[str, float]:
     """ "pass_at_{k}" for k = 1, 2, 4, ... up to the samples of a prompt, the mean over prompts; nothing where each has a single sample."""
-    solved = [(len(group.trajectories), sum(group.successes)) for group in groups]
+    solved = [(len(group.trajectories), sum(group.successes)) for group in groups if group.trajectories]
     most = min((samples for samples, _ in solved), default=0)
     powers = [2**n for n in range(most.bit_length())] if most > 1 else []
     return {f"pass_at_{k}": _mean([pass_at_k(samples, wins, k) for samples, wins in solved]) for k in powers}
 
 
 def group_summary(groups: Sequence[Group], selection: Selection) -> dict[str, float]:
-    """The "groups/" metrics of a step."""
+    """The "groups/" metrics of a step; a group whose every member errored is counted nowhere."""
+    groups = [group for group in groups if group.trajectories]
     solved = [sum(group.successes) / len(group.trajectories) for group in groups]
     varied = [sample_variance(np.array(group.rewards)) > ZERO for group in groups]
     return {

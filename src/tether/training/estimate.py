@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch, Episodes
-from tether.algorithms.estimators import penalise, place_rewards
+from tether.algorithms.advantages import penalize, place_rewards
 from tether.algorithms.presets import Algorithm
 from tether.models.critic import Critic
 from tether.models.reference import Reference
@@ -51,8 +51,8 @@ class AdvantageEstimator:
         return completed, _summary(completed)
 
     def _penalised(self, batch: Batch, episodes: Episodes, reference_BT: Tensor) -> Episodes:
-        divergence_BT = self.algorithm.divergence(batch.logprobs_BT, reference_BT)
-        return penalise(episodes, batch.lined_up(divergence_BT, episodes.mask_RT), self.algorithm.kl_coef)
+        divergence_BT = self.algorithm.divergence(batch.behavior_logprobs_BT, reference_BT)
+        return penalize(episodes, batch.aligned(divergence_BT, episodes.mask_RT), self.algorithm.kl_coef)
 
 
 def _placed(batch: Batch, values_N: Tensor) -> Tensor:

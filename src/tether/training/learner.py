@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tether.algorithms.aggregate import token_mean
+from tether.algorithms.objective import token_mean
 from tether.algorithms.batch import Batch
-from tether.algorithms.divergence import k3
-from tether.algorithms.losses import clipped_policy_loss, clipped_value_loss
+from tether.algorithms.objective import k3
+from tether.algorithms.objective import clipped_policy_loss, clipped_value_loss
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import OutOfMemory
 from tether.models.critic import Critic
@@ -195,7 +195,7 @@ class Learner:
         """The loss of every token: policy, entropy, divergence."""
         algorithm = self._algorithm
         logprobs_N, entropy_N = logprobs_and_entropy(self.policy, chosen.features_ND, chosen.targets_N, self._temperature)
-        sampled_N = part.of(part.batch.logprobs_BT)
+        sampled_N = part.of(part.batch.old_BT)
         policy = clipped_policy_loss(
             logprobs_N, sampled_N, part.of(part.batch.advantages_BT), algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
         )

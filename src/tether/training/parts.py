@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.algorithms.presets import Algorithm, customised
+from tether.algorithms.presets import Algorithm, customized
 from tether.core.errors import BadInput
 from tether.models.adapters import add_lora, is_lora
 from tether.models.critic import Critic, load_critic
@@ -94,7 +94,7 @@ def _dtype_name(settings: RunSettings) -> str:
 
 def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
     """A preset with the departures that were asked for."""
-    return customised(settings.name, settings.model_dump(exclude={"name", "reference"}, exclude_none=True))
+    return customized(settings.name, settings.model_dump(exclude={"name", "reference"}, exclude_none=True))
 
 
 def episode_rules(settings: RunSettings, model: PreTrainedModel) -> EpisodeRules:

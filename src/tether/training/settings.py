@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tether.algorithms.filters.auto import AUTO
-from tether.algorithms.filters.scale import LOSS_SCALES
+from tether.algorithms.filters.rules import AUTO
+from tether.algorithms.filters.rules import LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
-from tether.algorithms.names import AGGREGATIONS, ALGORITHMS, DIVERGENCES, ESTIMATORS, SECTIONS
+from tether.algorithms.presets import AGGREGATIONS, ALGORITHMS, DIVERGENCES, ESTIMATORS, SECTIONS
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
 from tether.core.protocols import Sampling

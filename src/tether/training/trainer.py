@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.filters.scale import loss_scale
+from tether.algorithms.filters.rules import loss_scale
 from tether.core.errors import OutOfMemory, TetherError
 from tether.core.metrics import StepMetrics
 from tether.core.seeding import generator, seed_everything

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tether.algorithms.aggregate import AGGREGATIONS, sequence_mean_token_mean, sequence_mean_token_sum, token_mean
+from tether.algorithms.objective import AGGREGATIONS, sequence_mean_token_mean, sequence_mean_token_sum, token_mean
 
 # 2, 1 and 4 tokens in the loss, 7 in all
 MASK = torch.tensor([[0, 1, 1, 0, 0], [0, 1, 0, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)

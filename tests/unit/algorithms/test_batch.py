@@ -40,7 +40,7 @@ def test_rows_are_aligned_in_order_and_cut_to_the_longest() -> None:
     assert part.lengths_B.tolist() == [2, 3, 1]
     assert part.ids_BT.tolist() == [[500, 501, 0], [0, 1, 2], [200, 0, 0]]
     assert part.loss_mask_BT.tolist() == [[False, True, False], [False, True, False], [False, False, False]]
-    assert part.logprobs_BT.tolist() == [[0, -250.5, 0], [0, -0.5, 0], [0, 0, 0]]
+    assert part.behavior_logprobs_BT.tolist() == [[0, -250.5, 0], [0, -0.5, 0], [0, 0, 0]]
     assert part.rewards_BT.tolist() == [[0, 501, 0], [0, 1, 0], [0, 0, 0]]
     assert part.trajectory_index_B.tolist() == [2, 0, 1]
     assert part.groups_B.tolist() == [11, 10, 10]
@@ -110,11 +110,11 @@ def test_lined_up_and_spread_are_each_others_inverse() -> None:
     batch = make(LENGTHS, OWNERS)
     episodes = batch.episodes()
     field_BT = torch.randn(batch.ids_BT.shape, generator=torch.Generator().manual_seed(0))
-    lined_RT = batch.lined_up(field_BT, episodes.mask_RT)
+    lined_RT = batch.aligned(field_BT, episodes.mask_RT)
     assert lined_RT.shape == (3, 5) and lined_RT.dtype == torch.float32
     assert torch.equal(lined_RT[0, :4], torch.stack([field_BT[0, 1], field_BT[1, 1], field_BT[1, 3], field_BT[1, 5]]))
     assert torch.equal(batch.spread(lined_RT, episodes), field_BT * batch.loss_mask_BT)
-    assert torch.equal(batch.lined_up(batch.spread(lined_RT, episodes), episodes.mask_RT), lined_RT)
+    assert torch.equal(batch.aligned(batch.spread(lined_RT, episodes), episodes.mask_RT), lined_RT)
 
 
 def test_trajectories_keep_their_episodes() -> None:

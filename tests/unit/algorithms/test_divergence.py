@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tether.algorithms.divergence import DIVERGENCES, k1, k2, k3
+from tether.algorithms.objective import DIVERGENCES, k1, k2, k3
 
 
 def double(*values: float) -> torch.Tensor:

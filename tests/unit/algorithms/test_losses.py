@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tether.algorithms.losses import clipped_policy_loss, clipped_value_loss
+from tether.algorithms.objective import clipped_policy_loss, clipped_value_loss
 
 # ratio, advantage -> loss = -min(r A, clip(r, 0.8, 1.28) A); gradient with respect to log p = -r A, or 0 where the bound decides
 TOKENS = [
@@ -95,7 +95,7 @@ def test_dual_clip(ratio: float, advantage: float, loss: float, gradient: float,
     sampled_N, advantages_N = torch.tensor([-1.0], dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
     result = clipped_policy_loss(logprobs_N, sampled_N, advantages_N, 0.2, 0.28, dual_clip=3.0)
     assert result.loss_N.tolist() == pytest.approx([loss], abs=1e-12)
-    assert result.bounded_N.tolist() == [bounded]
+    assert result.clipped_dual_N.tolist() == [bounded]
     result.loss_N.sum().backward()
     assert logprobs_N.grad is not None
     assert logprobs_N.grad.tolist() == pytest.approx([gradient], abs=1e-12)
@@ -104,7 +104,7 @@ def test_dual_clip(ratio: float, advantage: float, loss: float, gradient: float,
 def test_without_dual_clip_nothing_is_bounded() -> None:
     result = clipped_policy_loss(torch.tensor([9.0]), torch.tensor([0.0]), torch.tensor([-1.0]), 0.2, 0.28)
     assert result.loss_N.tolist() == pytest.approx([math.exp(9)], rel=1e-5)
-    assert result.bounded_N.tolist() == [False]
+    assert result.clipped_dual_N.tolist() == [False]
 
 
 SAMPLED = torch.tensor([-1.0, -2.0, -0.5, -3.0, -1.5], dtype=torch.float64)
@@ -118,7 +118,7 @@ def test_values_of_verl(dual_clip: float | None, mean: float) -> None:
     result = clipped_policy_loss(NEW, SAMPLED, ADVANTAGES, 0.2, 0.28, dual_clip)
     assert float(result.loss_N.mean()) == pytest.approx(mean, abs=1e-9)
     assert int((result.clipped_low_N | result.clipped_high_N).sum()) == 2
-    assert result.bounded_N.tolist() == [False, False, False, dual_clip is not None, False]
+    assert result.clipped_dual_N.tolist() == [False, False, False, dual_clip is not None, False]
 
 
 # ------------------------------------------------------------------------------------------------------------- value loss

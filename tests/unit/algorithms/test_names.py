@@ -32,5 +32,5 @@ def test_sections_are_of_known_algorithms_and_hold_known_settings() -> None:
 
 
 def test_no_torch() -> None:
-    code = "import sys, tether.algorithms.names, tether.training.settings; sys.exit('torch' in sys.modules)"
+    code = "import sys, tether.algorithms.presets, tether.training.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

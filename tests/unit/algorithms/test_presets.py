@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 
 from tether.algorithms import names
-from tether.algorithms.aggregate import AGGREGATIONS, sequence_mean_token_mean, sequence_mean_token_sum, token_mean
-from tether.algorithms.divergence import DIVERGENCES, k1
-from tether.algorithms.estimators import ESTIMATORS, bilevel_gae, gae, group_relative
-from tether.algorithms.filters.scale import LOSS_SCALES
+from tether.algorithms.objective import AGGREGATIONS, sequence_mean_token_mean, sequence_mean_token_sum, token_mean
+from tether.algorithms.objective import DIVERGENCES, k1
+from tether.algorithms.advantages import ESTIMATORS, bilevel_gae, gae, group_relative
+from tether.algorithms.filters.rules import LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import STRATEGIES
-from tether.algorithms.names import SECTIONS
-from tether.algorithms.presets import PRESETS, customised, preset
+from tether.algorithms.presets import SECTIONS
+from tether.algorithms.presets import PRESETS, customized, preset
 
 
 def test_ppo() -> None:
@@ -84,12 +84,12 @@ def test_departures() -> None:
         "turn_gamma": 0.95,
         "kl_coef": 0.01,
     }
-    changed = customised("grpo", changes)
+    changed = customized("grpo", changes)
     assert (changed.advantages, changed.aggregation, changed.divergence) == (bilevel_gae, sequence_mean_token_sum, k1)
     assert (changed.turn_gamma, changed.kl_coef) == (0.95, 0.01)
     assert changed.has_critic and changed.has_reference
     assert preset("grpo").advantages is group_relative
-    assert customised("grpo", {}) == preset("grpo")
+    assert customized("grpo", {}) == preset("grpo")
 
 
 def test_frozen() -> None:
@@ -105,4 +105,4 @@ def test_near_miss(name: str, near: str) -> None:
 
 def test_far_miss_lists_what_there_is() -> None:
     with pytest.raises(ValueError, match="known: dapo, dr_grpo, grpo, ppo"):
-        customised("xyz", {})
+        customized("xyz", {})

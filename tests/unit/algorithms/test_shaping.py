@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.algorithms.shaping import overlong_penalty
+from tether.rollout.episode import overlong_penalty
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def pairs(rows: Sequence[tuple[int, int, int, float]], logprobs: Sequence[float]
     return Batch(
         ids_BT=torch.tensor([[row[1], row[2]] for row in rows]),
         loss_mask_BT=second(torch.ones(len(rows), dtype=torch.bool)),
-        logprobs_BT=second(torch.tensor(logprobs)),
+        behavior_logprobs_BT=second(torch.tensor(logprobs)),
         rewards_BT=second(rewards),
         turn_ends_BT=second(torch.ones(len(rows), dtype=torch.bool)),
         lengths_B=torch.full((len(rows),), 2),

@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers as hf
 
-from tether.algorithms.aggregate import sequence_mean_token_mean, sequence_mean_token_sum, token_mean
+from tether.algorithms.objective import sequence_mean_token_mean, sequence_mean_token_sum, token_mean
 from tether.algorithms.batch import Batch
-from tether.algorithms.divergence import k2
+from tether.algorithms.objective import k2
 from tether.algorithms.presets import PRESETS, Algorithm
 from tether.core.errors import BadInput, DivergedModel
 from tether.diagnostics.buckets import split_halves
@@ -118,7 +118,7 @@ def by_hand(model: Any, batch: Batch, weights: Sequence[float], names: Sequence[
         table = log_table(model, batch.ids_BT[row, :length])
         for place in batch.loss_mask_BT[row].nonzero()[:, 0].tolist():
             new, advantage = table[place - 1, batch.ids_BT[row, place]], float(batch.advantages_BT[row, place])
-            ratio = (new - batch.logprobs_BT[row, place]).exp()
+            ratio = (new - batch.behavior_logprobs_BT[row, place]).exp()
             sums["task"] = sums["task"] - weight * min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
             sums["kl"] = sums["kl"] + weight * 0.3 * (new - batch.reference_BT[row, place]).square() / 2
             sums["entropy"] = sums["entropy"] + weight * 0.05 * (table[place - 1].exp() * table[place - 1]).sum()
@@ -300,7 +300,7 @@ def test_the_model_is_left_as_it_was(llama: Callable[[], Any], parameters: str) 
 def test_the_model_is_left_as_it_was_after_an_error(llama: Callable[[], Any]) -> None:
     model = llama().train()
     batch = hand_made(model)
-    batch = dataclasses.replace(batch, logprobs_BT=batch.logprobs_BT.masked_fill(batch.loss_mask_BT, math.nan))
+    batch = dataclasses.replace(batch, logprobs_BT=batch.behavior_logprobs_BT.masked_fill(batch.loss_mask_BT, math.nan))
 
     with pytest.raises(DivergedModel, match=r"gradients of groups \(2,\) are not finite"):
         decomposed(model, batch, parameters="last")

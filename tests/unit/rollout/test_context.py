@@ -193,7 +193,7 @@ def test_the_learner_scores_what_was_sampled(tiny: Any, played: Any) -> None:
     split = Policy(tiny.model)
     with torch.inference_mode():
         found = token_logprobs(split, batch.ids_BT, batch.loss_mask_BT, batch.lengths_B, 0.8, max_tokens=4096)
-    sampled = batch.logprobs_BT[batch.loss_mask_BT]
+    sampled = batch.behavior_logprobs_BT[batch.loss_mask_BT]
     assert len(sampled) == sum(t.num_sampled for t in trajectories)
     assert float((found - sampled).abs().max()) < 1e-5
 

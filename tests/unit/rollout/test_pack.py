@@ -25,7 +25,7 @@ def test_everything_is_carried_over() -> None:
     batch = pack([two_turns, one_turn])
     assert batch.ids_BT.tolist() == [[11, 12, 13, 14, 15, 16], [21, 22, 0, 0, 0, 0]]
     assert batch.loss_mask_BT.int().tolist() == [[0, 0, 1, 0, 1, 1], [0, 1, 1, 0, 0, 0]]
-    assert batch.logprobs_BT.tolist() == [[0, 0, -0.5, 0, -0.5, -1.0], [0, -0.5, -1.0, 0, 0, 0]]
+    assert batch.behavior_logprobs_BT.tolist() == [[0, 0, -0.5, 0, -0.5, -1.0], [0, -0.5, -1.0, 0, 0, 0]]
     assert batch.rewards_BT.tolist() == [[0, 0, 0.75, 0, 0, 1.5], [0, 0, 0.1, 0, 0, 0]]
     assert batch.turn_ends_BT.int().tolist() == [[0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 0, 0]]
     assert batch.lengths_B.tolist() == [6, 3]
@@ -34,7 +34,7 @@ def test_everything_is_carried_over() -> None:
     kinds = (
         batch.ids_BT,
         batch.loss_mask_BT,
-        batch.logprobs_BT,
+        batch.behavior_logprobs_BT,
         batch.rewards_BT,
         batch.turn_ends_BT,
         batch.trajectory_index_B,

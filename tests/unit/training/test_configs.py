@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tether.algorithms.names import ALGORITHMS
+from tether.algorithms.presets import ALGORITHMS
 from tether.cli.main import main
 from tether.cli.train import SMOKE
 from tether.core.config import load, read_file

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import Algorithm, customised
+from tether.algorithms.presets import Algorithm, customized
 from tether.models.critic import Critic
 from tether.models.policy import Policy
 from tether.models.reference import reference_for
@@ -74,7 +74,7 @@ GROUPS = [5, 5, 5, 2, 2, 9]
 @pytest.mark.parametrize(("name", "by_std"), [("grpo", True), ("dapo", True), ("dr_grpo", False)])
 def test_advantages_within_a_group(name: str, by_std: bool, rows: int, small_llama: Build, hand_made: Build) -> None:
     batch = hand_made(small_llama(), rows)
-    done, summary = _complete(batch, customised(name, {}))
+    done, summary = _complete(batch, customized(name, {}))
     rewards, advantages = _of(batch, batch.rewards_BT), _of(done, done.advantages_BT)
     expected = _group_relative(GROUPS, [sum(own) for own in rewards], by_std=by_std)
     for got, want in zip(advantages, expected, strict=True):
@@ -91,7 +91,7 @@ def test_values_and_generalised_advantages(rows: int, small_llama: Build, hand_m
     """A_t = sum over l of (gamma lam)^l delta_(t+l), the sum written out; the critic is taught A + V."""
     batch, critic = hand_made(small_llama(), rows), _critic(small_llama(1))
     gamma, gae_lambda = 0.9, 0.8
-    done, summary = _complete(batch, customised("ppo", {"gamma": gamma, "gae_lambda": gae_lambda, "whiten": False}), critic)
+    done, summary = _complete(batch, customized("ppo", {"gamma": gamma, "gae_lambda": gae_lambda, "whiten": False}), critic)
     values, rewards = _values(critic, batch), _of(batch, batch.rewards_BT)
     returns = []
     for got_values, got_advantages, got_returns, value, reward in zip(
@@ -114,8 +114,8 @@ def test_values_and_generalised_advantages(rows: int, small_llama: Build, hand_m
 
 def test_whitened_advantages_leave_the_returns_alone(small_llama: Build, hand_made: Build) -> None:
     batch, critic = hand_made(small_llama()), _critic(small_llama(1))
-    plain, _ = _complete(batch, customised("ppo", {"whiten": False}), critic)
-    white, summary = _complete(batch, customised("ppo", {}), critic)
+    plain, _ = _complete(batch, customized("ppo", {"whiten": False}), critic)
+    white, summary = _complete(batch, customized("ppo", {}), critic)
     values = [value for own in _of(white, white.advantages_BT) for value in own]
     assert statistics.fmean(values) == pytest.approx(0, abs=1e-6) and statistics.stdev(values) == pytest.approx(1, abs=1e-5)
     assert _of(white, white.returns_BT) == _of(plain, plain.returns_BT)
@@ -127,7 +127,7 @@ def test_a_divergence_in_the_reward(name: str, small_llama: Build, hand_made: Bu
     """0.3 times the divergence is taken from the reward of each token, so a trajectory's return is less by 0.3 times its sum."""
     model, other = small_llama(), small_llama(2)
     batch = hand_made(model)
-    algorithm = customised("dr_grpo", {"kl_coef": 0.3, "kl_mode": "reward", "divergence": name})
+    algorithm = customized("dr_grpo", {"kl_coef": 0.3, "kl_mode": "reward", "divergence": name})
     done, _ = _complete(batch, algorithm, reference=reference_for(Policy(other)))
     expected: list[list[float]] = [[] for _ in GROUPS]
     with torch.inference_mode():
@@ -137,7 +137,7 @@ def test_a_divergence_in_the_reward(name: str, small_llama: Build, hand_made: Bu
             expected[row] += [float(table[t - 1, batch.ids_BT[row, t]]) for t in places]
     got = _of(done, done.reference_BT)
     returns = []
-    for own, reference, want, reward in zip(_of(batch, batch.logprobs_BT), got, expected, _of(batch, batch.rewards_BT), strict=True):
+    for own, reference, want, reward in zip(_of(batch, batch.behavior_logprobs_BT), got, expected, _of(batch, batch.rewards_BT), strict=True):
         assert reference == pytest.approx(want, abs=1e-5)
         apart = torch.tensor(own, dtype=torch.float64) - torch.tensor(want, dtype=torch.float64)
         divergence = {"k1": apart, "k2": apart**2 / 2, "k3": torch.exp(-apart) - 1 + apart}[name]
@@ -159,8 +159,8 @@ def test_rewards_at_the_end_and_a_divergence_at_its_tokens(small_llama: Build, h
         "kl_mode": "reward",
         "divergence": "k1",
     }
-    done, _ = _complete(batch, customised("ppo", changes), critic, reference_for(Policy(small_llama(2))))
-    columns = (_of(done, field) for field in (batch.rewards_BT, batch.logprobs_BT, done.reference_BT, done.returns_BT))
+    done, _ = _complete(batch, customized("ppo", changes), critic, reference_for(Policy(small_llama(2))))
+    columns = (_of(done, field) for field in (batch.rewards_BT, batch.behavior_logprobs_BT, done.reference_BT, done.returns_BT))
     for reward, own, reference, returns in zip(*columns, strict=True):
         paid = [0.3 * (r - o) for o, r in zip(own, reference, strict=True)]
         paid[-1] += sum(reward)
@@ -170,8 +170,8 @@ def test_rewards_at_the_end_and_a_divergence_at_its_tokens(small_llama: Build, h
 
 def test_a_divergence_in_the_loss_leaves_the_advantages(small_llama: Build, hand_made: Build) -> None:
     batch = hand_made(small_llama())
-    plain, _ = _complete(batch, customised("grpo", {}))
-    judged, _ = _complete(batch, customised("grpo", {"kl_coef": 0.3}), reference=reference_for(Policy(small_llama(2))))
+    plain, _ = _complete(batch, customized("grpo", {}))
+    judged, _ = _complete(batch, customized("grpo", {"kl_coef": 0.3}), reference=reference_for(Policy(small_llama(2))))
     assert _of(judged, judged.advantages_BT) == _of(plain, plain.advantages_BT)
     assert judged.reference_BT is not None and _outside(judged, judged.reference_BT) == 0
 
@@ -205,7 +205,7 @@ def test_explained_variance_by_hand(rewards: list[float], said: list[float], exp
     paid[:, 1] = torch.tensor(rewards, dtype=torch.float64)
     order = torch.tensor([0, 1])
     batch = Batch(ids, mask, torch.zeros(2, 2), paid, mask, torch.tensor([2, 2]), order, order)
-    done, summary = _complete(batch, customised("ppo", {"whiten": False}), _Says(said))
+    done, summary = _complete(batch, customized("ppo", {"whiten": False}), _Says(said))
     assert summary["explained_variance"] == pytest.approx(explained)
     assert summary["value_mean"] == pytest.approx(sum(said) / 2) and summary["return_mean"] == pytest.approx(sum(rewards) / 2)
     assert done.returns_BT is not None and done.returns_BT[:, 1].tolist() == pytest.approx(rewards)

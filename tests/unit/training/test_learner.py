@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import Algorithm, customised
+from tether.algorithms.presets import Algorithm, customized
 from tether.core.errors import CheckpointError
 from tether.models.critic import Critic
 from tether.models.logprobs import token_logprobs
@@ -23,8 +23,8 @@ from tether.training.settings import CriticSettings, LearnerSettings
 
 TEMPERATURE = 0.8
 RATES = Rates(policy=1e-3, critic=1e-3)
-NO_BONUS = customised("grpo", {"entropy_coef": 0.0})
-PLAIN_PPO = customised("ppo", {})
+NO_BONUS = customized("grpo", {"entropy_coef": 0.0})
+PLAIN_PPO = customized("ppo", {})
 
 Build = Callable[..., Any]
 
@@ -93,7 +93,7 @@ def test_the_numbers_of_a_first_update_by_hand(small_llama: Build) -> None:
     assert (metrics["clip_low"], metrics["clip_high"], metrics["clip_dual"]) == (0, 0, 0)
     assert metrics["mismatch"] < 1e-5 and abs(metrics["kl_sampled"]) < 1e-6
     assert not {"kl_reference", "value_loss", "value_clip", "critic_grad_norm"} & metrics.keys()
-    metrics = _update(_learner(model, customised("dr_grpo", {"entropy_coef": 0.0})), batch)
+    metrics = _update(_learner(model, customized("dr_grpo", {"entropy_coef": 0.0})), batch)
     assert metrics["loss"] == pytest.approx(-0.005, abs=1e-6)  # -(3 * 1 - 5 * 0.5) / 50 / 2
 
 
@@ -103,8 +103,8 @@ def test_a_model_that_knows_nothing(small_llama: Build) -> None:
     torch.nn.init.zeros_(model.lm_head.weight)
     batch = _two_rows(model, (1.0, -1.0))
     sampled = torch.where(batch.loss_mask_BT, torch.tensor([[-4.610874], [-3.610874]]), 0.0)  # half a nat less and more than the model says
-    batch = dataclasses.replace(batch, logprobs_BT=sampled)
-    metrics = _update(_learner(model, customised("dapo", {"entropy_coef": 0.1})), batch)
+    batch = dataclasses.replace(batch, behavior_logprobs_BT=sampled)
+    metrics = _update(_learner(model, customized("dapo", {"entropy_coef": 0.1})), batch)
     assert metrics["entropy"] == pytest.approx(4.110874, abs=1e-5)
     assert metrics["mismatch"] == pytest.approx(0.5, abs=1e-5)
     assert (metrics["ratio_max"], metrics["ratio_min"]) == pytest.approx((1.648721, 0.606531), abs=1e-5)
@@ -121,7 +121,7 @@ def test_clipped_tokens_have_no_gradient(small_llama: Build) -> None:
     model = small_llama()
     batch = _two_rows(model, (1.0, -1.0))
     shift = torch.tensor([[-math.log(3)], [math.log(3)]])
-    batch = dataclasses.replace(batch, logprobs_BT=batch.logprobs_BT + shift * batch.loss_mask_BT)
+    batch = dataclasses.replace(batch, behavior_logprobs_BT=batch.behavior_logprobs_BT + shift * batch.loss_mask_BT)
     before = _weights(model)
     metrics = _update(_learner(model), batch)
     assert (metrics["clip_high"], metrics["clip_low"]) == pytest.approx((3 / 8, 5 / 8))
@@ -143,11 +143,11 @@ def test_a_long_gradient_is_shortened_and_logged_as_it_was(small_llama: Build) -
 # Memory: how a minibatch is cut, packed or recomputed changes nothing.
 
 ALGORITHMS = {
-    "ppo separate": customised("ppo", {"kl_coef": 0.05, "kl_mode": "reward", "gae_lambda": 0.9}),
-    "ppo shared": customised("ppo", {"advantages": "bilevel_gae", "gamma": 0.9}),
-    "grpo": customised("grpo", {"kl_coef": 0.05}),
-    "dapo": customised("dapo", {}),
-    "dr_grpo": customised("dr_grpo", {"dual_clip": 1.3}),
+    "ppo separate": customized("ppo", {"kl_coef": 0.05, "kl_mode": "reward", "gae_lambda": 0.9}),
+    "ppo shared": customized("ppo", {"advantages": "bilevel_gae", "gamma": 0.9}),
+    "grpo": customized("grpo", {"kl_coef": 0.05}),
+    "dapo": customized("dapo", {}),
+    "dr_grpo": customized("dr_grpo", {"dual_clip": 1.3}),
 }
 PLAIN = {"micro_tokens": 8192, "packing": False, "gradient_checkpointing": False}
 CUTS: list[dict[str, Any]] = [
@@ -335,10 +335,10 @@ def test_a_gradient_that_is_finite_of_a_loss_that_is_not(kl_mode: str, small_lla
     """A word that the reference rules out: k1 is infinite there, its gradient is 1; in the reward it has none, but the record would hold it."""
     model = small_llama()
     batch = _two_rows(model, (1.0, -1.0))
-    reference = batch.logprobs_BT.clone()
+    reference = batch.behavior_logprobs_BT.clone()
     reference[1, 4] = -math.inf
     before = _weights(model)
-    algorithm = customised("grpo", {"kl_coef": 0.1, "divergence": "k1", "kl_mode": kl_mode})
+    algorithm = customized("grpo", {"kl_coef": 0.1, "divergence": "k1", "kl_mode": kl_mode})
     metrics = _update(_learner(model, algorithm), dataclasses.replace(batch, reference_BT=reference))
     assert metrics["nonfinite"] == 1 and _equal(before, model)
     assert all(math.isfinite(number) for number in metrics.values()), metrics

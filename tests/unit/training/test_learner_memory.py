@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import customised
+from tether.algorithms.presets import customized
 from tether.core.errors import OutOfMemory
 from tether.models import shared_prompt
 from tether.models.critic import Critic
@@ -22,8 +22,8 @@ from tether.training.micro_budget import MicroBudget
 from tether.training.settings import CriticSettings, LearnerSettings
 
 Build = Callable[..., Any]
-GRPO = customised("grpo", {})
-PPO = customised("ppo", {})
+GRPO = customized("grpo", {})
+PPO = customized("ppo", {})
 ROOM = 600_000
 LENGTHS = (12, 30, 7, 25, 18, 30)
 
@@ -317,7 +317,7 @@ def test_the_mismatch_with_the_sampler(small_llama: Build) -> None:
     torch.nn.init.zeros_(model.lm_head.weight)
     batch = _batch()
     sign = torch.where(torch.arange(30) % 2 == 0, 0.5, -0.5)
-    batch = dataclasses.replace(batch, logprobs_BT=torch.where(batch.loss_mask_BT, -4.110874 - sign, 0.0))
+    batch = dataclasses.replace(batch, behavior_logprobs_BT=torch.where(batch.loss_mask_BT, -4.110874 - sign, 0.0))
     metrics = _update(_learner(model), batch, updates=2)
     up = int((batch.loss_mask_BT & (sign > 0)).sum())
     down = int(batch.loss_mask_BT.sum()) - up

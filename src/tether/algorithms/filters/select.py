@@ -161,6 +161,52 @@ def select_groups(
     return _selection(names, index, ranking, kept, scores, variances)
 
 
+def select_within(rewards: Sequence[float], groups: Sequence[Hashable], environments: Sequence[Hashable], **options: Any) -> Selection:
+    """`select_groups` within each environment of a mixed run: every environment keeps its own share.
+
+    Rewards of different environments have different scales, so a ranking across environments would only compare the scales. `environments`
+    names the environment of each trajectory; the options are those of `select_groups`, with N values where they take N.
+
+    Kept groups of the environments take turns, best first, so that a prefix of `kept` is a fair share. rv_mean and rv_std are over all groups;
+    rv_ratio is the mean of the environments' own ratios, weighted by their groups.
+    """
+    rows: dict[Hashable, list[int]] = {}
+    for row, environment in enumerate(environments):
+        rows.setdefault(environment, []).append(row)
+    if len(rows) <= 1:
+        return select_groups(rewards, groups, **options)
+    parts = []
+    for members in rows.values():
+        own = {name: [value[row] for row in members] if name in PER_TRAJECTORY and value is not None else value for name, value in options.items()}
+        parts.append(select_groups([rewards[row] for row in members], [groups[row] for row in members], **own))
+    scores = {group: score for part in parts for group, score in part.scores.items()}
+    kept = _taking_turns([part.kept for part in parts])
+    chosen = set(kept)
+    variances = select_groups(rewards, groups, strategy="all").scores
+    counts = [len(part.scores) for part in parts]
+    return Selection(
+        mask=np.array([group in chosen for group in groups]),
+        kept=kept,
+        dropped=_taking_turns([part.dropped for part in parts]),
+        scores=scores,
+        kept_ratio=len(kept) / len(scores),
+        zero_variance=sum(part.zero_variance for part in parts),
+        rv_mean=float(np.mean(list(variances.values()))),
+        rv_std=float(np.std(list(variances.values()))),
+        rv_ratio=float(np.average([part.rv_ratio for part in parts], weights=counts)),
+    )
+
+
+PER_TRAJECTORY = ("successes", "entropies", "lengths")
+"""Options of select_groups with one value per trajectory."""
+
+
+def _taking_turns(lists: Sequence[list[Hashable]]) -> list[Hashable]:
+    """One list in which every input list appears evenly spread, in its own order: entry k of n stands at (k + 1/2) / n."""
+    placed = [((place + 0.5) / len(names), number, name) for number, names in enumerate(lists) for place, name in enumerate(names)]
+    return [name for _, _, name in sorted(placed, key=lambda entry: entry[:2])]
+
+
 def _numbered(ids: Sequence[Hashable]) -> tuple[list[Hashable], Numbers]:
     """The distinct ids in the order in which they first appear, and the number of each trajectory's."""
     numbers: dict[Hashable, int] = {}

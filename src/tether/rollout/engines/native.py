@@ -1,18 +1,17 @@
-"""The native engine: many dialogues decoded in one batch, on the learner's own weights.
+"""The native engine: continuous batching of many conversations on the learner's own weights.
 
-Every dialogue has a slot of a decoder for as long as it lives, so a turn only computes what is new. A row (a dialogue in its slot) waits
-when it has tokens to be fed (its prompt, or the observation after a response) and decodes once they are. Waiting rows are fed together, once
-they are an eighth of all rows: a call costs much the same for few rows as for many, so single rows are not fed one by one, and no
-dialogue waits for the slowest of its turn. Members of a group that wait with the same new prompt compute it once. A finished dialogue
-frees its slot at once for the next one; one that begins anew keeps its slot and forgets what is in it. Environments that take their time
-work while others decode and are asked for their answers only when rows are fed, always at the same point of the run: the order of all
-this follows from the dialogues alone. Same seeds, same run.
+Every conversation owns a slot of a decoder while it lives, so a turn computes only its new tokens. A row is a conversation in its slot. It
+waits while it has tokens to prefill (its prompt, or the observation after a response) and decodes afterwards. Waiting rows are prefilled
+together, once they are an eighth of all rows: a call costs much the same for few rows as for many. Members of a group that wait with the
+same new prompt compute it once. A finished conversation frees its slot immediately; one that resets its context keeps its slot and clears
+the cache in it. Slow environments run while other rows decode; their answers are collected when rows are prefilled, always at the same
+point of the run, so the order of everything follows from the conversations alone. Same seeds, same run.
 
-A decoder may draw several tokens in one call. Those behind the end of a response are dropped, and the uniforms they used stay with the
-dialogue, so a trajectory does not depend on how many were drawn at once.
+A decoder may draw several tokens in one call. Tokens past the end of a response are dropped, and the uniforms they used stay with the
+conversation, so a trajectory does not depend on how many tokens a call draws.
 
-When memory runs out, the row that came last gives its slot back and stands first in the queue, with all its tokens. It is computed again once
-another row has finished. Trajectories do not change by that, rounding apart.
+When memory runs out, the row admitted last gives up its slot and goes to the front of the queue with all its tokens. It is computed again
+once another row has finished. That changes no trajectory, rounding apart.
 """
 
 from collections import deque
@@ -21,43 +20,31 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, DivergedModel
-from tether.core.protocols import ContextReset, Conversation, PromptFuture, PromptTokens, Sampling
+from tether.core.protocols import (
+    ContextReset,
+    Conversation,
+    EngineCapabilities,
+    EngineStatistics,
+    PromptFuture,
+    PromptTokens,
+    Sampling,
+)
 from tether.core.types import Completion
 from tether.models.decoding.choose import DecoderChoice
 from tether.models.decoding.protocol import Decoder, PrefillRequest, SampleOutput
 from tether.models.policy import Policy
-from tether.rollout.engines.stopping import TAIL_TOKENS, StopRule
+from tether.rollout.engines.base import StopRule
 
 FEED_SHARE = 8
-"""Waiting rows are fed once they are one in so many."""
-
-
-@dataclass(slots=True)
-class EngineStatistics:
-    """What a run of the engine did."""
-
-    sampled_tokens: int = 0
-    """Tokens of responses."""
-    fed_tokens: int = 0
-    """Tokens of prompts and observations that were computed."""
-    shared_tokens: int = 0
-    """Tokens of prompts that were not, because another member of the group had computed them."""
-    dropped_tokens: int = 0
-    """Tokens drawn behind the end of a response."""
-    evictions: int = 0
-    """How often a row lost what was in its slot because memory ran out."""
-    recomputed_tokens: int = 0
-    """Of the fed tokens, those that had been lost."""
-    decode_calls: int = 0
+"""Waiting rows are prefilled once they are this fraction (1 / FEED_SHARE) of all rows."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """One dialogue. It decodes while all its tokens but the last sampled one are in its slot, and waits otherwise."""
+    """One conversation. Invariant: it decodes while all its tokens but the last sampled one are in its slot, and waits otherwise."""
 
     conversation: Conversation
     slot: int = -1
@@ -68,20 +55,20 @@ class _Row:
     filled: int = 0
     """How many of them are in the slot."""
     lost: int = 0
-    """How many were when the slot was taken from it."""
+    """How many were in the slot when the row was evicted."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the response so far, which is the last of the tokens."""
+    """Of the response so far, which is the end of `tokens`."""
     pending: PromptFuture | None = None
-    """Asks the environment for its answer; set while it has not been asked."""
+    """Waits for the environment; set until its answer is collected."""
     ahead: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
-    """Uniforms taken from the dialogue for tokens that were not used."""
+    """Uniforms sampled for tokens that were dropped; they are used first."""
 
     @property
     def unfed(self) -> list[int]:
         return self.tokens[self.filled :]
 
     def uniforms(self, count: int) -> npt.NDArray[np.float32]:
-        """The next uniforms of the dialogue; those that are used up are cut off `ahead`."""
+        """The next uniforms of the conversation. The caller removes the ones it used from `ahead`."""
         if len(self.ahead) < count:
             more = self.conversation.uniforms.random(count - len(self.ahead), dtype=np.float32)
             self.ahead = np.concatenate([self.ahead, more]) if len(self.ahead) else more
@@ -89,21 +76,21 @@ class _Row:
 
 
 class NativeEngine:
-    """Samples responses with the model it is given; `max_rows` dialogues live at a time, the others queue."""
+    """Samples with a policy; at most `max_rows` conversations live at a time, the others queue."""
+
+    capabilities = EngineCapabilities(
+        per_conversation_uniforms=True, prefix_sharing=True, weight_sync=True, logprobs=True, shares_weights=True
+    )
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_rows: int = 128,
-        max_context: int | None = None,
-        cache_gb: float | None = None,
+        self, policy: Policy, *, max_rows: int = 128, max_context: int | None = None, cache_gb: float | None = None
     ) -> None:
         """Conversations get as long as the model allows, or `max_context`; the cache takes `cache_gb`, or half of the memory that is free."""
-        self._choice = DecoderChoice(model, Policy(model))
+        if policy.tokenizer is None:
+            raise BadInput("the native engine needs a policy with its tokenizer; build it as Policy(model, tokenizer)")
+        self._choice = DecoderChoice(policy.module, policy)
         self._decoder: Decoder | None = None
-        self._stop = StopRule(tokenizer)
+        self._stop = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._max_rows, self._max_context, self._cache_gb = max_rows, max_context, cache_gb
         self.statistics = EngineStatistics()
         """Of the last run."""
@@ -117,11 +104,11 @@ class NativeEngine:
         """Nothing to do: these are the learner's own tensors."""
 
     def free(self) -> None:
-        """Give the memory of the cache back; the next run takes it anew."""
+        """Release the memory of the cache; the next run allocates it again."""
         self._decoder = None
 
     def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
-        """Drive every dialogue to its end."""
+        """Drive every conversation to its end."""
         self.statistics = EngineStatistics()
         decoder = self._decoder_for(min(self._max_rows, max(1, len(conversations))))
         cache = "half of the free memory" if self._cache_gb is None else f"rollout.cache_gb={self._cache_gb:g}"
@@ -157,22 +144,22 @@ class _Batch:
         self._waiting: list[_Row] = []
         self._decoding: list[_Row] = []
         self._evicted: deque[_Row] = deque()
-        self._free_slots = list(reversed(range(decoder.num_slots)))
+        self._slots_free = list(reversed(range(decoder.num_slots)))
         self._num_admitted = 0
         self._is_full = False
-        """Memory ran out, and nobody has left since."""
-        self._tail = max([TAIL_TOKENS, *map(len, sampling.stop_ids)])
-        """How many tokens decide whether a response ends."""
+        """Memory ran out and no row has finished since."""
+        self._tail = StopRule.tail_tokens(sampling)
+        """How many last tokens decide whether a response ends."""
 
     def play(self, queue: deque[Conversation]) -> None:
-        """Drive every dialogue to its end."""
+        """Drive every conversation to its end."""
         while queue or self._evicted or self._num_rows:
             self._is_full = self._is_full and self._num_rows > 0
-            while (queue or self._evicted) and self._free_slots and not self._is_full:
+            while (queue or self._evicted) and self._slots_free and not self._is_full:
                 self._admit(queue)
             if self._waiting and (len(self._waiting) >= self._num_rows / FEED_SHARE or not self._decoding):
-                self._settle_waiting()
-                self._feed_waiting()
+                self._collect_answers()
+                self._prefill_waiting()
             elif self._decoding:
                 self._decode()
 
@@ -181,57 +168,57 @@ class _Batch:
         return len(self._waiting) + len(self._decoding)
 
     def _admit(self, queue: deque[Conversation]) -> None:
-        """Give a slot to who stands first, those who had one before the others; a dialogue that has nothing to say is finished at once."""
+        """Admit the next conversation. Evicted ones go first. A conversation without a prompt finishes immediately."""
         if self._evicted:
             row = self._evicted.popleft()
         else:
             row = _Row(queue.popleft())
             feed = row.conversation.begin()
             if feed is None:
-                self._announce()
+                self._notify_finished()
                 return
             if callable(feed):
                 row.pending = feed
             else:
                 row.tokens = list(feed)
-        row.slot, row.admitted = self._free_slots.pop(), self._num_admitted
+        row.slot, row.admitted = self._slots_free.pop(), self._num_admitted
         self._num_admitted += 1
         self._waiting.append(row)
 
     # ---------------------------------------------------------------------------------------------------------- the moves
 
-    def _settle_waiting(self) -> None:
-        """Ask the environments that are still at work for their answers; a dialogue that ends with it frees its slot."""
+    def _collect_answers(self) -> None:
+        """Collect the answers of environments that are still running; a conversation that ends now frees its slot."""
         asked, self._waiting = self._waiting, []
         for row in asked:
             if row.pending is None:
                 self._waiting.append(row)
             else:
                 feed, row.pending = row.pending(), None
-                self._give(row, feed)
+                self._next_prompt(row, feed)
 
-    def _feed_waiting(self) -> None:
-        """Prefill every waiting row, sample its next token, and let it decode."""
+    def _prefill_waiting(self) -> None:
+        """Prefill every waiting row and sample its next token; it decodes from then on."""
         for row in self._waiting:
             self._check_length(len(row.tokens))
-        groups = self._alike()
+        groups = self._same_prompts()
         while not self._decoder.reserve(
             {row.slot: len(row.tokens) for row in self._waiting},
             {row.slot: members[0].slot for members in groups for row in members[1:]},
         ):
             self._evict()
-            groups = self._alike()
+            groups = self._same_prompts()
         self._waiting = []
         if not groups:
             return
         for members in groups:
-            self._count_fed(members)
-        feedings = [PrefillRequest(tuple(row.slot for row in members), members[0].filled, members[0].unfed) for members in groups]
+            self._count_prefilled(members)
+        requests = [PrefillRequest(tuple(row.slot for row in members), members[0].filled, members[0].unfed) for members in groups]
         rows = [row for members in groups for row in members]
-        self._take(rows, self._decoder.prefill(feedings, self._sampling, np.concatenate([row.uniforms(1) for row in rows])))
+        self._accept(rows, self._decoder.prefill(requests, self._sampling, np.concatenate([row.uniforms(1) for row in rows])))
 
     def _decode(self) -> None:
-        """Feed the last sampled token of every decoding row and sample the next ones."""
+        """Feed the last sampled token of every decoding row and sample its next tokens."""
         most = self._decoder.tokens_per_call
         num_tokens = self._tokens_at_once(most)
         while not self._decoder.reserve({row.slot: row.filled + num_tokens for row in self._decoding}):
@@ -245,10 +232,13 @@ class _Batch:
             uniforms_BK = np.stack([row.uniforms(num_tokens) for row in rows])
             slots, starts, last_ids = zip(*[(row.slot, row.filled, row.tokens[-1]) for row in rows], strict=True)
             self._statistics.decode_calls += 1
-            self._take(rows, self._decoder.decode(slots, starts, last_ids, self._sampling, uniforms_BK))
+            self._accept(rows, self._decoder.decode(slots, starts, last_ids, self._sampling, uniforms_BK))
 
     def _evict(self) -> None:
-        """Take the slot from the row that was admitted last; it keeps its tokens and stands first in the queue."""
+        """Free the slot of the row admitted last. It keeps its tokens and goes to the front of the queue.
+
+        The last one, because the rows before it have more of their work in the cache, and because the order stays the same on every run.
+        """
         row = max((*self._waiting, *self._decoding), key=lambda row: row.admitted)
         if self._num_rows == 1:
             raise BadInput(
@@ -256,7 +246,7 @@ class _Batch:
                 "raise rollout.cache_gb, or lower rollout.max_context"
             )
         (self._decoding if row in self._decoding else self._waiting).remove(row)
-        self._vacate(row)
+        self._free_slot(row)
         self._is_full = True
         self._statistics.evictions += row.filled > 0
         row.lost, row.filled = row.filled or row.lost, 0
@@ -264,15 +254,15 @@ class _Batch:
 
     # ---------------------------------------------------------------------------------------------------- before the calls
 
-    def _alike(self) -> list[list[_Row]]:
-        """The waiting rows, those together that begin with the same tokens of their group."""
+    def _same_prompts(self) -> list[list[_Row]]:
+        """The waiting rows, grouped by equal new prompts of one prefix key: a group is computed once."""
         groups: dict[object, list[_Row]] = {}
         for row in self._waiting:
             key = row.admitted if row.filled else (row.conversation.prefix_key, tuple(row.tokens))
             groups.setdefault(key, []).append(row)
         return list(groups.values())
 
-    def _count_fed(self, members: list[_Row]) -> None:
+    def _count_prefilled(self, members: list[_Row]) -> None:
         num_new = len(members[0].unfed)
         self._statistics.fed_tokens += num_new
         self._statistics.shared_tokens += num_new * (len(members) - 1)
@@ -281,7 +271,7 @@ class _Batch:
             row.lost = 0
 
     def _tokens_at_once(self, most: int) -> int:
-        """How many tokens to draw for every decoding row: no more than one of them can use, and than fit into the shortest room."""
+        """How many tokens to draw for every decoding row: no more than the longest can still use, and than fit before the last position."""
         if not self._decoding:
             return most
         room = self._decoder.max_positions - max(row.filled for row in self._decoding)
@@ -297,19 +287,19 @@ class _Batch:
 
     # ----------------------------------------------------------------------------------------------------- after the calls
 
-    def _take(self, rows: list[_Row], drawn: SampleOutput) -> None:
-        """Give the drawn tokens to their rows, up to the end of a response, and hand over the responses that are complete."""
-        if not np.isfinite(drawn.logprobs_BK).all():
+    def _accept(self, rows: list[_Row], sampled: SampleOutput) -> None:
+        """Append the sampled tokens to their rows, up to the end of a response, and deliver the responses that are complete."""
+        if not np.isfinite(sampled.logprobs_BK).all():
             raise DivergedModel(
                 "the model's log-probs are not finite: its weights have diverged; move the last checkpoints away, resume from an earlier one, "
                 "or start again with a lower learner.learning_rate"
             )
-        suspects_BK = self._stop.suspects(drawn.ids_BK, self._sampling)
-        suspects: dict[int, list[int]] = {}
-        for b, k in np.argwhere(suspects_BK).tolist():
-            suspects.setdefault(b, []).append(k)
-        for b, (row, ids, logprobs) in enumerate(zip(rows, drawn.ids_BK.tolist(), drawn.logprobs_BK.tolist(), strict=True)):
-            used, reason = self._end_of_response(row, ids, suspects.get(b, []))
+        candidates_BK = self._stop.candidates(sampled.ids_BK, self._sampling)
+        candidates: dict[int, list[int]] = {}
+        for b, k in np.argwhere(candidates_BK).tolist():
+            candidates.setdefault(b, []).append(k)
+        for b, (row, ids, logprobs) in enumerate(zip(rows, sampled.ids_BK.tolist(), sampled.logprobs_BK.tolist(), strict=True)):
+            used, reason = self._end_of_response(row, ids, candidates.get(b, []))
             row.tokens += ids[:used]
             row.logprobs += logprobs[:used]
             row.ahead = row.ahead[used:]
@@ -319,14 +309,14 @@ class _Batch:
             if reason is None:
                 self._decoding.append(row)
             else:
-                self._respond(row, reason)
+                self._deliver(row, reason)
 
-    def _end_of_response(self, row: _Row, ids: list[int], suspects: list[int]) -> tuple[int, FinishReason | None]:
-        """How many of these new tokens belong to the response, and why it ends with them, if it does; only `suspects` can end it."""
+    def _end_of_response(self, row: _Row, ids: list[int], candidates: list[int]) -> tuple[int, FinishReason | None]:
+        """How many of these new tokens belong to the response, and why it ends with them, if it does; only `candidates` can end it."""
         num_before = len(row.logprobs)
         room = self._sampling.max_tokens - num_before
         num_tail = min(num_before, self._tail)
-        for index in suspects:
+        for index in candidates:
             if index < room:
                 tail = row.tokens[len(row.tokens) - num_tail :] + ids[: index + 1]
                 reason = self._stop.finished(tail, self._sampling, row.conversation.closing_tags, num_before - num_tail)
@@ -334,20 +324,20 @@ class _Batch:
                     return index + 1, reason
         return (room, FinishReason.LENGTH) if len(ids) >= room else (len(ids), None)
 
-    def _respond(self, row: _Row, reason: FinishReason) -> None:
-        """Give a response to its dialogue; the row then waits with what comes next, or is gone."""
+    def _deliver(self, row: _Row, reason: FinishReason) -> None:
+        """Deliver a response to its conversation. The row then waits with the next prompt, or is finished."""
         answer = row.conversation.receive(Completion(tuple(row.tokens[-len(row.logprobs) :]), tuple(row.logprobs), reason))
         if callable(answer):
             row.pending = answer
             self._waiting.append(row)
         else:
-            self._give(row, answer)
+            self._next_prompt(row, answer)
 
-    def _give(self, row: _Row, feed: PromptTokens) -> None:
-        """What comes next for a row: tokens to be fed, for which it waits, or nothing, which frees its slot."""
+    def _next_prompt(self, row: _Row, feed: PromptTokens) -> None:
+        """Take the next prompt of a row, for which it waits; None frees its slot."""
         if feed is None:
-            self._vacate(row)
-            self._announce()
+            self._free_slot(row)
+            self._notify_finished()
             return
         if isinstance(feed, ContextReset):
             self._decoder.release(row.slot)
@@ -357,11 +347,11 @@ class _Batch:
         row.logprobs = []
         self._waiting.append(row)
 
-    def _vacate(self, row: _Row) -> None:
+    def _free_slot(self, row: _Row) -> None:
         self._decoder.release(row.slot)
-        self._free_slots.append(row.slot)
+        self._slots_free.append(row.slot)
         self._is_full = False
 
-    def _announce(self) -> None:
+    def _notify_finished(self) -> None:
         if self._on_finished is not None:
             self._on_finished()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.algorithms.filters.auto import auto_strategy
+from tether.algorithms.filters.rules import auto_strategy
 from tether.algorithms.filters.select import select_groups
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tether.algorithms.aggregate import AGGREGATIONS
-from tether.algorithms.filters.scale import LOSS_SCALES, loss_scale
+from tether.algorithms.objective import AGGREGATIONS
+from tether.algorithms.filters.rules import LOSS_SCALES, loss_scale
 
 
 @pytest.mark.parametrize(

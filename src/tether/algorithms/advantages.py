@@ -1,10 +1,11 @@
-"""From rewards to advantages: one pure function per estimator, all from Episodes (R trajectories, one a row) to Estimates, in float64.
+"""From rewards to advantages: one pure function per estimator, from Episodes (R trajectories, one per row) to Estimates, in float64.
 
-Only tokens of the mask take part; a position outside it is skipped, as if its neighbours stood together. `group_relative` compares a
-trajectory with the others of its prompt. `gae` and `bilevel_gae` compare it with what a critic expected, and both are one backward pass
-(`_discounted_errors`): over the tokens, or first over the ends of turns and then over the tokens of each turn.
+Only tokens of the mask take part; a position outside the mask is skipped. `group_relative` compares a trajectory with the others of its
+prompt. `gae` and `bilevel_gae` compare it with the values of a critic. Both are one backward pass (`_discounted_errors`): over the tokens,
+or first over the ends of turns and then over the tokens of each turn.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from tether.algorithms.batch import Episodes, Estimates
 from tether.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from tether.algorithms.presets import Algorithm, Estimator
+    from tether.algorithms.presets import Algorithm
 
 STD_FLOOR = 1e-6
 VARIANCE_FLOOR = 1e-8
@@ -45,9 +46,9 @@ def group_relative(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
 
 
 def gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
-    """Generalised advantage estimation (arXiv 1506.02438, equation 16) over the sampled tokens, with `gamma` and `lam` per token.
+    """Generalised advantage estimation (arXiv 1506.02438, equation 16) over the sampled tokens, with `gamma` and `gae_lambda` per token.
 
-    A_t = sum_l (gamma lam)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t, and V after the last token is 0. The critic is taught
+    A_t = sum_l (gamma gae_lambda)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t, and V after the last token is 0. The critic is taught
     A_t + V_t, with A_t before whitening.
     """
     values_RT, mask_RT = _values(episodes), episodes.mask_RT
@@ -59,8 +60,8 @@ def gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
 def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     """GAE over turns, then over the tokens of each turn (VAGEN, arXiv 2510.16907, bi-level GAE).
 
-    Turn level, at the last token of each turn, with `turn_gamma` and `lam`: the reward is what the turn earned, the next state is the
-    last token of the next turn. Token level, within a turn, with `gamma` and `lam`: the last token is paid the turn's advantage plus its
+    Turn level, at the last token of each turn, with `turn_gamma` and `gae_lambda`: the reward is what the turn earned, the next state is the
+    last token of the next turn. Token level, within a turn, with `gamma` and `gae_lambda`: the last token is paid the turn's advantage plus its
     value, and nothing follows it. Rewards inside a turn (a divergence in the reward) stay at their tokens and are not paid twice.
     """
     values_RT = _values(episodes)
@@ -76,7 +77,7 @@ def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     return _estimates(advantages_RT, values_RT, mask_RT, algorithm.whiten)
 
 
-ESTIMATORS: dict[str, "Estimator"] = {estimator.__name__: estimator for estimator in (group_relative, gae, bilevel_gae)}
+ESTIMATORS: dict[str, Callable[[Episodes, "Algorithm"], Estimates]] = {estimator.__name__: estimator for estimator in (group_relative, gae, bilevel_gae)}
 
 
 def place_rewards(episodes: Episodes, reward_placement: str) -> Episodes:
@@ -90,7 +91,7 @@ def place_rewards(episodes: Episodes, reward_placement: str) -> Episodes:
     return replace(episodes, rewards_RT=torch.where(_last_tokens(episodes.mask_RT), total_R1, 0.0))
 
 
-def penalise(episodes: Episodes, divergence_RT: Tensor, coef: float) -> Episodes:
+def penalize(episodes: Episodes, divergence_RT: Tensor, coef: float) -> Episodes:
     """The same episodes with coef * divergence taken from the reward of each sampled token (arXiv 2203.02155, equation 2)."""
     return replace(episodes, rewards_RT=episodes.rewards_RT - coef * torch.where(episodes.mask_RT, divergence_RT.double(), 0.0))
 
@@ -107,7 +108,7 @@ def whiten(values_RT: Tensor, mask_RT: Tensor) -> Tensor:
 
 
 def _discounted_errors(rewards_RT: Tensor, values_RT: Tensor, mask_RT: Tensor, stops_RT: Tensor, gamma: float, gae_lambda: float) -> Tensor:
-    """Sum of (gamma lam)^l delta_(t+l) at each position of the mask, from right to left; nothing follows a stop."""
+    """Sum of (gamma gae_lambda)^l delta_(t+l) at each position of the mask, from right to left; nothing follows a stop."""
     goes_on_RT = (~stops_RT).double()
     columns_RT = (rewards_RT - values_RT, values_RT, mask_RT, gamma * goes_on_RT, gamma * gae_lambda * goes_on_RT)
     columns = [field_RT.T.contiguous().unbind() for field_RT in columns_RT]  # position by position, each in one piece of memory

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Episodes
-from tether.algorithms.estimators import ESTIMATORS, bilevel_gae, gae, group_relative, penalise, place_rewards, whiten
+from tether.algorithms.advantages import ESTIMATORS, bilevel_gae, gae, group_relative, penalize, place_rewards, whiten
 from tether.algorithms.presets import Algorithm, preset
 
 PLAIN = replace(preset("ppo"), whiten=False)
@@ -164,7 +164,7 @@ def test_rewards_of_the_trajectory_stand_at_its_last_token() -> None:
     assert place_rewards(given, "turn") is given
     placed = place_rewards(given, "trajectory")
     assert placed.rewards_RT.tolist() == [[0, 0, 0, 0, -0.5], [0, 0, 3.5, 0, 0]]
-    penalised = penalise(placed, torch.full(placed.rewards_RT.shape, 2.0), 0.25)
+    penalised = penalize(placed, torch.full(placed.rewards_RT.shape, 2.0), 0.25)
     assert penalised.rewards_RT.tolist() == [[-0.5, -0.5, 0, -0.5, -1.0], [-0.5, -0.5, 3.0, 0, 0]]
 
 
@@ -246,7 +246,7 @@ def test_estimators_by_name() -> None:
     assert {"group_relative": group_relative, "gae": gae, "bilevel_gae": bilevel_gae} == ESTIMATORS
 
 
-# ------------------------------------------------------------------------------------------------------ whiten, penalise
+# ------------------------------------------------------------------------------------------------------ whiten, penalize
 
 
 def test_whiten_by_hand() -> None:
@@ -276,7 +276,7 @@ def test_the_floor_of_the_variance() -> None:
 def test_penalise_takes_the_divergence_from_each_sampled_token() -> None:
     given = episodes(REWARDS)
     divergence_RT = double([[1, 2, 100, -3, 4], [0.5, 0, 1, 100, math.nan]])
-    result = penalise(given, divergence_RT, 0.1)
+    result = penalize(given, divergence_RT, 0.1)
     assert result.rewards_RT.tolist() == approx([[-0.1, 0.3, 0, 0.3, -1.4], [-0.05, 0, 1.9, 0, 0]], abs=1e-15)
     assert given.rewards_RT.tolist() == REWARDS
     assert (result.mask_RT is MASK, result.turn_ends_RT is ENDS, result.values_RT is VALUES) == (True, True, True)

@@ -1,0 +1,105 @@
+"""What every engine shares: the rule that ends a response, and `make_engine`, which builds an engine by name.
+
+A response ends with an end-of-turn token of the model, a closing tag of its conversation, a configured stop string or sequence of token
+ids, or at its token budget. Nearly every token cannot end anything: one table lookup for all rows and tokens of a call says so. Only the
+other tokens are decoded and compared with the stop texts.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerBase
+
+from tether.core.enums import FinishReason
+from tether.core.errors import BadInput, UnknownName, did_you_mean
+from tether.core.grammar import ANSWER_CLOSE
+from tether.core.protocols import Engine, Sampling
+from tether.models.policy import Policy
+
+NATIVE, SCRIPTED = "native", "scripted"
+ENGINES = (NATIVE, SCRIPTED)
+
+TAIL_TOKENS = 16
+"""How many tokens back a closing tag can begin: no tokenizer cuts a tag into more pieces."""
+
+
+class StopRule:
+    """Decides after each token whether a response is complete."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Iterable[int] | None = None) -> None:
+        """`end_of_turn_ids` are the ids with which the model ends its turn; None takes the tokenizer's end-of-sequence token."""
+        self._tokenizer = tokenizer
+        self._end_of_turn = frozenset(end_of_turn_ids if end_of_turn_ids is not None else [int(tokenizer.eos_token_id)])
+        self._pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        self._tables: dict[frozenset[str], npt.NDArray[np.bool_]] = {}
+
+    @staticmethod
+    def tail_tokens(sampling: Sampling) -> int:
+        """How many last tokens of a response decide whether it ends: every token of a stop string holds at least one of its bytes."""
+        return max([TAIL_TOKENS, *map(len, sampling.stop_ids), *(len(text.encode()) for text in sampling.stop_strings)])
+
+    def candidates(self, ids_BK: npt.NDArray[np.int64], sampling: Sampling) -> npt.NDArray[np.bool_]:
+        """[B, K]: which of these tokens may end a response, its budget apart."""
+        last_ids = [sequence[-1] for sequence in sampling.stop_ids]
+        may_close = self._may_close(sampling)
+        known_BK = ids_BK < len(may_close)  # a model may have more words than its tokenizer
+        closing_BK = may_close[np.where(known_BK, ids_BK, 0)] & known_BK
+        candidate_BK: npt.NDArray[np.bool_] = closing_BK | np.isin(ids_BK, [*self._end_of_turn, *last_ids])
+        return candidate_BK
+
+    def finished(
+        self, ids: Sequence[int], sampling: Sampling, closing_tags: tuple[str, ...] = (ANSWER_CLOSE,), num_before: int = 0
+    ) -> FinishReason | None:
+        """Why a response ends with the last of these ids, or None; `num_before` earlier tokens of the response are left out of `ids`."""
+        last = ids[-1]
+        if last in self._end_of_turn:
+            return FinishReason.END_OF_TURN
+        if any(tuple(ids[-len(sequence) :]) == sequence for sequence in sampling.stop_ids):
+            return FinishReason.STOP_TEXT
+        may_close = self._may_close(sampling)
+        if last < len(may_close) and may_close[last]:
+            tail = list(ids[-self.tail_tokens(sampling) :])
+            text = str(self._tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            if any(stop in text for stop in (*closing_tags, *sampling.stop_strings)):
+                return FinishReason.STOP_TEXT
+        return FinishReason.LENGTH if num_before + len(ids) >= sampling.max_tokens else None
+
+    def _may_close(self, sampling: Sampling) -> npt.NDArray[np.bool_]:
+        """Per token id: whether it can complete a closing tag or a stop string, that is, holds the last character of one.
+
+        Tokenizers write some characters as others (a space as a special letter), so a stop string whose last character is not plain
+        ASCII text makes every token a candidate.
+        """
+        ends = frozenset({ANSWER_CLOSE[-1], *(text[-1] for text in sampling.stop_strings)})
+        if ends not in self._tables:
+            plain = all(end.isascii() and end.isprintable() and end != " " for end in ends)
+            self._tables[ends] = np.array([not plain or (piece is not None and any(end in piece for end in ends)) for piece in self._pieces])
+        return self._tables[ends]
+
+
+def check_engine(name: str) -> str:
+    """The name of an engine that can train, or an error that suggests the nearest one."""
+    if name not in ENGINES:
+        raise UnknownName(f"unknown engine '{name}': {did_you_mean(name, ENGINES)}")
+    if name == SCRIPTED:
+        raise BadInput("engine 'scripted' samples from no model and cannot train or evaluate one; build a ScriptedEngine and give it to tether.play")
+    return name
+
+
+def make_engine(
+    name: str, policy: Policy, *, max_rows: int = 128, max_context: int | None = None, cache_gb: float | None = None
+) -> Engine:
+    """The engine that training and evaluation sample with.
+
+    Args:
+        name: `native`: the learner's own weights.
+        policy: the model with its tokenizer.
+        max_rows: conversations decoded at a time.
+        max_context: most tokens of a conversation; None: as many as the model allows.
+        cache_gb: memory of the key/value cache in GiB; None: half of what is free.
+    """
+    check_engine(name)
+    from tether.rollout.engines.native import NativeEngine
+
+    return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb)

@@ -1,0 +1,289 @@
+"""Sampling episodes: a plan lists them, a pool holds their environments, an engine plays them, and trajectories come back in groups.
+
+Every random choice of a plan comes from core.seeding, so groups come back in plan order, members in member order, whatever the order in
+which the episodes ended.
+
+- **Mixtures.** A run may mix environments by weight. Systematic sampling: the environments lie side by side on a line, each as long as its
+  share, and group g takes the environment at (g + offset) / groups. Each environment gets its share of every step to within one group; with
+  an offset drawn for each step it gets exactly its share on average, without state from step to step.
+- **Errors.** An episode that an environment error ended is played again with the same seeds, `error_retries` times. One that fails again is
+  recorded in `Group.errored` and is no evidence: not for scores, baselines, loss or success rates.
+- **Memory.** A rollout that runs out of memory is played once more from its start with half the rows. Every episode has its own seeds, so
+  the trajectories are the same; only how many episodes live at a time is not. The smaller number holds for the rest of the process.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from tether.core.enums import StopReason
+from tether.core.errors import BadInput, OutOfMemory
+from tether.core.protocols import Engine, EngineStatistics, Env, Sampling
+from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
+from tether.core.types import Group, Trajectory
+from tether.envs.registry import find_class, is_address
+from tether.envs.vector import WorkerPool, make_envs
+from tether.models.chat import ChatFormat
+from tether.models.memory import forget_failed, memory_boundary
+from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
+
+SINGLE_ENV = (1.0,)
+"""The weights of a run with one environment."""
+
+CENTRE = 0.5
+"""The offset of validation prompts: it gives the nearest integers to the shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """One environment of a run."""
+
+    name: str
+    """A registered name, "module:Class", or the address of a served environment."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    step_timeout: float = 120.0
+    """Seconds a reset or a step may take where environments run concurrently."""
+    weight: float = 1.0
+    """Its share of the groups, relative to the weights of the others."""
+
+    @property
+    def label(self) -> str:
+        """The name in records and metrics: letters, digits, dots and dashes."""
+        return re.sub(r"[^\w.-]+", "_", self.name)
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+
+
+def spread_groups(weights: Sequence[float], num_groups: int, offset: float) -> list[int]:
+    """The index of an environment for each group, in ascending order; `offset` lies in [0, 1)."""
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not sum(weights) > 0:
+        raise BadInput(f"the weights of the environments are {list(weights)}; give each 0 or more, and at least one more than 0")
+    ends = np.cumsum(weights)
+    places = (np.arange(num_groups) + offset) * ends[-1] / max(1, num_groups)
+    last = max(index for index, weight in enumerate(weights) if weight > 0)
+    return [min(int(index), last) for index in np.searchsorted(ends, places, side="right")]  # rounding may reach past the end
+
+
+def training_plan(
+    run: int, step: int, num_groups: int, group_size: int, first_group: int = 0, weights: Sequence[float] = SINGLE_ENV
+) -> list[EpisodeSeeds]:
+    """The episodes of one training step: a group shares its instance; each member has its own env seed and sampling seed.
+
+    A further round of the same step continues counting from `first_group`, so no round repeats another's episodes.
+    """
+    env_indices = spread_groups(weights, num_groups, generator("mixture", run, step, first_group).random())
+    return [
+        EpisodeSeeds(g, m, instance_seed(run, step, g), env_seed(run, step, g, m), sampling_seed(run, step, g, m), env_index)
+        for g, env_index in enumerate(env_indices, start=first_group)
+        for m in range(group_size)
+    ]
+
+
+def validation_plan(num_prompts: int, group_size: int = 1, weights: Sequence[float] = SINGLE_ENV) -> list[EpisodeSeeds]:
+    """The fixed validation episodes: the same for every run and every step, env seeds and sampling seeds included.
+
+    Each environment of a mixture plays its own first prompts, the same that it would play alone.
+    """
+    env_indices = spread_groups(weights, num_prompts, CENTRE)
+    numbers = [group - env_indices.index(env_index) for group, env_index in enumerate(env_indices)]
+    return [
+        EpisodeSeeds(g, m, validation_seed(i), env_seed(0, -1, i, m), sampling_seed(0, -1, i, m), env_index)
+        for g, (i, env_index) in enumerate(zip(numbers, env_indices, strict=True))
+        for m in range(group_size)
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------------- pool
+
+
+class EnvPool:
+    """Every environment that a run plays in.
+
+    Environments are built when a plan first needs them and are kept from step to step; a plan that needs more of a kind than there are
+    replaces that kind by as many. Close the pool, best by `with`.
+    """
+
+    def __init__(self, specs: Sequence[EnvSpec]) -> None:
+        self.specs = tuple(specs)
+        self._pools: dict[int, WorkerPool] = {}
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """For the plans."""
+        return tuple(spec.weight for spec in self.specs)
+
+    def episodes(self, plan: Sequence[EpisodeSeeds], chat: ChatFormat, rules: EpisodeRules) -> list[Episode]:
+        """An episode for every entry of the plan, each with an environment of its own."""
+        counts = Counter(seeds.env_index for seeds in plan)
+        envs = {index: iter(self._environments(index, count)) for index, count in counts.items()}
+        metrics = {index: _metrics_of(self.specs[index].name) for index in counts}
+        return [
+            Episode(next(envs[seeds.env_index]), chat, seeds, rules, self.specs[seeds.env_index].label, metrics[seeds.env_index])
+            for seeds in plan
+        ]
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _environments(self, index: int, count: int) -> list[Env]:
+        """At least `count` environments of one spec."""
+        pool, spec = self._pools.get(index), self.specs[index]
+        if pool is not None and len(pool.envs) >= count:
+            return pool.envs
+        if pool is not None:
+            self._pools.pop(index).close()
+        self._pools[index] = make_envs(spec.name, spec.options, count, spec.step_timeout)
+        return self._pools[index].envs
+
+
+def _metrics_of(name: str) -> tuple[str, ...]:
+    """The numbers that an environment declares worth averaging; a served environment declares none."""
+    return () if is_address(name) else getattr(find_class(name), "metrics", ())
+
+
+# -------------------------------------------------------------------------------------------------------------- playing
+
+
+def play_plan(
+    pool: EnvPool,
+    plan: Sequence[EpisodeSeeds],
+    engine: Engine,
+    chat: ChatFormat,
+    sampling: Sampling,
+    rules: EpisodeRules,
+    on_finished: Callable[[], None] | None = None,
+    *,
+    error_retries: int = 1,
+) -> list[Group]:
+    """Play every episode of the plan and group the trajectories by prompt; see the module docstring on errors."""
+    done = _play(pool, plan, engine, chat, sampling, rules, on_finished)
+    for _ in range(error_retries):
+        failed = [number for number, trajectory in enumerate(done) if trajectory.stop_reason is StopReason.ENV_ERROR]
+        if not failed:
+            break
+        again = _play(pool, [plan[number] for number in failed], engine, chat, sampling, rules, None)
+        for number, trajectory in zip(failed, again, strict=True):
+            trajectory.retries = done[number].retries + 1
+            done[number] = trajectory
+    groups: dict[int, Group] = {}
+    for trajectory in done:
+        group = groups.setdefault(trajectory.group, Group(trajectory.group, trajectory.seed, [], env=trajectory.env))
+        (group.errored if trajectory.stop_reason is StopReason.ENV_ERROR else group.trajectories).append(trajectory)
+    return list(groups.values())
+
+
+def _play(
+    pool: EnvPool,
+    plan: Sequence[EpisodeSeeds],
+    engine: Engine,
+    chat: ChatFormat,
+    sampling: Sampling,
+    rules: EpisodeRules,
+    on_finished: Callable[[], None] | None,
+) -> list[Trajectory]:
+    episodes = pool.episodes(plan, chat, rules)
+    engine.run(episodes, sampling, on_finished)
+    return [episode.trajectory for episode in episodes]
+
+
+def error_note(groups: Sequence[Group]) -> str | None:
+    """One sentence about the errored rollouts of a step, with the commonest cause; None where nothing failed and nothing was retried."""
+    errored = [trajectory for group in groups for trajectory in group.errored]
+    retried = sum(1 for group in groups for trajectory in group.trajectories if trajectory.retries)
+    if not errored:
+        return f"{retried} episodes failed in their environment and succeeded when played again" if retried else None
+    cause, count = Counter(trajectory.error or "unknown" for trajectory in errored).most_common(1)[0]
+    total = sum(len(group.trajectories) + len(group.errored) for group in groups)
+    share = "all with" if count == len(errored) else f"{count} of them with"
+    return f"{len(errored)} of {total} episodes ended by an environment error and were left out, {share}: {cause}"
+
+
+class Sampler:
+    """Plays what a run trains on and what it is validated on, with the engine of the run, within memory."""
+
+    def __init__(
+        self,
+        specs: Sequence[EnvSpec],
+        build_engine: Callable[[int], Engine],
+        chat: ChatFormat,
+        rules: EpisodeRules,
+        *,
+        max_rows: int,
+        device: torch.device,
+        error_retries: int = 1,
+        on_stage: Callable[[str, int], None] = lambda stage, total: None,
+        on_finished: Callable[[], None] | None = None,
+    ) -> None:
+        """`build_engine` makes an engine of so many rows; `on_stage` and `on_finished` report progress (stage and its episodes; one done)."""
+        self.chat, self.rules = chat, rules
+        self.pool = EnvPool(specs)
+        self.max_rows = max_rows
+        self._build_engine, self._device, self._error_retries = build_engine, device, error_retries
+        self._on_stage, self._on_finished = on_stage, on_finished
+        self.engine = build_engine(max_rows)
+        self._notes: list[str] = []
+
+    def collect(
+        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, *, stage: str = "rollout", pool: EnvPool | None = None
+    ) -> list[Group]:
+        """Play a plan; where memory runs out, once more from the start with half the rows."""
+        played = pool or self.pool
+        for attempt in range(2):
+            self._on_stage(stage, len(plan))
+            failed = False
+            try:
+                with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
+                    return play_plan(
+                        played,
+                        plan,
+                        self.engine,
+                        self.chat,
+                        sampling,
+                        self.rules,
+                        self._on_finished,
+                        error_retries=self._error_retries,
+                    )
+            except OutOfMemory:
+                if self.max_rows == 1 or attempt:
+                    raise
+                failed = True
+            if failed:  # outside the handler: the tensors of the failed attempt live as long as its error does
+                self._halve_rows(stage, played)
+        raise AssertionError("unreachable: the second attempt returns or raises")
+
+    def take_notes(self) -> list[str]:
+        """What happened since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """Of the engine's latest run."""
+        return self.engine.statistics
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _halve_rows(self, stage: str, pool: EnvPool) -> None:
+        del self.engine
+        pool.close()  # environments may be in the middle of an episode
+        forget_failed(self._device)
+        before, self.max_rows = self.max_rows, self.max_rows // 2
+        self.engine = self._build_engine(self.max_rows)
+        self._notes.append(f"out of memory in the {stage} with rollout.max_rows={before}; played again with {self.max_rows}")

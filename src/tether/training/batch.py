@@ -1,0 +1,121 @@
+"""The batch of a step: sample prompts, filter them, sample more until the batch is full, and weight what was kept.
+
+Every round of a step samples new prompts. After each round the filter ranks all groups of the step together; where it keeps more than a
+batch, the best of them are the batch. Without refill there is one round, and the batch is what the filter keeps of it. A run that mixes
+environments ranks groups within their environment, because rewards of different environments have different scales.
+
+Reweighting and the trajectory-level filter come after the advantages and change none of their baselines.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from tether.algorithms.batch import Batch
+from tether.algorithms.filters.rules import AUTO, auto_strategy, extreme_members, groups_to_sample, variance_weights
+from tether.algorithms.filters.scores import sample_variance
+from tether.algorithms.filters.select import Selection, select_within
+from tether.core.types import Group
+from tether.rollout.summary import group_summary
+from tether.training.settings import FilterSettings
+
+SELECTING = {"keep", "score", "order", "include_zero", "eps", "band"}
+"""The settings that select_groups takes as they are."""
+
+NOTHING = Selection(np.zeros(0, dtype=bool), [], [], {}, 0.0, 0, 0.0, 0.0, 0.0)
+"""The selection of a step whose every episode errored."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBatch:
+    """Everything a step sampled, and what the filter kept of it."""
+
+    groups: list[Group]
+    """Of all rounds."""
+    first_round: list[Group]
+    selection: Selection
+    kept: list[Group]
+    """The batch, in the order of sampling."""
+    num_rounds: int
+    num_wanted: int
+
+    @property
+    def kept_ids(self) -> set[Hashable]:
+        return {group.index for group in self.kept}
+
+    @property
+    def fill_ratio(self) -> float:
+        """How full the batch is: kept groups / groups wanted. Without refill this is the kept ratio."""
+        return len(self.kept) / self.num_wanted
+
+    def metrics(self, tokens_batched: int) -> dict[str, float]:
+        """The "groups/" metrics of the step; `tokens_batched` of its sampled tokens are in the batch."""
+        return {
+            **group_summary(self.groups, self.selection),
+            "sampled": len(self.groups),
+            "kept": len(self.kept),
+            "kept_ratio": len(self.kept) / len(self.groups),
+            "rounds": self.num_rounds,
+            "tokens_discarded": sum(t.num_sampled for group in self.groups for t in group.trajectories) - tokens_batched,
+        }
+
+
+def sample_batch(
+    sample: Callable[[int, int], list[Group]], num_groups: int, rules: FilterSettings, earlier_ratios: Sequence[float] = ()
+) -> SampledBatch:
+    """Sample the batch of a step.
+
+    Args:
+        sample: plays new prompts: how many, and the index of the first.
+        num_groups: how many the batch should hold.
+        rules: the filter, and how many rounds of refill it may take.
+        earlier_ratios: `groups/rv_ratio` of the recent steps, for strategy `auto`.
+    """
+    groups = first = sample(num_groups, 0)
+    selection = select(groups, rules, earlier_ratios)
+    num_rounds = 1
+    while num_rounds <= rules.refill and (more := groups_to_sample(len(selection.kept), len(groups), num_groups)):
+        groups = [*groups, *sample(more, len(groups))]
+        selection = select(groups, rules, earlier_ratios)
+        num_rounds += 1
+    batch = set(selection.kept[:num_groups])
+    return SampledBatch(groups, first, selection, [group for group in groups if group.index in batch], num_rounds, num_groups)
+
+
+def select(groups: Sequence[Group], rules: FilterSettings, earlier_ratios: Sequence[float] = ()) -> Selection:
+    """What the filter keeps of these groups, ranked within their environments."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    if not trajectories:
+        return NOTHING
+    chosen = partial(
+        select_within,
+        [t.reward for t in trajectories],
+        [t.group for t in trajectories],
+        [t.env for t in trajectories],
+        successes=[float(t.success) for t in trajectories],
+        entropies=[t.mean_nll for t in trajectories],
+        lengths=[t.num_sampled for t in trajectories],
+        **rules.model_dump(include=SELECTING),
+    )
+    if rules.strategy != AUTO:
+        return chosen(strategy=rules.strategy)
+    return chosen(strategy=auto_strategy(chosen(strategy="all"), earlier_ratios, rules.auto_ratio))
+
+
+def reweight_batch(batch: Batch, sampled: SampledBatch, rules: FilterSettings) -> Batch:
+    """The batch of the kept groups, with advantages, reweighted by reward variance and reduced to extreme members as configured."""
+    if rules.reweight:
+        weights = variance_weights({group.index: sample_variance(np.array(group.rewards)) for group in sampled.kept})
+        weights_B = torch.tensor([weights[int(group)] for group in batch.groups_B], device=batch.ids_BT.device)
+        assert batch.advantages_BT is not None
+        batch = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * weights_B[:, None])
+    if rules.members is not None:
+        extreme = {(g.index, g.trajectories[m].member) for g in sampled.kept for m in extreme_members(g.rewards, rules.members)}
+        packed = [t for group in sampled.kept for t in group.trajectories if t.num_sampled]
+        kept = [index for index, t in enumerate(packed) if (t.group, t.member) in extreme]
+        batch = batch.trajectories(torch.tensor(kept, device=batch.ids_BT.device))
+    return batch
