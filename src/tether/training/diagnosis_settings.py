@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from tether.core.alarms import AlarmName, Severity
 from tether.core.config import Settings
 from tether.core.enums import Scope
 from tether.core.errors import did_you_mean
-from tether.diagnostics.alarms.settings import AlarmRules
-from tether.diagnostics.alarms.words import AlarmName, Severity
+from tether.diagnostics.settings import AlarmRules
 
 POLICY, REFERENCE = "policy", "reference"
 """Scorers that are no model's name."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tether.core.alarms import Alarm, Severity
 from tether.core.grammar import parse_response
 from tether.core.types import Group
-from tether.diagnostics.alarms.rules import check
-from tether.diagnostics.alarms.settings import AlarmRules
-from tether.diagnostics.alarms.text import repeated_part
-from tether.diagnostics.alarms.words import Alarm, Severity
+from tether.diagnostics.alarms.repetition import repeated_part
+from tether.diagnostics.alarms.tracker import check
+from tether.diagnostics.settings import AlarmRules
 from tether.runs.schema import StepRecord
 from tether.training.checkpoint import list_checkpoints, step_of
 from tether.training.diagnosis_settings import Action, AlarmSettings

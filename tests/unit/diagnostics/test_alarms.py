@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
+from tether.core.alarms import Alarm, AlarmName, Evidence, Severity
 from tether.core.config import known_keys
 from tether.core.metrics import is_catalogued
-from tether.diagnostics.alarms.rules import check, steps_standing
-from tether.diagnostics.alarms.settings import AlarmRules
-from tether.diagnostics.alarms.text import Reasoning
-from tether.diagnostics.alarms.words import ADVICE, NEVER_INFORMED, Advice, Alarm, AlarmName, Evidence, Severity
+from tether.diagnostics.alarms.advice import ADVICE, NEVER_INFORMED, Advice
+from tether.diagnostics.alarms.tracker import StepReasoning, check, steps_standing
+from tether.diagnostics.settings import AlarmRules
 from tether.runs.schema import StepRecord
 from tether.training.settings import RunSettings
 
@@ -228,8 +228,8 @@ def test_what_rose_and_came_back_to_its_start_has_not_collapsed(metric: str) -> 
     assert steps_standing(_run(80, **{metric: lambda step: (50 if 20 < step < 50 else 10) * _noise(step)})) == {}
 
 
-def _texts(step: int, degenerate: int, total: int = 32) -> list[Reasoning]:
-    return [Reasoning(step, "Solve it.", "!" * 40 if place < degenerate else f"I try {place} and look.") for place in range(total)]
+def _texts(step: int, degenerate: int, total: int = 32) -> list[StepReasoning]:
+    return [StepReasoning(step, "Solve it.", "!" * 40 if place < degenerate else f"I try {place} and look.") for place in range(total)]
 
 
 def test_repeated_text() -> None:
@@ -247,11 +247,11 @@ def test_repeated_text_needs_more_than_one_step_and_more_than_a_few() -> None:
     few = [item for step in (68, 69, 70) for item in _texts(step, 4)]
     assert check(_run(70), few) == [], "12 of 96: the interval reaches down to 7%"
     assert check(_run(70), _texts(69, 32) + _texts(70, 32)) == [], "two steps are on record"
-    quoted = [Reasoning(step, "!" * 40, "!" * 40) for step in (68, 69, 70) for _ in range(32)]
+    quoted = [StepReasoning(step, "!" * 40, "!" * 40) for step in (68, 69, 70) for _ in range(32)]
     assert check(_run(70), quoted) == []
-    half = [Reasoning(step, "", "so good!!!!!!") for step in (68, 69, 70) for _ in range(32)]
+    half = [StepReasoning(step, "", "so good!!!!!!") for step in (68, 69, 70) for _ in range(32)]
     assert check(_run(70), half) == [], "half of the text, and not more"
-    blank = [Reasoning(step, "", " ") for step in (68, 69)]
+    blank = [StepReasoning(step, "", " ") for step in (68, 69)]
     assert _names(check(_run(70), [*_texts(66, 20), *_texts(67, 20), *blank, *_texts(70, 20)])) == ["repeated_text"], "blank is not text"
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from tether.core.alarms import AlarmName
 from tether.core.seeding import generator
-from tether.diagnostics.alarms.rules import steps_standing
-from tether.diagnostics.alarms.words import AlarmName
+from tether.diagnostics.alarms.tracker import steps_standing
 from tether.runs.schema import StepRecord
 
 PROMPTS, MEMBERS, STEPS, BUDGET = 8, 16, 200, 400

@@ -2,10 +2,9 @@
 
 import json
 
+from tether.core.alarms import Alarm, AlarmName, Evidence, Severity
 from tether.diagnostics.alarms.history import History, TextCount
-from tether.diagnostics.alarms.rules import check
-from tether.diagnostics.alarms.text import Reasoning
-from tether.diagnostics.alarms.words import Alarm, AlarmName, Evidence, Severity
+from tether.diagnostics.alarms.tracker import StepReasoning, check
 from tether.runs.schema import StepRecord
 
 
@@ -37,13 +36,19 @@ def _counted(step: int, reasonings: float | None, share: float | None) -> StepRe
 
 def test_counts_that_a_run_recorded() -> None:
     records = [_counted(1, 30, 0.1), _counted(2, 7, 2 / 7), _counted(3, 0, 0), _counted(4, None, None), _counted(5, None, 0.5)]
-    assert History.of(records, (), 0.5).texts == (TextCount(1, 30, 3), TextCount(2, 7, 2))
+    history = History()
+    for record in records:
+        history.append(record.step, record.metrics)
+    assert history.texts(9) == [TextCount(1, 30, 3), TextCount(2, 7, 2)]
+    assert history.texts(1) == [TextCount(2, 7, 2)] and history.until(1).texts(9) == [TextCount(1, 30, 3)]
 
 
 def test_texts_at_hand_count_more_than_what_was_recorded() -> None:
-    records = [_counted(1, 30, 0.1)]
-    assert History.of(records, [Reasoning(1, "x", "!" * 40)], 0.5).texts == (TextCount(1, 1, 1),)
-    assert History.of(records, [Reasoning(1, "x", "  ")], 0.5).texts == (TextCount(1, 30, 3),)
+    """The record alone raises the alarm; sensible texts of the same steps replace its counts; blank texts do not."""
+    records = [_counted(step, 40, 0.9) for step in (1, 2, 3)]
+    assert [alarm.name for alarm in check(records)] == [AlarmName.REPEATED_TEXT]
+    assert check(records, [StepReasoning(step, "x", f"I try {step}") for step in (1, 2, 3) for _ in range(30)]) == []
+    assert check(records, [StepReasoning(1, "x", "  ")]) == check(records)
 
 
 def test_repeated_text_is_raised_from_the_record_alone() -> None:

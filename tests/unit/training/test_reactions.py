@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tether.core.alarms import Alarm, AlarmName, Evidence, Severity
 from tether.core.config import dump_yaml, parse_overrides, validate
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import ConfigError
 from tether.core.types import Group, Trajectory, Turn
-from tether.diagnostics.alarms.words import Alarm, AlarmName, Evidence, Severity
 from tether.runs.schema import StepRecord
 from tether.training.diagnosis_settings import Action
 from tether.training.reactions import AlarmActions, last_healthy

@@ -1,83 +1,107 @@
-"""What a run had on record at a step: its numbers as series, its texts as counts, and nothing from later steps."""
+"""The history that the alarm rules read: one series per metric, up to and including a step.
+
+The history grows by one step at a time. `until` gives the history as it was at an earlier step; it shares the series with the whole.
+"""
 
 import bisect
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tether.diagnostics.alarms.text import Reasoning, repeated_part
-from tether.diagnostics.alarms.trend import Stretch
-from tether.runs.schema import StepRecord
+from tether.diagnostics.alarms.shifts import Stretch
 
 INFORMATION = "information/mi_seq / log(prompts)"
 """MI-Seq-Est as a share of its ceiling, so that measurements on different numbers of prompts compare."""
-BUDGET = "rollout/response_tokens_max"
+LONGEST_RESPONSE = "rollout/response_tokens_max"
+REASONINGS, REPEATED = "rollout/reasonings", "rollout/repeated_text"
+
+METRICS = frozenset(
+    {
+        "groups/rv_mean",
+        "information/chance",
+        "information/h_conditional",
+        "information/mi_seq",
+        "information/num_prompts",
+        "information/retrieval_acc",
+        "rollout/format_valid",
+        "rollout/reasoning_tokens",
+        "rollout/response_tokens",
+        "rollout/success",
+        INFORMATION,
+        LONGEST_RESPONSE,
+        REASONINGS,
+        REPEATED,
+    }
+)
+"""What the rules read. Other metrics are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextCount:
-    """The reasonings of one step, and how many of them repeat themselves."""
+    """The number of reasonings of one step, and of the degenerate ones among them."""
 
     step: int
     total: int
     degenerate: int
 
 
-@dataclass(frozen=True, slots=True)
 class History:
-    """The record up to and including the last of `steps`."""
+    """The metrics of a run's steps, in order."""
 
-    steps: tuple[int, ...]
-    texts: tuple[TextCount, ...]
-    _series: Mapping[str, Stretch]
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._series: dict[str, tuple[list[int], list[float]]] = {name: ([], []) for name in METRICS}
+        self._end = math.inf
 
-    @classmethod
-    def of(cls, records: Sequence[StepRecord], reasonings: Sequence[Reasoning], repeated: float) -> "History":
-        """`repeated` is the part of a text above which it counts as degenerate."""
-        # A run's last step is on file twice, without and with its validation; the later line replaces the earlier.
-        in_order = [record for _, record in sorted({record.step: record for record in records}.items())]
-        columns: dict[str, list[tuple[int, float]]] = {}
-        for record in in_order:
-            for name, value in (record.metrics | _derived(record.metrics)).items():
-                columns.setdefault(name, []).append((record.step, value))
-        series = {name: Stretch(tuple(step for step, _ in column), tuple(value for _, value in column)) for name, column in columns.items()}
-        texts = _counted(reasonings, repeated) or _recorded(in_order)
-        steps = sorted({record.step for record in in_order} | {count.step for count in texts})
-        return cls(tuple(steps), texts, series)
+    @property
+    def steps(self) -> Sequence[int]:
+        """The steps on record."""
+        return self._steps[: bisect.bisect_right(self._steps, self._end)]
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a step after all others."""
+        assert not self._steps or step > self._steps[-1], "steps are added in order"
+        self._steps.append(step)
+        for name, value in (dict(metrics) | _derived(metrics)).items():
+            if name in METRICS:
+                steps, values = self._series[name]
+                steps.append(step)
+                values.append(value)
+
+    def drop_from(self, step: int) -> None:
+        """Remove this step and all later ones."""
+        for steps, values in ((self._steps, None), *self._series.values()):
+            keep = bisect.bisect_left(steps, step)
+            del steps[keep:]
+            if values is not None:
+                del values[keep:]
 
     def until(self, step: int) -> "History":
-        """What was known at an earlier step."""
-        steps = self.steps[: bisect.bisect_right(self.steps, step)]
-        return History(steps, tuple(count for count in self.texts if count.step <= step), self._series)
+        """The history as it was at an earlier step."""
+        earlier = History()
+        earlier._steps, earlier._series, earlier._end = self._steps, self._series, step
+        return earlier
 
     def __getitem__(self, metric: str) -> Stretch:
-        """One number of the run, where it was measured; empty where it never was."""
-        series = self._series.get(metric)
-        return series.until(self.steps[-1]) if series and self.steps else Stretch((), ())
+        """The measurements of one metric; empty where it was never measured."""
+        steps, values = self._series[metric]
+        count = bisect.bisect_right(steps, self._end)
+        return Stretch(tuple(steps[:count]), tuple(values[:count]))
+
+    def texts(self, count: int) -> list[TextCount]:
+        """The last `count` steps with reasonings; fewer where fewer are on record."""
+        steps, shares = self._series[REPEATED]
+        counted: list[TextCount] = []
+        totals = dict(zip(*self._series[REASONINGS], strict=True)) if steps else {}
+        for place in reversed(range(bisect.bisect_right(steps, self._end))):
+            if len(counted) == count:
+                break
+            if total := totals.get(steps[place]):
+                counted.append(TextCount(steps[place], round(total), round(shares[place] * total)))
+        return counted[::-1]
 
 
 def _derived(metrics: Mapping[str, float]) -> dict[str, float]:
     if "information/mi_seq" not in metrics or metrics.get("information/num_prompts", 0) < 2:
         return {}
     return {INFORMATION: metrics["information/mi_seq"] / math.log(metrics["information/num_prompts"])}
-
-
-def _counted(reasonings: Sequence[Reasoning], repeated: float) -> tuple[TextCount, ...]:
-    written = [reasoning for reasoning in reasonings if reasoning.text.strip()]
-    total = Counter(reasoning.step for reasoning in written)
-    degenerate = Counter(reasoning.step for reasoning in written if repeated_part(reasoning.text, reasoning.prompt) > repeated)
-    return tuple(TextCount(step, total[step], degenerate[step]) for step in sorted(total))
-
-
-def _recorded(records: Sequence[StepRecord]) -> tuple[TextCount, ...]:
-    """What a run counted itself while it had the texts at hand."""
-    counted = [record for record in records if "rollout/repeated_text" in record.metrics and record.metrics.get("rollout/reasonings")]
-    return tuple(
-        TextCount(
-            record.step,
-            round(record.metrics["rollout/reasonings"]),
-            round(record.metrics["rollout/repeated_text"] * record.metrics["rollout/reasonings"]),
-        )
-        for record in counted
-    )

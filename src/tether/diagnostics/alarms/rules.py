@@ -1,70 +1,32 @@
-"""`check`: which alarms stand at the last step of a run's record.
+"""The rules of the alarms: each is a pure function of the history up to a step and says whether its alarm stands there.
 
-Each rule is a pure function of what was known at a step. It is asked for the last step; where it says yes, it is asked for the steps
-before, one by one, until it says no: that is where the alarm began. Nothing is remembered between calls, so a resumed run raises the
-alarms of an uninterrupted one, and a healthy run pays for one question per rule.
+The tracker asks every rule once per step and remembers since when an alarm stands.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tether.algorithms.filters.scores import ZERO
+from tether.core.alarms import AlarmName, Evidence, Severity
 from tether.core.metrics import wilson_interval
-from tether.diagnostics.alarms.history import BUDGET, INFORMATION, History
-from tether.diagnostics.alarms.settings import AlarmRules
-from tether.diagnostics.alarms.text import Reasoning
-from tether.diagnostics.alarms.trend import Shift, fall, rise
-from tether.diagnostics.alarms.words import ADVICE, NEVER_INFORMED, Advice, Alarm, AlarmName, Evidence, Severity, evidence_of
-from tether.runs.schema import StepRecord
+from tether.diagnostics.alarms.advice import NEVER_INFORMED, Advice
+from tether.diagnostics.alarms.history import INFORMATION, LONGEST_RESPONSE, History
+from tether.diagnostics.alarms.shifts import Shift, fall, rise
+from tether.diagnostics.settings import AlarmRules
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule's yes."""
+    """The answer of a rule whose alarm stands."""
 
     severity: Severity
     evidence: tuple[Evidence, ...]
     advice: Advice | None = None
-    """Other words than the alarm's own."""
+    """Replaces the usual advice of the alarm."""
 
 
 Rule = Callable[[History, AlarmRules], Finding | None]
-
-
-def check(records: Sequence[StepRecord], reasonings: Sequence[Reasoning] | None = None, rules: AlarmRules | None = None) -> list[Alarm]:
-    """The alarms that stand at the last of these records, earliest first; those of one step in the order of AlarmName.
-
-    `records` in any order, of one step the last one counts. The rule on repeated text reads what a run recorded of it; for a run that did
-    not, give the `reasonings` of the recent steps, whole steps, `rules.text_steps` of them or more.
-    """
-    rules = rules or AlarmRules()
-    history = History.of(records, reasonings or (), rules.repeated_part)
-    alarms = [alarm for name, rule in _RULES.items() if (alarm := _standing(name, rule, history, rules))]
-    return sorted(alarms, key=lambda alarm: alarm.began)  # sorting is stable: equals stay in the order of the table
-
-
-def steps_standing(
-    records: Sequence[StepRecord], reasonings: Sequence[Reasoning] | None = None, rules: AlarmRules | None = None
-) -> dict[AlarmName, list[int]]:
-    """The whole run in hindsight: for every alarm that ever stood, the steps at which `check` would have raised it."""
-    rules = rules or AlarmRules()
-    history = History.of(records, reasonings or (), rules.repeated_part)
-    stood = {name: [step for step in history.steps if rule(history.until(step), rules)] for name, rule in _RULES.items()}
-    return {name: steps for name, steps in stood.items() if steps}
-
-
-def _standing(name: AlarmName, rule: Rule, history: History, rules: AlarmRules) -> Alarm | None:
-    finding = rule(history, rules)
-    if finding is None:
-        return None
-    began = history.steps[-1]
-    for step in reversed(history.steps[:-1]):
-        if rule(history.until(step), rules) is None:
-            break
-        began = step
-    advice = finding.advice or ADVICE[name]
-    return Alarm(name, finding.severity, began, finding.evidence, advice.cause, advice.remedy)
 
 
 def _information_falls(history: History, rules: AlarmRules) -> Finding | None:
@@ -73,8 +35,8 @@ def _information_falls(history: History, rules: AlarmRules) -> Finding | None:
         return None
     success = _success_shift(history, rules)
     if success is None:
-        return Finding(Severity.WARNING, (evidence_of(INFORMATION, shift),))
-    return Finding(Severity.CRITICAL, (evidence_of(INFORMATION, shift), evidence_of("rollout/success", success)))
+        return Finding(Severity.WARNING, (_evidence(INFORMATION, shift),))
+    return Finding(Severity.CRITICAL, (_evidence(INFORMATION, shift), _evidence("rollout/success", success)))
 
 
 def _retrieval_at_chance(history: History, rules: AlarmRules) -> Finding | None:
@@ -92,12 +54,12 @@ def _entropy_up_information_down(history: History, rules: AlarmRules) -> Finding
     shift = _information_shift(history, rules)
     if shift is None:
         return None
-    # The entropy of the very measurements between which the information fell.
+    # The same measurements between which the information fell.
     entropy = history["information/h_conditional"]
     higher = rise(entropy.at(shift.before.steps), entropy.at(shift.after.steps), rules.entropy_rise, rules.measured_p)
     if higher is None:
         return None
-    return Finding(Severity.CRITICAL, (evidence_of(INFORMATION, shift), evidence_of("information/h_conditional", higher)))
+    return Finding(Severity.CRITICAL, (_evidence(INFORMATION, shift), _evidence("information/h_conditional", higher)))
 
 
 def _input_agnostic_text(history: History, rules: AlarmRules) -> Finding | None:
@@ -118,11 +80,11 @@ def _reward_variance_collapse(history: History, rules: AlarmRules) -> Finding | 
     if max(recent.values) <= ZERO:
         return Finding(Severity.CRITICAL, (Evidence("groups/rv_mean", 0.0, recent.span, f"zero in {len(recent)} steps in a row"),))
     shift = _from_the_start(history, "groups/rv_mean", rules, rules.variance_share)
-    return Finding(Severity.CRITICAL, (evidence_of("groups/rv_mean", shift),)) if shift else None
+    return Finding(Severity.CRITICAL, (_evidence("groups/rv_mean", shift),)) if shift else None
 
 
 def _repeated_text(history: History, rules: AlarmRules) -> Finding | None:
-    counts = history.texts[-rules.text_steps :]
+    counts = history.texts(rules.text_steps)
     if len(counts) < rules.text_steps:
         return None
     degenerate, total = sum(count.degenerate for count in counts), sum(count.total for count in counts)
@@ -143,25 +105,32 @@ def _length_collapse(history: History, rules: AlarmRules) -> Finding | None:
     }
     if not shifts:
         return None
-    evidence = tuple(evidence_of(metric, shift) for metric, shift in shifts.items())
+    evidence = tuple(_evidence(metric, shift) for metric, shift in shifts.items())
     success = _success_shift(history, rules)
     if success is None:
         return Finding(Severity.WARNING, evidence)
-    return Finding(Severity.CRITICAL, (*evidence, evidence_of("rollout/success", success)))
+    return Finding(Severity.CRITICAL, (*evidence, _evidence("rollout/success", success)))
 
 
 def _length_explosion(history: History, rules: AlarmRules) -> Finding | None:
     lengths = history["rollout/response_tokens"]
     recent = lengths.last(rules.recent_steps)
     before = lengths.without_last(rules.recent_steps).first(rules.start_steps)
-    budget = rules.max_tokens or max(history[BUDGET].values, default=math.inf)
+    budget = rules.max_tokens or max(history[LONGEST_RESPONSE].values, default=math.inf)
     if len(before) < rules.start_steps or recent.median < rules.budget_share * budget:
         return None
     shift = rise(before, recent, rules.length_rise, rules.step_p)
     if shift is None:
         return None
-    limit = Evidence(BUDGET if rules.max_tokens is None else "rollout.max_tokens", budget, recent.span, "the budget")
-    return Finding(Severity.CRITICAL, (evidence_of("rollout/response_tokens", shift), limit))
+    limit = Evidence(LONGEST_RESPONSE if rules.max_tokens is None else "rollout.max_tokens", budget, recent.span, "the budget")
+    return Finding(Severity.CRITICAL, (_evidence("rollout/response_tokens", shift), limit))
+
+
+def _evidence(metric: str, shift: Shift) -> Evidence:
+    """The two medians of a shift."""
+    before, after = shift.before, shift.after
+    test = f"medians of {len(after)} and {len(before)}, rank-sum p = {shift.p_value:.2g}"
+    return Evidence(metric, after.median, after.span, test, before.median, before.span)
 
 
 def _information_shift(history: History, rules: AlarmRules) -> Shift | None:
@@ -195,8 +164,8 @@ def _from_the_start(history: History, metric: str, rules: AlarmRules, share: flo
 def _chance_evidence(history: History, rules: AlarmRules) -> Evidence | None:
     """Retrieval over the recent measurements is not above chance, or None.
 
-    Reasonings of one prompt are right or wrong together, so the interval takes prompts, not reasonings, for what was sampled. It is then
-    wide where prompts are few; the bound on the excess keeps it from calling half-right reasoning chance.
+    Reasonings of one prompt are right or wrong together, so the unit of the interval is the prompt, not the reasoning. With few prompts
+    the interval is wide; the bound on the excess then keeps half-right reasoning from counting as chance.
     """
     accuracy = history["information/retrieval_acc"].recent(rules.recent_steps, rules.recent_measurements)
     chances = history["information/chance"].at(accuracy.steps)
@@ -211,7 +180,7 @@ def _chance_evidence(history: History, rules: AlarmRules) -> Evidence | None:
     return Evidence("information/retrieval_acc", accuracy.mean, accuracy.span, test)
 
 
-_RULES: dict[AlarmName, Rule] = {
+RULES: dict[AlarmName, Rule] = {
     AlarmName.INFORMATION_FALLS: _information_falls,
     AlarmName.RETRIEVAL_AT_CHANCE: _retrieval_at_chance,
     AlarmName.ENTROPY_UP_INFORMATION_DOWN: _entropy_up_information_down,

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tether.core.alarms import Alarm
 from tether.core.enums import Scope
 from tether.core.errors import BadInput
 from tether.core.metrics import wilson_interval
-from tether.diagnostics.alarms.rules import check
-from tether.diagnostics.alarms.text import Reasoning
-from tether.diagnostics.alarms.words import Alarm
+from tether.diagnostics.alarms.tracker import StepReasoning, check
 from tether.diagnostics.audit.course import Course, Measured, follow
 from tether.diagnostics.audit.encode import Encoder, Pairs
 from tether.diagnostics.audit.measure import Measurement, measure
@@ -228,9 +227,9 @@ def _records(collected: Collected, windows: Sequence[WindowAudit]) -> list[StepR
     return [StepRecord(step, values) for step, values in sorted(metrics.items())]
 
 
-def _texts(windows: Sequence[WindowAudit]) -> list[Reasoning]:
+def _texts(windows: Sequence[WindowAudit]) -> list[StepReasoning]:
     return [
-        Reasoning(window.window.last, window.pairs.prompt_texts[column], text)
+        StepReasoning(window.window.last, window.pairs.prompt_texts[column], text)
         for window in windows
         for text, column in zip(window.pairs.texts, window.pairs.source, strict=True)
     ]

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
+from tether.core.alarms import Alarm
 from tether.core.version import __version__
-from tether.diagnostics.alarms.words import Alarm
 from tether.diagnostics.audit.conduct import Audit, WindowAudit
 from tether.diagnostics.audit.course import SIGNS, Course
 from tether.diagnostics.audit.decline import Decline, Point

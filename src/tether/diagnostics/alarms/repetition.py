@@ -1,24 +1,36 @@
 """Degenerate text: "!!!!!!", "the the the the", one phrase over and over.
 
 A stretch counts as repeated where one unit (up to eight characters without a space, or up to eight words) stands six times or more in
-a row. What the prompt itself holds is quoted, not degenerate: a copied row of walls is as repetitive as text gets.
+a row. A stretch that the prompt itself holds is a quotation, not a repetition: a copied row of walls is as repetitive as text gets.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+
+from tether.core.grammar import parse_response
+from tether.core.types import Group
 
 LONGEST_UNIT = 8
 FEWEST_REPEATS = 6
 _CHARACTERS = re.compile(rf"(\S{{1,{LONGEST_UNIT}}}?)\1{{{FEWEST_REPEATS - 1},}}")
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """One reasoning and what it answers. Example: Reasoning(12, "Board: ...", "The box is left of the target.")."""
+def rollout_repetition(groups: Sequence[Group], limit: float) -> dict[str, float]:
+    """The "rollout/" metrics on repeated text of Tether's own groups; the observation of a turn is what its reasoning may quote."""
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    return repetition_metrics(((parse_response(turn.text).reasoning or "", turn.observation) for turn in turns), limit)
 
-    step: int
-    prompt: str
-    text: str
+
+def repetition_metrics(reasonings: Iterable[tuple[str, str]], limit: float) -> dict[str, float]:
+    """How many reasonings there are, and which share of them is degenerate.
+
+    Args:
+        reasonings: (reasoning, prompt) texts; an empty reasoning is not counted.
+        limit: a reasoning is degenerate where `repeated_part` is above it (`alarms.rules.repeated_part`).
+    """
+    written = [(text, prompt) for text, prompt in reasonings if text.strip()]
+    degenerate = sum(repeated_part(text, prompt) > limit for text, prompt in written)
+    return {"reasonings": len(written), "repeated_text": degenerate / max(1, len(written))}
 
 
 def repeated_part(text: str, prompt: str = "") -> float:
@@ -44,7 +56,7 @@ def _looped_characters(word: str, prompt: str) -> int:
 
 
 def _looped_words(words: list[str], prompt: str) -> set[int]:
-    """Places of words that belong to a phrase said again and again."""
+    """Positions of the words that belong to a repeated phrase."""
     looped: set[int] = set()
     for unit in range(1, LONGEST_UNIT + 1):
         begin = 0

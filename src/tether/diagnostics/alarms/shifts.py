@@ -1,13 +1,13 @@
-"""Has a noisy series really moved? A recent window against an earlier one of the same run, by size and by rank.
+"""Has a noisy series really moved? A recent window is compared with an earlier window of the same run, by size and by rank.
 
-Two conditions, both needed. The ratio of the medians says that the change matters; a single wild step cannot move a median. The exact
-one-sided rank-sum test (Wilcoxon, Mann and Whitney) says that it is not noise: it asks how often shuffling the two windows would separate
-them as well, assumes nothing about the distribution (reward variance is heavy-tailed, shares pile up at 0 and 1), and is right for
-windows of four. Windows were preferred to a trend test over all steps (Mann-Kendall): that one answers "is there a trend", which
-learning itself brings about, is slow to see a sudden change late in a long run, and gives no numbers to show.
+Two conditions must both hold. The ratio of the medians says that the change matters; a single outlier cannot move a median. The exact
+one-sided rank-sum test (Wilcoxon, Mann and Whitney) says that the change is not noise: it gives the share of shuffles that would separate
+the windows as well. It assumes nothing about the distribution (reward variance is heavy-tailed, shares pile up at 0 and 1) and is exact for
+windows of four. Windows were preferred to a trend test over all steps (Mann-Kendall): that test asks whether there is a trend, which
+learning itself produces, is slow to see a sudden change late in a long run, and gives no two numbers to show.
 
-The earlier window is the run's start, or its best stretch for what should rise before it can fall: information often doubles while a
-task is learned, and is lost from there.
+The earlier window is the run's start, or its best stretch for metrics that rise before they fall: information often doubles while a task
+is learned, and is lost from there.
 """
 
 import bisect
@@ -39,7 +39,7 @@ class Stretch:
         return self.steps[0], self.steps[-1]
 
     def until(self, step: int) -> "Stretch":
-        """What was known at a step, its own measurement included."""
+        """The measurements up to a step, its own included."""
         return self._part(0, bisect.bisect_right(self.steps, step))
 
     def first(self, count: int) -> "Stretch":

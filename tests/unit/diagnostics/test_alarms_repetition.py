@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.diagnostics.alarms.text import repeated_part
+from tether.diagnostics.alarms.repetition import repeated_part
 
 SENSIBLE = "The player is left of the box and the target is right of it, so I push right twice and then look again."
 BOARD = "# # # # # #\n# _ P X O #\n# # # # # #"

@@ -1,0 +1,65 @@
+"""`build_scorer`: the model that scores the reasoning of a run: the policy, the model the run started from, or a fixed third one.
+
+A collapsed policy also scores its own text poorly. A frozen scorer does not drift with the policy (paper, appendix F). The reference of a
+run with adapters is the same model with the adapters switched off, so no second copy is loaded.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tether.core.errors import BadInput, ModelUnavailable
+from tether.diagnostics.settings import POLICY, REFERENCE
+from tether.models.adapters import is_lora, without_adapters
+from tether.models.policy import Policy
+from tether.models.retokenised import RetokenisedScorer, same_tokens
+from tether.models.scorer import PrefixScorer
+from tether.models.scorers import make_scorer
+
+
+class AdapterFreeScorer:
+    """Scores with a model whose adapters are switched off for the duration of the call."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model, self._scorer = model, PrefixScorer(model)
+
+    def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
+        """log p(reasoning | prompt) of the model before its adapters learned anything."""
+        return float(self.score_many(prompt, [reasoning])[0])
+
+    def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+        """log p of every reasoning after one prompt."""
+        with without_adapters(self._model):
+            return self._scorer.score_many(prompt, reasonings)
+
+
+def build_scorer(name: str, policy: Policy, start_model: str, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Any:
+    """The scorer of a run; anything that `cross_score` takes.
+
+    Args:
+        name: `policy`, `reference`, the name of a model, or the address of a server (`diagnosis.scorer`).
+        policy: the model that is trained. A model that is loaded here computes on its device and in its precision.
+        start_model: the name of the model that the run started from, which is the reference.
+        tokenizer: the policy's tokenizer; by default the one that `policy` carries. A model with another vocabulary gets re-encoded text.
+    """
+    model = policy.module
+    if name == POLICY:
+        return PrefixScorer(model)
+    if name == REFERENCE:
+        if is_lora(model):
+            return AdapterFreeScorer(model)
+        name = start_model
+    local = "://" not in name
+    try:
+        ready = make_scorer(name, **({"device": str(model.device), "dtype": str(model.dtype).removeprefix("torch.")} if local else {}))
+    except ModelUnavailable as error:
+        raise ModelUnavailable(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
+    except BadInput as error:
+        raise BadInput(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
+    written_with = tokenizer if tokenizer is not None else getattr(policy, "tokenizer", None)
+    if ready.tokenizer is None or written_with is None or same_tokens(written_with, ready.tokenizer):
+        return ready.scorer
+    return RetokenisedScorer(ready.scorer, written_with, ready.tokenizer)
