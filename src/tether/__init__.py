@@ -10,14 +10,21 @@ from tether.core.version import __version__
 
 _PUBLIC = {
     "BadInput": "tether.core.errors",
+    "Callback": "tether.training.callbacks",
     "Completion": "tether.core.types",
     "Env": "tether.core.protocols",
+    "Evaluation": "tether.training.evaluate",
     "Group": "tether.core.types",
+    "Health": "tether.diagnostics.monitor",
     "Information": "tether.diagnostics.information",
     "LoadedModel": "tether.models.load",
+    "Monitor": "tether.diagnostics.monitor",
     "Observation": "tether.core.types",
+    "Policy": "tether.models.policy",
     "Regime": "tether.core.enums",
+    "Run": "tether.runs.run",
     "Scorer": "tether.core.protocols",
+    "ScriptedEngine": "tether.rollout.engines.scripted",
     "Selection": "tether.algorithms.filters.select",
     "Step": "tether.core.types",
     "StopReason": "tether.core.enums",
@@ -28,24 +35,34 @@ _PUBLIC = {
     "as_gymnasium": "tether.envs.gym_wrapper",
     "check_env": "tether.envs.checker",
     "cross_score": "tether.diagnostics.cross_score",
+    "evaluate": "tether.training.api",
     "load_model": "tether.models.load",
     "make_env": "tether.envs.registry",
     "measure_information": "tether.diagnostics.information",
+    "play": "tether.training.api",
     "register_env": "tether.envs.registry",
     "select_groups": "tether.algorithms.filters.select",
+    "train": "tether.training.api",
 }
 
 __all__ = [
     "__version__",
     "BadInput",
+    "Callback",
     "Completion",
     "Env",
+    "Evaluation",
     "Group",
+    "Health",
     "Information",
     "LoadedModel",
+    "Monitor",
     "Observation",
+    "Policy",
     "Regime",
+    "Run",
     "Scorer",
+    "ScriptedEngine",
     "Selection",
     "Step",
     "StopReason",
@@ -56,11 +73,14 @@ __all__ = [
     "as_gymnasium",
     "check_env",
     "cross_score",
+    "evaluate",
     "load_model",
     "make_env",
     "measure_information",
+    "play",
     "register_env",
     "select_groups",
+    "train",
 ]
 
 if TYPE_CHECKING:
@@ -71,11 +91,18 @@ if TYPE_CHECKING:
     from tether.core.types import Completion, Group, Observation, Step, Trajectory, Turn
     from tether.diagnostics.cross_score import cross_score
     from tether.diagnostics.information import Information, measure_information
+    from tether.diagnostics.monitor import Health, Monitor
     from tether.envs.checker import check_env
     from tether.envs.gym_wrapper import as_gymnasium
     from tether.envs.registry import make_env, register_env
     from tether.envs.vector import VectorEnv
     from tether.models.load import LoadedModel, load_model
+    from tether.models.policy import Policy
+    from tether.rollout.engines.scripted import ScriptedEngine
+    from tether.runs.run import Run
+    from tether.training.api import evaluate, play, train
+    from tether.training.callbacks import Callback
+    from tether.training.evaluate import Evaluation
 
 
 def __getattr__(name: str) -> Any:

@@ -1,16 +1,14 @@
 """`tether eval`: the success rate of a run's last or best checkpoint, or of any model, on the fixed validation prompts."""
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tether.core.config import merge, parse_overrides, validate
-from tether.core.errors import BadInput
+from tether.core.config import merge, parse_overrides
 
 if TYPE_CHECKING:
     from tether.training.evaluate import Evaluation
@@ -38,20 +36,10 @@ def evaluate_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
     """Measure success on fixed validation prompts, with its 95% interval and pass@k."""
-    from tether.envs.registry import make_env
-    from tether.models.catalog import check_name
-    from tether.training.settings import RunSettings
+    from tether.training.api import evaluation_settings
 
-    base = _run_settings(target, best)
-    if env is not None:
-        base = {**base, "env": {"name": env}, "also": []}
-    if "env" not in base:
-        raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
     overrides = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}
-    settings = validate(RunSettings, merge(merge(base, overrides), parse_overrides(set_ or [])))
-    for chosen in settings.environments():
-        make_env(chosen.name, **chosen.options)
-    check_name(settings.model.name)
+    settings = evaluation_settings(target, env, best, merge(overrides, parse_overrides(set_ or [])))
     result = _play(settings, quiet=as_json)
     if not as_json:
         _show(result, settings)
@@ -61,51 +49,22 @@ def evaluate_model(
     typer.echo(json.dumps({**about, **result.metrics, **apart}))
 
 
-def _run_settings(target: str, best: bool) -> dict[str, Any]:
-    """Settings of a run folder with its last or best checkpoint as the model; of a model, just its name."""
-    folder = Path(target)
-    if not (folder / "run.json").is_file():
-        if best:
-            raise BadInput(f"--best is for run folders, and '{target}' is none; leave it out")
-        return {"model": {"name": target}}
-    from tether.runs.store import RunStore
-
-    store = RunStore.open(folder)
-    checkpoints = sorted(store.checkpoints.glob("best" if best else "step_*"))
-    if not checkpoints and best:
-        raise BadInput(f"run '{target}' has no best checkpoint: it has not been evaluated yet; leave out --best for its last one")
-    if not checkpoints:
-        raise BadInput(f"run '{target}' has no checkpoint yet; let it train on, or evaluate its model by name")
-    return {**store.config(), "model": {"name": str(checkpoints[-1] / "model")}}
-
-
 def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
-    from tether.models.chat import ChatFormat
-    from tether.models.load import load_model
-    from tether.rollout.engines.native import NativeEngine
-    from tether.training.evaluate import env_specs, evaluate
-    from tether.training.memory import memory_boundary
-    from tether.training.parts import episode_rules
+    from tether.training.api import run_evaluation
+    from tether.training.callbacks import Callback
 
-    loaded = load_model(settings.model.name, device=settings.model.device)
-    rollout, rules = settings.rollout, episode_rules(settings, loaded.model)
-    engine = NativeEngine(
-        loaded.model, loaded.tokenizer, max_rows=rollout.max_rows, max_context=rules.max_context, cache_gb=rollout.cache_gb
-    )
-    num_prompts, samples = settings.evaluation.prompts, settings.evaluation.samples
-    remedy = f"lower rollout.max_rows (now {rollout.max_rows}) by --set"
-    with memory_boundary("evaluation", remedy), Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bars:
-        task = bars.add_task("playing", total=num_prompts * samples)
-        return evaluate(
-            env_specs(settings.environments()),
-            engine,
-            ChatFormat(loaded.tokenizer),
-            num_prompts,
-            settings.evaluation_sampling(),
-            rules,
-            on_finished=lambda: bars.advance(task),
-            samples=samples,
-        )
+    class Bar(Callback):
+        """A progress bar over the episodes."""
+
+        def on_stage_begin(self, name: str, total: int) -> None:
+            bars.reset(task, total=total)
+
+        def on_stage_progress(self) -> None:
+            bars.advance(task)
+
+    with Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bars:
+        task = bars.add_task("sampling", total=settings.evaluation.prompts * settings.evaluation.samples)
+        return run_evaluation(settings, [Bar()])
 
 
 def _names(settings: "RunSettings") -> str:

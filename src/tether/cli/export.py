@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from tether.core.errors import BadInput, UnknownName, did_you_mean
+from tether.runs.checkpoints import find_checkpoint
 from tether.runs.store import RunStore
 
 EXAMPLES = """\b
@@ -32,9 +33,9 @@ def export(
     if dtype not in DTYPES:
         raise UnknownName(f"unknown dtype '{dtype}': {did_you_mean(dtype, DTYPES)}")
     store = RunStore.open(run)
-    from tether.training.export import choose_checkpoint, export_checkpoint
+    from tether.training.export import export_checkpoint
 
-    checkpoint, number = choose_checkpoint(store, best=best, step=step)
+    checkpoint, number = find_checkpoint(store.checkpoints, best=best, step=step)
     console = Console()
     with console.status(f"exporting step {number}"):
         export_checkpoint(store, checkpoint, number, out, dtype)

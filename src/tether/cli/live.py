@@ -1,7 +1,7 @@
 """The live view of a run: a bar over the steps with the time left, a bar over the current stage, and the latest numbers.
 
-On a terminal it redraws in place; piped into a file it writes one line per step. How many alarms stand is said in red, what the last step
-cost in a line of its own: where its time went, tokens a second, share of the device's peak, memory.
+On a terminal it redraws in place; piped into a file it writes one line per step. The number of standing alarms is red. A separate
+line shows the cost of the last step: where its time went, tokens per second, share of the device's peak, memory.
 """
 
 from collections import deque
@@ -16,14 +16,15 @@ from rich.text import Text
 
 from tether.runs.schema import StepRecord
 from tether.runs.timings import GB, StepTimings
+from tether.training.callbacks import Callback
 
 ROWS = 12
 STAGES = {
-    "rollout": "playing",
+    "rollout": "sampling",
     "advantages": "estimating advantages",
-    "update": "learning",
+    "update": "updating",
     "diagnosis": "diagnosing",
-    "gradients": "taking gradients apart",
+    "gradients": "decomposing gradients",
     "validation": "validating",
     "checkpoint": "saving",
 }
@@ -43,8 +44,8 @@ SHOWN_SHARE = 0.02
 """A stage with less than this share of the time is not named."""
 
 
-class LiveView:
-    """A Watcher for the terminal."""
+class LiveView(Callback):
+    """A callback that draws on the terminal."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
@@ -64,16 +65,16 @@ class LiveView:
         self._stage = self._bars.add_task("starting", total=1)
         self._live: Live | None = None
 
-    def stage(self, name: str, total: int) -> None:
+    def on_stage_begin(self, name: str, total: int) -> None:
         self._bars.reset(self._stage, total=total, description=STAGES.get(name, name))
 
-    def advance(self) -> None:
+    def on_stage_progress(self) -> None:
         self._bars.advance(self._stage)
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self._console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=self._live is None)
 
-    def record(self, record: StepRecord, timings: StepTimings) -> None:
+    def on_step_end(self, record: StepRecord, timings: StepTimings) -> None:
         self._records.append(record)
         self._cost = cost_words(timings)
         self._regime = record.regime or self._regime
@@ -90,7 +91,7 @@ class LiveView:
             self._console.print(self._line(record), highlight=False, soft_wrap=True)
 
     @contextmanager
-    def showing(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Draw in place while the run goes on, where there is a terminal to draw on."""
         if not self._console.is_terminal:
             yield

@@ -5,21 +5,40 @@ values are checked against their type and range. Files are TOML or YAML. What a 
 loads to the same object, so any run can be repeated from its own folder.
 """
 
+import logging
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tether.core.errors import ConfigError, did_you_mean
+
+
+log = logging.getLogger("tether")
 
 
 class Settings(BaseModel):
     """Base of every settings class: immutable, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Former names of fields to present ones: accepted for one release, with a line that says the new name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_former_names(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not (former := [name for name in cls.renamed if name in data]):
+            return data
+        for name in former:
+            if cls.renamed[name] in data:
+                raise ValueError(f"'{name}' is the former name of '{cls.renamed[name]}'; give only the new one")
+        section = cls.__name__.removesuffix("Settings").lower()
+        log.warning("renamed settings: %s", ", ".join(f"{section}.{name} is now {section}.{cls.renamed[name]}" for name in former))
+        return {cls.renamed.get(name, name): value for name, value in data.items()}
 
 
 S = TypeVar("S", bound=BaseModel)

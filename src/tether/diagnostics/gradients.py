@@ -1,7 +1,7 @@
 """What an update is made of: the gradients of task, KL and entropy, prompt bucket by prompt bucket (paper, section 3 and appendix H).
 
-A bucket is treated as a minibatch of its own: its loss is formed as the learner forms it (same log-probs, clips, coefficients and weights
-of tokens), so norms of equal-sized buckets compare. The three terms enter with their coefficients; a term that is not in the loss (no
+A bucket is treated as a minibatch of its own. Its loss is algorithms/objective.py, the one the learner trains on (same log-probs, clips,
+coefficients and token weights), so norms of equal-sized buckets compare. The three terms enter with their coefficients; a term that is not in the loss (no
 reference, KL in the reward, a coefficient of 0) has gradient zero and is flagged absent. `total` is the sum of the terms, of the bucket or
 of the whole batch.
 
@@ -25,12 +25,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.objective import clipped_policy_loss
+from tether.algorithms.objective import TASK, PolicyTokens, active_terms, loss_terms, token_weights
+from tether.algorithms.objective import TERMS as REGULARISERS
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, DivergedModel, UnknownName
 from tether.diagnostics.buckets import NUM_BUCKETS, Agreement, Bucket, SignalNoise, Vector, dot, split_halves, variance_buckets
@@ -42,7 +44,8 @@ ALL, LAST = "all", "last"
 ROUNDING = 1e-4
 """By what share rounding may push a gradient over its bound."""
 
-TERMS = ("task", "kl", "entropy")
+TERMS = (TASK, *REGULARISERS)
+"""Every term that a loss can have; norms and cosines are reported for task, kl and entropy, further terms count as regularisers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class GradientDecomposition:
 
 
 def decompose_gradients(
-    split: Policy,
+    policy: Policy,
     batch: Batch,
     algorithm: Algorithm,
     variances: Mapping[int, float],
@@ -153,7 +156,7 @@ def decompose_gradients(
     """Decompose the gradient of a batch's loss over buckets of prompts. The model and its optimiser are left as they are.
 
     Args:
-        split: the policy.
+        policy: the model that sampled the batch.
         batch: with advantages, and reference log-probs if there is a reference.
         algorithm: how losses are formed from it.
         variances: the reward variance of every group of the batch, by its id; others are ignored.
@@ -174,15 +177,40 @@ def decompose_gradients(
     if unknown:
         raise BadInput(f"no reward variance was given for group {unknown[0]}; give one for every group of the batch")
     buckets = variance_buckets({group: variances[group] for group in groups}, num_buckets)
-    chosen = choose_parameters(split.module, parameters)
-    length = float(max_tokens) if algorithm.constant_length and max_tokens is not None else 1.0
-    loss = _Loss(split, algorithm, temperature, micro_tokens, length, chosen)
-    with evaluating(split.module), torch.enable_grad(), _differentiating(split.module, chosen):
+    chosen = choose_parameters(policy.module, parameters)
+    loss = _Loss(policy, algorithm, temperature, micro_tokens, max_tokens or 1, chosen)
+    with evaluating(policy.module), torch.enable_grad(), _differentiating(policy.module, chosen):
         total = loss.zeros()
         loss.add(batch, loss.weights(batch), {"total": total})
         rows = tuple(_decompose_bucket(loss, batch, bucket, total, with_bound, seed) for bucket in buckets)
     terms, num_parameters = loss.terms(batch), sum(parameter.numel() for parameter in chosen)
     return GradientDecomposition(rows, math.sqrt(dot(total, total)), "kl" in terms, "entropy" in terms, num_parameters)
+
+
+def gradient_metrics(found: GradientDecomposition) -> dict[str, float]:
+    """The "gradients/" metrics of a decomposition; what could not be measured is left out."""
+    values: dict[str, float] = {"failed": 0}
+    for number, row in enumerate(found.buckets, start=1):
+        values.update({f"{name}_{number}": value for name, value in _bucket_metrics(row).items() if value is not None and np.isfinite(value)})
+    bounds = [row.bound for row in found.buckets if row.bound is not None]
+    return {**values, "bound_broken": sum(not bound.holds for bound in bounds)} if bounds else values
+
+
+def _bucket_metrics(row: BucketGradients) -> dict[str, float | None]:
+    return {
+        "rv_mean": row.bucket.rv_mean,
+        "task_norm": row.task_norm,
+        "kl_norm": row.kl_norm,
+        "entropy_norm": row.entropy_norm,
+        "regulariser_norm": row.regulariser_norm,
+        "dominance": row.dominance,
+        "task_cosine": row.with_batch.task,
+        "kl_cosine": row.with_batch.kl,
+        "entropy_cosine": row.with_batch.entropy,
+        "task_with_regulariser": row.task_with_regulariser,
+        "snr": row.snr,
+        "bound_used": row.bound.tightness if row.bound else None,
+    }
 
 
 def agreement(exact: GradientDecomposition, cheap: GradientDecomposition) -> dict[str, Agreement]:
@@ -248,33 +276,30 @@ def _differentiating(model: PreTrainedModel, chosen: Sequence[torch.nn.Parameter
 class _Loss:
     """The policy's loss as the learner forms it, and its gradient by some parameters."""
 
-    split: Policy
+    policy: Policy
     algorithm: Algorithm
     temperature: float
     micro_tokens: int
-    length: float
+    max_tokens: int
     parameters: Sequence[torch.nn.Parameter]
 
     def terms(self, batch: Batch) -> tuple[str, ...]:
         """The terms that are in the loss."""
-        algorithm = self.algorithm
-        has_kl = batch.reference_BT is not None and algorithm.kl_mode == "loss" and algorithm.kl_coef != 0
-        present = {"task": True, "kl": has_kl, "entropy": algorithm.entropy_coef != 0}
-        return tuple(term for term in TERMS if present[term])
+        return active_terms(self.algorithm, has_reference=batch.reference_BT is not None)
 
     def weights(self, batch: Batch) -> Tensor:
-        return self.algorithm.aggregation(batch.loss_mask_BT, batch.trajectory_index_B, self.length)
+        return token_weights(self.algorithm, batch.loss_mask_BT, batch.trajectory_index_B, self.max_tokens)
 
     def zeros(self) -> list[Tensor]:
         return [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False) for p in self.parameters]
 
     def add(self, batch: Batch, weights_BT: Tensor, into: Mapping[str, Vector]) -> None:
         """Add the gradient of sum(weight * loss) to the vector of the loss's name, for the losses that have one (`_losses`)."""
-        for micro in cut_batch(self.split, batch.ids_BT, batch.lengths_B, self.micro_tokens):
+        for micro in cut_batch(self.policy, batch.ids_BT, batch.lengths_B, self.micro_tokens):
             index_M = micro.index_M.to(batch.ids_BT.device)
             mask_MT = batch.loss_mask_BT[index_M]
-            chosen = forward(self.split, batch.ids_BT, batch.loss_mask_BT, micro)
-            logprobs_N, entropy_N = logprobs_and_entropy(self.split, *chosen, self.temperature)
+            chosen = forward(self.policy, batch.ids_BT, batch.loss_mask_BT, micro)
+            logprobs_N, entropy_N = logprobs_and_entropy(self.policy, *chosen, self.temperature)
             losses = self._losses(batch, (index_M, mask_MT), logprobs_N, entropy_N)
             wanted = [name for name in into if name in losses]
             for name in wanted:
@@ -286,17 +311,23 @@ class _Loss:
     def _losses(self, batch: Batch, tokens: tuple[Tensor, Tensor], logprobs_N: Tensor, entropy_N: Tensor) -> dict[str, Tensor]:
         """Per token: every term, their "total", and the log-prob itself, whose gradient is the "score"."""
         index_M, mask_MT = tokens
-        algorithm, terms = self.algorithm, self.terms(batch)
+
+        def selected(field_BT: Tensor) -> Tensor:
+            return field_BT[index_M][mask_MT]
+
         assert batch.advantages_BT is not None  # checked on the way in
-        sampled_N, advantages_N = (field_BT[index_M][mask_MT] for field_BT in (batch.behavior_logprobs_BT, batch.advantages_BT))
-        policy = clipped_policy_loss(logprobs_N, sampled_N, advantages_N, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
-        losses = {"task": policy.loss_N}
-        if "kl" in terms and batch.reference_BT is not None:
-            losses["kl"] = algorithm.kl_coef * algorithm.divergence(logprobs_N, batch.reference_BT[index_M][mask_MT])
-        if "entropy" in terms:
-            losses["entropy"] = -algorithm.entropy_coef * entropy_N
-        total_N = torch.stack(list(losses.values())).sum(dim=0)
-        return {**losses, "total": total_N, "score": logprobs_N}
+        losses = loss_terms(
+            self.algorithm,
+            PolicyTokens(
+                logprobs_N=logprobs_N,
+                entropy_N=entropy_N,
+                old_N=selected(batch.old_BT),
+                behavior_N=selected(batch.behavior_logprobs_BT),
+                advantages_N=selected(batch.advantages_BT),
+                reference_N=None if batch.reference_BT is None else selected(batch.reference_BT),
+            ),
+        )
+        return {**losses.terms, "total": losses.total_N, "score": logprobs_N}
 
 
 def _decompose_bucket(loss: _Loss, batch: Batch, bucket: Bucket, batch_total: Vector, with_bound: bool, seed: int) -> BucketGradients:
@@ -342,7 +373,7 @@ def _add_halves(loss: _Loss, own: Batch, into: Mapping[str, Vector], seed: int) 
 
 
 def _inner_products(vectors: Mapping[str, Vector]) -> Tensor:
-    """[4, 4], of the terms and the batch's total with one another; an absent term is zero."""
+    """[terms + 1, terms + 1], of the terms and the batch's total with one another; an absent term is zero."""
     names = (*TERMS, "batch")
     products = [[dot(vectors[one], vectors[other]) if {one, other} <= vectors.keys() else 0.0 for other in names] for one in names]
     return torch.tensor(products, dtype=torch.float64)
@@ -350,8 +381,9 @@ def _inner_products(vectors: Mapping[str, Vector]) -> Tensor:
 
 def _measure(bucket: Bucket, own: Batch, products: Tensor, halves: SignalNoise | None, bound: Bound | None) -> BucketGradients:
     """Norms and cosines of sums of vectors, from the inner products of the vectors."""
-    task, kl, entropy, batch_total = torch.eye(4, dtype=torch.float64)
-    regulariser = kl + entropy
+    unit = dict(zip((*TERMS, "batch"), torch.eye(len(TERMS) + 1, dtype=torch.float64), strict=True))
+    task, kl, entropy, batch_total = (unit[name] for name in (TASK, "kl", "entropy", "batch"))
+    regulariser = torch.stack([unit[name] for name in REGULARISERS]).sum(dim=0)
     total = task + regulariser
 
     def norm(one: Tensor) -> float:

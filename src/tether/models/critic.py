@@ -33,15 +33,15 @@ class ValueHead(torch.nn.Module):
 class Critic:
     """A trunk with a value head; `shared` says whose trunk it is."""
 
-    def __init__(self, split: Policy, *, shared: bool) -> None:
-        if not split.separable_head:
+    def __init__(self, policy: Policy, *, shared: bool) -> None:
+        if not policy.separable_head:
             raise BadInput(
-                f"models of type '{split.module.config.model_type}' cannot carry a value head: their logits are more than a product with the "
+                f"models of type '{policy.module.config.model_type}' cannot carry a value head: their logits are more than a product with the "
                 "last hidden states; take another critic.model (Llama, Qwen, Mistral, GPT-2), or an algorithm without a critic"
             )
-        self.split = split
+        self.policy = policy
         self.shared = shared
-        self.head = ValueHead(split.width).to(split.module.device)
+        self.head = ValueHead(policy.width).to(policy.module.device)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """What the critic's optimiser trains."""
@@ -53,11 +53,11 @@ class Critic:
 
     def values(self, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int) -> Tensor:
         """The value of the state before every selected token, in row order, float32, without gradient."""
-        return over_batch(self.split, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: self.head(chosen.features_ND))
+        return over_batch(self.policy, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: self.head(chosen.features_ND))
 
     def micro_values(self, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False) -> Tensor:
         """The same for one micro-batch, with gradient; `recompute` as in `forward`."""
-        values_N: Tensor = self.head(forward(self.split, ids_BT, mask_BT, micro, recompute=recompute).features_ND)
+        values_N: Tensor = self.head(forward(self.policy, ids_BT, mask_BT, micro, recompute=recompute).features_ND)
         return values_N
 
     def state(self) -> dict[str, Tensor]:
@@ -80,15 +80,15 @@ class Critic:
 
     @property
     def _backbone(self) -> torch.nn.Module:
-        backbone: torch.nn.Module = self.split.module.base_model
+        backbone: torch.nn.Module = self.policy.module.base_model
         return backbone
 
 
 def load_critic(name: str, *, policy: Policy, device: str | None = None, dtype: str | None = None) -> Critic:
     """A critic with a trunk of its own, from any name `load_model` takes."""
     try:
-        split = Policy(load_model(name, device=device, dtype=dtype).model)
+        own = Policy(load_model(name, device=device, dtype=dtype).model)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"critic.model: {error}") from error
-    check_same_vocabulary(split, policy, f"critic.model '{name}'")
-    return Critic(split, shared=False)
+    check_same_vocabulary(own, policy, f"critic.model '{name}'")
+    return Critic(own, shared=False)

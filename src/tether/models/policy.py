@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.models.family.backbone import LlamaBackbone, llama_backbone
 from tether.models.probing import evaluating, probe_ids
@@ -25,8 +25,8 @@ PACKED_LENGTHS = ((4, 3), (5, 2))
 class Policy:
     """Features and head of a Hugging Face causal language model."""
 
-    def __init__(self, module: PreTrainedModel) -> None:
-        self.module = module
+    def __init__(self, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        self.module, self.tokenizer = module, tokenizer
         self._head: Any = module.get_output_embeddings()
         with evaluating(module):  # dropout would make the halves disagree
             self.separable_head: bool = self._head is not None and self._halves_agree()
@@ -38,6 +38,15 @@ class Policy:
         whole = self.module(input_ids=ids, use_cache=False).logits
         halves = self._head(self.module.base_model(input_ids=ids, use_cache=False).last_hidden_state)
         return bool(whole.shape == halves.shape and torch.equal(whole, halves))
+
+    @property
+    def end_of_turn_ids(self) -> tuple[int, ...]:
+        """The token ids that end a turn: the tokenizer's, and those of the model's generation config."""
+        listed = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
+        ids = [listed] if isinstance(listed, int) else list(listed or [])
+        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
+            ids = [int(self.tokenizer.eos_token_id), *ids]
+        return tuple(dict.fromkeys(ids))
 
     @property
     def linear_head(self) -> nn.Linear | None:

@@ -109,7 +109,9 @@ def select(groups: Sequence[Group], rules: FilterSettings, earlier_ratios: Seque
 def reweight_batch(batch: Batch, sampled: SampledBatch, rules: FilterSettings) -> Batch:
     """The batch of the kept groups, with advantages, reweighted by reward variance and reduced to extreme members as configured."""
     if rules.reweight:
-        weights = variance_weights({group.index: sample_variance(np.array(group.rewards)) for group in sampled.kept})
+        weights: dict[Hashable, float] = {}
+        for env in {group.env for group in sampled.kept}:  # relative to the largest variance of the same environment
+            weights |= variance_weights({group.index: sample_variance(np.array(group.rewards)) for group in sampled.kept if group.env == env})
         weights_B = torch.tensor([weights[int(group)] for group in batch.groups_B], device=batch.ids_BT.device)
         assert batch.advantages_BT is not None
         batch = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * weights_B[:, None])

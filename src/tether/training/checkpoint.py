@@ -13,37 +13,28 @@ import errno
 import json
 import os
 import pickle
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.errors import CheckpointError, ModelUnavailable
-from tether.models.adapters import save_model
 from tether.models.load import LoadedModel, load_model
+from tether.models.lora import save_model
+from tether.runs.checkpoints import BEST, BEST_FACTS, MODEL, STATE, best_checkpoint, checkpoint_name, list_checkpoints
 
-MODEL, STATE, BEST, BEST_FACTS = "model", "state.pt", "best", "best.json"
+if TYPE_CHECKING:
+    from tether.diagnostics.monitor import Monitor
+    from tether.training.hooks.alarms import AlarmActions
+    from tether.training.learner import Learner
 
 _UNFINISHED, _REPLACED = ".unfinished-", "replaced"
-_STEP = re.compile(r"step_(\d+)")
-
-
-class Best(NamedTuple):
-    """Which checkpoint validated best so far. Example: Best(40, 0.8125)."""
-
-    step: int
-    success: float
-
-
-def checkpoint_name(step: int) -> str:
-    return f"step_{step:06d}"
 
 
 def save_checkpoint(
@@ -90,29 +81,6 @@ def keep_best(folder: Path, step: int, success: float) -> bool:
     return True
 
 
-def best_checkpoint(folder: Path) -> Best | None:
-    """What `keep_best` kept last; None if it was never called."""
-    path = folder / BEST / BEST_FACTS
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return Best(int(facts["step"]), float(facts["success"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(f"cannot read '{path}': {error}; move '{path.parent}' away, the next evaluation makes a new one") from error
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    numbered = [(int(name[1]), path) for path in folder.glob("step_*") if (name := _STEP.fullmatch(path.name))]
-    return [path for _, path in sorted(numbered) if (path / STATE).is_file()]
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step a checkpoint was written after. Example: 20 of ".../step_000020"."""
-    return int(checkpoint.name.removeprefix("step_"))
-
-
 def sweep(folder: Path) -> None:
     """Clear away what a kill left unfinished. Only for the run's own trainer, before it looks for checkpoints.
 
@@ -144,6 +112,33 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
             f"cannot read checkpoint '{checkpoint}': {_one_line(error)}; move it away to resume from the one before it"
         ) from error
     return state
+
+
+def restore(checkpoint: Path, learner: "Learner", monitor: "Monitor", actions: "AlarmActions") -> int:
+    """Put everything but the policy, which is built from the checkpoint, back as it was; returns the step."""
+    state = load_state(checkpoint)
+    if "reactions" in state:  # the name that tether 0.1 wrote
+        state.setdefault("alarm_actions", state["reactions"])
+    if missing := sorted({"learner", "monitor", "alarm_actions"} - state.keys()):
+        raise CheckpointError(
+            f"checkpoint '{checkpoint}' holds no state of {', '.join(missing)}: another version of tether wrote it; resume with that version"
+        )
+    try:
+        learner.restore(state["learner"])
+        monitor.restore(state["monitor"])
+        actions.restore(state["alarm_actions"])
+        return int(state["step"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"checkpoint '{checkpoint}' does not fit this run: {error}; resume with the config it was made by") from error
+
+
+def rollback(checkpoint: Path, model: PreTrainedModel, learner: "Learner") -> None:
+    """Put the weights, optimiser state and critic of an earlier step in place of the present ones."""
+    saved = dict(load_checkpoint(checkpoint, "cpu").model.named_parameters())
+    with torch.no_grad():  # fp32 master weights of rounded parameters come back with the optimiser
+        for name, parameter in model.named_parameters():
+            parameter.copy_(saved[name])
+    learner.restore(load_state(checkpoint)["learner"])
 
 
 @contextmanager
@@ -180,7 +175,7 @@ def _failing_to(what: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         raise CheckpointError(
-            f"cannot {what}: {_one_line(error)}; earlier checkpoints and records are untouched, free some space and go on with --resume"
+            f"cannot {what}: {_one_line(error)}; earlier checkpoints and records are untouched, free some space and continue with --resume"
         ) from error
 
 

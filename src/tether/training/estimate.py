@@ -1,6 +1,7 @@
-"""From a packed batch to one that can be learned from: what the critic expected, what the reference model would have said, advantages.
+"""From a packed batch to one that can be trained on: old log-probs, values of the critic, log-probs of the reference, advantages.
 
-All of it is computed once per step, before the first update, on the policy that sampled the batch.
+All of it is computed once per step, before the first update, on the policy that sampled the batch. Old log-probs are computed only where
+truncated importance sampling needs them; an engine on the learner's own weights has returned them already.
 """
 
 import dataclasses
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch, Episodes
-from tether.algorithms.advantages import penalize, place_rewards
+from tether.algorithms.advantages import ESTIMATORS, penalize, place_rewards
+from tether.algorithms.objective import DIVERGENCES
 from tether.algorithms.presets import Algorithm
 from tether.models.critic import Critic
+from tether.models.logprobs import token_logprobs
+from tether.models.policy import Policy
 from tether.models.reference import Reference
 
 
@@ -20,9 +24,17 @@ class AdvantageEstimator:
     """Fills in a batch's advantages and what they were computed from."""
 
     def __init__(
-        self, algorithm: Algorithm, critic: Critic | None, reference: Reference | None, *, temperature: float, micro_tokens: int
+        self,
+        algorithm: Algorithm,
+        policy: Policy,
+        critic: Critic | None,
+        reference: Reference | None,
+        *,
+        temperature: float,
+        micro_tokens: int,
     ) -> None:
         self.algorithm = algorithm
+        self._policy = policy
         self._critic = critic
         self._reference = reference
         self._temperature = temperature
@@ -31,18 +43,22 @@ class AdvantageEstimator:
     def complete(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """The batch with advantages (and returns, values, reference log-probs where the algorithm uses them), and numbers about them."""
         tokens = (batch.ids_BT, batch.loss_mask_BT, batch.lengths_B)
-        values_BT = reference_BT = None
+        values_BT = reference_BT = old_BT = None
+        if self.algorithm.importance_cap is not None:
+            logprobs_N = token_logprobs(self._policy, *tokens, self._temperature, max_tokens=self._micro_tokens)
+            old_BT = _placed(batch, logprobs_N)
         if self._critic is not None:
             values_BT = _placed(batch, self._critic.values(*tokens, self._micro_tokens))
         if self._reference is not None:
             reference_BT = _placed(batch, self._reference.logprobs(*tokens, self._temperature, self._micro_tokens))
         episodes = place_rewards(batch.episodes(values_BT), self.algorithm.reward_placement)
         if reference_BT is not None and self.algorithm.kl_mode == "reward":
-            episodes = self._penalised(batch, episodes, reference_BT)
-        estimates = self.algorithm.advantages(episodes, self.algorithm)
+            episodes = self._penalized(batch, episodes, reference_BT)
+        estimates = ESTIMATORS[self.algorithm.advantages](episodes, self.algorithm)
         returns_BT = None if estimates.returns_RT is None else batch.spread(estimates.returns_RT, episodes)
         completed = dataclasses.replace(
             batch,
+            old_logprobs_BT=old_BT,
             advantages_BT=batch.spread(estimates.advantages_RT, episodes),
             returns_BT=returns_BT,
             values_BT=values_BT,
@@ -50,8 +66,8 @@ class AdvantageEstimator:
         )
         return completed, _summary(completed)
 
-    def _penalised(self, batch: Batch, episodes: Episodes, reference_BT: Tensor) -> Episodes:
-        divergence_BT = self.algorithm.divergence(batch.behavior_logprobs_BT, reference_BT)
+    def _penalized(self, batch: Batch, episodes: Episodes, reference_BT: Tensor) -> Episodes:
+        divergence_BT = DIVERGENCES[self.algorithm.divergence](batch.behavior_logprobs_BT, reference_BT)
         return penalize(episodes, batch.aligned(divergence_BT, episodes.mask_RT), self.algorithm.kl_coef)
 
 

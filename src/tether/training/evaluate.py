@@ -5,22 +5,17 @@ the share of its samples that succeeded, whose variance is at most that of a sin
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tether.core.metrics import wilson_interval
-from tether.core.protocols import Engine, Sampling
+from tether.core.protocols import Sampling
 from tether.core.types import Group
 from tether.envs.env_factory import env_factory
 from tether.envs.registry import make_env
-from tether.models.chat import ChatFormat
-from tether.rollout.collect import validation_plan
-from tether.rollout.env_pool import EnvPool
-from tether.rollout.episode import EpisodeRules
-from tether.rollout.mixture import EnvSpec
+from tether.rollout.sampler import EnvPool, EnvSpec, Sampler, validation_plan
 from tether.rollout.summary import pass_rates, rollout_summary
-from tether.training.settings import EnvSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,46 +35,33 @@ class Evaluation:
     @property
     def environments(self) -> dict[str, dict[str, float]]:
         """The same for the prompts of each environment by itself."""
-        names = dict.fromkeys(group.trajectories[0].env for group in self.groups)
-        return {name: _metrics([group for group in self.groups if group.trajectories[0].env == name]) for name in names}
+        names = dict.fromkeys(group.env for group in self.groups)
+        return {name: _metrics([group for group in self.groups if group.env == name]) for name in names}
 
 
-def env_specs(environments: Iterable[EnvSettings]) -> list[EnvSpec]:
-    """Where a run plays."""
-    return [EnvSpec(env.name, env.options, env.step_timeout, env.weight) for env in environments]
-
-
-def evaluate(
-    specs: Sequence[EnvSpec],
-    engine: Engine,
-    chat: ChatFormat,
-    num_prompts: int,
-    sampling: Sampling,
-    rules: EpisodeRules,
-    on_finished: Callable[[], None] | None = None,
-    *,
-    samples: int = 1,
-) -> Evaluation:
-    """Play the fixed validation prompts, `samples` times each; several environments share the prompts out by weight."""
-    with EnvPool([_validating(spec) for spec in specs]) as env_pool:
-        plan = validation_plan(num_prompts, samples, env_pool.weights)
-        return Evaluation(env_pool.play(plan, engine, chat, sampling, rules, on_finished), mixed=len(specs) > 1)
+def evaluate(sampler: Sampler, num_prompts: int, sampling: Sampling, *, samples: int = 1) -> Evaluation:
+    """Play the fixed validation prompts, `samples` times each; several environments share the prompts by weight."""
+    specs = [_validation_spec(spec) for spec in sampler.pool.specs]
+    with EnvPool(specs) as pool:
+        plan = validation_plan(num_prompts, samples, pool.weights)
+        return Evaluation(sampler.collect(plan, sampling, stage="validation", pool=pool), mixed=len(specs) > 1)
 
 
 def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
     summary = rollout_summary(groups, mixed=mixed)
     names = ("success", "reward_mean", "turns", "response_tokens", "format_valid", "errors")
-    low, high = wilson_interval(sum(sum(group.successes) / len(group.successes) for group in groups), len(groups))
+    played = [group for group in groups if group.trajectories]  # a prompt whose every episode errored says nothing about the policy
+    low, high = wilson_interval(sum(sum(group.successes) / len(group.successes) for group in played), len(played))
     return {
         **{name: summary[name] for name in summary if name in names or name.startswith("env/")},
         **pass_rates(groups),
         "success_low": low,
         "success_high": high,
-        "prompts": len(groups),
+        "prompts": len(played),
     }
 
 
-def _validating(spec: EnvSpec) -> EnvSpec:
+def _validation_spec(spec: EnvSpec) -> EnvSpec:
     """The stage with the validation split, if its environment has splits."""
     known = env_factory(spec.name).options
     # A served environment tells its options once it is asked.

@@ -10,11 +10,11 @@ from typing import Any
 
 from tether.core.errors import BadInput, StorageError
 from tether.core.version import __version__
-from tether.models.adapters import is_lora, merged
 from tether.models.load import DTYPES
+from tether.models.lora import is_lora, merged
 from tether.runs.store import RunStore
 from tether.runs.verdict import Rate, validation
-from tether.training.checkpoint import BEST, best_checkpoint, checkpoint_name, list_checkpoints, load_checkpoint, write_model
+from tether.training.checkpoint import load_checkpoint, write_model
 
 CARD = """\
 ---
@@ -53,28 +53,6 @@ The licence of the starting model holds for this one as well.
 """
 
 
-def choose_checkpoint(store: RunStore, *, best: bool = False, step: int | None = None) -> tuple[Path, int]:
-    """The checkpoint that was asked for, and its step: the best, that of a step, or the newest."""
-    if best:
-        facts = best_checkpoint(store.checkpoints)
-        if facts is None:
-            raise BadInput(f"run '{store.folder}' has no best checkpoint: none was evaluated yet; leave out --best for its last one")
-        return store.checkpoints / BEST, facts.step
-    found = list_checkpoints(store.checkpoints)
-    if not found:
-        raise BadInput(f"run '{store.folder}' has no checkpoint yet; let it train on")
-    if step is None:
-        return found[-1], step_of(found[-1])
-    if store.checkpoints / checkpoint_name(step) not in found:
-        known = ", ".join(str(step_of(path)) for path in found)
-        raise BadInput(f"run '{store.folder}' has no checkpoint of step {step}; it has those of steps {known}")
-    return store.checkpoints / checkpoint_name(step), step
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step_"))
-
-
 def export_checkpoint(store: RunStore, checkpoint: Path, step: int, out: Path, dtype: str) -> None:
     """Write the model of a checkpoint, its tokenizer and its card to a new folder."""
     check_new(out)
@@ -108,7 +86,7 @@ def model_card(store: RunStore, step: int, folder: str, dtype: str, adapters: bo
     about, config = store.about(), store.config()
     rates = {rate.step: rate for rate in validation(store.steps())}
     return CARD.format(
-        env=", ".join([str(about.get("env", "unknown")), *(str(other["name"]) for other in config.get("also") or [])]),
+        env=", ".join(str(about.get("env", "unknown")).split("+")),  # a mixed run is about "one+other"
         model=_public(str(about.get("model", "unknown"))),
         algorithm=about.get("algorithm", "unknown"),
         step=step,

@@ -1,10 +1,11 @@
-"""The learner: a batch in, one step's optimiser updates done, the numbers about them out.
+"""The learner: a batch in, the optimiser updates of one step done, the numbers about them out.
 
 A minibatch of `update_batch` trajectories makes one update. It is cut into micro-batches by token budget; the weight of every token is
-settled for the whole minibatch before that, so the gradient does not depend on the cut. Log-probs are taken at the sampling temperature,
-like the sampled ones they are compared with. An algorithm with a critic teaches it on the same minibatches: with a trunk of its own it has
-an optimiser of its own, on a shared trunk its loss is added to the policy's. An update whose gradient is not finite is left out, counted,
-and changes nothing. A minibatch that runs out of memory is done again in smaller parts (training/micro_budget.py).
+fixed for the whole minibatch before that, so the gradient does not depend on the cut. The loss is algorithms/objective.py. Log-probs are
+taken at the sampling temperature, like the behavior log-probs they are compared with. An algorithm with a critic trains it on the same
+minibatches: a critic with its own backbone has its own optimiser, on a shared backbone its loss is added to the policy's. An update whose
+gradient is not finite is skipped, counted, and changes nothing. A minibatch that runs out of memory is repeated in smaller parts
+(training/memory.py).
 """
 
 import math
@@ -15,17 +16,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tether.algorithms.objective import token_mean
 from tether.algorithms.batch import Batch
-from tether.algorithms.objective import k3
-from tether.algorithms.objective import clipped_policy_loss, clipped_value_loss
+from tether.algorithms.objective import LossTerms, PolicyTokens, clipped_value_loss, loss_terms, token_mean, token_weights
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import OutOfMemory
 from tether.models.critic import Critic
 from tether.models.logprobs import AnyMicroBatch, Selected, cut_batch, forward, logprobs_and_entropy
+from tether.models.memory import forget_failed, memory_boundary
 from tether.models.policy import Policy
-from tether.training.memory import forget_failed, memory_boundary
-from tether.training.micro_budget import MicroBudget
+from tether.training.memory import MicroBudget
 from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import CriticSettings, LearnerSettings
 from tether.training.totals import TokenTotals, update_metrics
@@ -33,7 +32,7 @@ from tether.training.totals import TokenTotals, update_metrics
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The learning rates of a step; a policy rate of 0 teaches the critic alone, of a shared trunk its head."""
+    """The learning rates of a step; with a policy rate of 0 only the critic learns (on a shared backbone: its head)."""
 
     policy: float
     critic: float = 0.0
@@ -57,15 +56,15 @@ class Learner:
         self.policy, self.critic = policy, critic
         self._algorithm, self._settings, self._temperature = algorithm, settings, temperature
         self._critic_settings = critic_settings or CriticSettings()
-        self._length = float(max_tokens) if algorithm.constant_length else 1.0
+        self._max_tokens = max_tokens
         parameters = [parameter for parameter in policy.module.parameters() if parameter.requires_grad]
         self._optimizers = {"policy": self._adam(parameters, dtype)}
         if critic is not None:
-            # An optimiser of its own: the head computes in float32 whatever its trunk does.
+            # An optimiser of its own: the head computes in float32 whatever its backbone does.
             self._optimizers["head"] = self._adam(list(critic.head.parameters()), None)
             if not critic.shared:
                 self._optimizers["critic"] = self._adam(critic.backbone_parameters(), dtype)
-        self._splits = [policy] if critic is None or critic.shared else [policy, critic.split]
+        self._policies = [policy] if critic is None or critic.shared else [policy, critic.policy]
         self._budget = MicroBudget(settings.micro_tokens, settings.gradient_checkpointing)
         self.nonfinite_streak = 0
         """How many updates in a row were left out by now."""
@@ -90,7 +89,7 @@ class Learner:
         totals, mismatch = TokenTotals(), TokenTotals().mismatch
         self.updates_applied, self._budget.retries = 0, 0
         to_come = sum(optimizer.bytes_to_come for optimizer in self._optimizers.values())
-        self._budget.decide(self._splits, to_come, self._settings.packing)
+        self._budget.decide(self._policies, to_come, self._settings.packing)
         for number, minibatch in enumerate(b for order in orders for b in batch.minibatches(order, self._settings.update_batch)):
             part = self._gradient(minibatch, loss_scale if rates.policy else 0.0)
             if number == 0:
@@ -143,10 +142,10 @@ class Learner:
                 optimizer.zero_grad()
             forget_failed(minibatch.ids_BT.device)
             lengths = minibatch.lengths_B.tolist()
-            if not self._budget.give_way(self._splits, lengths):
-                raise OutOfMemory(self._last_words(max(lengths), failure))
+            if not self._budget.reduce(self._policies, lengths):
+                raise OutOfMemory(self._no_memory_left(max(lengths), failure))
 
-    def _last_words(self, longest: int, failure: str) -> str:
+    def _no_memory_left(self, longest: int, failure: str) -> str:
         applied = f"{self.updates_applied} of this step's updates had been applied" if self.updates_applied else "no weight was changed"
         return (
             f"out of memory in the update with {self._budget.tokens} tokens at a time, where the longest sequence has {longest}, and "
@@ -154,10 +153,10 @@ class Learner:
             "lower rollout.max_tokens or rollout.max_turns, train adapters (lora.rank), or take a smaller model"
         )
 
-    def _cut(self, split: Policy, minibatch: Batch) -> list[AnyMicroBatch]:
+    def _cut(self, policy: Policy, minibatch: Batch) -> list[AnyMicroBatch]:
         """The micro-batches with something to learn from."""
         cut = cut_batch(
-            split,
+            policy,
             minibatch.ids_BT,
             minibatch.lengths_B,
             self._budget.tokens,
@@ -169,15 +168,15 @@ class Learner:
 
     def _backward(self, minibatch: Batch, loss_scale: float, totals: TokenTotals) -> None:
         """Accumulate the gradient of one minibatch."""
-        weights_BT = self._algorithm.aggregation(minibatch.loss_mask_BT, minibatch.trajectory_index_B, self._length)
+        weights_BT = token_weights(self._algorithm, minibatch.loss_mask_BT, minibatch.trajectory_index_B, self._max_tokens)
         value_weights_BT = token_mean(minibatch.loss_mask_BT, minibatch.trajectory_index_B, 1.0)
         for micro in self._cut(self.policy, minibatch):
             part = _Tokens.of_micro(minibatch, micro)
-            chosen = forward(self.policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
-            loss = loss_scale * (part.of(weights_BT) * self._policy_losses(chosen, part, totals)).sum()
-            totals.count_micro(len(chosen.targets_N), micro.num_tokens, micro.num_places, micro.num_saved)
+            selected = forward(self.policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
+            loss = loss_scale * (part.of(weights_BT) * self._policy_losses(selected, part, totals)).sum()
+            totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_places, micro.num_saved)
             if self.critic is not None and self.critic.shared:
-                values_N: Tensor = self.critic.head(chosen.features_ND)
+                values_N: Tensor = self.critic.head(selected.features_ND)
                 loss = loss + self._critic_settings.coef * (part.of(value_weights_BT) * self._value_losses(values_N, part, totals)).sum()
             loss.backward()
             totals.add_loss(loss)
@@ -186,38 +185,24 @@ class Learner:
 
     def _critic_backward(self, minibatch: Batch, weights_BT: Tensor, totals: TokenTotals) -> None:
         assert self.critic is not None
-        for micro in self._cut(self.critic.split, minibatch):
+        for micro in self._cut(self.critic.policy, minibatch):
             part = _Tokens.of_micro(minibatch, micro)
             values_N = self.critic.micro_values(minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
             (part.of(weights_BT) * self._value_losses(values_N, part, totals)).sum().backward()
 
-    def _policy_losses(self, chosen: Selected, part: "_Tokens", totals: TokenTotals) -> Tensor:
-        """The loss of every token: policy, entropy, divergence."""
-        algorithm = self._algorithm
-        logprobs_N, entropy_N = logprobs_and_entropy(self.policy, chosen.features_ND, chosen.targets_N, self._temperature)
-        sampled_N = part.of(part.batch.old_BT)
-        policy = clipped_policy_loss(
-            logprobs_N, sampled_N, part.of(part.batch.advantages_BT), algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
-        )
-        losses_N = policy.loss_N
-        if algorithm.entropy_coef:  # an entropy that is only reported has no gradient to be computed
-            losses_N = losses_N - algorithm.entropy_coef * entropy_N
-        if part.batch.reference_BT is not None:
-            divergence_N = algorithm.divergence(logprobs_N, part.of(part.batch.reference_BT))
-            totals.add(kl_reference=divergence_N)
-            if algorithm.kl_mode == "loss":
-                losses_N = losses_N + algorithm.kl_coef * divergence_N
-        totals.add(
-            policy_loss=policy.loss_N,
-            entropy=entropy_N,
-            clip_low=policy.clipped_low_N,
-            clip_high=policy.clipped_high_N,
-            clip_dual=policy.bounded_N,
-            kl_sampled=k3(sampled_N, logprobs_N),
-            mismatch=(logprobs_N - sampled_N).abs(),
-        )
-        totals.add_ratios(policy.ratio_N)
-        return losses_N
+    def _policy_losses(self, selected: Selected, part: "_Tokens", totals: TokenTotals) -> Tensor:
+        """The loss of every token, all terms together."""
+        logprobs_N, entropy_N = logprobs_and_entropy(self.policy, selected.features_ND, selected.targets_N, self._temperature)
+        losses = loss_terms(self._algorithm, part.policy_tokens(logprobs_N, entropy_N))
+        self._count(losses, logprobs_N, part, totals)
+        return losses.total_N
+
+    @staticmethod
+    def _count(losses: LossTerms, logprobs_N: Tensor, part: "_Tokens", totals: TokenTotals) -> None:
+        behavior_N = part.of(part.batch.behavior_logprobs_BT)
+        totals.add(**losses.metrics, mismatch=(logprobs_N - behavior_N).abs())
+        totals.add_ratios(losses.policy.ratio_N)
+        totals.add_mismatch_ratios(torch.exp(logprobs_N.detach() - behavior_N))
 
     def _value_losses(self, values_N: Tensor, part: "_Tokens", totals: TokenTotals) -> Tensor:
         losses = clipped_value_loss(
@@ -249,8 +234,8 @@ class _Tokens:
     """The selected tokens of a micro-batch, to look up fields of its minibatch by."""
 
     batch: Batch
-    places_N: Tensor
-    """Where they stand in a flattened field."""
+    positions_N: Tensor
+    """Their positions in a flattened [B, T] field."""
 
     @staticmethod
     def of_micro(batch: Batch, micro: AnyMicroBatch) -> "_Tokens":
@@ -258,6 +243,18 @@ class _Tokens:
         sequence_N, column_N = batch.loss_mask_BT[index_M].nonzero(as_tuple=True)
         return _Tokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N)
 
+    def policy_tokens(self, logprobs_N: Tensor, entropy_N: Tensor) -> PolicyTokens:
+        """What the loss looks at, for the selected tokens."""
+        batch = self.batch
+        return PolicyTokens(
+            logprobs_N=logprobs_N,
+            entropy_N=entropy_N,
+            old_N=self.of(batch.old_BT),
+            behavior_N=self.of(batch.behavior_logprobs_BT),
+            advantages_N=self.of(batch.advantages_BT),
+            reference_N=None if batch.reference_BT is None else self.of(batch.reference_BT),
+        )
+
     def of(self, field_BT: Tensor | None) -> Tensor:
         assert field_BT is not None  # the estimator of advantages has filled it in
-        return field_BT.flatten()[self.places_N]
+        return field_BT.flatten()[self.positions_N]

@@ -1,11 +1,13 @@
-"""The optimiser: AdamW on float32 weights, whatever the model computes in.
+"""The optimiser: AdamW on fp32 master weights, whatever the model computes in; and the learning rate of every step.
 
-At a rate of 1e-6 an update is far below what bfloat16 can tell apart (1 + 1/128 is its next number after 1), so a model that trains in it
-would stand still. Each such parameter has a float32 master here: the gradient of every micro-batch is added to the master's as soon as it
-is there and then freed, the update is made on the master, and the parameter is the master, rounded. A float32 parameter is its own master.
+At a rate of 1e-6 an update is far below the resolution of bfloat16 (the next number after 1 is 1 + 1/128), so weights kept in bfloat16 would
+not change. Each such parameter has an fp32 master weight here: the gradient of every micro-batch is added to the master's as soon as it
+exists and is then freed, the update is made on the master, and the parameter is the rounded master. A float32 parameter is its own master.
 
-Beside masters, gradients and Adam's two moments nothing of the size of the model is held, not even for a moment: the norm is taken in
-pieces, and clipping, the fused update and the rounding change what is there. The norm is the one number that a step waits for.
+Beside master weights, gradients and Adam's two moments nothing of the size of the model is held, not even for a moment: the norm is computed
+in pieces, and clipping, the fused update and the rounding work in place. The norm is the one number that a step waits for.
+
+The learning rate follows from the step alone, so a resumed run needs no state for it.
 """
 
 import math
@@ -25,7 +27,7 @@ PIECE = 2**24
 class FP32MasterAdamW:
     """AdamW over the masters of some parameters.
 
-    Build it on weights as they were loaded and let it cast them: `MasterAdam(parameters, ..., compute_dtype=torch.bfloat16)` copies the
+    Build it on weights as they were loaded and let it cast them: `FP32MasterAdamW(parameters, ..., compute_dtype=torch.bfloat16)` copies the
     float32 values first, so nothing is rounded in the masters. Parameters keep their identity.
     """
 
@@ -163,3 +165,24 @@ def _gradient_mover(master: nn.Parameter) -> Callable[[Tensor], None]:
 def _check_shapes(what: str, got: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> None:
     if list(got) != list(wanted):
         raise ValueError(f"its optimiser's {what} have shapes {list(got)[:3]}, this model's have {list(wanted)[:3]}")
+
+
+# From the share of the decay that has passed (0 at its start, 1 in the last step) to the share of the way down to the final rate.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda passed: 0.0,
+    "linear": lambda passed: passed,
+    "cosine": lambda passed: (1 - math.cos(math.pi * passed)) / 2,
+}
+
+
+def learning_rate(base: float, step: int, steps: int, schedule: str, warmup_steps: int, min_lr_ratio: float) -> float:
+    """The rate of a step, of which there are `steps`, counted from 1.
+
+    It rises in equal parts from base / warmup_steps in step 1 to base in step warmup_steps (in step 1 without warm-up), then falls as the
+    schedule says, to min_lr_ratio * base in the last step.
+    """
+    if step < warmup_steps:
+        return base * step / warmup_steps
+    peak = max(warmup_steps, 1)
+    passed = min(1.0, (step - peak) / (steps - peak)) if step > peak else 0.0
+    return base * (1 - (1 - min_lr_ratio) * SCHEDULES[schedule](passed))

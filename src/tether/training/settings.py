@@ -8,17 +8,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tether.algorithms.filters.rules import AUTO
-from tether.algorithms.filters.rules import LOSS_SCALES
+from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
-from tether.algorithms.presets import AGGREGATIONS, ALGORITHMS, DIVERGENCES, ESTIMATORS, SECTIONS
+from tether.algorithms.presets import AGGREGATIONS, DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
 from tether.core.protocols import Sampling
 from tether.envs.registry import check_name
-from tether.training.diagnosis_settings import Action, AlarmSettings, DiagnosisSettings
-from tether.training.schedule import SCHEDULES
+from tether.diagnostics.settings import Action, AlarmSettings, DiagnosisSettings
+
+SCHEDULES = ("constant", "linear", "cosine")
+"""Names of training.optim.SCHEDULES, known without torch."""
+ENGINES = ("native",)
+"""Engines that can train, known without torch; rollout.engines.base builds them."""
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -66,7 +69,9 @@ class LoraSettings(Settings):
 
 
 class AlgorithmSettings(Settings):
-    """A preset and, where given, departures from it."""
+    """A preset and, where given, changes to it."""
+
+    renamed = {"scale_by_std": "normalize_std", "lam": "gae_lambda", "reward_at": "reward_placement", "kl_in": "kl_mode"}
 
     name: str = "grpo"
     advantages: str | None = None
@@ -81,6 +86,8 @@ class AlgorithmSettings(Settings):
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_high: Annotated[float, Field(gt=0)] | None = None
     dual_clip: Annotated[float, Field(gt=1)] | None = None
+    importance_cap: Annotated[float, Field(gt=0)] | None = None
+    """Truncated importance sampling: weigh every token by min(old / behavior, this cap); null turns it off, as the native engine needs none."""
     entropy_coef: Annotated[float, Field(ge=0)] | None = None
     kl_coef: Annotated[float, Field(ge=0)] | None = None
     kl_mode: Literal["loss", "reward"] | None = None
@@ -91,7 +98,7 @@ class AlgorithmSettings(Settings):
     @field_validator("name", "advantages", "aggregation", "divergence")
     @classmethod
     def _names(cls, name: str | None, info: Any) -> str | None:
-        known = {"name": ALGORITHMS, "advantages": ESTIMATORS, "aggregation": AGGREGATIONS, "divergence": DIVERGENCES}[info.field_name]
+        known = {"name": PRESETS, "advantages": ESTIMATORS, "aggregation": AGGREGATIONS, "divergence": DIVERGENCES}[info.field_name]
         what = "algorithm" if info.field_name == "name" else info.field_name
         return name if name is None else _known(what, name, known)
 
@@ -162,6 +169,12 @@ class RolloutSettings(Settings):
     """Budget of one response."""
     stop_ids: list[Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = []
     """Sequences of token ids that end a response, beside the end of the turn and the closing tags."""
+    stop_strings: list[Annotated[str, Field(min_length=1)]] = []
+    """Texts that end a response, beside the closing tags."""
+    engine: str = "native"
+    """What samples responses: `native` decodes on the learner's own weights."""
+    error_retries: Annotated[int, Field(ge=0)] = 1
+    """How often an episode that an environment error ended is played again with the same seeds; one that fails again is left out."""
     max_context: Positive = 3600
     """Budget of one conversation; the model's own limit also holds."""
     max_rows: Positive = 128
@@ -178,12 +191,21 @@ class RolloutSettings(Settings):
     overlong_penalty: Annotated[float, Field(ge=0)] = 1.0
     """The punishment at the full length."""
 
+    @field_validator("engine")
+    @classmethod
+    def _engine(cls, name: str) -> str:
+        return _known("engine", name, ENGINES)
+
     def sampling(self, temperature: float) -> Sampling:
         """How responses are drawn at a temperature."""
-        return Sampling(temperature, self.max_tokens, self.top_k, self.top_p, self.min_p, tuple(map(tuple, self.stop_ids)))
+        return Sampling(
+            temperature, self.max_tokens, self.top_k, self.top_p, self.min_p, tuple(map(tuple, self.stop_ids)), tuple(self.stop_strings)
+        )
 
 
 class LearnerSettings(Settings):
+    renamed = {"final_share": "min_lr_ratio"}
+
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Null: 1e-6 (the paper's), or 1e-4 for the embedded `tiny`."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -310,6 +332,17 @@ class RunSettings(Settings):
                 f"alarms.actions asks for {asked}, but filter.strategy '{self.filter.strategy}' has no share to change; "
                 "choose top_p, top_k, min_p or auto"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _text_observations(self) -> "RunSettings":
+        """The policy reads text only: an image observation would show it nothing but a placeholder."""
+        for env in self.environments():
+            if env.options.get("observation") == "image":
+                raise ValueError(
+                    f"environment '{env.name}' has observation=image, but training and evaluation read text only: the model would see no board; "
+                    "choose a text observation, such as observation=grid"
+                )
         return self
 
     @model_validator(mode="after")

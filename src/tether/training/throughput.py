@@ -1,22 +1,23 @@
-"""What a step costs, measured: seconds and peak memory of every stage, tokens a second, and the share of the device's peak.
+"""The cost of a step, measured: seconds and peak memory of every stage, tokens per second, and the share of the device's peak.
 
-Stages may lie inside each other; time and memory count for the innermost one only, so seconds add up to no more than the step took. A
-stage ends with a wait for the card, or work that it only queued would count for the next. Operations are those that the model asks for
-(6 x parameters x tokens in training, 2 x in sampling, and attention on top), not those that were spent: what is computed again to save
-memory, and padding, lower the share. A prompt that a group has in common counts once in the rollout, and in every sequence
-of the update.
+Stages may be nested; time and memory count for the innermost one only, so the seconds add up to no more than the step took. A stage ends
+with a wait for the device, because queued work would otherwise count for the next stage. Operations are those that the model requires
+(6 x parameters x tokens in training, 2 x in sampling, and attention on top), not those that were executed: recomputation and padding lower
+the share. A prompt that a group has in common counts once in the rollout, and in every sequence of the update.
 """
 
+import dataclasses
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
+from tether.core.protocols import EngineStatistics
 from tether.core.types import Group
 from tether.models.critic import Critic
 from tether.models.hardware import measured_peak, synchronise
@@ -84,9 +85,9 @@ def fed_spans(groups: Iterable[Group]) -> list[tuple[int, int]]:
     for group in groups:
         begun: set[tuple[int, ...]] = set()
         for trajectory in group.trajectories:
-            for number, segment in enumerate(trajectory.sequences):
+            for number, sequence in enumerate(trajectory.sequences):
                 prompt = tuple(trajectory.turns[0].context_ids) if number == 0 else ()
-                spans.append((len(prompt) if prompt in begun else 0, len(segment.token_ids)))
+                spans.append((len(prompt) if prompt in begun else 0, len(sequence.token_ids)))
                 begun |= {prompt} if prompt else set()
     return spans
 
@@ -98,7 +99,7 @@ class StepTimer:
         self._device = model.device
         self.peak = measured_peak(model.device, model.dtype)
         self._policy = arithmetic_of(model)
-        self._critic = arithmetic_of(critic.split.module, with_head=False) if critic is not None and not critic.shared else None
+        self._critic = arithmetic_of(critic.policy.module, with_head=False) if critic is not None and not critic.shared else None
         self._open: list[str] = []
         self._since = 0.0
         self.begin()
@@ -122,18 +123,18 @@ class StepTimer:
             self._settle()
             self._open.pop()
 
-    def count(self, engine: Mapping[str, float]) -> None:
+    def count_engine(self, statistics: EngineStatistics) -> None:
         """Add what the engine counted in a round of the rollout."""
-        for name, value in engine.items():
+        for name, value in dataclasses.asdict(statistics).items():
             self._engine[name] = self._engine.get(name, 0) + value
 
-    def played(self, groups: Sequence[Group]) -> None:
+    def count_rollout(self, groups: Sequence[Group]) -> None:
         """The rollout of the step sampled these, in all its rounds."""
         self._tokens["rollout"] = sum(t.num_sampled for group in groups for t in group.trajectories)
         if self._policy is not None:
             self._operations["rollout"] = self._policy.forward(fed_spans(groups))
 
-    def learned(self, lengths: Sequence[int], epochs: int) -> None:
+    def count_update(self, lengths: Sequence[int], epochs: int) -> None:
         """The update learned from sequences of these lengths, so many times."""
         self._tokens["update"] = epochs * sum(lengths)
         if self._policy is not None:
@@ -184,7 +185,7 @@ def unused_memory(device: torch.device) -> int | None:
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
-def give_back_unused(device: torch.device) -> None:
+def release_unused_memory(device: torch.device) -> None:
     """Empty torch's cache where it holds much of a card that is nearly full, so that what does not come from torch finds room too."""
     unused = unused_memory(device)
     if unused is None:

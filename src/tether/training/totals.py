@@ -1,6 +1,6 @@
 """Sums over the trained tokens of a step, reduced to means once at its end.
 
-Sums stay on the device until a minibatch is done and are read in one go: a GPU that is asked for a number has to finish first.
+Sums stay on the device until a minibatch is done and are then read together: reading a number makes the host wait for the GPU.
 """
 
 import math
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 MEANS = ("policy_loss", "entropy", "clip_low", "clip_high", "clip_dual", "kl_sampled")
-"""Always there; others only where the algorithm computes them."""
-OPTIONAL_MEANS = ("kl_reference", "value_loss", "value_clip")
-LOSS, RATIO_MAX, RATIO_MIN = "loss", "ratio_max", "ratio_min"
-"""Numbers of a minibatch that are no sums over tokens."""
+"""Always logged, 0 where nothing was trained."""
+INTERNAL = ("ratio", "ratio_squared", "mismatch", "mismatch_ratio")
+"""Sums that are logged in another form."""
+LOSS, RATIO_MAX, RATIO_MIN, MISMATCH_MAX = "loss", "ratio_max", "ratio_min", "mismatch_ratio_max"
+"""Numbers of a minibatch that are not sums over tokens."""
 
 
 class TokenTotals:
@@ -22,14 +23,14 @@ class TokenTotals:
         self.sums: dict[str, float] = {}
         """What has been read from the device: `settle` first."""
         self.count = 0
-        self.ratio_max, self.ratio_min = 0.0, math.inf
+        self.ratio_max, self.ratio_min, self.mismatch_max = 0.0, math.inf, 0.0
         self.losses: list[float] = []
         """The loss of each minibatch."""
         self.norms: list[dict[str, float]] = []
         """Gradient norms of each update, by optimiser."""
         self.nonfinite = 0
         self.tokens, self.places, self.saved = 0, 0, 0
-        """Tokens that went through the model, the places there were for them, and tokens that were spared because others begin alike."""
+        """Tokens that went through the model, the positions of those passes, padding included, and tokens that were not computed because others share them."""
         self._pending: dict[str, Tensor] = {}
 
     def add(self, **values: Tensor) -> None:
@@ -41,6 +42,12 @@ class TokenTotals:
         highest, lowest = (found.detach().double() for found in ratio_N.aminmax()[::-1])
         self._pending[RATIO_MAX] = torch.maximum(self._pending.get(RATIO_MAX, highest), highest)
         self._pending[RATIO_MIN] = torch.minimum(self._pending.get(RATIO_MIN, lowest), lowest)
+
+    def add_mismatch_ratios(self, ratio_N: Tensor) -> None:
+        """exp(log-prob of the learner - log-prob of the sampler)."""
+        self.add(mismatch_ratio=ratio_N)
+        highest = ratio_N.detach().double().max()
+        self._pending[MISMATCH_MAX] = torch.maximum(self._pending.get(MISMATCH_MAX, highest), highest)
 
     def add_loss(self, loss: Tensor) -> None:
         """The loss of a micro-batch, a part of its minibatch's."""
@@ -65,6 +72,7 @@ class TokenTotals:
             self.losses.append(found.pop(LOSS))
         if RATIO_MAX in found:
             self.ratio_max, self.ratio_min = found.pop(RATIO_MAX), found.pop(RATIO_MIN)
+        self.mismatch_max = found.pop(MISMATCH_MAX, 0.0)
         self.sums = found
 
     def merge(self, part: "TokenTotals") -> None:
@@ -72,6 +80,7 @@ class TokenTotals:
         self.count, self.tokens, self.places = self.count + part.count, self.tokens + part.tokens, self.places + part.places
         self.saved += part.saved
         self.ratio_max, self.ratio_min = max(self.ratio_max, part.ratio_max), min(self.ratio_min, part.ratio_min)
+        self.mismatch_max = max(self.mismatch_max, part.mismatch_max)
         self.losses += part.losses
         self.norms += part.norms
         for name, value in part.sums.items():
@@ -87,7 +96,11 @@ class TokenTotals:
     @property
     def mismatch(self) -> dict[str, float]:
         """How far the learner's log-probs are from the sampler's; 0 where that is not finite, which the counts of updates say."""
-        found = {"mismatch": self.mean("mismatch"), "mismatch_ratio_mean": self.mean("ratio"), "mismatch_ratio_max": self.ratio_max}
+        found = {
+            "mismatch": self.mean("mismatch"),
+            "mismatch_ratio_mean": self.mean("mismatch_ratio"),
+            "mismatch_ratio_max": self.mismatch_max,
+        }
         return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
 
 
@@ -97,7 +110,7 @@ def update_metrics(totals: TokenTotals, mismatch: dict[str, float], rate: float,
     metrics = {
         "loss": sum(totals.losses) / max(1, num_updates),
         **{name: totals.mean(name) for name in MEANS},
-        **{name: totals.mean(name) for name in OPTIONAL_MEANS if name in totals.sums},
+        **{name: totals.mean(name) for name in totals.sums if name not in INTERNAL},
         "ratio_mean": totals.mean("ratio"),
         "ratio_std": math.sqrt(max(0.0, totals.mean("ratio_squared") - totals.mean("ratio") ** 2)),
         "ratio_max": totals.ratio_max,

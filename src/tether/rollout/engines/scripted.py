@@ -32,7 +32,7 @@ class ScriptedEngine:
     def __init__(self, respond: Respond | Path | str, tokenizer: PreTrainedTokenizerBase) -> None:
         """`respond` is a function, or the path of a file of responses."""
         self._respond = respond if callable(respond) else read_script(Path(respond))
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.statistics = EngineStatistics()
 
     def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
@@ -54,8 +54,8 @@ class ScriptedEngine:
         while prompt is not None:
             seen = [*prompt] if isinstance(prompt, ContextReset) else [*seen, *prompt]
             self.statistics.fed_tokens += len(prompt)
-            text = self._respond(self._tokenizer.decode(seen), number, turn)
-            ids = self._tokenizer.encode(text, add_special_tokens=False)[: sampling.max_tokens]
+            text = self._respond(self.tokenizer.decode(seen), number, turn)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)[: sampling.max_tokens]
             cut = len(ids) >= sampling.max_tokens
             self.statistics.sampled_tokens += len(ids)
             seen, turn = [*seen, *ids], turn + 1

@@ -1,20 +1,32 @@
-"""When going on is a waste: the paper's two rules (appendix B.2), and two for runs in which no update happens.
+"""Early stopping: the paper's two rules (appendix B.2), and two for runs in which no update happens.
 
 - The reward variance stays below a share of its mean over the first steps: there is no signal left, only noise moves the weights.
 - Validation success stays below a floor: the policy has collapsed, or the task is out of reach.
 - The filter keeps nothing for several steps in a row: no update happens at all.
-- Updates were left out one after the other because their gradient was not finite: the policy cannot learn any more.
+- Several updates in a row were skipped because their gradient was not finite: the policy cannot learn any more.
 
 The rules read the records of the run and nothing else, so a resumed run stops where an uninterrupted one would have.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tether.runs.schema import StepRecord
+from tether.training.hooks import Hook
 from tether.training.settings import EarlyStopSettings
 
+if TYPE_CHECKING:
+    from tether.training.loop import Trainer
 
-def reason_to_stop(records: Sequence[StepRecord], rules: EarlyStopSettings) -> str | None:
+
+class EarlyStop(Hook):
+    """Ends a run by the rules; rolled-back steps do not count."""
+
+    def stop_reason(self, run: "Trainer") -> str | None:
+        return stop_reason(run.alarm_actions.counting(run.records), run.settings.early_stop)
+
+
+def stop_reason(records: Sequence[StepRecord], rules: EarlyStopSettings) -> str | None:
     """Why a run with these records (one per step, in order) should end, or None."""
     trained = [record.metrics for record in records if "groups/rv_mean" in record.metrics]
     successes = [record.metrics["validation/success"] for record in records if "validation/success" in record.metrics]

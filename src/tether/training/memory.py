@@ -1,14 +1,19 @@
-"""Whether a run fits into memory, counted from configurations before any weights are loaded.
+"""What a run takes in memory: planned before anything is loaded, and adapted while updates run.
 
-Parameters are counted exactly, on modules without storage. What is counted is what the run will certainly hold at once: weights in the type
-they compute in, float32 masters, Adam's moments, gradients, the critic, a reference and a judge where they are models of their own,
-the cache of one conversation, and the part of the logits that is computed at a time. More than there is: the run is refused, with the sizes
-and what would need less. What is left over is shared by the engine's cache and the activations of an update; activations can be computed
-again and micro-batches made smaller, so they are a note, not a refusal. A model whose configuration cannot be had without loading it (a
-.gguf file) is not counted, and neither is the run.
+**The plan** (`plan_memory`) is counted from configurations, on modules without storage. It counts what the run certainly holds at once:
+weights in the type they compute in, fp32 master weights, Adam's moments, gradients, the critic, a reference and a scorer where they are
+separate models, the cache of one conversation, and the part of the logits that is computed at a time. A run that needs more than there is
+is refused, with the sizes and with settings that need less. The engine's cache and the activations of an update share the rest; activations
+can be recomputed and micro-batches made smaller, so they are a note, not a refusal. A model whose configuration is only known after loading
+(a .gguf file) is not counted, and neither is the run.
+
+**The budget** (`MicroBudget`) is how many tokens go through the model at once. Whether activations are kept or recomputed is decided once,
+before the first update, from the memory that is free then, unless a setting says it: micro-batches get smaller first, as long as they keep
+a GPU busy, because recomputing everything costs a third more time. Where an update still runs out of memory, its micro-batches are halved,
+again and again down to the longest sequence of the minibatch; then activations are recomputed. A reduction holds for the rest of the run.
 """
 
-from collections.abc import Mapping
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +28,15 @@ from tether.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, 
 from tether.models.catalog import EMBEDDED, smollm2_folder, tiny_folder
 from tether.models.hardware import available_memory, check_device, default_device
 from tether.models.linear_logprobs import LOGIT_BYTES
-from tether.models.recompute import kept_bytes
-from tether.training.diagnosis_settings import POLICY, REFERENCE
-from tether.training.micro_budget import MARGIN
 from tether.training.settings import RunSettings
+
+
+from collections.abc import Mapping, Sequence
+
+from tether.models.linear_logprobs import LOGIT_BYTES
+from tether.models.policy import Policy
+from tether.models.recompute import can_recompute, kept_bytes
+from tether.diagnostics.settings import POLICY, REFERENCE
 
 GB, GIB = 1e9, 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2}
@@ -83,9 +93,9 @@ def plan_memory(settings: RunSettings, algorithm: Algorithm) -> MemoryPlan | Non
     if available is None or len(shapes) < len(found):
         return None
     fit = counted(settings, algorithm, device, available, shapes)
-    if fit.total > available:
-        ways = _ways_out(settings, algorithm, device, fit, shapes)
-        raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {fit.words()}; {ways}")
+    if plan.total > available:
+        ways = _alternatives(settings, algorithm, device, fit, shapes)
+        raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {ways}")
     return fit
 
 
@@ -109,11 +119,11 @@ def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, a
     if settings.learner.gradient_checkpointing is not True and activations > spare - taken:
         kept = settings.learner.gradient_checkpointing is False
         note = (
-            f"little memory is left for updates ({fit.words()}): keeping the activations of {settings.learner.micro_tokens} tokens takes about "
+            f"little memory is left for updates ({plan.words()}): keeping the activations of {settings.learner.micro_tokens} tokens takes about "
             f"{activations / GB:.1f} GB; "
         )
         note += "leave learner.gradient_checkpointing at null" if kept else "they are computed again, which takes a third more time"
-        fit.notes.append(note)
+        plan.notes.append(note)
     return fit
 
 
@@ -139,14 +149,14 @@ def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[st
         needs["critic"] = sum(_trained(shape.backbone, own_width).values()) + 4 * (shape.parameters - shape.backbone)
     if name := _reference(settings, algorithm):
         needs["reference model"] = width * shapes[name].parameters
-    if name := _judge(settings):
+    if name := _scorer(settings):
         needs["scorer"] = width * shapes[name].parameters
     return needs
 
 
 def _models(settings: RunSettings, algorithm: Algorithm) -> list[str]:
     """Every model the run loads."""
-    others = (_critic(settings, algorithm), _reference(settings, algorithm), _judge(settings))
+    others = (_critic(settings, algorithm), _reference(settings, algorithm), _scorer(settings))
     return list(dict.fromkeys([settings.model.name, *(name for name in others if name)]))
 
 
@@ -160,7 +170,7 @@ def _reference(settings: RunSettings, algorithm: Algorithm) -> str | None:
     return settings.algorithm.reference or (None if trains_adapters(settings) else settings.model.name)
 
 
-def _judge(settings: RunSettings) -> str | None:
+def _scorer(settings: RunSettings) -> str | None:
     name = settings.diagnosis.scorer
     if name == POLICY or not settings.diagnosis.every or "://" in name:
         return None
@@ -196,7 +206,7 @@ def _num_adapted(settings: RunSettings, policy: Shape) -> int | None:
     return settings.lora.rank * sum(policy.linear.get(name, 0) for name in chosen)
 
 
-def _ways_out(settings: RunSettings, algorithm: Algorithm, device: torch.device, fit: MemoryPlan, shapes: Mapping[str, Shape]) -> str:
+def _alternatives(settings: RunSettings, algorithm: Algorithm, device: torch.device, plan: MemoryPlan, shapes: Mapping[str, Shape]) -> str:
     """The changes that would fit, or where none does those that would need clearly less, with what they need, the least first."""
     adapters, shared = {"lora": {"rank": SMALL_RANK}}, {"critic": {"shared": True}}
     changes: dict[str, dict[str, dict[str, Any]]] = {
@@ -211,10 +221,10 @@ def _ways_out(settings: RunSettings, algorithm: Algorithm, device: torch.device,
     found: dict[int, str] = {}
     for words, change in changes.items():
         sections = {section: getattr(settings, section).model_copy(update=update) for section, update in change.items()}
-        needed = counted(settings.model_copy(update=sections), algorithm, device, fit.available, shapes).total
-        if needed < (1 - CLEARLY) * fit.total:
+        needed = counted(settings.model_copy(update=sections), algorithm, device, plan.available, shapes).total
+        if needed < (1 - CLEARLY) * plan.total:
             found.setdefault(needed, words)  # of changes that come to the same, the first and shortest
-    fitting = {needed: words for needed, words in found.items() if needed <= fit.available}  # where there are any, nobody needs the others
+    fitting = {needed: words for needed, words in found.items() if needed <= plan.available}  # where there are any, nobody needs the others
     listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted((fitting or found).items()))
     return f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
 
@@ -258,3 +268,73 @@ def measured_shape(model: PreTrainedModel) -> Shape:
         positions=int(getattr(config, "max_position_embeddings", 0) or 2**31),
         kept=kept_bytes(model, 1, fused=True) // model.dtype.itemsize,
     )
+
+
+# ----------------------------------------------------------------------------------------------------------- the budget
+
+ENOUGH_TOKENS = 4096
+"""A micro-batch of so many keeps any card busy; fewer are not chosen in order to keep activations."""
+MARGIN = 1.3
+"""An estimate of activations is taken this much larger: memory is held in blocks, and layers need some while they compute."""
+
+
+class MicroBudget:
+    """Tokens per micro-batch, and whether activations are computed again."""
+
+    def __init__(self, tokens: int, recompute: bool | None) -> None:
+        """`recompute` None: to be decided (`decide`)."""
+        self.tokens = tokens
+        self._recompute = recompute
+        self.retries = 0
+        """How often something gave way in this step."""
+
+    @property
+    def recompute(self) -> bool:
+        return bool(self._recompute)
+
+    def decide(self, policies: Sequence[Policy], bytes_to_come: int, packing: bool) -> None:
+        """Settle whether activations are kept, where that is open.
+
+        Args:
+            splits: the models that are trained, one after the other.
+            bytes_to_come: what optimisers will take beside the activations.
+            packing: whether models may compute flat rows.
+        """
+        if self._recompute is None:
+            free = available_memory(policies[0].module.device)
+            room = None if free is None else free - bytes_to_come
+            fewer = self.tokens
+            while not _fits(policies, fewer, packing, room) and fewer // 2 >= ENOUGH_TOKENS:
+                fewer //= 2
+            if _fits(policies, fewer, packing, room):
+                self.tokens, self._recompute = fewer, False
+            else:
+                self._recompute = all(_recomputes(policy) for policy in policies)
+
+    def reduce(self, policies: Sequence[Policy], lengths: Sequence[int]) -> bool:
+        """Ask for less memory for a minibatch with sequences of these lengths; False where there is nothing left to give up."""
+        longest = max(lengths)
+        if self.tokens > longest:
+            self.tokens = max(longest, min(self.tokens, sum(lengths)) // 2)
+        elif not self.recompute and all(_recomputes(policy) for policy in policies):
+            self._recompute = True
+        else:
+            return False
+        self.retries += 1
+        return True
+
+
+def _fits(policies: Sequence[Policy], tokens: int, packing: bool, room: int | None) -> bool:
+    return room is None or max(_needed(policy, tokens, packing) for policy in policies) <= room
+
+
+def _needed(policy: Policy, tokens: int, packing: bool) -> int:
+    """Memory of one micro-batch with its activations kept."""
+    device_type = policy.module.device.type
+    logits = 2 * LOGIT_BYTES.get(device_type, LOGIT_BYTES["cpu"])
+    fused = packing and policy.backbone is not None and device_type == "cuda"
+    return int(MARGIN * kept_bytes(policy.module, tokens, fused=fused)) + logits
+
+
+def _recomputes(policy: Policy) -> bool:
+    return policy.backbone is not None or can_recompute(policy.module)

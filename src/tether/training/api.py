@@ -1,0 +1,378 @@
+"""The library's front door: `tether.train`, `tether.evaluate`, `tether.play`. The command line calls the same functions.
+
+Settings are checked as far as possible before torch is loaded; whatever needs torch is imported inside the functions.
+"""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tether.core.config import Settings, dump_yaml, load, merge, validate
+from tether.core.errors import BadInput, ConfigError, TetherError
+from tether.core.protocols import Engine, Env
+from tether.core.types import Group
+from tether.envs.env_factory import env_factory
+from tether.envs.registry import make_env
+from tether.models.catalog import check_name
+from tether.runs.checkpoints import MODEL, find_checkpoint
+from tether.runs.run import Run
+from tether.runs.store import RunStore
+from tether.training.settings import EnvSettings, RunSettings
+
+if TYPE_CHECKING:
+    from tether.training.callbacks import Callback
+    from tether.training.evaluate import Evaluation
+
+SMOKE: dict[str, Any] = {
+    "model": {"name": "tiny"},
+    "rollout": {"num_groups": 2, "group_size": 4, "max_tokens": 64, "max_context": 1024, "max_rows": 64},
+    "learner": {"learning_rate": None, "update_batch": 4},
+    "critic": {"model": None, "learning_rate": None},
+    "algorithm": {"reference": None},
+    "evaluation": {"prompts": 4, "samples": 1},
+    "diagnosis": {"every": 1},
+    "steps": 2,
+}
+"""Any run, reduced to what shows within a minute whether it works."""
+
+FREE_ON_RESUME = {
+    "steps": (),
+    "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts"),
+    "rollout": ("max_rows", "cache_gb", "error_retries"),
+    "diagnosis": ("every",),
+}
+"""What may change when a run is resumed: how long it is, and what decides how much memory it takes but not what it learns."""
+
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The older name first: every version of torch reads it, some ignore the newer one."""
+
+
+# ------------------------------------------------------------------------------------------------------------------- train
+
+
+def train(
+    env: str | None = None,
+    model: str | None = None,
+    algo: str | None = None,
+    filter: str | None = None,
+    steps: int | None = None,
+    out: Path | str | None = None,
+    callbacks: Sequence["Callback"] = (),
+    *,
+    seed: int | None = None,
+    config: Path | str | None = None,
+    resume: bool = False,
+    smoke: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train an agent: the same run as `tether train`, without the live view and the report.
+
+    Args:
+        env: an environment's name; may also come from `config`.
+        model: tiny (the default), smollm2, a Hugging Face id or folder, or a .gguf file.
+        algo: ppo, grpo (the default), dapo or dr_grpo.
+        filter: strategy and share to keep, such as "top_p:0.9" (the default unless the algorithm has its own), "top_k:0.5", "auto" or "all".
+        steps: training steps.
+        out: run folder; must be new unless `resume`. By default a new folder under runs/.
+        callbacks: `tether.training.callbacks.Callback` objects that follow the run.
+        seed: seed of everything.
+        config: a TOML or YAML file of settings.
+        resume: continue the run in `out` from its last checkpoint.
+        smoke: two small steps on `tiny`, to see that it works.
+        settings: any other setting by section, such as rollout={"group_size": 8}, or dotted: **{"rollout.group_size": 8}.
+    """
+    given = merge(named_settings(env, model, algo, filter, steps, seed), nested_settings(settings))
+    store, resolved = open_run(out, config, given, resume=resume, smoke=smoke)
+    run_training(resolved, store, callbacks, resumed=resume)
+    return Run(store.folder)
+
+
+def open_run(
+    out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool
+) -> tuple[RunStore, RunSettings]:
+    """The run folder and the resolved settings of a new or a resumed run."""
+    out, config = Path(out) if out is not None else None, Path(config) if config is not None else None
+    if not resume:
+        settings = resolve_settings(config, given, SMOKE if smoke else {})
+        return _create(out, settings), settings
+    if smoke:
+        raise ConfigError("--smoke starts a run of its own; leave it out with --resume")
+    return _reopen(out, config, given)
+
+
+def run_training(
+    settings: RunSettings,
+    store: RunStore,
+    callbacks: Sequence["Callback"],
+    *,
+    resumed: bool,
+    ready: Callable[[Any], None] = lambda trainer: None,
+) -> None:
+    """Build the trainer and run it; `ready` is called with the trainer once its model is loaded."""
+    _grow_allocator_segments()
+    from tether.training.loop import Trainer
+
+    try:
+        trainer = Trainer(settings, store, callbacks)
+    except TetherError:
+        if not resumed:
+            shutil.rmtree(store.folder)  # made a moment ago, holds nothing
+        raise
+    ready(trainer)
+    trainer.run()
+
+
+# ---------------------------------------------------------------------------------------------------------------- evaluate
+
+
+def evaluate(
+    model_or_run: Path | str,
+    env: str | None = None,
+    prompts: int = 512,
+    *,
+    temperature: float = 0.5,
+    samples: int = 1,
+    best: bool = False,
+    callbacks: Sequence["Callback"] = (),
+    **settings: Any,
+) -> "Evaluation":
+    """Success on the fixed validation prompts, with its 95% interval and pass@k.
+
+    Args:
+        model_or_run: a run folder (its newest checkpoint) or anything `load_model` takes.
+        env: the environment; a run folder knows its own.
+        prompts: validation prompts.
+        temperature: of sampling; 0 is greedy.
+        samples: episodes per prompt; pass@k needs k of them.
+        best: the run's best checkpoint instead of its newest.
+        callbacks: follow the progress (`on_stage_begin`, `on_stage_progress`).
+        settings: any other setting, as in `train`.
+    """
+    given = merge({"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}, nested_settings(settings))
+    return run_evaluation(evaluation_settings(str(model_or_run), env, best, given), callbacks)
+
+
+def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping[str, Any]) -> RunSettings:
+    """The settings of an evaluation: those of the run folder if `target` is one, with what was given on top; names are checked."""
+    base = _target_settings(target, best)
+    if env is not None:
+        base = {**base, "env": {"name": env}, "also": []}
+    if "env" not in base:
+        raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
+    settings = validate(RunSettings, merge(base, given))
+    for chosen in settings.environments():
+        make_env(chosen.name, **chosen.options)
+    check_name(settings.model.name)
+    return settings
+
+
+def run_evaluation(settings: RunSettings, callbacks: Sequence["Callback"] = ()) -> "Evaluation":
+    """Load the model and play the validation prompts."""
+    from tether.models.load import load_model
+    from tether.models.policy import Policy
+    from tether.training.build import build_sampler, compute_dtype
+    from tether.training.callbacks import CallbackList
+    from tether.training.evaluate import evaluate as evaluate_policy
+
+    loaded = load_model(settings.model.name, device=settings.model.device, dtype=compute_dtype(settings))
+    policy = Policy(loaded.model, loaded.tokenizer, max_positions=settings.rollout.max_context)
+    sampler = build_sampler(settings, policy, CallbackList(callbacks))
+    return evaluate_policy(sampler, settings.evaluation.prompts, settings.evaluation_sampling(), samples=settings.evaluation.samples)
+
+
+def _target_settings(target: str, best: bool) -> dict[str, Any]:
+    """Settings of a run folder with its newest or best checkpoint as the model; of a model, just its name."""
+    if "://" in target:
+        raise BadInput(f"'{target}' is an address; evaluation needs a model's name, a folder, a .gguf file or a run folder")
+    folder = Path(target)
+    if not (folder / "run.json").is_file():
+        if best:
+            raise BadInput(f"--best is for run folders, and '{target}' is not one; leave it out")
+        return {"model": {"name": target}}
+    store = RunStore.open(folder)
+    config = store.config()
+    model = {**config.get("model", {}), "name": str(find_checkpoint(store.checkpoints, best=best)[0] / MODEL)}
+    return {**config, "model": model}
+
+
+# -------------------------------------------------------------------------------------------------------------------- play
+
+
+def play(
+    env: str,
+    model_or_engine: str | Engine,
+    prompts: int = 8,
+    group_size: int = 16,
+    seed: int = 0,
+    *,
+    tokenizer: Any = None,
+    temperature: float = 1.0,
+    step: int = 1,
+    **settings: Any,
+) -> list[Group]:
+    """Play episodes without training: the groups that a training step would sample.
+
+    Args:
+        env: the environment.
+        model_or_engine: anything `load_model` takes, or an engine, such as a `ScriptedEngine`.
+        prompts: groups to play.
+        group_size: episodes of each.
+        seed: of the run; with `step` it fixes prompts, environments and token draws.
+        tokenizer: of an engine that does not carry one.
+        temperature: of sampling.
+        step: which step of the run to play.
+        settings: any other setting, as in `train`.
+    """
+    from tether.models.chat import ChatFormat
+    from tether.models.load import load_model
+    from tether.models.policy import Policy
+    from tether.rollout.engines.base import make_engine
+    from tether.rollout.sampler import EnvPool, play_plan, training_plan
+    from tether.training.build import compute_dtype, env_specs, episode_rules
+
+    given = {"env": {"name": env}, "rollout": {"num_groups": prompts, "group_size": group_size, "temperature": temperature}, "seed": seed}
+    given = merge(given, nested_settings(settings))
+    if isinstance(model_or_engine, str):
+        given = merge({"model": {"name": model_or_engine}}, given)
+    resolved = validate(RunSettings, given)
+    if isinstance(model_or_engine, str):
+        check_name(model_or_engine)
+        loaded = load_model(model_or_engine, device=resolved.model.device, dtype=compute_dtype(resolved))
+        policy = Policy(loaded.model, loaded.tokenizer, max_positions=resolved.rollout.max_context)
+        rules, tokenizer = episode_rules(resolved, policy), loaded.tokenizer
+        engine = make_engine(resolved.rollout.engine, policy, max_rows=resolved.rollout.max_rows, max_context=rules.max_context)
+    else:
+        engine, tokenizer = model_or_engine, tokenizer or getattr(model_or_engine, "tokenizer", None)
+        if tokenizer is None:
+            raise BadInput("the engine carries no tokenizer; give tokenizer=")
+        rules = episode_rules(resolved, None)
+    with EnvPool(env_specs(resolved.environments())) as pool:
+        plan = training_plan(resolved.seed, step, resolved.rollout.num_groups, resolved.rollout.group_size, weights=pool.weights)
+        retries = resolved.rollout.error_retries
+        return play_plan(pool, plan, engine, ChatFormat(tokenizer), resolved.sampling(), rules, error_retries=retries)
+
+
+# ---------------------------------------------------------------------------------------------------------------- settings
+
+
+def named_settings(
+    env: str | None, model: str | None, algo: str | None, filter: str | None, steps: int | None, seed: int | None
+) -> dict[str, Any]:
+    """The arguments that have a name of their own, as nested settings."""
+    nested: dict[str, Any] = {}
+    for section, name in (("env", env), ("model", model), ("algorithm", algo)):
+        if name is not None:
+            nested[section] = {"name": name}
+    if filter is not None:
+        nested["filter"] = filter_settings(filter)
+    nested.update({key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None})
+    return nested
+
+
+def nested_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by section or by dotted name, as a nested dictionary."""
+    nested: dict[str, Any] = {}
+    for key, value in given.items():
+        value = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
+        for section in reversed(key.split(".")):
+            value = {section: value}
+        nested = merge(nested, value)
+    return nested
+
+
+def filter_settings(text: str) -> dict[str, Any]:
+    """`strategy` or `strategy:share`."""
+    strategy, colon, keep = text.partition(":")
+    if not colon:
+        return {"strategy": strategy}
+    try:
+        return {"strategy": strategy, "keep": float(keep)}
+    except ValueError:
+        raise BadInput(f"--filter got '{text}'; write it as strategy:share, for example top_p:0.9") from None
+
+
+def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mapping[str, Any]) -> RunSettings:
+    """All settings, checked as far as that goes without torch: names, ranges, the environment's own options, the model's name."""
+    if config is None and "env" not in given:
+        raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
+    settings = load(RunSettings, config, merge(base, given))
+    check_name(settings.model.name)
+    return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options)))
+
+
+def _with_options(settings: RunSettings, options: Callable[[EnvSettings], dict[str, Any]]) -> RunSettings:
+    """The settings with other options for each of their environments."""
+    env, *also = (chosen.model_copy(update={"options": options(chosen)}) for chosen in settings.environments())
+    return settings.model_copy(update={"env": env, "also": also})
+
+
+def _all_options(chosen: EnvSettings, env: Env) -> dict[str, Any]:
+    """Every option of the environment, so that the run's record states the defaults it was made with."""
+    options = getattr(env, "options", None)
+    if not isinstance(options, Settings):
+        return dict(chosen.options)
+    return options.model_dump(mode="json", exclude={"split"} - chosen.options.keys())
+
+
+def _create(out: Path | None, settings: RunSettings) -> RunStore:
+    names = [chosen.name.partition("://")[2] or chosen.name for chosen in settings.environments()]
+    played = "+".join(re.sub(r"\W+", "_", name) for name in names)
+    folder = out or Path("runs") / f"{played}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    about = {
+        "env": "+".join(chosen.name for chosen in settings.environments()),
+        "model": settings.model.name,
+        "algorithm": settings.algorithm.name,
+        "seed": settings.seed,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    return RunStore.create(folder, dump_yaml(_without_secrets(settings)), about)
+
+
+def _without_secrets(settings: RunSettings) -> RunSettings:
+    """The settings as they may be written down: an option that must not be shown (a token) is left out, and comes from TETHER_TOKEN."""
+
+    def shown(chosen: EnvSettings) -> dict[str, Any]:
+        known = env_factory(chosen.name).options
+        secret = {"token"} if known is None else {name for name, field in known.model_fields.items() if not field.repr}
+        return {key: value for key, value in chosen.options.items() if key not in secret}
+
+    return _with_options(settings, shown)
+
+
+def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> tuple[RunStore, RunSettings]:
+    """The run in `out` with its own settings; the number of steps may be raised, and memory may be saved."""
+    if out is None:
+        raise BadInput("--resume needs to know which run; add --out FOLDER")
+    fixed = [section for section, value in given.items() if section not in FREE_ON_RESUME or not _is_free(section, value)]
+    if config is not None or fixed:
+        free = ", ".join(f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys)
+        raise ConfigError(f"--resume continues with the run's own settings; only --steps, and --set of {free}, may be given with it")
+    store = RunStore.open(out)
+    before = load(RunSettings, out / "config.yaml")
+    settings = load(RunSettings, out / "config.yaml", given) if given else before
+    if settings.steps < before.steps:
+        raise BadInput(
+            f"the run has {before.steps} steps and cannot be cut to {settings.steps}; give at least {before.steps}, or no --steps"
+        )
+    if settings != before:
+        store.replace_config(dump_yaml(settings))
+    return store, settings
+
+
+def _is_free(section: str, value: Any) -> bool:
+    keys = FREE_ON_RESUME[section]
+    return not keys or (isinstance(value, dict) and set(value) <= set(keys))
+
+
+def _grow_allocator_segments() -> None:
+    """Let torch's CUDA allocator grow its segments instead of taking new ones, unless the user has configured it: rollout and update need
+    blocks of different sizes, and gaps between fixed segments are lost to both. torch reads this when it first uses the device."""
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+
+
+__all__ = ["evaluate", "play", "train"]

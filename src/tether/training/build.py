@@ -1,0 +1,165 @@
+"""The parts of a run, built from its settings: policy, critic, reference, learner, sampler, scorer, monitor, in the one order that works.
+
+Whether they fit into memory is planned before anything is loaded. Weights that are trained are loaded in float32; the learner keeps fp32
+master weights and gives the model a rounded copy where it computes in bfloat16. A resumed run takes its policy from the checkpoint; critic
+and reference are made as at the start and then restored, or never change. Learner, engine, scorer, reference and critic share one `Policy`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tether.algorithms.presets import Algorithm, customized
+from tether.core.errors import BadInput
+from tether.core.protocols import Engine
+from tether.diagnostics.monitor import Monitor
+from tether.diagnostics.scorer import build_scorer
+from tether.diagnostics.settings import POLICY
+from tether.models.chat import ChatFormat
+from tether.models.critic import Critic, load_critic
+from tether.models.hardware import default_device
+from tether.models.load import DTYPES, load_model
+from tether.models.lora import add_lora, is_lora
+from tether.models.policy import Policy
+from tether.models.reference import reference_for
+from tether.rollout.engines.base import make_engine
+from tether.rollout.episode import EpisodeRules
+from tether.rollout.sampler import EnvSpec, Sampler
+from tether.training.callbacks import Callback
+from tether.training.checkpoint import load_checkpoint
+from tether.training.estimate import AdvantageEstimator
+from tether.training.learner import Learner
+from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters
+from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a trainer trains with."""
+
+    policy: Policy
+    algorithm: Algorithm
+    estimator: AdvantageEstimator
+    learner: Learner
+    sampler: Sampler
+    monitor: Monitor
+    plan: MemoryPlan | None
+    """What the run takes of the device; None where it could not be counted."""
+
+
+def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback) -> Parts:
+    """The parts of a run as it starts, or with the policy of a checkpoint."""
+    algorithm = resolve_algorithm(settings.algorithm)
+    plan = plan_memory(settings, algorithm)  # before anything is loaded
+    policy = _load_policy(settings, checkpoint)
+    module = policy.module
+    critic = _critic(settings, policy) if algorithm.has_critic else None
+    learner = Learner(
+        policy,
+        algorithm,
+        settings.learner,
+        temperature=settings.rollout.temperature,
+        max_tokens=settings.rollout.max_tokens,
+        critic=critic,
+        critic_settings=settings.critic,
+        dtype=None if is_lora(module) else DTYPES[compute_dtype(settings)],
+    )
+    reference = None
+    if algorithm.has_reference:  # after the learner, which decides what the policy computes in
+        start = settings.algorithm.reference or (None if is_lora(module) else settings.model.name)
+        reference = reference_for(policy, start)
+    estimator = AdvantageEstimator(
+        algorithm, policy, critic, reference, temperature=settings.rollout.temperature, micro_tokens=settings.learner.micro_tokens
+    )
+    sampler = build_sampler(settings, policy, callbacks, plan)
+    return Parts(policy, algorithm, estimator, learner, sampler, _monitor(settings, policy), plan)
+
+
+def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None) -> Sampler:
+    """What plays the episodes of training and evaluation."""
+    rules = episode_rules(settings, policy)
+    cache_gb = settings.rollout.cache_gb
+    if cache_gb is None and plan is not None:  # not from what is free now: the optimiser takes its memory with the first update
+        cache_gb = plan.cache / GIB
+
+    def engine(max_rows: int) -> Engine:
+        return make_engine(settings.rollout.engine, policy, max_rows=max_rows, max_context=rules.max_context, cache_gb=cache_gb)
+
+    return Sampler(
+        env_specs(settings.environments()),
+        engine,
+        ChatFormat(policy.tokenizer),
+        rules,
+        max_rows=settings.rollout.max_rows,
+        device=policy.module.device,
+        error_retries=settings.rollout.error_retries,
+        on_stage=callbacks.on_stage_begin,
+        on_finished=callbacks.on_stage_progress,
+    )
+
+
+def env_specs(environments: Sequence[EnvSettings]) -> list[EnvSpec]:
+    """The environments of a run."""
+    return [EnvSpec(env.name, env.options, env.step_timeout, env.weight) for env in environments]
+
+
+def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
+    """A preset with the changes that were configured."""
+    return customized(settings.name, settings.model_dump(exclude={"name", "reference"}, exclude_none=True))
+
+
+def compute_dtype(settings: RunSettings) -> str:
+    """The precision that the model computes in."""
+    on_gpu = torch.device(settings.model.device or default_device()).type == "cuda"
+    return settings.model.dtype or ("bfloat16" if on_gpu else "float32")
+
+
+def episode_rules(settings: RunSettings, policy: Policy | None) -> EpisodeRules:
+    """The budgets of an episode, within what the model can hold; `policy` is None for an engine without a model."""
+    rollout = settings.rollout
+    max_context = rollout.max_context if policy is None else min(rollout.max_context, policy.max_positions)
+    if rollout.max_tokens >= max_context:
+        raise BadInput(
+            f"rollout.max_tokens is {rollout.max_tokens} but a conversation holds only {max_context} tokens; lower rollout.max_tokens"
+        )
+    return EpisodeRules(
+        max_context=max_context,
+        max_tokens=rollout.max_tokens,
+        format_penalty=rollout.format_penalty,
+        context=rollout.context,
+        last_k=rollout.last_k,
+        overlong_buffer=round(rollout.overlong_share * rollout.max_tokens),
+        overlong_factor=rollout.overlong_penalty,
+    )
+
+
+def _load_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
+    # Frozen weights are read as they compute: in float32 they would need more memory than the whole run.
+    dtype = compute_dtype(settings) if trains_adapters(settings) else None
+    if checkpoint is not None:
+        model, tokenizer = load_checkpoint(checkpoint, settings.model.device, dtype)
+    else:
+        model, tokenizer = load_model(settings.model.name, device=settings.model.device, dtype=dtype)
+        if settings.lora.rank:
+            add_lora(model, settings.lora.rank, settings.lora.alpha, settings.lora.targets, settings.seed)
+    return Policy(model, tokenizer, max_positions=settings.rollout.max_context)
+
+
+def _critic(settings: RunSettings, policy: Policy) -> Critic:
+    if settings.critic.shared:
+        return Critic(policy, shared=True)
+    return load_critic(settings.critic.model or settings.model.name, policy=policy, device=settings.model.device)
+
+
+def _monitor(settings: RunSettings, policy: Policy) -> Monitor:
+    """Diagnosis of the run. The scorer is the policy's own where nothing is measured, so that no further model is loaded."""
+    chosen = settings.diagnosis
+    scorer = build_scorer(chosen.scorer if chosen.every else POLICY, policy, settings.model.name)
+    rules = settings.alarms.rules
+    if rules.max_tokens is None:
+        rules = rules.model_copy(update={"max_tokens": settings.rollout.max_tokens})
+    return Monitor(
+        scorer, every=chosen.every, scopes=chosen.scopes, budget=chosen.budget, contexts=chosen.contexts, seed=settings.seed, rules=rules
+    )

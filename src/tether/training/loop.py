@@ -1,0 +1,92 @@
+"""The training loop: a step reads like the data flow, with hooks around it.
+
+    seeds -> sample (rollout, filter) -> advantages -> update          and beside it: groups -> diagnosis -> record
+
+Step 0 is the untrained policy, evaluated; steps 1..N train. Everything about a step is on disk before the next begins, so a run can be
+stopped at any time and continued from its last checkpoint with the same result.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from tether.core.errors import OutOfMemory
+from tether.runs.schema import StepRecord
+from tether.runs.store import RunStore
+from tether.training.callbacks import Callback
+from tether.training.hooks.checkpoint import BestCheckpoint, Checkpoints
+from tether.training.hooks.early_stop import EarlyStop
+from tether.training.hooks.evaluation import Evaluations
+from tether.training.hooks.trackers import Trackers
+from tether.training.settings import RunSettings
+from tether.training.stages import Stages
+from tether.training.state import RunState
+
+
+class Trainer(RunState):
+    """A run: its state, its loop, its hooks."""
+
+    def __init__(self, settings: RunSettings, store: RunStore, callbacks: Sequence[Callback] = ()) -> None:
+        super().__init__(settings, store, callbacks)
+        self.stages = Stages(settings, self.parts, self.callbacks, self.timer)
+        self.best = BestCheckpoint()
+        self.hooks = [Checkpoints(), Evaluations(), self.best, Trackers(), EarlyStop()]
+
+    def run(self) -> None:
+        """Train to the last step, or until a hook ends the run; on Ctrl-C or without memory write a checkpoint and re-raise."""
+        with self.sampler.pool, self.interrupts.listening(), self.callbacks.running():
+            try:
+                self._start()
+                while (reason := self._stop_reason()) is None and self.step < self.settings.steps:
+                    self.train_step(self.step + 1)
+                if reason is not None:
+                    self._stop_early(reason)
+            except KeyboardInterrupt:
+                if self.whole:
+                    self.save()
+                raise
+            except OutOfMemory as error:
+                raise OutOfMemory(f"{error}; nothing already written is lost: {self.how_to_resume()}") from error
+        self.store.finish(f"stopped early after step {self.step}: {reason}" if reason else f"all {self.settings.steps} steps done")
+
+    def train_step(self, step: int) -> None:
+        """One pass through the data flow; each line is a stage."""
+        self.timer.begin()
+        keep, earlier = self.alarm_actions.keep, self.alarm_actions.counting(self.records)
+        sampled = self.stages.sample(step, keep, earlier)  # groups of trajectories, and what the filter kept of them
+        health = self.stages.diagnose(step, sampled)  # always on unfiltered groups, by the policy that wrote the reasoning
+        batch, estimates = self.stages.advantages(sampled)  # masks and log-probs carried from the rollout
+        with self.atomic():  # weights and record change together
+            update = {**estimates, **self.stages.update(step, batch, sampled)}
+            record = self.log(self.stages.record(step, sampled, batch, update, health, keep), sampled.groups, sampled.kept_ids)
+            record = self.alarm_actions.on_step(self, record)
+        for hook in self.hooks:  # checkpoint, evaluation, best checkpoint, trackers
+            record = hook.on_step(self, record)
+
+    def _start(self) -> None:
+        """Report the machine, then do what the last complete step still lacks: step 0 is nothing but its evaluation."""
+        self.introduce()
+        record = self.records[-1] if self.records else StepRecord(self.step, {}, None, [])
+        if Evaluations.is_due(self, self.step) and "validation/success" not in record.metrics:
+            self.timer.begin()
+            for hook in self.hooks:
+                record = hook.on_step(self, record)
+        else:
+            self.best.on_step(self, record)
+
+    def _stop_reason(self) -> str | None:
+        if self.step == self.settings.steps:
+            return None
+        return next((reason for hook in (*self.hooks, self.alarm_actions) if (reason := hook.stop_reason(self))), None)
+
+    def _stop_early(self, reason: str) -> None:
+        """Keep the weights, measure them, and put the reason on the record."""
+        self.save()
+        record, note = self.records[-1], f"stopped early: {reason}"
+        if note in record.notes:  # a run that had stopped was resumed
+            return
+        record = dataclasses.replace(record, notes=[*record.notes, note])
+        if "validation/success" in record.metrics:
+            record = self.amend(record)
+        else:
+            record = self.best.on_step(self, Evaluations.evaluate(self, record))
+        self.callbacks.on_step_end(record, self.timer.timings())

@@ -1,0 +1,220 @@
+"""The stages of a step, each timed and reported: sample, diagnose, advantages, update, record. `loop.py` puts them in order."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import torch
+
+from tether.algorithms.batch import Batch
+from tether.algorithms.filters.rules import loss_scale
+from tether.algorithms.filters.scores import sample_variance
+from tether.core.alarms import Severity
+from tether.core.errors import BadInput, OutOfMemory, TetherError
+from tether.core.grammar import parse_response
+from tether.core.metrics import StepMetrics
+from tether.core.seeding import derive_seed, generator
+from tether.core.types import Group
+from tether.diagnostics.alarms.repetition import repetition_metrics
+from tether.diagnostics.gradients import decompose_gradients, gradient_metrics
+from tether.diagnostics.monitor import Health
+from tether.diagnostics.pairs import rollout_rows
+from tether.models.memory import memory_boundary
+from tether.rollout.pack import pack
+from tether.rollout.sampler import error_note, training_plan
+from tether.rollout.summary import group_summary, rollout_summary
+from tether.runs.schema import StepRecord
+from tether.training.batch import SampledBatch, reweight_batch, sample_batch
+from tether.training.build import Parts
+from tether.training.callbacks import Callback
+from tether.training.learner import Rates
+from tether.training.optim import learning_rate
+from tether.training.settings import RunSettings
+from tether.training.throughput import StepTimer, release_unused_memory
+
+GRADIENT_GROUPS = 1_000_000
+"""Index of the first group that is played for the gradient decomposition alone; no round of refill gets there."""
+LEARNING_PASSES = 3
+"""A forward pass, and a backward pass of twice its cost."""
+
+
+class Stages:
+    """What a step does, stage by stage, on the parts of a run."""
+
+    def __init__(self, settings: RunSettings, parts: Parts, callbacks: Callback, timer: StepTimer) -> None:
+        self._settings, self._parts, self._callbacks, self._timer = settings, parts, callbacks, timer
+        self._mixed = len(settings.environments()) > 1
+
+    @contextmanager
+    def timed(self, stage: str, total: int = 1) -> Iterator[None]:
+        """Report a stage and count its time and memory."""
+        self._callbacks.on_stage_begin(stage, total)
+        with self._timer.stage(stage):
+            yield
+
+    def sample(self, step: int, keep: float, earlier: Sequence[StepRecord]) -> SampledBatch:
+        """Play new prompts until the filter has its batch.
+
+        Args:
+            step: its number.
+            keep: the filter's share, which alarm actions may have changed.
+            earlier: the records that count; strategy `auto` looks at the recent ones.
+        """
+        settings = self._settings
+        rules = settings.filter.model_copy(update={"keep": keep})
+        ratios = [record.metrics["groups/rv_ratio"] for record in earlier if "groups/rv_ratio" in record.metrics]
+        recent = ratios[len(ratios) - min(rules.auto_steps - 1, len(ratios)) :]
+        with self._timer.stage("select"):  # less the rollouts in it
+            sampled = sample_batch(lambda count, first: self._play(step, count, first), settings.rollout.num_groups, rules, recent)
+        self._timer.count_rollout(sampled.groups)
+        return sampled
+
+    def _play(self, step: int, num_groups: int, first: int) -> list[Group]:
+        """New prompts of a step, from a place in its sequence of prompts on."""
+        settings, sampler = self._settings, self._parts.sampler
+        plan = training_plan(settings.seed, step, num_groups, settings.rollout.group_size, first, sampler.pool.weights)
+        with self._timer.stage("rollout"):
+            groups = sampler.collect(plan, settings.sampling())
+        self._timer.count_engine(sampler.statistics)
+        return groups
+
+    def diagnose(self, step: int, sampled: SampledBatch) -> Health:
+        """Information, alarms and gradients, always on the unfiltered groups and before the update: the model that scores the reasoning is
+        the one that wrote it. A diagnosis that fails is on the record with its cause, and training continues."""
+        settings, monitor = self._settings, self._parts.monitor
+        rows = rollout_rows(sampled.first_round)
+        metrics = StepMetrics()
+        metrics.put("rollout", rollout_summary(sampled.groups, mixed=self._mixed))
+        repetition = self._repetition(sampled.groups)
+        metrics.put("rollout", repetition)
+        metrics.put("groups", group_summary(sampled.groups, sampled.selection))
+        work = self._work(sampled)
+        with self.timed("diagnosis") if monitor.is_due(step) else nullcontext():
+            try:
+                with memory_boundary("diagnosis", "lower diagnosis.budget or set diagnosis.every=0"):
+                    health = monitor.observe(step, **rows, metrics=metrics, work=work)
+            except OutOfMemory as error:
+                health = Health(metrics={"information": {"failed": 1}}, notes=[f"diagnosis failed: {error}"])
+        health.metrics.setdefault("rollout", {}).update(repetition)
+        chosen = settings.diagnosis.gradients
+        if chosen.every and (step - 1) % chosen.every == 0:
+            with self.timed("gradients"):
+                try:
+                    with memory_boundary("gradients", "lower learner.micro_tokens or diagnosis.gradients.prompts"):
+                        groups = self._play(step, chosen.prompts, GRADIENT_GROUPS) if chosen.prompts else sampled.first_round
+                        health.metrics["gradients"] = self._gradients(step, groups)
+                except TetherError as error:
+                    health.metrics["gradients"] = {"failed": 1}
+                    health.notes.append(f"gradient decomposition failed: {error}")
+        return health
+
+    def _repetition(self, groups: Sequence[Group]) -> dict[str, float]:
+        """The "rollout/" metrics on reasoning that repeats itself."""
+        turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+        written = [(reasoning, turn.observation) for turn in turns if (reasoning := parse_response(turn.text).reasoning)]
+        return repetition_metrics(written, self._settings.alarms.rules.repeated_part)
+
+    def _work(self, sampled: SampledBatch) -> int:
+        """What the step computes, in tokens through the model: once in the rollout, three times for what is trained on."""
+        return _tokens(sampled.groups) + LEARNING_PASSES * self._settings.learner.epochs * _tokens(sampled.kept)
+
+    def _gradients(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """The "gradients/" metrics of these groups, on the policy that sampled them; nothing is trained."""
+        settings, chosen = self._settings, self._settings.diagnosis.gradients
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        batch = pack(trajectories, self._parts.policy.module.device)
+        if not len(batch):
+            raise BadInput(f"none of {len(trajectories)} episodes holds a response; look at their errors")
+        batch, _ = self._parts.estimator.complete(batch)
+        present = {int(group) for group in torch.unique(batch.groups_B)}
+        found = decompose_gradients(
+            self._parts.policy,
+            batch,
+            self._parts.algorithm,
+            {group.index: sample_variance(np.array(group.rewards)) for group in groups if group.index in present},
+            temperature=settings.rollout.temperature,
+            micro_tokens=settings.learner.micro_tokens,
+            max_tokens=settings.rollout.max_tokens,
+            parameters=chosen.parameters,
+            num_buckets=chosen.buckets,
+            with_bound=chosen.bound,
+            seed=derive_seed("gradients", settings.seed, step),
+        )
+        return gradient_metrics(found)
+
+    def advantages(self, sampled: SampledBatch) -> tuple[Batch, dict[str, float]]:
+        """The kept groups as a batch with advantages. Baselines come from whole groups; reweighting afterwards does not change them."""
+        batch = pack([t for group in sampled.kept for t in group.trajectories], self._parts.policy.module.device)
+        if not len(batch):
+            return batch, {}
+        with self.timed("advantages"), memory_boundary("advantages", self._micro_remedy()):
+            batch, estimates = self._parts.estimator.complete(batch)
+        return reweight_batch(batch, sampled, self._settings.filter), estimates
+
+    def update(self, step: int, batch: Batch, sampled: SampledBatch) -> dict[str, float]:
+        """Train on the batch and give the engine the new weights."""
+        if not len(batch):
+            return {"skipped": 1}
+        settings, learner = self._settings, self._parts.learner
+        orders = [
+            torch.from_numpy(generator("order", settings.seed, step, epoch).permutation(batch.num_trajectories)).to(batch.ids_BT.device)
+            for epoch in range(settings.learner.epochs)
+        ]
+        scale = loss_scale(settings.filter.loss_scale, sampled.fill_ratio)
+        streak = learner.nonfinite_streak
+        release_unused_memory(self._parts.policy.module.device)
+        try:
+            with self.timed("update"), memory_boundary("update", self._micro_remedy()):
+                update = learner.update(batch, orders, scale, self._rates(step))
+                self._parts.sampler.engine.sync()
+        except OutOfMemory:
+            if not learner.updates_applied:  # the weights are still those of the last step
+                learner.nonfinite_streak = streak
+            raise
+        self._timer.count_update(batch.lengths_B.tolist(), settings.learner.epochs)
+        return {**update, "skipped": 0}
+
+    def _rates(self, step: int) -> Rates:
+        chosen, critic = self._settings.learner, self._settings.critic
+        assert chosen.learning_rate is not None and critic.learning_rate is not None  # filled in when the settings were resolved
+        warming_up = self._parts.algorithm.has_critic and step <= critic.warmup_steps
+        policy, value = (
+            learning_rate(base, step, self._settings.steps, chosen.schedule, chosen.warmup_steps, chosen.min_lr_ratio)
+            for base in (chosen.learning_rate, critic.learning_rate)
+        )
+        return Rates(0.0 if warming_up else policy, value)
+
+    def _micro_remedy(self) -> str:
+        return f"lower learner.micro_tokens (now {self._settings.learner.micro_tokens}; the update stays the same)"
+
+    def record(
+        self, step: int, sampled: SampledBatch, batch: Batch, update: Mapping[str, float], health: Health, keep: float
+    ) -> StepRecord:
+        """The record of a step: its numbers under their catalogued names, and in words what was out of the ordinary."""
+        metrics = StepMetrics()
+        metrics.put("rollout", rollout_summary(sampled.groups, mixed=self._mixed))
+        metrics.put("groups", {**sampled.metrics(int(batch.loss_mask_BT.sum())), "keep": keep})
+        metrics.put("update", update)
+        for section, values in health.metrics.items():
+            metrics.put(section, values)
+        metrics.put("alarms", {str(severity): sum(alarm.severity is severity for alarm in health.alarms) for severity in Severity})
+        notes = [*self._parts.sampler.take_notes(), *health.notes, *_remarks(sampled, update)]
+        notes += [alarm.sentence() for alarm in health.new_alarms]
+        regime = None if health.regime is None else str(health.regime)
+        return StepRecord(step, dict(metrics), regime, notes, [alarm.to_json() for alarm in health.alarms])
+
+
+def _remarks(sampled: SampledBatch, update: Mapping[str, float]) -> list[str]:
+    remarks = [note] if (note := error_note(sampled.groups)) else []
+    if update["skipped"] and sampled.kept:
+        remarks.append("no kept episode holds a response: there is nothing to train on, the update was skipped")
+    if not sampled.kept:
+        flat = sampled.selection.zero_variance
+        remarks.append(f"the filter kept none of {len(sampled.groups)} groups ({flat} without reward variance); the update was skipped")
+    if update.get("nonfinite"):
+        remarks.append(f"{update['nonfinite']:.0f} updates were skipped: their gradient was not finite")
+    return remarks
+
+
+def _tokens(groups: Sequence[Group]) -> int:
+    return sum(len(sequence.token_ids) for group in groups for trajectory in group.trajectories for sequence in trajectory.sequences)

@@ -1,0 +1,115 @@
+"""The state of a run between steps: its parts, its records in memory and on disk, its checkpoints, and what makes a step atomic.
+
+Records are kept in memory, in order, one per step; the disk is read once, when a run is resumed. A checkpoint holds the weights of the last
+complete step and everything else that training changes.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tether.core.errors import OutOfMemory
+from tether.core.seeding import seed_everything
+from tether.core.types import Group
+from tether.models.hardware import device_name
+from tether.runs.checkpoints import checkpoint_name, newest_checkpoint
+from tether.runs.schema import StepRecord, trajectory_record
+from tether.runs.store import RunStore
+from tether.training.build import build
+from tether.training.callbacks import Callback, CallbackList
+from tether.training.checkpoint import restore, save_checkpoint, sweep
+from tether.training.hooks.alarms import AlarmActions
+from tether.training.interrupts import Interrupts
+from tether.training.settings import RunSettings
+from tether.training.throughput import StepTimer
+
+
+class RunState:
+    """What hooks and the loop share."""
+
+    def __init__(self, settings: RunSettings, store: RunStore, callbacks: Sequence[Callback] = ()) -> None:
+        seed_everything(settings.seed)
+        sweep(store.checkpoints)
+        checkpoint = newest_checkpoint(store.checkpoints)
+        self.settings, self.store, self.callbacks = settings, store, CallbackList(callbacks)
+        self.parts = build(settings, checkpoint, self.callbacks)
+        self.policy, self.learner, self.sampler, self.monitor = (
+            self.parts.policy,
+            self.parts.learner,
+            self.parts.sampler,
+            self.parts.monitor,
+        )
+        self.timer = StepTimer(self.policy.module, self.learner.critic)
+        self.alarm_actions = AlarmActions(settings)
+        self.interrupts = Interrupts()
+        self.step = 0
+        """The last complete step."""
+        self.whole = True
+        """The weights are those of `step`. A second Ctrl-C can interrupt an update; such weights must not be saved."""
+        if checkpoint is not None:
+            self.step = restore(checkpoint, self.learner, self.monitor, self.alarm_actions)
+        self._monitor_state = self.monitor.state()  # of `step`: an interrupted step may already have observed
+        self.records = [record for record in store.steps() if record.step <= self.step]
+        """The records of all complete steps, in order."""
+        self.monitor.replay((record.step, record.metrics) for record in self.alarm_actions.counting(self.records))
+
+    def save(self) -> Path:
+        """Write a checkpoint of the last complete step."""
+        state = {"learner": self.learner.state(), "monitor": self._monitor_state, "alarm_actions": self.alarm_actions.state()}
+        with self.interrupts.shield(), self.learner.full_precision():
+            self.store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
+            return save_checkpoint(
+                self.store.checkpoints, self.step, self.policy.module, self.policy.tokenizer, state, self.settings.checkpoint.keep
+            )
+
+    def log(self, record: StepRecord, groups: Sequence[Group], kept: set[Hashable]) -> StepRecord:
+        """Write down what the step did; from here on it is complete."""
+        with self.timer.stage("record"):
+            self.append_trajectories(record.step, "train", groups, kept)
+            self.amend(record)
+        self.step, self._monitor_state = record.step, self.monitor.state()
+        return record
+
+    def amend(self, record: StepRecord) -> StepRecord:
+        """Write a record again with something added; readers take the last record of a step."""
+        self.records = [*(other for other in self.records if other.step != record.step), record]
+        self.store.append(record)
+        return record
+
+    def append_trajectories(self, step: int, split: str, groups: Sequence[Group], kept: set[Hashable]) -> None:
+        self.store.append_trajectories(
+            [trajectory_record(t, step, split, g.index in kept and not t.error) for g in groups for t in (*g.trajectories, *g.errored)]
+        )
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """Hold back Ctrl-C until weights and record belong to the same step again."""
+        with self.interrupts.shield():
+            self.whole = False
+            try:
+                yield
+            except OutOfMemory:
+                self.whole = not self.learner.updates_applied  # nothing was changed yet
+                raise
+            self.whole = True
+
+    def how_to_resume(self) -> str:
+        """Keep the last complete step, if the weights are still its own, and say where a resumed run begins."""
+        if self.whole and not (self.store.checkpoints / checkpoint_name(self.step)).exists():
+            self.save()
+        checkpoint = newest_checkpoint(self.store.checkpoints)
+        return f"--resume continues from {checkpoint.name}" if checkpoint else "--resume starts from scratch, as there is no checkpoint yet"
+
+    def introduce(self) -> None:
+        """Put on record what the run is computed on, and report what is worth knowing before the first step."""
+        report = self.policy.report()
+        machine = {
+            "device": device_name(self.policy.module.device),
+            "dtype": str(self.policy.module.dtype).removeprefix("torch."),
+            "peak": self.timer.peak,
+            "engine": self.sampler.engine.backend,
+            "fast_path": report.to_json(),
+        }
+        self.store.computed_on(machine)
+        for note in (*(self.parts.plan.notes if self.parts.plan else ()), *report.lines()):
+            self.callbacks.on_note(note)
