@@ -1,40 +1,54 @@
-"""The monitor: watches a run's reasoning, always on the unfiltered groups, every few steps.
+"""`Monitor`: measures a run's reasoning every few steps and checks its alarms every step, inside any training loop.
 
-The first turn is always measured: its columns are the step's prompts. Other scopes (pairs.py) are measured beside it. A budget bounds the
-cost: it is a share of the work of the steps between two measurements, and both are counted in tokens computed, not in seconds, because the
-same seed must give the same numbers on a slow day. A token that diagnosis computes is the cheapest kind (many at a time, no gradient), so a
-share of the tokens is a bound on the share of the time. Where the budget is short, fewer reasonings are scored (all prompts stay columns,
-so means over reasonings stay unbiased), or fewer contexts in the other scopes.
+    monitor = Monitor(model, every=5, tokenizer=tokenizer)
+    health = monitor.observe(step, prompts=prompts, reasonings=reasonings, groups=prompt_ids, rewards=rewards)
+    for alarm in health.new_alarms:
+        print(alarm.sentence())
 
-Kept between steps, and handed over for the checkpoint: the running spread of the z-scores, the run's start on the regime plane, and how
-many contexts the other scopes have, so that their numbers compare over the run. What fails is on the record with its cause.
+The monitor takes the unfiltered batch, before the update, as plain sequences with one row per turn. The first turn is always measured: its
+columns are the step's prompts. Other scopes (pairs.py) are measured in addition. A budget bounds the cost: it is a share of the work of the
+steps between two measurements. Both are counted in tokens computed, not in seconds, because the same seed must give the same numbers on a
+slow day. A token that diagnosis computes is the cheapest kind (many at a time, no gradient), so a share of the tokens bounds the share of
+the time. Where the budget is short, fewer reasonings are scored (all prompts stay columns, so means over reasonings stay unbiased), or fewer
+contexts in the other scopes.
+
+Kept between steps and handed over for the checkpoint: the running spread of the z-scores, the run's start on the regime plane, and the
+number of contexts of the other scopes, so that their numbers compare over the run. The alarm history is not part of it; a resumed run
+rebuilds it from its records with `replay`. A measurement that fails is on the record with its cause.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tether.algorithms.filters.scores import sample_variance
+from tether.core.alarms import Alarm, Severity
 from tether.core.enums import Regime, Scope
-from tether.core.errors import TetherError
+from tether.core.errors import BadInput, TetherError
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
+from tether.diagnostics.alarms.repetition import repetition_metrics
+from tether.diagnostics.alarms.tracker import AlarmTracker
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.information import Information, measure_information
-from tether.diagnostics.pairs import Pairs, first_turn_pairs, trajectory_pairs, turn_pairs
+from tether.diagnostics.pairs import Pairs, Rows, TokensOrText, first_turn_pairs, read_rows, trajectory_pairs, turn_pairs
 from tether.diagnostics.regimes import Baseline, classify
 from tether.diagnostics.sampling import sample_reasonings, sampling_error
+from tether.diagnostics.settings import AlarmRules
 
 RESAMPLES = 1000
 """Of the intervals and of the p-values; they cost milliseconds."""
 FEWEST_PER_PROMPT, FEWEST_CONTEXTS = 2, 8
-"""Measured whatever the budget says: below this the numbers mean nothing."""
+"""Measured whatever the budget is: below this the numbers mean nothing."""
+LEARNING_PASSES = 3
+"""A forward pass, and a backward pass of twice its cost."""
 
 SECTIONS = {Scope.FIRST_TURN: "information", Scope.TRAJECTORY: "information_trajectory", Scope.TURN: "information_turn"}
-"""Where the metrics of a scope are logged."""
+"""The section in which the metrics of a scope are logged."""
 
 _VALUES = (
     "retrieval_acc",
@@ -56,42 +70,144 @@ _WITH_INTERVAL = ("retrieval_acc", "mi", "mi_seq", "h_conditional")
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What one observation found. Where a scope could not be measured, a note says why."""
+    """The result of one observation. Where a scope could not be measured, a note says why."""
 
     information: dict[Scope, Information] = field(default_factory=dict)
+    """Empty where no measurement was due."""
     regime: Regime | None = None
     """Of the first turn."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Section to values, for the step's metrics."""
+    """Section to values, for the step's metrics: what was measured, what was computed for the alarms, and the number of alarms."""
     notes: list[str] = field(default_factory=list)
+    alarms: list[Alarm] = field(default_factory=list)
+    """The alarms that stand at this step, earliest first."""
+    new_alarms: list[Alarm] = field(default_factory=list)
+    """Those of them that begin at this step."""
+
+
+def step_work(sampled: Sequence[Group], trained: Sequence[Group], epochs: int) -> int:
+    """The work of a step in tokens through the model: once in the rollout, three times per epoch for what is trained on."""
+    return _tokens(sampled) + LEARNING_PASSES * epochs * _tokens(trained)
 
 
 class Monitor:
-    """Information at a cadence. `every` steps between observations; 0 never observes."""
+    """Information at a cadence, and alarms at every step."""
 
-    def __init__(self, every: int, scopes: Sequence[Scope] = (), *, budget: float = 1.0, contexts: int = 32, seed: int = 0) -> None:
-        """`scopes` are measured beside the first turn, with at most `contexts` columns; `budget` is a share of the steps' work."""
-        self._every, self._budget, self._seed = every, budget, seed
-        self._scopes = [Scope.FIRST_TURN, *(scope for scope in scopes if scope is not Scope.FIRST_TURN)]
+    def __init__(
+        self,
+        scorer: Any,
+        *,
+        every: int = 1,
+        scopes: Sequence[Scope | str] = (),
+        budget: float = 1.0,
+        contexts: int = 32,
+        seed: int = 0,
+        tokenizer: Any = None,
+        rules: AlarmRules | None = AlarmRules(),  # noqa: B008  (immutable)
+    ) -> None:
+        """A monitor at the start of a run.
+
+        Args:
+            scorer: anything that `tether.cross_score` takes: a Hugging Face causal LM, or an object with `.score(prompt, reasoning)`.
+            every: steps between two measurements of information; 0 measures never and checks the alarms only.
+            scopes: measured in addition to the first turn: `trajectory`, `turn`.
+            budget: the largest share of the steps' work that measuring may take; see `observe(work=...)`.
+            contexts: columns of the other scopes, at most.
+            seed: of everything that is drawn.
+            tokenizer: needed where prompts or reasonings are texts, and to find repeated text in token ids.
+            rules: the parameters of the alarms; None raises no alarms.
+        """
+        if every < 0 or not 0 < budget <= 1 or contexts < 1:
+            raise BadInput(f"every is {every}, budget {budget}, contexts {contexts}; give every >= 0, 0 < budget <= 1, contexts >= 1")
+        self.scorer = scorer
+        self._every, self._budget, self._seed, self._tokenizer = every, budget, seed, tokenizer
+        others = [Scope(scope) for scope in scopes]
+        self._scopes = [Scope.FIRST_TURN, *(scope for scope in others if scope is not Scope.FIRST_TURN)]
         self._contexts = dict.fromkeys(self._scopes, contexts)
         self._sigma_ema: dict[Scope, float] = {}
         self._start: Baseline | None = None
+        self._tracker = None if rules is None else AlarmTracker(rules)
 
     def is_due(self, step: int) -> bool:
-        """The first step, and every `every` steps after it."""
+        """Whether information is measured: at the first step, and every `every` steps after it."""
         return self._every > 0 and (step - 1) % self._every == 0
 
-    def observe(self, step: int, groups: Sequence[Group], scorer: Any, work: float = math.inf) -> Health:
-        """Cross-score the step's reasonings and place the run on the regime plane; an empty Health when not due.
+    def observe(
+        self,
+        step: int,
+        *,
+        prompts: Sequence[TokensOrText],
+        reasonings: Sequence[TokensOrText | None],
+        groups: Sequence[Hashable],
+        rewards: Sequence[float] | None = None,
+        successes: Sequence[bool] | None = None,
+        trajectories: Sequence[Hashable] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        work: float = math.inf,
+    ) -> Health:
+        """Observe one step: measure information if it is due, place the run on the regime plane, and check the alarms.
 
-        `work` is what the step computes without this, in tokens: those of the rollout, and three times those trained on.
+        Call it at every step, with the whole batch before any filter, one row per turn.
+
+        Args:
+            step: its number, from 1.
+            prompts: everything the model saw before each reasoning, as token ids or as text.
+            reasonings: the reasoning of each row, as token ids or as text; empty or None where there is none.
+            groups: the id of each row's group: rows with the same first prompt.
+            rewards: the return of each row's trajectory.
+            successes: whether each row's trajectory solved its task.
+            trajectories: which rows are turns of one episode, in order; by default every row is an episode of its own.
+            metrics: numbers of the step that are known already, under their names in core/metrics.py, such as "rollout/response_tokens". The
+                alarms read them; what is missing is computed from the rows where it can be.
+            work: the tokens that the step computes without the monitor, which `budget` is a share of: those of the rollout, and three times
+                those trained on. By default there is no bound.
         """
+        rows = read_rows(prompts, reasonings, groups, trajectories, self._tokenizer)
         health = Health()
-        if not self.is_due(step):
+        if self.is_due(step):
+            health = dataclasses.replace(health, regime=self._measure_scopes(step, rows, work, health))
+        if self._tracker is None:
             return health
+        known = dict(metrics or {})
+        for name, value in self._computed(rows, known, prompts, reasonings, rewards, successes).items():
+            section, _, short = name.partition("/")
+            health.metrics.setdefault(section, {})[short] = value
+        measured = {f"{section}/{name}": value for section, values in health.metrics.items() for name, value in values.items()}
+        alarms = self._tracker.add(step, known | measured)
+        health.metrics["alarms"] = {str(severity): sum(alarm.severity is severity for alarm in alarms) for severity in Severity}
+        return dataclasses.replace(health, alarms=alarms, new_alarms=self._tracker.new_alarms)
+
+    def replay(self, records: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Rebuild the alarm history of a resumed run from the (step, metrics) that it recorded; leave out steps that were rolled back."""
+        if self._tracker is not None:
+            self._tracker.replay(records)
+
+    def forget(self, first: int, last: int) -> None:
+        """Remove the rolled-back steps `first` to `last`, both included, from the alarm history."""
+        if self._tracker is not None:
+            self._tracker.forget(first, last)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep."""
+        return {
+            "sigma_ema": {str(scope): value for scope, value in self._sigma_ema.items()},
+            "start": dataclasses.asdict(self._start) if self._start else None,
+            "contexts": {str(scope): count for scope, count in self._contexts.items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from the state of a checkpoint."""
+        self._sigma_ema = {Scope(scope): float(value) for scope, value in state["sigma_ema"].items()}
+        self._start = Baseline(**state["start"]) if state["start"] else None
+        kept = {Scope(scope): int(count) for scope, count in state["contexts"].items()}
+        self._contexts = {scope: min(count, kept.get(scope, count)) for scope, count in self._contexts.items()}
+
+    def _measure_scopes(self, step: int, rows: Rows, work: float, health: Health) -> Regime | None:
+        """Measure every scope into `health`; returns the regime of the first turn."""
         left, regime = self._budget * self._every * work, None
         for place, scope in enumerate(self._scopes):
-            pairs = self._affordable(scope, step, groups, max(0.0, left) / (len(self._scopes) - place))
+            # An unspent share passes on to the scopes that follow.
+            pairs = self._affordable(scope, step, rows, max(0.0, left) / (len(self._scopes) - place))
             values: dict[str, float] = {
                 "num_reasonings": len(pairs.reasonings),
                 "num_prompts": len(pairs.prompts),
@@ -104,7 +220,7 @@ class Monitor:
                 continue
             left -= pairs.cost
             try:
-                information, error = self._measure(scope, step, pairs, scorer)
+                information, error = self._measure(scope, step, pairs)
             except TetherError as failure:
                 values["failed"] = 1
                 health.notes.append(f"diagnosis ({scope}) failed: {failure}")
@@ -114,51 +230,37 @@ class Monitor:
             if scope is Scope.FIRST_TURN:
                 self._start = self._start or Baseline.of(information)
                 regime = classify(information.h_conditional, information.mi_seq, self._start)
-        return dataclasses.replace(health, regime=regime)
+        return regime
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
-        return {
-            "sigma_ema": {str(scope): value for scope, value in self._sigma_ema.items()},
-            "start": dataclasses.asdict(self._start) if self._start else None,
-            "contexts": {str(scope): count for scope, count in self._contexts.items()},
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._sigma_ema = {Scope(scope): float(value) for scope, value in state["sigma_ema"].items()}
-        self._start = Baseline(**state["start"]) if state["start"] else None
-        kept = {Scope(scope): int(count) for scope, count in state["contexts"].items()}
-        self._contexts = {scope: min(count, kept.get(scope, count)) for scope, count in self._contexts.items()}
-
-    def _affordable(self, scope: Scope, step: int, groups: Sequence[Group], budget: float) -> Pairs:
+    def _affordable(self, scope: Scope, step: int, rows: Rows, budget: float) -> Pairs:
         """The pairs of a scope, as many as the budget allows."""
         if scope is not Scope.FIRST_TURN:
-            return self._drawn(scope, step, groups, budget)
-        pairs = first_turn_pairs(groups)
+            return self._draw_contexts(scope, step, rows, budget)
+        pairs = first_turn_pairs(rows)
         if pairs.cost <= budget:
             return pairs
-        rows = (budget - sum(map(len, pairs.prompts))) / (len(pairs.prompts) * float(np.mean(pairs.lengths)))
-        count = max(FEWEST_PER_PROMPT * len(pairs.prompts), int(rows))
+        affordable = (budget - sum(map(len, pairs.prompts))) / (len(pairs.prompts) * float(np.mean(pairs.lengths)))
+        count = max(FEWEST_PER_PROMPT * len(pairs.prompts), int(affordable))
         return pairs.only(sample_reasonings(pairs.source, count, self._rng(scope, step)).rows)
 
-    def _drawn(self, scope: Scope, step: int, groups: Sequence[Group], budget: float) -> Pairs:
-        """Draw contexts; where they cost too much, draw fewer, now and from now on."""
+    def _draw_contexts(self, scope: Scope, step: int, rows: Rows, budget: float) -> Pairs:
+        """Draw contexts; where they cost too much, draw fewer, now and at every later step, so that the steps compare."""
         draw = trajectory_pairs if scope is Scope.TRAJECTORY else turn_pairs
-        pairs = draw(groups, self._contexts[scope], self._rng(scope, step))
+        pairs = draw(rows, self._contexts[scope], self._rng(scope, step))
         if pairs.cost <= budget:
             return pairs
         # k contexts of a tokens and k x k reasonings of b tokens: k a + k^2 b = budget
         a, b = float(np.mean([len(prompt) for prompt in pairs.prompts])), float(np.mean(pairs.lengths))
         count = max(FEWEST_CONTEXTS, int((math.sqrt(a * a + 4 * b * budget) - a) / (2 * b)))
         self._contexts[scope] = min(count, self._contexts[scope])
-        return draw(groups, self._contexts[scope], self._rng(scope, step))
+        return draw(rows, self._contexts[scope], self._rng(scope, step))
 
     def _rng(self, scope: Scope, step: int) -> np.random.Generator:
         return generator("diagnosis", self._seed, step, str(scope))
 
-    def _measure(self, scope: Scope, step: int, pairs: Pairs, scorer: Any) -> tuple[Information, float]:
+    def _measure(self, scope: Scope, step: int, pairs: Pairs) -> tuple[Information, float]:
         """The information of these pairs, and the standard error that leaving reasonings out adds to MI-Seq-Est."""
-        scores = cross_score(scorer, pairs.prompts, pairs.reasonings)
+        scores = cross_score(self.scorer, pairs.prompts, pairs.reasonings)
         information = measure_information(
             scores,
             pairs.lengths,
@@ -172,12 +274,44 @@ class Monitor:
         gains = scores[np.arange(len(scores)), pairs.source] - np.logaddexp.reduce(scores, axis=1)
         return information, sampling_error(gains, pairs.population)
 
+    def _computed(
+        self,
+        rows: Rows,
+        known: Mapping[str, float],
+        prompts: Sequence[TokensOrText],
+        reasonings: Sequence[TokensOrText | None],
+        rewards: Sequence[float] | None,
+        successes: Sequence[bool] | None,
+    ) -> dict[str, float]:
+        """The metrics that the alarms read, that are not known, and that follow from the rows."""
+        found: dict[str, float] = {}
+        if rewards is not None and "groups/rv_mean" not in known and rows.trajectories:
+            found["groups/rv_mean"] = _mean_reward_variance(rows, _per_trajectory(rewards, rows, "rewards"))
+        if successes is not None and "rollout/success" not in known and rows.trajectories:
+            found["rollout/success"] = float(np.mean(_per_trajectory(successes, rows, "successes")))
+        written = [row for row, reasoning in enumerate(rows.reasonings) if reasoning]
+        if written and "rollout/reasoning_tokens" not in known:
+            found["rollout/reasoning_tokens"] = float(np.mean([len(rows.reasonings[row]) for row in written]))
+        readable = self._tokenizer is not None or all(isinstance(reasonings[row], str) for row in written)
+        if self._tracker is not None and readable and "rollout/repeated_text" not in known:
+            texts = ((self._text(reasonings[row]), self._text(prompts[row])) for row in written)
+            counted = repetition_metrics(texts, self._tracker.rules.repeated_part)
+            found |= {f"rollout/{name}": value for name, value in counted.items()}
+        return found
+
+    def _text(self, value: TokensOrText | None) -> str:
+        if isinstance(value, str):
+            return value
+        if self._tokenizer is None or value is None:
+            return ""
+        return str(self._tokenizer.decode(list(value), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
 
 def _nothing_to_measure(pairs: Pairs) -> str | None:
     if not pairs.reasonings:
         return f"none of {pairs.num_empty} responses holds reasoning; nothing to measure"
     if len(pairs.prompts) < 2:
-        return "all reasoning of the step comes from one prompt; there is nothing to tell it from"
+        return "all reasoning of the step comes from one prompt; there is no other prompt to compare with"
     return None
 
 
@@ -187,3 +321,29 @@ def _metrics(information: Information) -> dict[str, float]:
     for name in _WITH_INTERVAL:
         values[f"{name}_low"], values[f"{name}_high"] = information.intervals[name]
     return values
+
+
+def _per_trajectory(values: Sequence[float], rows: Rows, name: str) -> list[float]:
+    """One value per trajectory; all of its rows must agree."""
+    if len(values) != len(rows.prompts):
+        raise BadInput(f"one row per turn: got {len(rows.prompts)} prompts and {len(values)} {name}; give equally many")
+    found = []
+    for turns in rows.trajectories:
+        first = float(values[turns[0]])
+        if not math.isfinite(first) or any(float(values[turn]) != first for turn in turns):
+            got = [float(values[turn]) for turn in turns]
+            raise BadInput(f"{name} of the rows {turns} are {got}; give every turn of a trajectory the same finite value")
+        found.append(first)
+    return found
+
+
+def _mean_reward_variance(rows: Rows, rewards: Sequence[float]) -> float:
+    """Mean over the groups of the reward variance within a group."""
+    by_group: dict[Hashable, list[float]] = {}
+    for group, reward in zip(rows.groups, rewards, strict=True):
+        by_group.setdefault(group, []).append(reward)
+    return float(np.mean([sample_variance(np.array(members)) for members in by_group.values()]))
+
+
+def _tokens(groups: Sequence[Group]) -> int:
+    return sum(len(sequence.token_ids) for group in groups for trajectory in group.trajectories for sequence in trajectory.sequences)

@@ -1,33 +1,53 @@
-"""Trajectories to (x, z) pairs: what the model saw, and what it thought.
+"""Rows of a rollout batch to (x, z) pairs: the prompt and the reasoning of a turn, as token ids.
 
-x is everything the model saw up to and including the opening think tag; z is the reasoning, tags excluded; both are the token ids carried
-by the trajectory, in every context mode. Three scopes:
+x is everything the model saw before the reasoning, up to and including the opening think tag; z is the reasoning without its tags. One row
+is one turn. Rows are plain sequences, so any training loop can supply them; `rollout_rows` makes them from Tether's own groups. Token ids
+are used as they are. Three scopes choose the turns:
 
 - first turn: one pair per trajectory; all members of a group share x, so P prompts are P columns
 - trajectory: a trajectory is drawn uniformly, then one of its turns; long episodes count no more than short ones
 - turn: a turn is drawn uniformly from all turns of all trajectories
 
-In the last two every context that was drawn is a column. Equal contexts (two groups that drew the same puzzle) are always one column.
+In the last two scopes every drawn context is a column. Equal contexts (two groups that drew the same puzzle) are always one column.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from tether.core.enums import StopReason
+from tether.core.errors import BadInput
 from tether.core.types import Group, Trajectory
+
+Ids = tuple[int, ...]
+TokensOrText = Sequence[int] | str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """N turns as token ids, and the trajectories and groups they belong to."""
+
+    prompts: list[Ids]
+    reasonings: list[Ids]
+    """Empty where a response holds no reasoning."""
+    trajectories: list[list[int]]
+    """The rows of each trajectory, in the order of its turns."""
+    groups: list[Hashable]
+    """The group of each trajectory."""
 
 
 @dataclass(slots=True)
 class Pairs:
     """N reasonings and the P distinct prompts they came from."""
 
-    prompts: list[tuple[int, ...]] = field(default_factory=list)
-    reasonings: list[tuple[int, ...]] = field(default_factory=list)
+    prompts: list[Ids] = field(default_factory=list)
+    reasonings: list[Ids] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
-    """Column of each reasoning's own prompt."""
+    """The column of each reasoning's own prompt."""
     num_empty: int = 0
-    """Responses without reasoning (empty, or the think tag never closed); counted, not scored."""
+    """Responses without reasoning (empty, or the think tag was never closed); counted, not scored."""
 
     dropped: int = 0
     """Reasonings left out by `only`."""
@@ -38,7 +58,7 @@ class Pairs:
 
     @property
     def population(self) -> int:
-        """How many reasonings there were before any was left out."""
+        """The number of reasonings before any was left out."""
         return len(self.reasonings) + self.dropped
 
     @property
@@ -47,51 +67,113 @@ class Pairs:
         return sum(map(len, self.prompts)) + len(self.prompts) * sum(self.lengths)
 
     def only(self, rows: Iterable[int]) -> "Pairs":
-        """These reasonings, against all prompts: means over reasonings keep their expectation."""
+        """These reasonings against all prompts, so that means over reasonings keep their expectation."""
         kept = [int(row) for row in rows]
         reasonings, source = [self.reasonings[row] for row in kept], [self.source[row] for row in kept]
         return Pairs(self.prompts, reasonings, source, self.num_empty, self.population - len(kept))
 
 
-def first_turn_pairs(groups: Sequence[Group]) -> Pairs:
+def rollout_rows(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """Tether's groups as the keyword arguments of `Monitor.observe`, one row per turn.
+
+    The token ids are those of the trajectories; text is never tokenised again. A trajectory that ended with an environment error is left
+    out: its reward is not evidence about the policy.
+    """
+    rows: dict[str, list[Any]] = {
+        name: [] for name in ("prompts", "reasonings", "groups", "rewards", "successes", "trajectories")
+    }  # fmt: skip
+    played = [
+        (group, trajectory) for group in groups for trajectory in group.trajectories if trajectory.stop_reason != StopReason.ENV_ERROR
+    ]
+    for number, (group, trajectory) in enumerate(played):
+        for turn in range(len(trajectory.turns)):
+            rows["prompts"].append(context_of(trajectory, turn))
+            rows["reasonings"].append(trajectory.turns[turn].reasoning_ids)
+            rows["groups"].append(group.index)
+            rows["rewards"].append(trajectory.reward)
+            rows["successes"].append(trajectory.success)
+            rows["trajectories"].append(number)
+    return rows
+
+
+def read_rows(
+    prompts: Sequence[TokensOrText],
+    reasonings: Sequence[TokensOrText | None],
+    groups: Sequence[Hashable],
+    trajectories: Sequence[Hashable] | None = None,
+    tokenizer: Any = None,
+) -> Rows:
+    """Rows as token ids. A text is encoded with `tokenizer`, the prompt apart from the reasoning; token ids are kept.
+
+    `trajectories` tells the turns of one episode apart within a group; without it, every row is a trajectory of its own.
+    """
+    counts = {"reasonings": len(reasonings), "groups": len(groups)} | ({} if trajectories is None else {"trajectories": len(trajectories)})
+    for name, count in counts.items():
+        if count != len(prompts):
+            raise BadInput(f"one row per turn: got {len(prompts)} prompts and {count} {name}; give equally many")
+    members: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(groups):
+        members.setdefault(row if trajectories is None else (group, trajectories[row]), []).append(row)
+    start = () if tokenizer is None else _beginning(tokenizer)
+    return Rows(
+        prompts=[_ids(prompt, tokenizer, f"prompts[{row}]", start) for row, prompt in enumerate(prompts)],
+        reasonings=[() if text is None else _ids(text, tokenizer, f"reasonings[{row}]") for row, text in enumerate(reasonings)],
+        trajectories=list(members.values()),
+        groups=[groups[rows[0]] for rows in members.values()],
+    )
+
+
+def _ids(value: TokensOrText, tokenizer: Any, where: str, start: Ids = ()) -> Ids:
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, str):
+        return tuple(int(token) for token in value)
+    if tokenizer is None:
+        raise BadInput(f"{where} is text; give Monitor the tokenizer of the model that scores, or token ids")
+    ids = tuple(tokenizer.encode(value, add_special_tokens=False))
+    return ids if ids[: len(start)] == start else start + ids
+
+
+def _beginning(tokenizer: Any) -> Ids:
+    """The token that the tokenizer puts before every text, if it does."""
+    added = tuple(tokenizer.encode("", add_special_tokens=True))
+    return added if added == (tokenizer.bos_token_id,) else ()
+
+
+def first_turn_pairs(rows: Rows) -> Pairs:
     """The first turn of every trajectory."""
-    return _pairs((trajectory, 0) for trajectory in _trajectories(groups) if trajectory.turns)
+    return _pairs(rows, (turns[0] for turns in rows.trajectories))
 
 
-def trajectory_pairs(groups: Sequence[Group], count: int, rng: np.random.Generator) -> Pairs:
+def trajectory_pairs(rows: Rows, count: int, rng: np.random.Generator) -> Pairs:
     """At most `count` trajectories, drawn without repetition, with one turn each."""
-    speaking = [trajectory for trajectory in _trajectories(groups) if trajectory.turns]
-    chosen = rng.permutation(len(speaking))[:count]
-    return _pairs((speaking[index], int(rng.integers(len(speaking[index].turns)))) for index in sorted(chosen))
+    chosen = rng.permutation(len(rows.trajectories))[:count]
+    drawn = [rows.trajectories[index] for index in sorted(chosen)]
+    return _pairs(rows, [turns[int(rng.integers(len(turns)))] for turns in drawn])
 
 
-def turn_pairs(groups: Sequence[Group], count: int, rng: np.random.Generator) -> Pairs:
+def turn_pairs(rows: Rows, count: int, rng: np.random.Generator) -> Pairs:
     """At most `count` turns of all trajectories, drawn without repetition."""
-    turns = [(trajectory, turn) for trajectory in _trajectories(groups) for turn in range(len(trajectory.turns))]
-    return _pairs(turns[index] for index in sorted(rng.permutation(len(turns))[:count]))
+    turns = [turn for trajectory in rows.trajectories for turn in trajectory]
+    return _pairs(rows, [turns[index] for index in sorted(rng.permutation(len(turns))[:count])])
 
 
-def context_of(trajectory: Trajectory, turn: int) -> tuple[int, ...]:
-    """Every token the model saw before it answered in this turn."""
+def context_of(trajectory: Trajectory, turn: int) -> Ids:
+    """Every token that the model saw before it responded in this turn."""
     start = max(index for index in range(turn + 1) if index == 0 or trajectory.turns[index].new_context)
     seen = [token for earlier in trajectory.turns[start:turn] for token in (*earlier.context_ids, *earlier.response_ids)]
     return (*seen, *trajectory.turns[turn].context_ids)
 
 
-def _trajectories(groups: Sequence[Group]) -> list[Trajectory]:
-    return [trajectory for group in groups for trajectory in group.trajectories]
-
-
-def _pairs(chosen: Iterable[tuple[Trajectory, int]]) -> Pairs:
+def _pairs(rows: Rows, chosen: Iterable[int]) -> Pairs:
     pairs = Pairs()
-    columns: dict[tuple[int, ...], int] = {}
-    for trajectory, turn in chosen:
-        reasoning = trajectory.turns[turn].reasoning_ids
-        if not reasoning:
+    columns: dict[Ids, int] = {}
+    for row in chosen:
+        if not rows.reasonings[row]:
             pairs.num_empty += 1
             continue
-        column = columns.setdefault(context_of(trajectory, turn), len(columns))
-        pairs.reasonings.append(reasoning)
+        column = columns.setdefault(rows.prompts[row], len(columns))
+        pairs.reasonings.append(rows.reasonings[row])
         pairs.source.append(column)
     pairs.prompts = list(columns)
     return pairs

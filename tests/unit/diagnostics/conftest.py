@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from tether import Group, StopReason, Trajectory, Turn
 from tether.core.enums import FinishReason
+from tether.diagnostics.monitor import Health, Monitor
+from tether.diagnostics.pairs import Rows, read_rows, rollout_rows
 
 Ids = tuple[int, ...]
 
@@ -44,3 +47,25 @@ def group_fixture() -> Callable[..., Group]:
 @pytest.fixture(name="table_scorer")
 def table_scorer_fixture() -> type[TableScorer]:
     return TableScorer
+
+
+def _rows(groups: Sequence[Group]) -> Rows:
+    found = rollout_rows(groups)
+    return read_rows(found["prompts"], found["reasonings"], found["groups"], found["trajectories"])
+
+
+@pytest.fixture(name="rows")
+def rows_fixture() -> Callable[[Sequence[Group]], Rows]:
+    """The rows of Tether's own groups."""
+    return _rows
+
+
+@pytest.fixture
+def observe() -> Callable[..., Health]:
+    """`observe(monitor, step, groups, scorer, work)`: one step of Tether's own groups, scored by this scorer."""
+
+    def call(monitor: Monitor, step: int, groups: Sequence[Group], scorer: Any, work: float = float("inf")) -> Health:
+        monitor.scorer = scorer
+        return monitor.observe(step, **rollout_rows(groups), work=work)
+
+    return call

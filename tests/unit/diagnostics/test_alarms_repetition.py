@@ -2,7 +2,9 @@
 
 import pytest
 
-from tether.diagnostics.alarms.repetition import repeated_part
+from tether.core.enums import FinishReason, StopReason
+from tether.core.types import Group, Trajectory, Turn
+from tether.diagnostics.alarms.repetition import repeated_part, rollout_repetition
 
 SENSIBLE = "The player is left of the box and the target is right of it, so I push right twice and then look again."
 BOARD = "# # # # # #\n# _ P X O #\n# # # # # #"
@@ -51,3 +53,23 @@ def test_what_the_prompt_holds_is_quoted() -> None:
 def test_long_text_is_read_in_linear_time() -> None:
     assert repeated_part("ab" * 50_000) == 1.0
     assert repeated_part(" ".join(str(number) for number in range(20_000))) == 0.0
+
+
+def _turn(text: str, observation: str = "") -> Turn:
+    return Turn((1,), (2,), (-0.5,), FinishReason.STOP_TEXT, text, None, observation=observation)
+
+
+def test_repetition_is_counted_over_the_reasonings() -> None:
+    again = "go left go left go left go left go left go left"
+    turns = [
+        _turn(f"<think>{again}</think><answer>Left</answer>"),
+        _turn("<think>The hole is right of me, so I walk down first.</think><answer>Down</answer>"),
+        _turn("<answer>Down</answer>"),
+        _turn(f"<think>{again}</think><answer>Left</answer>", observation=again),
+        _turn("<think>!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!</think><answer>Up</answer>"),
+    ]
+    group = Group(0, 0, [Trajectory(0, 0, 0, turns[:2], StopReason.FAILURE), Trajectory(0, 1, 0, turns[2:], StopReason.FAILURE)])
+    counted = rollout_repetition([group], 0.5)
+    assert counted["reasonings"] == 4
+    assert counted["repeated_text"] == pytest.approx(0.5), "a text that only repeats the observation is a quotation"
+    assert rollout_repetition([], 0.5) == {"reasonings": 0, "repeated_text": 0}

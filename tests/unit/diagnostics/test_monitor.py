@@ -45,22 +45,22 @@ def scorer(table_scorer: Any) -> Any:
     ("every", "due"),
     [(0, []), (1, [1, 2, 3, 4, 5, 6, 7, 8, 9]), (2, [1, 3, 5, 7, 9]), (4, [1, 5, 9]), (100, [1])],
 )
-def test_cadence(every: int, due: list[int], groups: list[Group], scorer: Any) -> None:
-    monitor = Monitor(every)
+def test_cadence(every: int, due: list[int], groups: list[Group], scorer: Any, observe: Any) -> None:
+    monitor = Monitor(None, every=every, rules=None)
     assert [step for step in range(1, 10) if monitor.is_due(step)] == due
     table = scorer(0.5, 0.125)
-    measured = [step for step in range(1, 10) if monitor.observe(step, groups, table).information]
+    measured = [step for step in range(1, 10) if observe(monitor, step, groups, table).information]
     assert measured == due
     assert len(table.calls) == 4 * len(due), "nothing is scored when it is not due"
 
 
-def test_not_due_is_an_empty_health(groups: list[Group], scorer: Any) -> None:
-    assert Monitor(3).observe(2, groups, scorer(0.5, 0.125)) == Health({}, None, {}, [])
+def test_not_due_is_an_empty_health(groups: list[Group], scorer: Any, observe: Any) -> None:
+    assert observe(Monitor(None, every=3, rules=None), 2, groups, scorer(0.5, 0.125)) == Health({}, None, {}, [])
 
 
-def test_one_look(groups: list[Group], scorer: Any) -> None:
+def test_one_look(groups: list[Group], scorer: Any, observe: Any) -> None:
     """p 1/2, q 1/8: gain log(8/5), H(Z|X) log 2, H(Z) log(16/5), both retrieved; both prompts say the same, so intervals are points."""
-    health = Monitor(1).observe(1, groups, scorer(1 / 2, 1 / 8))
+    health = observe(Monitor(None, every=1, rules=None), 1, groups, scorer(1 / 2, 1 / 8))
     assert (health.regime, health.notes, list(health.information), list(health.metrics)) == (Regime.DIVERSE, [], [FIRST], ["information"])
     assert health.information[FIRST].mi == pytest.approx(math.log(8 / 5), abs=1e-15)
     metrics = dict(health.metrics["information"])
@@ -83,8 +83,8 @@ def test_one_look(groups: list[Group], scorer: Any) -> None:
     assert metrics == pytest.approx(expected, rel=1e-12)
 
 
-def test_every_metric_is_in_the_catalogue(groups: list[Group], scorer: Any) -> None:
-    health = Monitor(1, list(Scope)).observe(1, groups, scorer(0.5, 0.125))
+def test_every_metric_is_in_the_catalogue(groups: list[Group], scorer: Any, observe: Any) -> None:
+    health = observe(Monitor(None, every=1, scopes=list(Scope), rules=None), 1, groups, scorer(0.5, 0.125))
     assert list(health.metrics) == list(SECTIONS.values()) == ["information", "information_trajectory", "information_turn"]
     metrics = StepMetrics()
     for section, values in health.metrics.items():
@@ -93,34 +93,34 @@ def test_every_metric_is_in_the_catalogue(groups: list[Group], scorer: Any) -> N
     assert all(values.keys() == named for values in health.metrics.values())
 
 
-def test_episodes_of_one_turn_look_the_same_in_every_scope(groups: list[Group], scorer: Any) -> None:
-    health = Monitor(1, [Scope.TURN, Scope.TRAJECTORY]).observe(1, groups, scorer(0.5, 0.125, 0.25, 0.2))
+def test_episodes_of_one_turn_look_the_same_in_every_scope(groups: list[Group], scorer: Any, observe: Any) -> None:
+    health = observe(Monitor(None, every=1, scopes=[Scope.TURN, Scope.TRAJECTORY], rules=None), 1, groups, scorer(0.5, 0.125, 0.25, 0.2))
     first, turn, trajectory = (health.information[scope] for scope in (FIRST, Scope.TURN, Scope.TRAJECTORY))
     assert first.mi == turn.mi == trajectory.mi and first.h_conditional == turn.h_conditional == trajectory.h_conditional
     assert first.mi == pytest.approx((math.log(8 / 5) + math.log(0.5 / 0.45)) / 2)
 
 
-def test_later_turns_are_columns_of_their_own(turn: Any, group: Any, table_scorer: Any) -> None:
+def test_later_turns_are_columns_of_their_own(turn: Any, group: Any, table_scorer: Any, observe: Any) -> None:
     """Two turns: what is thought in the second is scored after all that came before it. p 1/2 at home, 1/8 elsewhere: log(1/2 / (7/32))."""
     groups = [group(0, [[turn((1,), (10, 90), (0, 1)), turn((3,), (11, 90), (0, 1))]])]
     groups.append(group(1, [[turn((2,), (20, 90), (0, 1)), turn((4,), (21, 90), (0, 1))]]))
     contexts = {(10,): (1,), (11,): (1, 10, 90, 3), (20,): (2,), (21,): (2, 20, 90, 4)}
     table = {(x, z): math.log(1 / 2 if contexts[z] == x else 1 / 8) for x in contexts.values() for z in contexts}
-    health = Monitor(1, [Scope.TURN]).observe(1, groups, table_scorer(table))
+    health = observe(Monitor(None, every=1, scopes=[Scope.TURN], rules=None), 1, groups, table_scorer(table))
     assert health.metrics["information"]["num_prompts"] == 2 and health.metrics["information_turn"]["num_prompts"] == 4
     assert health.information[Scope.TURN].mi_seq == pytest.approx(math.log(16 / 7)) and health.information[Scope.TURN].chance == 0.25
     assert health.information[FIRST].mi_seq == pytest.approx(math.log(8 / 5))
 
 
-def test_empty_responses_are_counted_beside_the_others(groups: list[Group], silent: list[Group], scorer: Any) -> None:
-    health = Monitor(1, [Scope.TURN]).observe(1, [*groups, *silent], scorer(0.5, 0.125))
+def test_empty_responses_are_counted_beside_the_others(groups: list[Group], silent: list[Group], scorer: Any, observe: Any) -> None:
+    health = observe(Monitor(None, every=1, scopes=[Scope.TURN], rules=None), 1, [*groups, *silent], scorer(0.5, 0.125))
     for section in ("information", "information_turn"):
         assert [health.metrics[section][name] for name in ("num_reasonings", "num_empty", "num_prompts", "failed")] == [2, 3, 2, 0]
 
 
-def test_no_reasoning_at_all(groups: list[Group], silent: list[Group], scorer: Any) -> None:
-    monitor, table = Monitor(1, [Scope.TRAJECTORY]), scorer(0.5, 0.125)
-    health = monitor.observe(1, silent, table)
+def test_no_reasoning_at_all(groups: list[Group], silent: list[Group], scorer: Any, observe: Any) -> None:
+    monitor, table = Monitor(None, every=1, scopes=[Scope.TRAJECTORY], rules=None), scorer(0.5, 0.125)
+    health = observe(monitor, 1, silent, table)
     assert (health.information, health.regime) == ({}, None)
     counts = {"num_reasonings": 0, "num_prompts": 0, "num_empty": 3, "failed": 0}
     assert health.metrics == {"information": counts, "information_trajectory": counts}
@@ -129,23 +129,25 @@ def test_no_reasoning_at_all(groups: list[Group], silent: list[Group], scorer: A
     ]
     assert table.calls == []
     assert (monitor.state()["sigma_ema"], monitor.state()["start"]) == ({}, None), "the start is the first measurement, not the first look"
-    assert monitor.observe(2, groups, table).regime is Regime.DIVERSE
+    assert observe(monitor, 2, groups, table).regime is Regime.DIVERSE
 
 
-def test_one_prompt_alone_says_nothing_about_dependence(groups: list[Group], silent: list[Group], scorer: Any) -> None:
+def test_one_prompt_alone_says_nothing_about_dependence(groups: list[Group], silent: list[Group], scorer: Any, observe: Any) -> None:
     """The other prompt holds no reasoning: with one column every reasoning would be retrieved, and MI would be 0 by definition."""
     table = scorer(0.5, 0.125)
-    health = Monitor(1).observe(1, [groups[0], silent[1]], table)
+    health = observe(Monitor(None, every=1, rules=None), 1, [groups[0], silent[1]], table)
     assert (health.information, health.regime, table.calls) == ({}, None, [])
     assert health.metrics == {"information": {"num_reasonings": 1, "num_prompts": 1, "num_empty": 1, "failed": 0}}
-    assert health.notes == ["diagnosis (first_turn): all reasoning of the step comes from one prompt; there is nothing to tell it from"]
+    assert health.notes == [
+        "diagnosis (first_turn): all reasoning of the step comes from one prompt; there is no other prompt to compare with"
+    ]
 
 
-def test_the_spread_is_carried(groups: list[Group], scorer: Any) -> None:
+def test_the_spread_is_carried(groups: list[Group], scorer: Any, observe: Any) -> None:
     """Marginals 1/2 and 1/8 (p = q): sigma = log(4) / 2 = 0.6931. Then both 1/4: sigma 0, and the running one falls by a tenth a look."""
-    monitor = Monitor(1, [Scope.TURN])
+    monitor = Monitor(None, every=1, scopes=[Scope.TURN], rules=None)
     values = [(1 / 2, 1 / 2, 1 / 8, 1 / 8), (1 / 4, 1 / 4), (1 / 4, 1 / 4)]
-    looks = [monitor.observe(step, groups, scorer(*value)).information for step, value in enumerate(values, 1)]
+    looks = [observe(monitor, step, groups, scorer(*value)).information for step, value in enumerate(values, 1)]
     for scope in (FIRST, Scope.TURN):
         assert [look[scope].sigma for look in looks] == pytest.approx([math.log(2), 0, 0], abs=1e-15)
         assert [look[scope].sigma_ema for look in looks] == pytest.approx([math.log(2) * 0.9**n for n in range(3)], rel=1e-14)
@@ -162,24 +164,24 @@ LOOKS = [
 ]
 
 
-def test_regimes_are_against_the_first_look(groups: list[Group], scorer: Any) -> None:
-    monitor = Monitor(1, [Scope.TURN])
-    assert [monitor.observe(step, groups, scorer(*values)).regime for step, (values, _) in enumerate(LOOKS, 1)] == [r for _, r in LOOKS]
+def test_regimes_are_against_the_first_look(groups: list[Group], scorer: Any, observe: Any) -> None:
+    monitor = Monitor(None, every=1, scopes=[Scope.TURN], rules=None)
+    assert [observe(monitor, step, groups, scorer(*values)).regime for step, (values, _) in enumerate(LOOKS, 1)] == [r for _, r in LOOKS]
     start = monitor.state()["start"]
     assert start == {"h_conditional": pytest.approx(math.log(2)), "mi_seq": pytest.approx(math.log(8 / 5))}
 
 
 @pytest.mark.parametrize("cut", range(len(LOOKS) + 1))
-def test_a_checkpoint_changes_nothing(cut: int, groups: list[Group], scorer: Any) -> None:
+def test_a_checkpoint_changes_nothing(cut: int, groups: list[Group], scorer: Any, observe: Any) -> None:
     """State goes through JSON after `cut` looks, into a new monitor; all looks are those of a run without a break."""
-    whole, monitor = Monitor(1, [Scope.TURN]), Monitor(1, [Scope.TURN])
+    whole, monitor = Monitor(None, every=1, scopes=[Scope.TURN], rules=None), Monitor(None, every=1, scopes=[Scope.TURN], rules=None)
     for step, (values, _) in enumerate(LOOKS, 1):
         if step == cut + 1:
             state = json.loads(json.dumps(monitor.state()))
-            monitor = Monitor(1, [Scope.TURN])
+            monitor = Monitor(None, every=1, scopes=[Scope.TURN], rules=None)
             monitor.restore(state)
             assert monitor.state() == state
-        assert monitor.observe(step, groups, scorer(*values)) == whole.observe(step, groups, scorer(*values))
+        assert observe(monitor, step, groups, scorer(*values)) == observe(whole, step, groups, scorer(*values))
     assert monitor.state() == whole.state()
 
 
@@ -210,13 +212,13 @@ def _two_turns(turn: Any, group: Any) -> list[Group]:
 
 @pytest.mark.parametrize(("refused", "failing", "other"), [((3,), "turn", "first_turn"), ((1,), "first_turn", "turn")])
 def test_a_failure_is_a_note_and_the_other_scope_is_measured(
-    refused: tuple[int, ...], failing: str, other: str, turn: Any, group: Any, table_scorer: Any
+    refused: tuple[int, ...], failing: str, other: str, turn: Any, group: Any, table_scorer: Any, observe: Any
 ) -> None:
     groups = _two_turns(turn, group)
     table = table_scorer({((x,), (z,)): math.log(1 / 2 if x % 2 == (z == 10) else 1 / 8) for x in range(1, 5) for z in (10, 20)})
-    monitor = Monitor(1, [Scope.TURN])
+    monitor = Monitor(None, every=1, scopes=[Scope.TURN], rules=None)
     # The scope of turns holds the first turns too: there only the first look at prompt (1,) fails.
-    health = monitor.observe(1, groups, _FailingOnce(table, refused) if failing == "first_turn" else _Failing(table, refused))
+    health = observe(monitor, 1, groups, _FailingOnce(table, refused) if failing == "first_turn" else _Failing(table, refused))
     assert [str(scope) for scope in health.information] == [other]
     assert health.metrics[SECTIONS[Scope(failing)]]["failed"] == 1 and "mi" not in health.metrics[SECTIONS[Scope(failing)]]
     assert health.metrics[SECTIONS[Scope(other)]]["failed"] == 0 and "mi" in health.metrics[SECTIONS[Scope(other)]]
@@ -234,12 +236,12 @@ class _FailingOnce(_Failing):
             self._refused = ()
 
 
-def test_a_score_that_is_not_finite_is_a_failure_with_its_cause(groups: list[Group], table_scorer: Any) -> None:
+def test_a_score_that_is_not_finite_is_a_failure_with_its_cause(groups: list[Group], table_scorer: Any, observe: Any) -> None:
     table = table_scorer({((x,), (z,)): math.nan for x in (1, 2) for z in (10, 20)})
-    health = Monitor(1).observe(1, groups, table)
+    health = observe(Monitor(None, every=1, rules=None), 1, groups, table)
     assert health.metrics["information"]["failed"] == 1 and "the scorer gave log p = nan" in health.notes[0]
 
 
-def test_a_defect_is_not_hidden(groups: list[Group], table_scorer: Any) -> None:
+def test_a_defect_is_not_hidden(groups: list[Group], table_scorer: Any, observe: Any) -> None:
     with pytest.raises(KeyError):
-        Monitor(1).observe(1, groups, table_scorer({}))
+        observe(Monitor(None, every=1, rules=None), 1, groups, table_scorer({}))

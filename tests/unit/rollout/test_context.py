@@ -10,7 +10,7 @@ from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import UnknownName
 from tether.core.protocols import ContextReset, Sampling
 from tether.core.types import Completion, Observation, Step, Turn
-from tether.diagnostics.pairs import first_turn_pairs
+from tether.diagnostics.pairs import first_turn_pairs, read_rows, rollout_rows
 from tether.models.logprobs import token_logprobs
 from tether.models.policy import Policy
 from tether.rollout.collect import collect, training_plan
@@ -202,7 +202,8 @@ def test_diagnosis_sees_the_same_prompts_in_every_mode(played: Any, chat: Any) -
     """The first turn is not touched by the mode, so measurements of runs in different modes can be compared."""
     _, groups = played
     env = tether.make_env("sokoban", max_turns=5)
-    pairs = first_turn_pairs(groups)
+    rows = rollout_rows(groups)
+    pairs = first_turn_pairs(read_rows(rows["prompts"], rows["reasonings"], rows["groups"], rows["trajectories"]))
     assert len(pairs.reasonings) == 4
     assert pairs.prompts == [chat.first_prompt(env.instructions, env.reset(group.seed).text) for group in groups]
 
