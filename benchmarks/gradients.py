@@ -21,7 +21,7 @@ from tether.diagnostics.gradients import GradientDecomposition, agreement, decom
 from tether.rollout.pack import pack
 from tether.runs.store import RunStore
 from tether.training.settings import RunSettings
-from tether.training.trainer import APART, Trainer
+from tether.training.loop import APART, Trainer
 
 
 def trained(chosen: argparse.Namespace, folder: Path) -> tuple[Trainer, list[Group]]:

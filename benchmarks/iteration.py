@@ -45,7 +45,7 @@ from tether.models.hardware import device_name
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.training.settings import FilterSettings, RunSettings
-from tether.training.trainer import Trainer
+from tether.training.loop import Trainer
 
 REASONING_SHARE = 0.75
 LAST_STEP = 1_000_000

@@ -62,7 +62,7 @@ from tether.models.policy import Policy
 from tether.rollout.pack import pack
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner, Rates
-from tether.training.parts import resolve_algorithm
+from tether.training.build import resolve_algorithm
 from tether.training.settings import AlgorithmSettings, LearnerSettings
 
 RATES = Rates(1e-6, 1e-5)

@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-import tether.training.trainer  # noqa: F401 - what a run needs is imported once, before the forks
+import tether.training.loop  # noqa: F401 - what a run needs is imported once, before the forks
 from tether.cli.main import main as tether_main
 from tether.core.errors import CheckpointError
 from tether.core.seeding import generator

@@ -15,7 +15,7 @@ from tether.models.load import load_model
 from tether.rollout.engines import native
 from tether.runs.store import RunStore
 from tether.training.settings import RunSettings
-from tether.training.trainer import Trainer
+from tether.training.loop import Trainer
 
 BASE: dict[str, Any] = {
     "env": {"name": "frozen_lake", "options": {"max_turns": 2}},

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tether.algorithms.batch import Episodes
 from tether.algorithms.advantages import ESTIMATORS, bilevel_gae, gae, group_relative, penalize
+from tether.algorithms.batch import Episodes
 from tether.algorithms.presets import preset
 
 laws = settings(derandomize=True, max_examples=60, deadline=None, database=None)

@@ -12,11 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tether.algorithms.objective import sequence_mean_token_mean, sequence_mean_token_sum, token_mean
-from tether.algorithms.batch import Episodes
-from tether.algorithms.objective import DIVERGENCES
 from tether.algorithms.advantages import gae, group_relative, whiten
-from tether.algorithms.objective import clipped_policy_loss, clipped_value_loss
+from tether.algorithms.batch import Episodes
+from tether.algorithms.objective import (
+    DIVERGENCES,
+    clipped_policy_loss,
+    clipped_value_loss,
+    sequence_mean_token_mean,
+    sequence_mean_token_sum,
+    token_mean,
+)
 from tether.algorithms.presets import preset
 
 core_algos: Any = pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed; the comparison needs verl 0.9.1")

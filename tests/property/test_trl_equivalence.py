@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tether.algorithms.objective import sequence_mean_token_mean, sequence_mean_token_sum, token_mean
-from tether.algorithms.objective import k3
-from tether.algorithms.objective import clipped_policy_loss
+from tether.algorithms.objective import clipped_policy_loss, k3, sequence_mean_token_mean, sequence_mean_token_sum, token_mean
 
 trl: Any = pytest.importorskip("trl", reason="TRL is not installed; the comparison needs TRL 1.16.0")
 if trl.__version__ != "1.16.0":

@@ -12,18 +12,16 @@ from typing import Any
 
 import pytest
 import yaml
+from tether.training.optim import SCHEDULES
 
-from tether.algorithms.objective import AGGREGATIONS
-from tether.algorithms.filters.rules import AUTO
-from tether.algorithms.filters.rules import LOSS_SCALES
+from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
-from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, SECTIONS
-from tether.algorithms.presets import PRESETS
+from tether.algorithms.objective import AGGREGATIONS
+from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
 from tether.core.config import known_keys
 from tether.core.metrics import CATALOGUE
 from tether.envs import registry
-from tether.training.schedule import SCHEDULES
 from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tether.core.errors import ConfigError, did_you_mean
 
-
 log = logging.getLogger("tether")
 
 

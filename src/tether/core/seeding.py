@@ -4,7 +4,7 @@ A seed is a hash of its path (run, step, group, member), so streams never overla
 another stream drew, and are the same on every machine and in every process. The stream's name is the first part of the path:
 
 - instance: which puzzle a group plays (shared by its members)
-- luck: the environment's own chance, one stream per member
+- luck: the env seed, the environment's own randomness, one stream per member
 - sampling: the uniform draws that pick tokens, one stream per member
 
 Validation instances do not depend on the run's seed: every run is judged on the same prompts.
@@ -35,8 +35,8 @@ def validation_seed(index: int) -> int:
 
 
 def env_seed(run: int, step: int, group: int, member: int) -> int:
-    """The environment's chance for one member of a group."""
-    return derive_seed("luck", run, step, group, member)
+    """The environment's own randomness for one member of a group."""
+    return derive_seed("luck", run, step, group, member)  # the stream keeps its first name: another would change every published number
 
 
 def sampling_seed(run: int, step: int, group: int, member: int) -> int:

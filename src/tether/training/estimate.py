@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from tether.algorithms.batch import Batch, Episodes
 from tether.algorithms.advantages import ESTIMATORS, penalize, place_rewards
+from tether.algorithms.batch import Batch, Episodes
 from tether.algorithms.objective import DIVERGENCES
 from tether.algorithms.presets import Algorithm
 from tether.models.critic import Critic

@@ -14,6 +14,7 @@ again and again down to the longest sequence of the minibatch; then activations 
 """
 
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,14 @@ from transformers.pytorch_utils import Conv1D
 
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
+from tether.diagnostics.settings import POLICY, REFERENCE
 from tether.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, base_name
 from tether.models.catalog import EMBEDDED, smollm2_folder, tiny_folder
 from tether.models.hardware import available_memory, check_device, default_device
 from tether.models.linear_logprobs import LOGIT_BYTES
-from tether.training.settings import RunSettings
-
-
-from collections.abc import Mapping, Sequence
-
-from tether.models.linear_logprobs import LOGIT_BYTES
 from tether.models.policy import Policy
 from tether.models.recompute import can_recompute, kept_bytes
-from tether.diagnostics.settings import POLICY, REFERENCE
+from tether.training.settings import RunSettings
 
 GB, GIB = 1e9, 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2}
@@ -92,11 +88,11 @@ def plan_memory(settings: RunSettings, algorithm: Algorithm) -> MemoryPlan | Non
     shapes = {name: shape for name, shape in found.items() if shape is not None}
     if available is None or len(shapes) < len(found):
         return None
-    fit = counted(settings, algorithm, device, available, shapes)
+    plan = counted(settings, algorithm, device, available, shapes)
     if plan.total > available:
-        ways = _alternatives(settings, algorithm, device, fit, shapes)
+        ways = _alternatives(settings, algorithm, device, plan, shapes)
         raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {ways}")
-    return fit
+    return plan
 
 
 def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, available: int, shapes: Mapping[str, Shape]) -> MemoryPlan:
@@ -112,7 +108,7 @@ def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, a
     }
     spare = max(0, available - sum(needs.values()))
     cache = needs["cache"] + int(CACHE_SHARE * spare) if wanted is None else int(wanted * GIB)
-    fit = MemoryPlan(needs, available, cache, [])
+    plan = MemoryPlan(needs, available, cache, [])
     activations = int(MARGIN * policy.kept * width * settings.learner.micro_tokens)
     # On a card the engine takes its cache at once, as much as it can use of it; elsewhere as conversations grow.
     taken = min(cache, settings.rollout.max_rows * row) - needs["cache"] if device.type == "cuda" else 0
@@ -124,7 +120,7 @@ def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, a
         )
         note += "leave learner.gradient_checkpointing at null" if kept else "they are computed again, which takes a third more time"
         plan.notes.append(note)
-    return fit
+    return plan
 
 
 def _policy_needs(settings: RunSettings, policy: Shape, width: int) -> dict[str, int]:

@@ -15,8 +15,8 @@ from tether.algorithms.presets import AGGREGATIONS, DIVERGENCES, ESTIMATORS, PRE
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
 from tether.core.protocols import Sampling
-from tether.envs.registry import check_name
 from tether.diagnostics.settings import Action, AlarmSettings, DiagnosisSettings
+from tether.envs.registry import check_name
 
 SCHEDULES = ("constant", "linear", "cosine")
 """Names of training.optim.SCHEDULES, known without torch."""

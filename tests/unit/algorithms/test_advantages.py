@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tether.algorithms.batch import Episodes
 from tether.algorithms.advantages import ESTIMATORS, bilevel_gae, gae, group_relative, penalize, place_rewards, whiten
+from tether.algorithms.batch import Episodes
 from tether.algorithms.presets import Algorithm, preset
 
 PLAIN = replace(preset("ppo"), whiten=False)
@@ -283,5 +283,5 @@ def test_penalise_takes_the_divergence_from_each_sampled_token() -> None:
 
 
 def test_an_algorithm_names_its_estimator() -> None:
-    algorithm = Algorithm("mine", advantages=ESTIMATORS["bilevel_gae"], aggregation=preset("ppo").aggregation)
+    algorithm = Algorithm("mine", advantages="bilevel_gae", aggregation=preset("ppo").aggregation)
     assert algorithm.has_critic

@@ -9,9 +9,8 @@ import pytest
 import torch
 import transformers as hf
 
-from tether.algorithms.objective import sequence_mean_token_mean, sequence_mean_token_sum, token_mean
 from tether.algorithms.batch import Batch
-from tether.algorithms.objective import k2
+from tether.algorithms.objective import k2, sequence_mean_token_mean, sequence_mean_token_sum, token_mean
 from tether.algorithms.presets import PRESETS, Algorithm
 from tether.core.errors import BadInput, DivergedModel
 from tether.diagnostics.buckets import split_halves

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tether.rollout.sampler import collect, training_plan
 
 import tether
 from tether.core.enums import FinishReason, StopReason
@@ -13,7 +14,6 @@ from tether.core.types import Completion, Observation, Step, Turn
 from tether.diagnostics.pairs import first_turn_pairs, read_rows, rollout_rows
 from tether.models.logprobs import token_logprobs
 from tether.models.policy import Policy
-from tether.rollout.collect import collect, training_plan
 from tether.rollout.context import SUMMARY_CHARS, SUMMARY_TURNS, make_context
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
@@ -180,7 +180,7 @@ def played(request: Any, tiny: Any, chat: Any) -> Any:
     plan = training_plan(run=3, step=1, num_groups=2, group_size=2)
     rules = EpisodeRules(1000, 40, -0.1, context=request.param, last_k=2)
     episodes = [Episode(tether.make_env("sokoban", max_turns=5), chat, seeds, rules) for seeds in plan]
-    return request.param, collect(episodes, NativeEngine(tiny.model, tiny.tokenizer, max_rows=3), Sampling(0.8, 40))
+    return request.param, collect(episodes, NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=3), Sampling(0.8, 40))
 
 
 def test_the_learner_scores_what_was_sampled(tiny: Any, played: Any) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 import tether
 from tether.core.enums import FinishReason, StopReason
+from tether.models.policy import Policy
 from tether.core.protocols import Sampling
 from tether.core.types import Completion, Group, Observation, Step
 from tether.envs.vector import make_envs
-from tether.rollout.collect import collect, training_plan, validation_plan
+from tether.rollout.sampler import collect, training_plan, validation_plan
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
 
@@ -145,7 +146,7 @@ def test_running_out_of_turns_is_not_failing(chat: Any) -> None:
 def test_an_environment_that_breaks_ends_its_own_episode(tiny: Any, chat: Any) -> None:
     envs = [Counter(reset=True), Counter(), Counter(step=2), Counter()]
     plan = [EpisodeSeeds(n // 2, n % 2, 5, 5, n) for n in range(4)]
-    groups = _collect(envs, chat, plan, NativeEngine(tiny.model, tiny.tokenizer, max_rows=2), Sampling(0.0, 45))
+    groups = _collect(envs, chat, plan, NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=2), Sampling(0.0, 45))
     broken, whole, late, also_whole = [t for group in groups for t in group.trajectories]
     assert (broken.stop_reason, broken.error, broken.turns) == (StopReason.ENV_ERROR, "reset: RuntimeError: no such level", [])
     assert (late.stop_reason, late.error, len(late.turns)) == (StopReason.ENV_ERROR, "step 2: KeyError: 'lost'", 2)
@@ -205,7 +206,7 @@ def test_a_response_near_its_budget_is_penalised(chat: Any) -> None:
 def test_reasoning_spans_of_sampled_responses(tiny: Any, chat: Any) -> None:
     plan = training_plan(run=0, step=1, num_groups=2, group_size=2)
     envs = [tether.make_env("frozen_lake", max_turns=2) for _ in plan]
-    groups = _collect(envs, chat, plan, NativeEngine(tiny.model, tiny.tokenizer), Sampling(1.0, 60))
+    groups = _collect(envs, chat, plan, NativeEngine(Policy(tiny.model, tiny.tokenizer)), Sampling(1.0, 60))
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     closed = [turn for turn in turns if "</think>" in turn.text]
     assert closed
@@ -217,7 +218,7 @@ def test_reasoning_spans_of_sampled_responses(tiny: Any, chat: Any) -> None:
 def test_groups_come_back_in_order_whatever_ends_first(tiny: Any, chat: Any) -> None:
     envs = [Counter(step=3), Counter(reset=True), Counter(step=1), Counter(reset=True), Counter(), Counter(step=2)]
     plan = [EpisodeSeeds(group, member, 70 + group, 0, 0) for group in (4, 0, 2) for member in (0, 1)]
-    groups = _collect(envs, chat, plan, NativeEngine(tiny.model, tiny.tokenizer, max_rows=2), Sampling(0.0, 45))
+    groups = _collect(envs, chat, plan, NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=2), Sampling(0.0, 45))
     assert [(group.index, group.seed) for group in groups] == [(4, 74), (0, 70), (2, 72)]
     assert [[(t.group, t.member, len(t.turns)) for t in group.trajectories] for group in groups] == [
         [(4, 0, 3), (4, 1, 0)],

@@ -89,7 +89,7 @@ def contexts(chat: Any) -> list[list[tuple[int, ...]]]:
 
 def _talk(tiny: Any, talks: list[Talk], sampling: Sampling, max_rows: int = 128) -> list[Talk]:
     finished: list[int] = []
-    NativeEngine(tiny.model, tiny.tokenizer, max_rows=max_rows).run(talks, sampling, lambda: finished.append(1))
+    NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=max_rows).run(talks, sampling, lambda: finished.append(1))
     assert len(finished) == len(talks)
     return talks
 
@@ -161,7 +161,7 @@ def test_a_conversation_begun_anew_is_a_conversation_of_its_own(tiny: Any, conte
 def test_prompts_begun_anew_are_computed_once_for_a_group(tiny: Any, contexts: Any) -> None:
     """Three members come to the same second prompt at the same time."""
     talks = [Talk([contexts[0][0], ContextReset(contexts[2][0])], 0) for _ in range(3)]
-    engine = NativeEngine(tiny.model, tiny.tokenizer)
+    engine = NativeEngine(Policy(tiny.model, tiny.tokenizer))
     engine.run(talks, GREEDY)
     prompts = len(contexts[0][0]) + len(contexts[2][0])
     assert (engine.statistics.fed_tokens, engine.statistics.shared_tokens) == (prompts, 2 * prompts)
@@ -210,7 +210,7 @@ def _group(contexts: Any, keys: list[int]) -> list[Talk]:
 
 
 def test_a_shared_prefill_gives_the_same(tiny: Any, contexts: Any) -> None:
-    engine = NativeEngine(tiny.model, tiny.tokenizer)
+    engine = NativeEngine(Policy(tiny.model, tiny.tokenizer))
     shared, apart = _group(contexts, [0, 0, 0, 1, 1, 1]), _group(contexts, [0, 1, 2, 3, 4, 5])
     engine.run(shared, WARM)
     with_groups = engine.statistics
@@ -265,14 +265,14 @@ def test_the_same_with_a_table_of_positions(tiny: Any) -> None:
     size = {"vocab_size": len(tiny.tokenizer), "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 64}
     model = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0)).eval()
     talks = [Talk([tuple(range(10, 30)), tuple(range(10, 28)), (7, 8)], 0)] + [Talk([tuple(range(20, 44))], key) for key in range(1, 9)]
-    NativeEngine(model, tiny.tokenizer, max_rows=2).run(talks, Sampling(0.0, 3))
+    NativeEngine(Policy(model, tiny.tokenizer), max_rows=2).run(talks, Sampling(0.0, 3))
     assert [len(talk.said) for talk in talks] == [3] + [1] * 8
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
 def test_a_model_that_has_diverged_is_said_so(chat: Any, contexts: list[list[tuple[int, ...]]], sampling: Sampling) -> None:
     loaded = tether.load_model("tiny", device="cpu")
-    engine = NativeEngine(loaded.model, loaded.tokenizer)
+    engine = NativeEngine(Policy(loaded.model, loaded.tokenizer))
     loaded.model.get_output_embeddings().weight.data.fill_(float("nan"))
     with pytest.raises(DivergedModel, match="the model's log-probs are not finite: its weights have diverged"):
         engine.run([Talk(contexts[0], key=0)], sampling)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tether.cli.evaluate import _run_settings
+from tether.models.policy import Policy
 from tether.cli.main import main
 from tether.core.config import Settings
 from tether.core.errors import BadInput
@@ -19,7 +20,7 @@ from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.envs.splits import Split, split_of
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import EpisodeRules
-from tether.rollout.mixture import EnvSpec
+from tether.rollout.sampler import EnvSpec
 from tether.runs.store import RunStore
 from tether.training.evaluate import env_specs, evaluate
 from tether.training.settings import EnvSettings
@@ -81,7 +82,7 @@ def test_literal_ends(chat: Any, wins: int, interval: tuple[float, float]) -> No
 
 
 def test_prompts_are_the_fixed_ones_of_the_validation_split(tiny: Any, chat: Any) -> None:
-    engine = NativeEngine(tiny.model, tiny.tokenizer)
+    engine = NativeEngine(Policy(tiny.model, tiny.tokenizer))
     spec = EnvSpec("frozen_lake", {"max_turns": 1, "split": "train"})  # the split is not the user's to choose here
     first = evaluate([spec], engine, chat, 3, Sampling(0.5, 45), RULES)
     again = evaluate([spec], engine, chat, 3, Sampling(0.5, 45), RULES)
@@ -158,7 +159,7 @@ def test_several_samples_of_a_prompt(chat: Any, plain: EnvSpec) -> None:
 
 
 def test_the_first_samples_do_not_depend_on_how_many_follow(tiny: Any, chat: Any) -> None:
-    engine = NativeEngine(tiny.model, tiny.tokenizer)
+    engine = NativeEngine(Policy(tiny.model, tiny.tokenizer))
     once = evaluate([LAKE], engine, chat, 2, Sampling(1.0, 45), RULES)
     thrice = evaluate([LAKE], engine, chat, 2, Sampling(1.0, 45), RULES, samples=3)
     for alone, group in zip(once.groups, thrice.groups, strict=True):

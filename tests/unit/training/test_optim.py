@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tether.training.optim import FP32MasterAdamW
-from tether.training.schedule import SCHEDULES, learning_rate
+from tether.training.optim import SCHEDULES, learning_rate
 
 BF16, F32 = torch.bfloat16, torch.float32
 

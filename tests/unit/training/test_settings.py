@@ -8,7 +8,7 @@ import yaml
 from tether.core.config import dump_yaml, validate
 from tether.core.errors import ConfigError
 from tether.core.protocols import Sampling
-from tether.training.parts import episode_rules, resolve_algorithm
+from tether.training.build import episode_rules, resolve_algorithm
 from tether.training.settings import EnvSettings, ModelSettings, RunSettings
 
 LAKE = {"env": {"name": "frozen_lake"}}

@@ -22,7 +22,7 @@ from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.checkpoint import list_checkpoints
 from tether.training.settings import RunSettings
-from tether.training.trainer import Trainer
+from tether.training.loop import Trainer
 
 ALARM = "reward_variance_collapse"
 QUICK: dict[str, Any] = {

@@ -9,7 +9,7 @@ import torch
 from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.training.checkpoint import save_checkpoint
-from tether.training.parts import Parts, build
+from tether.training.build import Parts, build
 from tether.training.settings import RunSettings
 
 

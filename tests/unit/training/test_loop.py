@@ -17,7 +17,7 @@ from tether.runs.store import RunStore
 from tether.training.checkpoint import list_checkpoints
 from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import RunSettings
-from tether.training.trainer import Trainer
+from tether.training.loop import Trainer
 
 SMALL: dict[str, Any] = {
     "env": {"name": "frozen_lake", "options": {"max_turns": 1}},

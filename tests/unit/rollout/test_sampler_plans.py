@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tether.core.errors import BadInput
 from tether.core.seeding import validation_seed
-from tether.rollout.collect import training_plan, validation_plan
-from tether.rollout.mixture import EnvSpec, spread_groups
+from tether.rollout.sampler import training_plan, validation_plan
+from tether.rollout.sampler import EnvSpec, spread_groups
 
 
 def test_by_hand() -> None:

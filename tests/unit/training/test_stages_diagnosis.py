@@ -21,9 +21,9 @@ from tether.envs.registry import ENVIRONMENTS
 from tether.runs.store import RunStore
 from tether.training import trainer as trainer_module
 from tether.training import watching
-from tether.training.gather import SampledBatch, select
+from tether.training.batch import SampledBatch, select
 from tether.training.settings import RunSettings
-from tether.training.trainer import Trainer
+from tether.training.loop import Trainer
 from tether.training.watching import flattened, step_work
 
 # A step's work.

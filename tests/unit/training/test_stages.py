@@ -24,11 +24,11 @@ from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.training import trainer as trainer_module
 from tether.training.checkpoint import best_checkpoint, list_checkpoints
-from tether.training.gather import SampledBatch, select
-from tether.training.parts import Parts, build
+from tether.training.batch import SampledBatch, select
+from tether.training.build import Parts, build
 from tether.training.settings import RunSettings
-from tether.training.trainer import Trainer
-from tether.training.watch import NullCallback
+from tether.training.loop import Trainer
+from tether.training.callbacks import NullCallback
 
 QUICK: dict[str, Any] = {
     "env": {"name": "lucky"},
@@ -140,7 +140,7 @@ def test_auto_reads_the_ratios_of_recent_steps(tmp_path: Path, earlier: list[flo
     trainer.step = 3
     gathered = trainer._gather(4)
     assert 0 < gathered.selection.rv_ratio < 1.2
-    assert (len(gathered.chosen) == 4) is keeps_all
+    assert (len(gathered.kept) == 4) is keeps_all
 
 
 # Members and weights: the advantages come from the whole group.

@@ -8,13 +8,13 @@ from tether.core.protocols import Sampling
 from tether.core.types import Completion, Observation, Step
 from tether.envs.turns import TurnOptions
 from tether.rollout import env_pool as module
-from tether.rollout.collect import training_plan
-from tether.rollout.env_pool import EnvPool
+from tether.rollout.sampler import training_plan
+from tether.rollout.sampler import EnvPool
 from tether.rollout.episode import EpisodeRules
-from tether.rollout.mixture import EnvSpec
+from tether.rollout.sampler import EnvSpec
 
 RULES = EpisodeRules(900, 45, -0.1)
-HERE = "tests.unit.rollout.test_env_pool" if __name__.startswith("tests.") else __name__
+HERE = "tests.unit.rollout.test_sampler" if __name__.startswith("tests.") else __name__
 LAKE = EnvSpec("frozen_lake", {"max_turns": 2, "slip": 0.0}, step_timeout=7.0, weight=3.0)
 BOXES = EnvSpec("sokoban", {"max_turns": 1}, weight=1.0)
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tether.core.enums import FinishReason
 from tether.core.protocols import Sampling
-from tether.rollout.engines.stopping import StopRule
+from tether.rollout.engines.base import StopRule
 
 LONG = Sampling(max_tokens=100)
 

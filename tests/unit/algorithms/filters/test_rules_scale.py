@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tether.algorithms.objective import AGGREGATIONS
 from tether.algorithms.filters.rules import LOSS_SCALES, loss_scale
+from tether.algorithms.objective import AGGREGATIONS
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from tether.core.config import dump_yaml, validate
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.training.early_stop import reason_to_stop
+from tether.training.hooks.early_stop import stop_reason
 from tether.training.settings import EarlyStopSettings, RunSettings
-from tether.training.trainer import Trainer
+from tether.training.loop import Trainer
 
 RULES = EarlyStopSettings()
 
@@ -34,7 +34,7 @@ def _run(variances: list[float], kept: float = 1.0) -> list[StepRecord]:
     ],
 )
 def test_variance_rule(variances: list[float], stops: bool) -> None:
-    reason = reason_to_stop(_run(variances), RULES)
+    reason = stop_reason(_run(variances), RULES)
     assert (reason is not None) is stops
     if reason:
         assert "below 10% of its mean over the first 10 steps for 5 steps in a row" in reason
@@ -42,8 +42,8 @@ def test_variance_rule(variances: list[float], stops: bool) -> None:
 
 def test_variance_rule_can_be_turned_off_and_set() -> None:
     collapsed = _run([1.0] * 10 + [0.0] * 9)
-    assert reason_to_stop(collapsed, EarlyStopSettings(variance_share=0)) is None
-    assert reason_to_stop(_run([1.0, 1.0, 0.4]), EarlyStopSettings(variance_share=0.5, baseline_steps=2, variance_steps=1)) is not None
+    assert stop_reason(collapsed, EarlyStopSettings(variance_share=0)) is None
+    assert stop_reason(_run([1.0, 1.0, 0.4]), EarlyStopSettings(variance_share=0.5, baseline_steps=2, variance_steps=1)) is not None
 
 
 @pytest.mark.parametrize(
@@ -52,27 +52,27 @@ def test_variance_rule_can_be_turned_off_and_set() -> None:
 )
 def test_success_rule(successes: list[float], stops: bool) -> None:
     records = [StepRecord(step, {"validation/success": success}) for step, success in enumerate(successes)]
-    reason = reason_to_stop(records, RULES)
+    reason = stop_reason(records, RULES)
     assert (reason is not None) is stops
-    assert reason_to_stop(records, EarlyStopSettings(success_floor=0)) is None
+    assert stop_reason(records, EarlyStopSettings(success_floor=0)) is None
     if reason:
         assert reason == "validation success was below 1.0% in 5 evaluations in a row"
 
 
 def test_empty_filter_rule() -> None:
-    assert reason_to_stop(_run([0.1] * 5, kept=0.0), RULES) == "the filter kept nothing for 5 steps in a row"
-    assert reason_to_stop(_run([0.1] * 4, kept=0.0), RULES) is None
-    assert reason_to_stop(_run([0.1] * 5, kept=0.0), EarlyStopSettings(empty_steps=0)) is None
+    assert stop_reason(_run([0.1] * 5, kept=0.0), RULES) == "the filter kept nothing for 5 steps in a row"
+    assert stop_reason(_run([0.1] * 4, kept=0.0), RULES) is None
+    assert stop_reason(_run([0.1] * 5, kept=0.0), EarlyStopSettings(empty_steps=0)) is None
     one_kept = _run([0.1] * 5, kept=0.0)
     one_kept[-2].metrics["groups/kept_ratio"] = 0.125
-    assert reason_to_stop(one_kept, RULES) is None
+    assert stop_reason(one_kept, RULES) is None
 
 
 @pytest.mark.parametrize(("streak", "bound", "stops"), [(10, 10, True), (9, 10, False), (23, 10, True), (3, 3, True), (99, 0, False)])
 def test_nonfinite_rule(streak: int, bound: int, stops: bool) -> None:
     records = _run([1.0, 1.0])
     records[-1].metrics["update/nonfinite_streak"] = streak
-    reason = reason_to_stop(records, EarlyStopSettings(nonfinite_updates=bound))
+    reason = stop_reason(records, EarlyStopSettings(nonfinite_updates=bound))
     assert (reason is not None) is stops
     if reason:
         assert reason == f"the gradient was not finite in {streak} updates in a row; lower learner.learning_rate or learner.max_grad_norm"
@@ -82,8 +82,8 @@ def test_a_streak_that_ended_stops_nothing() -> None:
     records = _run([1.0, 1.0, 1.0])
     records[1].metrics["update/nonfinite_streak"] = 50
     records[2].metrics["update/nonfinite_streak"] = 0  # the last step made no update at all
-    assert reason_to_stop(records, RULES) is None
-    assert reason_to_stop([], RULES) is None
+    assert stop_reason(records, RULES) is None
+    assert stop_reason([], RULES) is None
 
 
 def _settings(**early_stop: Any) -> RunSettings:

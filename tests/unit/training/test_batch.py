@@ -7,7 +7,7 @@ import pytest
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Group, Trajectory, Turn
-from tether.training.gather import SampledBatch, gather, select
+from tether.training.batch import SampledBatch, sample_batch, select
 from tether.training.settings import FilterSettings
 
 DYNAMIC: dict[str, Any] = {"strategy": "all", "include_zero": False}
@@ -39,15 +39,15 @@ FLAT, VARIED = (1.0, 1.0), (0.0, 1.0)
 
 
 def _gathered(script: _Script, num_groups: int = 4, **rules: Any) -> SampledBatch:
-    return gather(script, num_groups, FilterSettings(**rules))
+    return sample_batch(script, num_groups, FilterSettings(**rules))
 
 
 def test_one_round_without_refill() -> None:
     script = _Script(FLAT, VARIED, FLAT, VARIED)
     gathered = _gathered(script, **DYNAMIC)
     assert script.asked == [(4, 0)]
-    assert [group.index for group in gathered.chosen] == [1, 3]
-    assert (gathered.num_rounds, gathered.fill_ratio, gathered.chosen_ids) == (1, 0.5, {1, 3})
+    assert [group.index for group in gathered.kept] == [1, 3]
+    assert (gathered.num_rounds, gathered.fill_ratio, gathered.kept_ids) == (1, 0.5, {1, 3})
     assert gathered.groups == gathered.first_round
 
 
@@ -64,7 +64,7 @@ def test_refill_goes_on_counting_until_the_batch_is_full() -> None:
     assert script.asked == [(4, 0), (4, 4)]
     assert [group.index for group in gathered.groups] == list(range(8))
     assert [group.index for group in gathered.first_round] == [0, 1, 2, 3]
-    assert [group.index for group in gathered.chosen] == [1, 3, 4, 5]
+    assert [group.index for group in gathered.kept] == [1, 3, 4, 5]
     assert (gathered.num_rounds, gathered.num_wanted, gathered.fill_ratio) == (2, 4, 1)
 
 
@@ -73,7 +73,7 @@ def test_a_few_missing_take_a_small_round() -> None:
     script = _Script(VARIED, VARIED, FLAT, VARIED, FLAT, VARIED)
     gathered = _gathered(script, **DYNAMIC, refill=1)
     assert script.asked == [(4, 0), (2, 4)]
-    assert [group.index for group in gathered.chosen] == [0, 1, 3, 5]
+    assert [group.index for group in gathered.kept] == [0, 1, 3, 5]
 
 
 @pytest.mark.parametrize("refill", [0, 1, 3])
@@ -81,14 +81,14 @@ def test_rounds_are_bounded(refill: int) -> None:
     script = _Script(*[FLAT] * 16)
     gathered = _gathered(script, **DYNAMIC, refill=refill)
     assert script.asked == [(4, 4 * number) for number in range(refill + 1)]
-    assert (gathered.num_rounds, gathered.chosen, gathered.fill_ratio) == (refill + 1, [], 0)
+    assert (gathered.num_rounds, gathered.kept, gathered.fill_ratio) == (refill + 1, [], 0)
     assert gathered.metrics(tokens_batched=0)["kept_ratio"] == 0
 
 
 def test_a_batch_that_stays_short() -> None:
     script = _Script(FLAT, VARIED, FLAT, FLAT, *[FLAT] * 4)
     gathered = _gathered(script, **DYNAMIC, refill=1)
-    assert [group.index for group in gathered.chosen] == [1] and gathered.fill_ratio == 0.25
+    assert [group.index for group in gathered.kept] == [1] and gathered.fill_ratio == 0.25
 
 
 def test_the_best_of_too_many_in_the_order_of_sampling() -> None:
@@ -96,7 +96,7 @@ def test_the_best_of_too_many_in_the_order_of_sampling() -> None:
     script = _Script(FLAT, (0.0, 0.2), (0.0, 0.9), (0.0, 1.0), (0.0, 1.2))
     gathered = _gathered(script, num_groups=3, **DYNAMIC, refill=1)
     assert script.asked == [(3, 0), (2, 3)]
-    assert [group.index for group in gathered.chosen] == [2, 3, 4]
+    assert [group.index for group in gathered.kept] == [2, 3, 4]
     assert gathered.selection.kept == [4, 3, 2, 1]
 
 
@@ -107,7 +107,7 @@ def test_the_accounting_of_groups_and_tokens() -> None:
     metrics = gathered.metrics(tokens_batched=34)
     assert (metrics["sampled"], metrics["kept"], metrics["kept_ratio"], metrics["rounds"]) == (8, 4, 0.5, 2)
     assert metrics["tokens_discarded"] == 72 - 34
-    trained = sum(t.num_sampled for group in gathered.chosen for t in group.trajectories)
+    trained = sum(t.num_sampled for group in gathered.kept for t in group.trajectories)
     assert trained == 34
     assert metrics["zero_variance"] == 3 and metrics["mixed"] == 5 / 8 and metrics["all_succeed"] == 3 / 8
     assert metrics["rv_mean"] == pytest.approx(5 * 0.5 / 8)
@@ -118,7 +118,7 @@ def test_a_share_of_all_rounds_is_kept() -> None:
     script = _Script(*[(0.0, 1 + index / 10) for index in range(8)])
     gathered = _gathered(script, strategy="top_k", keep=0.5, refill=1)
     assert script.asked == [(4, 0), (4, 4)]
-    assert [group.index for group in gathered.chosen] == [4, 5, 6, 7] and gathered.fill_ratio == 1
+    assert [group.index for group in gathered.kept] == [4, 5, 6, 7] and gathered.fill_ratio == 1
 
 
 # What the filter is told of the groups.
@@ -160,4 +160,4 @@ def test_auto_looks_at_earlier_steps_too(earlier: tuple[float, ...], kept: list[
     rules = FilterSettings(strategy="auto", auto_ratio=0.75)
     assert select(groups, rules).rv_ratio == pytest.approx(0.980198, abs=1e-6)
     assert sorted(select(groups, rules, earlier).kept, key=str) == kept
-    assert [group.index for group in gather(lambda count, first: groups, 2, rules, earlier).chosen] == kept
+    assert [group.index for group in sample_batch(lambda count, first: groups, 2, rules, earlier).kept] == kept
