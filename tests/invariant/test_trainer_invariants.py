@@ -14,8 +14,8 @@ from tether.models.decoding import contiguous
 from tether.models.load import load_model
 from tether.rollout.engines import native
 from tether.runs.store import RunStore
-from tether.training.settings import RunSettings
 from tether.training.loop import Trainer
+from tether.training.settings import RunSettings
 
 BASE: dict[str, Any] = {
     "env": {"name": "frozen_lake", "options": {"max_turns": 2}},

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from tether.training.optim import SCHEDULES
 
 from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
@@ -22,6 +21,7 @@ from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
 from tether.core.config import known_keys
 from tether.core.metrics import CATALOGUE
 from tether.envs import registry
+from tether.training.optim import SCHEDULES
 from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[2]

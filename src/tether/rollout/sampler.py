@@ -15,7 +15,7 @@ which the episodes ended.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -181,8 +181,13 @@ def play_plan(
         for number, trajectory in zip(failed, again, strict=True):
             trajectory.retries = done[number].retries + 1
             done[number] = trajectory
+    return group_trajectories(done)
+
+
+def group_trajectories(trajectories: Iterable[Trajectory]) -> list[Group]:
+    """Trajectories by prompt, in the order in which the prompts appear; errored ones apart."""
     groups: dict[int, Group] = {}
-    for trajectory in done:
+    for trajectory in trajectories:
         group = groups.setdefault(trajectory.group, Group(trajectory.group, trajectory.seed, [], env=trajectory.env))
         (group.errored if trajectory.stop_reason is StopReason.ENV_ERROR else group.trajectories).append(trajectory)
     return list(groups.values())

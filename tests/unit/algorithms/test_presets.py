@@ -58,7 +58,7 @@ def test_every_preset_is_named_after_itself_and_can_be_computed() -> None:
         assert algorithm.aggregation in AGGREGATIONS
         assert algorithm.advantages in ESTIMATORS
         assert algorithm.divergence in DIVERGENCES
-        assert algorithm.constant_length == (algorithm.aggregation is "sequence_mean_token_sum")
+        assert algorithm.constant_length == (algorithm.aggregation == "sequence_mean_token_sum")
         assert algorithm.kl_mode in ("loss", "reward") and algorithm.reward_placement in ("turn", "trajectory")
         assert 0 < algorithm.clip_low <= algorithm.clip_high < 1
 

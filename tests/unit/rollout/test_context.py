@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from tether.rollout.sampler import collect, training_plan
 
 import tether
 from tether.core.enums import FinishReason, StopReason
@@ -18,6 +17,7 @@ from tether.rollout.context import SUMMARY_CHARS, SUMMARY_TURNS, make_context
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
 from tether.rollout.pack import pack
+from tether.rollout.sampler import group_trajectories, training_plan
 
 SEEDS = EpisodeSeeds(group=0, member=0, instance=1, env_seed=2, sampling=3)
 OPENING = "<|im_start|>system\nWalk to the door.<|im_end|>\n<|im_start|>user\nYou are in the hall."
@@ -110,7 +110,7 @@ def test_a_summary_is_bounded(chat: Any) -> None:
     context = make_context("single_turn", 1, chat)
     context.begin("Rules.", "first")
     for number in range(1, SUMMARY_TURNS + 3):
-        feed = context.proceed(_turn(chat, "", "", reward=number / 7), f"{number} {'x' * 1000}\n\ny", f"state {number}")
+        feed = context.advance(_turn(chat, "", "", reward=number / 7), f"{number} {'x' * 1000}\n\ny", f"state {number}")
     lines = chat.decode(feed).split("\n")
     start = lines.index("Turns so far (2 turns before these):")
     told = lines[start + 1 : start + 1 + SUMMARY_TURNS]
@@ -122,8 +122,8 @@ def test_a_summary_is_bounded(chat: Any) -> None:
 def test_a_short_answer_is_told_whole_and_none_as_none(chat: Any) -> None:
     context = make_context("single_turn", 1, chat)
     context.begin("Rules.", "first")
-    context.proceed(_turn(chat, "", "", reward=-0.1, valid=False), "", "second")
-    text = chat.decode(context.proceed(_turn(chat, "", "", reward=1.0), "x" * SUMMARY_CHARS, "third"))
+    context.advance(_turn(chat, "", "", reward=-0.1, valid=False), "", "second")
+    text = chat.decode(context.advance(_turn(chat, "", "", reward=1.0), "x" * SUMMARY_CHARS, "third"))
     assert f"1. no answer (not valid): reward -0.1\n2. {'x' * SUMMARY_CHARS}: reward 1\n" in text
 
 
@@ -131,8 +131,8 @@ def test_a_short_answer_is_told_whole_and_none_as_none(chat: Any) -> None:
 def test_an_observation_that_repeats_the_first_is_not_said_twice(chat: Any, mode: str) -> None:
     context = make_context(mode, 1, chat)
     context.begin("Rules.", "the same")
-    context.proceed(_turn(chat, "one", "the same"), "one", "the same")
-    text = chat.decode(context.proceed(_turn(chat, "two", "the same"), "two", "another"))
+    context.advance(_turn(chat, "one", "the same"), "one", "the same")
+    text = chat.decode(context.advance(_turn(chat, "two", "the same"), "two", "another"))
     assert text.count("the same") == 1
     assert text.count("another") == 1
 
@@ -142,8 +142,8 @@ def test_the_end_of_turn_is_not_doubled(chat: Any) -> None:
     context = make_context("last_k", 1, chat)
     context.begin("Rules.", "first")
     end = chat.decode((chat.end_of_turn,))
-    context.proceed(_turn(chat, f"one{end}", "first"), "", "second")
-    rebuilt = context.proceed(_turn(chat, f"two{end}", "second"), "", "third")
+    context.advance(_turn(chat, f"one{end}", "first"), "", "second")
+    rebuilt = context.advance(_turn(chat, f"two{end}", "second"), "", "third")
     assert chat.decode(rebuilt).endswith(f"second{REPLY}two{NEXT}third{REPLY}")
 
 
@@ -180,7 +180,8 @@ def played(request: Any, tiny: Any, chat: Any) -> Any:
     plan = training_plan(run=3, step=1, num_groups=2, group_size=2)
     rules = EpisodeRules(1000, 40, -0.1, context=request.param, last_k=2)
     episodes = [Episode(tether.make_env("sokoban", max_turns=5), chat, seeds, rules) for seeds in plan]
-    return request.param, collect(episodes, NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=3), Sampling(0.8, 40))
+    NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=3).run(episodes, Sampling(0.8, 40))
+    return request.param, group_trajectories(episode.trajectory for episode in episodes)
 
 
 def test_the_learner_scores_what_was_sampled(tiny: Any, played: Any) -> None:

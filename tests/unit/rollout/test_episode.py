@@ -8,13 +8,13 @@ import pytest
 
 import tether
 from tether.core.enums import FinishReason, StopReason
-from tether.models.policy import Policy
 from tether.core.protocols import Sampling
 from tether.core.types import Completion, Group, Observation, Step
 from tether.envs.vector import make_envs
-from tether.rollout.sampler import collect, training_plan, validation_plan
+from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
+from tether.rollout.sampler import group_trajectories, training_plan, validation_plan
 
 RULES = EpisodeRules(max_context=900, max_tokens=50, format_penalty=-0.25)
 SEEDS = EpisodeSeeds(group=3, member=1, instance=11, env_seed=12, sampling=13)
@@ -57,7 +57,9 @@ def _completion(chat: Any, text: str, finish: FinishReason = FinishReason.STOP_T
 
 
 def _collect(envs: list[Any], chat: Any, plan: list[EpisodeSeeds], engine: NativeEngine, sampling: Sampling) -> list[Group]:
-    return collect([Episode(env, chat, seeds, RULES) for env, seeds in zip(envs, plan, strict=True)], engine, sampling)
+    episodes = [Episode(env, chat, seeds, RULES) for env, seeds in zip(envs, plan, strict=True)]
+    engine.run(episodes, sampling)
+    return group_trajectories(episode.trajectory for episode in episodes)
 
 
 def test_a_whole_episode(chat: Any) -> None:
@@ -147,7 +149,8 @@ def test_an_environment_that_breaks_ends_its_own_episode(tiny: Any, chat: Any) -
     envs = [Counter(reset=True), Counter(), Counter(step=2), Counter()]
     plan = [EpisodeSeeds(n // 2, n % 2, 5, 5, n) for n in range(4)]
     groups = _collect(envs, chat, plan, NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=2), Sampling(0.0, 45))
-    broken, whole, late, also_whole = [t for group in groups for t in group.trajectories]
+    whole, also_whole = [t for group in groups for t in group.trajectories]
+    broken, late = [t for group in groups for t in group.errored]
     assert (broken.stop_reason, broken.error, broken.turns) == (StopReason.ENV_ERROR, "reset: RuntimeError: no such level", [])
     assert (late.stop_reason, late.error, len(late.turns)) == (StopReason.ENV_ERROR, "step 2: KeyError: 'lost'", 2)
     for trajectory in (whole, also_whole):
@@ -220,10 +223,11 @@ def test_groups_come_back_in_order_whatever_ends_first(tiny: Any, chat: Any) -> 
     plan = [EpisodeSeeds(group, member, 70 + group, 0, 0) for group in (4, 0, 2) for member in (0, 1)]
     groups = _collect(envs, chat, plan, NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=2), Sampling(0.0, 45))
     assert [(group.index, group.seed) for group in groups] == [(4, 74), (0, 70), (2, 72)]
-    assert [[(t.group, t.member, len(t.turns)) for t in group.trajectories] for group in groups] == [
+    assert [[(t.group, t.member, len(t.turns)) for t in group.trajectories] for group in groups] == [[], [], [(2, 0, 3)]]
+    assert [[(t.group, t.member, len(t.turns)) for t in group.errored] for group in groups] == [
         [(4, 0, 3), (4, 1, 0)],
         [(0, 0, 1), (0, 1, 0)],
-        [(2, 0, 3), (2, 1, 2)],
+        [(2, 1, 2)],
     ]
 
 

@@ -1,40 +1,21 @@
-"""An arena plays plans over several kinds of environments, keeps them from step to step, and closes them."""
+"""The pool plays plans over several kinds of environments, keeps them from step to step, and closes them."""
 
 from typing import Any
 
 import pytest
 
 from tether.core.protocols import Sampling
-from tether.core.types import Completion, Observation, Step
+from tether.core.types import Observation, Step
 from tether.envs.turns import TurnOptions
-from tether.rollout import env_pool as module
-from tether.rollout.sampler import training_plan
-from tether.rollout.sampler import EnvPool
+from tether.rollout import sampler as module
+from tether.rollout.engines.scripted import ScriptedEngine
 from tether.rollout.episode import EpisodeRules
-from tether.rollout.sampler import EnvSpec
+from tether.rollout.sampler import EnvPool, EnvSpec, play_plan, training_plan
 
 RULES = EpisodeRules(900, 45, -0.1)
 HERE = "tests.unit.rollout.test_sampler" if __name__.startswith("tests.") else __name__
 LAKE = EnvSpec("frozen_lake", {"max_turns": 2, "slip": 0.0}, step_timeout=7.0, weight=3.0)
 BOXES = EnvSpec("sokoban", {"max_turns": 1}, weight=1.0)
-
-
-class Answers:
-    """An engine that says one thing to everyone."""
-
-    def __init__(self, chat: Any, text: str) -> None:
-        self._ids = chat.encode(text)
-
-    def run(self, conversations: Any, sampling: Sampling, on_finished: Any = None) -> None:
-        for conversation in conversations:
-            feed = conversation.begin()
-            while feed is not None:
-                feed = feed() if callable(feed) else conversation.receive(Completion(self._ids, (-1.0,) * len(self._ids), "stop_text"))
-            if on_finished:
-                on_finished()
-
-    def sync(self) -> None:
-        pass
 
 
 class Worker:
@@ -68,8 +49,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float]]:
     return built
 
 
+def _engine(chat: Any) -> ScriptedEngine:
+    return ScriptedEngine(lambda context, conversation, turn: " </think> <answer> Right </answer>", chat._tokenizer)
+
+
 def _play(env_pool: EnvPool, chat: Any, plan: Any) -> Any:
-    return env_pool.play(plan, Answers(chat, " </think> <answer> Right </answer>"), chat, Sampling(0.0, 45), RULES)
+    return play_plan(env_pool, plan, _engine(chat), chat, Sampling(0.0, 45), RULES)
 
 
 def test_every_group_plays_its_environment(chat: Any) -> None:
@@ -130,6 +115,5 @@ def test_numbers_come_through_another_process(chat: Any) -> None:
 def test_word_of_every_finished_episode(chat: Any) -> None:
     heard: list[int] = []
     with EnvPool([BOXES]) as env_pool:
-        engine = Answers(chat, " </think> <answer> Right </answer>")
-        env_pool.play(training_plan(0, 1, 2, 3), engine, chat, Sampling(0.0, 45), RULES, lambda: heard.append(1))
+        play_plan(env_pool, training_plan(0, 1, 2, 3), _engine(chat), chat, Sampling(0.0, 45), RULES, lambda: heard.append(1))
     assert len(heard) == 6

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tether.core.errors import BadInput
 from tether.core.seeding import validation_seed
-from tether.rollout.sampler import training_plan, validation_plan
-from tether.rollout.sampler import EnvSpec, spread_groups
+from tether.rollout.sampler import EnvSpec, spread_groups, training_plan, validation_plan
 
 
 def test_by_hand() -> None:

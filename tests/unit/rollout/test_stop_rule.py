@@ -3,12 +3,13 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tether.core.enums import FinishReason
 from tether.core.protocols import Sampling
-from tether.rollout.engines.base import StopRule
+from tether.rollout.engines.base import TAIL_TOKENS, StopRule
 
 LONG = Sampling(max_tokens=100)
 
@@ -76,14 +77,43 @@ def test_tokens_before_count_against_the_budget_only(tiny: Any) -> None:
     assert rule.finished((30, 31), Sampling(max_tokens=10), num_before=8) is FinishReason.LENGTH
 
 
-def test_only_suspects_can_end_a_response(tiny: Any) -> None:
-    """Every token of the vocabulary, one by one: whatever ends a response is suspected; words that the tokenizer has not are not."""
+def test_only_candidates_can_end_a_response(tiny: Any) -> None:
+    """Every token of the vocabulary, one by one: whatever ends a response is a candidate; words that the tokenizer has not are not."""
     rule = StopRule(tiny.tokenizer)
     sampling = Sampling(max_tokens=100, stop_ids=((30, 31), (9,)))
     words = np.arange(len(tiny.tokenizer) + 5)[:, None]
-    suspects = set(np.flatnonzero(rule.suspects(words, sampling)).tolist())
+    candidates = set(np.flatnonzero(rule.candidates(words, sampling)).tolist())
     close, end = tiny.tokenizer.convert_tokens_to_ids("</answer>"), tiny.tokenizer.eos_token_id
-    assert {close, end, 9, 31} <= suspects and 30 not in suspects and len(suspects) < len(tiny.tokenizer) // 10
+    assert {close, end, 9, 31} <= candidates and 30 not in candidates and len(candidates) < len(tiny.tokenizer) // 10
     endings = {word for word in words[:, 0].tolist() if word < len(tiny.tokenizer) and rule.finished((30, word), sampling) is not None}
-    assert {close, end, 9, 31} <= endings <= suspects
+    assert {close, end, 9, 31} <= endings <= candidates
     assert all(rule.finished((30, len(tiny.tokenizer) + n), sampling) is None for n in range(5))
+
+
+@pytest.mark.parametrize("text", ["END", "\n\n", "so.", "é"])
+def test_stops_at_a_stop_string_however_it_is_cut(text: str) -> None:
+    """One token a byte; "D" of END, a line break, a full stop and the last byte of a letter complete the string."""
+    tokenizer = _bytes_with("ND")
+    rule, sampling = StopRule(tokenizer), Sampling(max_tokens=100, stop_strings=(text,))
+    ids = tokenizer.encode(f"a{text}", add_special_tokens=False)
+    candidates = rule.candidates(np.array([ids]), sampling)[0]
+    assert candidates[-1]
+    assert [rule.finished(ids[:n], sampling) for n in range(1, len(ids))] == [None] * (len(ids) - 1)
+    assert rule.finished(ids, sampling) is FinishReason.STOP_TEXT
+    assert rule.finished(ids, LONG) is None
+
+
+def test_a_stop_string_longer_than_the_tail_is_found() -> None:
+    tokenizer = _bytes_with("ND")
+    text = "The final answer is 42"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) > TAIL_TOKENS
+    assert StopRule(tokenizer).finished(ids, Sampling(max_tokens=100, stop_strings=(text,))) is FinishReason.STOP_TEXT
+
+
+def test_every_end_of_turn_id_ends_a_response(tiny: Any) -> None:
+    """Llama 3, Gemma and Phi end a turn with ids that their tokenizers do not name."""
+    rule = StopRule(tiny.tokenizer, (tiny.tokenizer.eos_token_id, 30))
+    assert rule.finished((9, 30), LONG) is FinishReason.END_OF_TURN
+    assert rule.candidates(np.array([[30, 31]]), LONG).tolist() == [[True, False]]
+    assert StopRule(tiny.tokenizer).finished((9, 30), LONG) is None

@@ -32,27 +32,29 @@ def _groups() -> list[Group]:
     ]
     nothing = [_trajectory([], StopReason.ENV_ERROR, 2, m) for m in range(2)]
     winners = [_trajectory([_turn((1,), (2, 3), reward=1.0, valid=True)], StopReason.SUCCESS, 3, m) for m in range(2)]
-    return [Group(0, 0, [solved, penalised]), Group(1, 0, failed), Group(2, 0, nothing), Group(3, 0, winners)]
+    return [Group(0, 0, [solved, penalised]), Group(1, 0, failed), Group(2, 0, [], nothing), Group(3, 0, winners)]
 
 
 def test_rollout_summary_by_hand() -> None:
-    rewards = [1.0, 0.2, 0.2, 0.6, 0.0, 0.0, 1.0, 1.0]
-    mean = 4.0 / 8
+    """The two errored episodes are counted and enter nothing else."""
+    rewards = [1.0, 0.2, 0.2, 0.6, 1.0, 1.0]
+    mean = 4.0 / 6
     assert rollout_summary(_groups()) == pytest.approx(
         {
-            "success": 3 / 8,
+            "success": 3 / 6,
             "reward_mean": mean,
-            "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / 8),
-            "turns": 7 / 8,
+            "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / 6),
+            "turns": 7 / 6,
             "response_tokens": 15 / 7,
             "response_tokens_max": 4,
             "reasoning_tokens": 2.0,
             "format_valid": 6 / 7,
             "overlong": 1 / 7,
             "tokens_sampled": 15,
-            "turn_limit": 1 / 8,
-            "context_full": 2 / 8,
+            "turn_limit": 1 / 6,
+            "context_full": 2 / 6,
             "errors": 2,
+            "retries": 0,
         }
     )
 
@@ -62,19 +64,20 @@ def test_group_summary_by_hand() -> None:
     rewards = [t.reward for group in groups for t in group.trajectories]
     selection = select_groups(rewards, [t.group for group in groups for t in group.trajectories], strategy="top_k", keep=0.5)
     # Variances: (1, 0.2) gives 0.32, (0.2, 0.6) gives 0.08, the others none.
-    variances = [0.32, 0.08, 0, 0]
-    std = math.sqrt(sum((v - 0.1) ** 2 for v in variances) / 4)
+    variances = [0.32, 0.08, 0]
+    mean = 0.4 / 3
+    std = math.sqrt(sum((v - mean) ** 2 for v in variances) / 3)
     assert group_summary(groups, selection) == pytest.approx(
         {
-            "rv_mean": 0.1,
+            "rv_mean": mean,
             "rv_std": std,
-            "rv_ratio": std / 0.1,
-            "kept_ratio": 0.5,
-            "zero_variance": 2,
-            "all_fail": 0.5,
-            "mixed": 0.25,
-            "all_succeed": 0.25,
-            "fail_but_varied": 0.25,
+            "rv_ratio": std / mean,
+            "kept_ratio": 1 / 3,
+            "zero_variance": 1,
+            "all_fail": 1 / 3,
+            "mixed": 1 / 3,
+            "all_succeed": 1 / 3,
+            "fail_but_varied": 1 / 3,
         }
     )
 

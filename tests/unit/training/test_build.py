@@ -8,8 +8,8 @@ import torch
 
 from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
-from tether.training.checkpoint import save_checkpoint
 from tether.training.build import Parts, build
+from tether.training.checkpoint import save_checkpoint
 from tether.training.settings import RunSettings
 
 

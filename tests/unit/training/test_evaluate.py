@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tether.cli.evaluate import _run_settings
-from tether.models.policy import Policy
 from tether.cli.main import main
 from tether.core.config import Settings
 from tether.core.errors import BadInput
@@ -18,6 +17,7 @@ from tether.core.seeding import validation_seed
 from tether.core.types import Completion, Observation, Step
 from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.envs.splits import Split, split_of
+from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tether.training.memory import MicroBudget
 from torch import Tensor
 
 from tether.algorithms.batch import Batch
@@ -19,6 +18,7 @@ from tether.models.policy import Policy
 from tether.models.recompute import kept_bytes
 from tether.training import micro_budget
 from tether.training.learner import Learner, Rates
+from tether.training.memory import MicroBudget
 from tether.training.settings import CriticSettings, LearnerSettings
 
 Build = Callable[..., Any]

@@ -15,9 +15,9 @@ from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
 from tether.runs.store import RunStore
 from tether.training.checkpoint import list_checkpoints
+from tether.training.loop import Trainer
 from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import RunSettings
-from tether.training.loop import Trainer
 
 SMALL: dict[str, Any] = {
     "env": {"name": "frozen_lake", "options": {"max_turns": 1}},

@@ -11,8 +11,8 @@ from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.models.adapters import add_lora, save_model
 from tether.training import fit as fit_module
-from tether.training.memory import MemoryPlan, Shape, counted, measured_shape, plan_memory, shape_of
 from tether.training.build import Parts, build, resolve_algorithm
+from tether.training.memory import MemoryPlan, Shape, counted, measured_shape, plan_memory, shape_of
 from tether.training.settings import RunSettings
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

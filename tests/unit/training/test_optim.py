@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tether.training.optim import FP32MasterAdamW
-from tether.training.optim import SCHEDULES, learning_rate
+from tether.training.optim import SCHEDULES, FP32MasterAdamW, learning_rate
 
 BF16, F32 = torch.bfloat16, torch.float32
 

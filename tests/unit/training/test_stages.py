@@ -23,12 +23,12 @@ from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.training import trainer as trainer_module
-from tether.training.checkpoint import best_checkpoint, list_checkpoints
 from tether.training.batch import SampledBatch, select
 from tether.training.build import Parts, build
-from tether.training.settings import RunSettings
-from tether.training.loop import Trainer
 from tether.training.callbacks import NullCallback
+from tether.training.checkpoint import best_checkpoint, list_checkpoints
+from tether.training.loop import Trainer
+from tether.training.settings import RunSettings
 
 QUICK: dict[str, Any] = {
     "env": {"name": "lucky"},

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tether.training.watching import flattened, step_work
 
 from tether.core.config import dump_yaml, merge, validate
 from tether.core.enums import FinishReason, StopReason
@@ -22,9 +23,8 @@ from tether.runs.store import RunStore
 from tether.training import trainer as trainer_module
 from tether.training import watching
 from tether.training.batch import SampledBatch, select
-from tether.training.settings import RunSettings
 from tether.training.loop import Trainer
-from tether.training.watching import flattened, step_work
+from tether.training.settings import RunSettings
 
 # A step's work.
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import yaml
-from tether.diagnostics.settings import Action
-from tether.training.hooks.alarms import AlarmActions, last_healthy
 
 from tether.core.alarms import Alarm, AlarmName, Evidence, Severity
 from tether.core.config import dump_yaml, parse_overrides, validate
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import ConfigError
 from tether.core.types import Group, Trajectory, Turn
+from tether.diagnostics.settings import Action
 from tether.runs.schema import StepRecord
+from tether.training.hooks.alarms import AlarmActions, last_healthy
 from tether.training.settings import RunSettings
 
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING

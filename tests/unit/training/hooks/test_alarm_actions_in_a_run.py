@@ -21,8 +21,8 @@ from tether.envs.registry import ENVIRONMENTS
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.checkpoint import list_checkpoints
-from tether.training.settings import RunSettings
 from tether.training.loop import Trainer
+from tether.training.settings import RunSettings
 
 ALARM = "reward_variance_collapse"
 QUICK: dict[str, Any] = {

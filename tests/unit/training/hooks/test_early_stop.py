@@ -9,8 +9,8 @@ from tether.core.config import dump_yaml, validate
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.hooks.early_stop import stop_reason
-from tether.training.settings import EarlyStopSettings, RunSettings
 from tether.training.loop import Trainer
+from tether.training.settings import EarlyStopSettings, RunSettings
 
 RULES = EarlyStopSettings()
 

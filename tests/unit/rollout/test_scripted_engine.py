@@ -1,0 +1,79 @@
+"""The scripted engine drives conversations with responses from a function or a file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tether
+from tether.core.enums import FinishReason
+from tether.core.errors import BadInput
+from tether.rollout.engines.base import ENGINES, check_engine
+from tether.rollout.engines.scripted import ScriptedEngine
+
+RIGHT, DOWN = " </think> <answer> Right </answer>", " </think> <answer> Down </answer>"
+
+
+def test_a_function_answers_and_sees_what_the_model_would_see(tiny: Any) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def respond(context: str, conversation: int, turn: int) -> str:
+        seen.append((context, conversation, turn))
+        return RIGHT if turn == 0 else DOWN
+
+    engine = ScriptedEngine(respond, tiny.tokenizer)
+    groups = tether.play("frozen_lake", engine, prompts=2, group_size=1, seed=3, env={"options": {"slip": 0.0, "max_turns": 2}})
+    first = groups[0].trajectories[0]
+    assert [turn.text for turn in first.turns[:2]] == [RIGHT, DOWN][: len(first.turns)]
+    assert first.turns[0].finish is FinishReason.STOP_TEXT and set(first.turns[0].logprobs) == {0.0}
+    assert seen[0][0].endswith("<think>") and seen[0][1:] == (0, 0)
+    if len(first.turns) > 1:
+        assert seen[1][0].startswith(seen[0][0] + RIGHT) and seen[1][1:] == (0, 1)
+    assert engine.statistics.sampled_tokens == sum(t.num_sampled for group in groups for t in group.trajectories)
+    assert not engine.capabilities.logprobs and not engine.capabilities.weight_sync
+
+
+def test_a_file_gives_each_conversation_a_line(tiny: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.jsonl"
+    script.write_text(f'["{RIGHT}", "{DOWN}"]\n\n"{DOWN}"\n')
+    options = {"options": {"slip": 0.0, "max_turns": 3, "size": 6}}
+    groups = tether.play("frozen_lake", ScriptedEngine(script, tiny.tokenizer), prompts=3, group_size=1, env=options)
+    texts = [[turn.text for turn in group.trajectories[0].turns] for group in groups]
+    assert all(text == DOWN for text in texts[1])
+    assert texts[0][0] == RIGHT and texts[2][0] == RIGHT, "the lines begin again"
+    assert all(text == DOWN for text in texts[0][1:]), "the last response is repeated"
+
+
+def test_a_long_response_is_cut_at_the_budget(tiny: Any) -> None:
+    engine = ScriptedEngine(lambda context, conversation, turn: " go right" * 50, tiny.tokenizer)
+    groups = tether.play("frozen_lake", engine, prompts=1, group_size=1, rollout={"max_tokens": 7, "max_context": 900})
+    turn = groups[0].trajectories[0].turns[0]
+    assert len(turn.response_ids) == 7 and turn.finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "cannot read the script"), ("", "at least one line"), ("[1]\n", "list of strings"), ("{\n", "does not parse"), ("[]\n", "at least")],
+)
+def test_a_bad_script_is_one_line(tiny: Any, tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "script.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(BadInput, match=message):
+        ScriptedEngine(path, tiny.tokenizer)
+
+
+def test_names_of_engines() -> None:
+    assert check_engine("native") == "native"
+    with pytest.raises(BadInput, match="unknown engine 'nativ': did you mean 'native'"):
+        check_engine("nativ")
+    with pytest.raises(BadInput, match="cannot train"):
+        check_engine("scripted")
+    assert set(ENGINES) == {"native", "scripted"}
+
+
+def test_an_engine_without_a_tokenizer_needs_one(tiny: Any) -> None:
+    engine = ScriptedEngine(lambda context, conversation, turn: RIGHT, tiny.tokenizer)
+    engine.tokenizer = None  # type: ignore[assignment]
+    with pytest.raises(BadInput, match="no tokenizer"):
+        tether.play("frozen_lake", engine)
