@@ -26,8 +26,8 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.errors import CheckpointError, ModelUnavailable
-from tether.models.adapters import save_model
 from tether.models.load import LoadedModel, load_model
+from tether.models.lora import save_model
 
 MODEL, STATE, BEST, BEST_FACTS = "model", "state.pt", "best", "best.json"
 

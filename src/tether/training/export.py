@@ -10,8 +10,8 @@ from typing import Any
 
 from tether.core.errors import BadInput, StorageError
 from tether.core.version import __version__
-from tether.models.adapters import is_lora, merged
 from tether.models.load import DTYPES
+from tether.models.lora import is_lora, merged
 from tether.runs.store import RunStore
 from tether.runs.verdict import Rate, validation
 from tether.training.checkpoint import BEST, best_checkpoint, checkpoint_name, list_checkpoints, load_checkpoint, write_model

@@ -19,10 +19,10 @@ from transformers.pytorch_utils import Conv1D
 
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
-from tether.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, base_name
 from tether.models.catalog import EMBEDDED, smollm2_folder, tiny_folder
+from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.hardware import available_memory, check_device, default_device
-from tether.models.linear_logprobs import LOGIT_BYTES
+from tether.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, base_name
 from tether.models.recompute import kept_bytes
 from tether.training.diagnosis_settings import POLICY, REFERENCE
 from tether.training.micro_budget import MARGIN

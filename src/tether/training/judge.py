@@ -12,10 +12,10 @@ import numpy.typing as npt
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.errors import BadInput, ModelUnavailable
-from tether.models.adapters import is_lora, without_adapters
-from tether.models.retokenised import RetokenisedScorer, same_tokens
-from tether.models.scorer import PrefixScorer
-from tether.models.scorers import make_scorer
+from tether.models.lora import is_lora, without_adapters
+from tether.models.scoring.local import PrefixScorer
+from tether.models.scoring.make import make_scorer
+from tether.models.scoring.retokenized import RetokenizedScorer, same_tokens
 from tether.training.diagnosis_settings import POLICY, REFERENCE
 from tether.training.settings import RunSettings
 
@@ -52,4 +52,4 @@ def build_scorer(settings: RunSettings, model: PreTrainedModel, tokenizer: PreTr
         raise BadInput(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
     if ready.tokenizer is None or same_tokens(tokenizer, ready.tokenizer):
         return ready.scorer
-    return RetokenisedScorer(ready.scorer, tokenizer, ready.tokenizer)
+    return RetokenizedScorer(ready.scorer, tokenizer, ready.tokenizer)

@@ -65,7 +65,7 @@ class Learner:
             self._optimizers["head"] = self._adam(list(critic.head.parameters()), None)
             if not critic.shared:
                 self._optimizers["critic"] = self._adam(critic.backbone_parameters(), dtype)
-        self._splits = [policy] if critic is None or critic.shared else [policy, critic.split]
+        self._splits = [policy] if critic is None or critic.shared else [policy, critic.policy]
         self._budget = MicroBudget(settings.micro_tokens, settings.gradient_checkpointing)
         self.nonfinite_streak = 0
         """How many updates in a row were left out by now."""
@@ -175,7 +175,7 @@ class Learner:
             part = _Tokens.of_micro(minibatch, micro)
             chosen = forward(self.policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
             loss = loss_scale * (part.of(weights_BT) * self._policy_losses(chosen, part, totals)).sum()
-            totals.count_micro(len(chosen.targets_N), micro.num_tokens, micro.num_places, micro.num_saved)
+            totals.count_micro(len(chosen.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved)
             if self.critic is not None and self.critic.shared:
                 values_N: Tensor = self.critic.head(chosen.features_ND)
                 loss = loss + self._critic_settings.coef * (part.of(value_weights_BT) * self._value_losses(values_N, part, totals)).sum()
@@ -186,7 +186,7 @@ class Learner:
 
     def _critic_backward(self, minibatch: Batch, weights_BT: Tensor, totals: TokenTotals) -> None:
         assert self.critic is not None
-        for micro in self._cut(self.critic.split, minibatch):
+        for micro in self._cut(self.critic.policy, minibatch):
             part = _Tokens.of_micro(minibatch, micro)
             values_N = self.critic.micro_values(minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
             (part.of(weights_BT) * self._value_losses(values_N, part, totals)).sum().backward()

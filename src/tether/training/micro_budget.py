@@ -8,8 +8,8 @@ will be short again.
 
 from collections.abc import Sequence
 
+from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.hardware import available_memory
-from tether.models.linear_logprobs import LOGIT_BYTES
 from tether.models.policy import Policy
 from tether.models.recompute import can_recompute, kept_bytes
 

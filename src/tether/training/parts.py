@@ -13,12 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.algorithms.presets import Algorithm, customised
 from tether.core.errors import BadInput
-from tether.models.adapters import add_lora, is_lora
 from tether.models.critic import Critic, load_critic
-from tether.models.decoding.cached import max_positions
 from tether.models.hardware import default_device
 from tether.models.load import DTYPES, load_model
-from tether.models.policy import Policy
+from tether.models.lora import add_lora, is_lora
+from tether.models.policy import Policy, model_positions
 from tether.models.reference import reference_for
 from tether.rollout.episode import EpisodeRules
 from tether.training.checkpoint import load_checkpoint
@@ -100,7 +99,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
 def episode_rules(settings: RunSettings, model: PreTrainedModel) -> EpisodeRules:
     """The budgets of an episode, within what the model can hold."""
     rollout = settings.rollout
-    max_context = min(rollout.max_context, max_positions(model))
+    max_context = min(rollout.max_context, model_positions(model))
     if rollout.max_tokens >= max_context:
         raise BadInput(
             f"rollout.max_tokens is {rollout.max_tokens} but a conversation holds only {max_context} tokens; lower rollout.max_tokens"

@@ -98,7 +98,7 @@ class StepTimer:
         self._device = model.device
         self.peak = measured_peak(model.device, model.dtype)
         self._policy = arithmetic_of(model)
-        self._critic = arithmetic_of(critic.split.module, with_head=False) if critic is not None and not critic.shared else None
+        self._critic = arithmetic_of(critic.policy.module, with_head=False) if critic is not None and not critic.shared else None
         self._open: list[str] = []
         self._since = 0.0
         self.begin()

@@ -13,7 +13,7 @@ from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, DivergedModel
 from tether.core.protocols import ContextReset, Sampling
 from tether.core.types import Completion
-from tether.models.decoding.contiguous import ContiguousDecoder, position_bytes
+from tether.models.fast.decoding.contiguous import ContiguousDecoder, position_bytes
 from tether.models.policy import Policy
 from tether.rollout.engines.native import EngineStatistics, NativeEngine
 
@@ -64,7 +64,7 @@ def _talks(chat: Any) -> list[Talk]:
 
 def _engine(tiny: Any, positions: int | None = None, **options: Any) -> NativeEngine:
     """With a cache of so many positions in all."""
-    size = None if positions is None else positions * position_bytes(tiny.model, Policy(tiny.model)) / 2**30
+    size = None if positions is None else positions * position_bytes(Policy(tiny.model)) / 2**30
     return NativeEngine(tiny.model, tiny.tokenizer, cache_gb=size, **options)
 
 
@@ -329,7 +329,7 @@ def test_smollm2_says_greedily_what_generate_says(smollm2: Any) -> None:
         Talk(1, [encode("One, two, three, four, five, six, seven,")]),
         Talk(2, [encode("Water boils at"), encode(" degrees, and it freezes")]),
     ]
-    size = 50 * position_bytes(smollm2.model, Policy(smollm2.model)) / 2**30
+    size = 50 * position_bytes(Policy(smollm2.model)) / 2**30
     engine = NativeEngine(smollm2.model, smollm2.tokenizer, cache_gb=size)
     engine.run(talks, Sampling(0.0, 10))
     assert engine.statistics.evictions > 0

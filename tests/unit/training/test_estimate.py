@@ -52,7 +52,7 @@ def _values(critic: Critic, batch: Batch) -> list[list[float]]:
     found: list[list[float]] = [[] for _ in range(batch.num_trajectories)]
     with torch.inference_mode():
         for row, length in enumerate(batch.lengths_B.tolist()):
-            features = critic.split.module.base_model(input_ids=batch.ids_BT[row : row + 1, :length]).last_hidden_state[0]
+            features = critic.policy.module.base_model(input_ids=batch.ids_BT[row : row + 1, :length]).last_hidden_state[0]
             places = [t for t in range(length) if batch.loss_mask_BT[row, t]]
             found[int(batch.trajectory_index_B[row])] += [float((weight * features[t - 1]).sum() + bias) for t in places]
     return found

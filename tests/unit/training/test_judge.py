@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.diagnostics.cross_score import cross_score
-from tether.models.adapters import add_lora
 from tether.models.load import load_model
+from tether.models.lora import add_lora
 from tether.training import judge
 from tether.training.judge import build_scorer
 from tether.training.settings import RunSettings

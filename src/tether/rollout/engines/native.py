@@ -27,8 +27,8 @@ from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, DivergedModel
 from tether.core.protocols import ContextReset, Conversation, PromptFuture, PromptTokens, Sampling
 from tether.core.types import Completion
-from tether.models.decoding.choose import DecoderChoice
-from tether.models.decoding.protocol import Decoder, PrefillRequest, SampleOutput
+from tether.models.fast.decoding.choose import DecoderChoice
+from tether.models.fast.decoding.protocol import Decoder, PrefillRequest, SampleOutput
 from tether.models.policy import Policy
 from tether.rollout.engines.stopping import TAIL_TOKENS, StopRule
 
@@ -101,7 +101,7 @@ class NativeEngine:
         cache_gb: float | None = None,
     ) -> None:
         """Conversations get as long as the model allows, or `max_context`; the cache takes `cache_gb`, or half of the memory that is free."""
-        self._choice = DecoderChoice(model, Policy(model))
+        self._choice = DecoderChoice(Policy(model))
         self._decoder: Decoder | None = None
         self._stop = StopRule(tokenizer)
         self._max_rows, self._max_context, self._cache_gb = max_rows, max_context, cache_gb
