@@ -23,7 +23,7 @@ from shapes import add_model_options, best_of, measured_model, size_of, timed
 
 from tether.core.seeding import generator
 from tether.models.hardware import device_name, measured_peak
-from tether.models.scorer import PrefixScorer
+from tether.models.scoring.local import PrefixScorer
 
 HEADER = """| model | device, precision | prompts x group, x, z | plain (pairs timed) | ours | ratio | floor | largest difference |
 |---|---|---|---|---|---|---|---|"""

@@ -20,8 +20,8 @@ from tether.core.types import Group
 from tether.diagnostics.gradients import GradientDecomposition, agreement, decompose_gradients
 from tether.rollout.pack import pack
 from tether.runs.store import RunStore
-from tether.training.settings import RunSettings
 from tether.training.loop import APART, Trainer
+from tether.training.settings import RunSettings
 
 
 def trained(chosen: argparse.Namespace, folder: Path) -> tuple[Trainer, list[Group]]:

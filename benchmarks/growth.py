@@ -29,7 +29,7 @@ from workloads import Conversations, engine_for, grouped, make_conversations, pa
 from tether.core.protocols import Sampling
 from tether.core.types import Group
 from tether.models.hardware import device_name
-from tether.models.scorer import PrefixScorer
+from tether.models.scoring.local import PrefixScorer
 from tether.training.settings import LearnerSettings
 
 AXES = ("turns", "group size", "prompts", "prompt length")

@@ -44,8 +44,8 @@ from tether.models.chat import ChatFormat
 from tether.models.hardware import device_name
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
-from tether.training.settings import FilterSettings, RunSettings
 from tether.training.loop import Trainer
+from tether.training.settings import FilterSettings, RunSettings
 
 REASONING_SHARE = 0.75
 LAST_STEP = 1_000_000

@@ -60,9 +60,9 @@ from tether.models.critic import Critic
 from tether.models.load import DTYPES, LoadedModel
 from tether.models.policy import Policy
 from tether.rollout.pack import pack
+from tether.training.build import resolve_algorithm
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner, Rates
-from tether.training.build import resolve_algorithm
 from tether.training.settings import AlgorithmSettings, LearnerSettings
 
 RATES = Rates(1e-6, 1e-5)

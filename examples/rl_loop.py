@@ -79,7 +79,9 @@ def success(groups: Sequence[Group]) -> float:
     return sum(solved) / max(1, len(solved))
 
 
-def main(steps: int = 10, prompts: int = 8, group_size: int = 8, learning_rate: float = 1e-4, keep: float = 0.9, seed: int = 0) -> list[float]:
+def main(
+    steps: int = 10, prompts: int = 8, group_size: int = 8, learning_rate: float = 1e-4, keep: float = 0.9, seed: int = 0
+) -> list[float]:
     """Train and return the success rate of every step."""
     torch.manual_seed(seed)
     policy = Policy(*load_model("tiny"))
@@ -90,7 +92,14 @@ def main(steps: int = 10, prompts: int = 8, group_size: int = 8, learning_rate: 
     rates = []
     for step in range(1, steps + 1):
         groups = play(
-            ENV, engine, prompts, group_size, seed, tokenizer=policy.tokenizer, step=step, rollout={"max_tokens": MAX_TOKENS, "max_context": 1024}
+            ENV,
+            engine,
+            prompts,
+            group_size,
+            seed,
+            tokenizer=policy.tokenizer,
+            step=step,
+            rollout={"max_tokens": MAX_TOKENS, "max_context": 1024},
         )
         kept = filter_groups(groups, keep)
         health = monitor.observe(step, **rollout_rows(groups))  # on all groups, before the update

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.core.config import dump_yaml, merge, validate
-from tether.models.decoding import contiguous
+from tether.models.fast.decoding import contiguous
 from tether.models.load import load_model
 from tether.rollout.engines import native
 from tether.runs.store import RunStore

@@ -77,7 +77,9 @@ def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     return _estimates(advantages_RT, values_RT, mask_RT, algorithm.whiten)
 
 
-ESTIMATORS: dict[str, Callable[[Episodes, "Algorithm"], Estimates]] = {estimator.__name__: estimator for estimator in (group_relative, gae, bilevel_gae)}
+ESTIMATORS: dict[str, Callable[[Episodes, "Algorithm"], Estimates]] = {
+    estimator.__name__: estimator for estimator in (group_relative, gae, bilevel_gae)
+}
 
 
 def place_rewards(episodes: Episodes, reward_placement: str) -> Episodes:

@@ -85,8 +85,8 @@ def _fit(model: str, pairs: list[str]) -> Iterator[Finding]:
     """Whether training a model fits, counted without loading it."""
     from tether.core.config import load, merge, parse_overrides
     from tether.models.catalog import check_name
-    from tether.training.fit import plan_memory
-    from tether.training.parts import resolve_algorithm
+    from tether.training.build import resolve_algorithm
+    from tether.training.memory import plan_memory
     from tether.training.settings import RunSettings
 
     check_name(model)

@@ -81,7 +81,7 @@ def as_scorer(scorer: Any) -> Scorer | BatchScorer | MatrixScorer:
     if isinstance(scorer, MatrixScorer | BatchScorer | Scorer):
         return scorer
     if hasattr(scorer, "config") and hasattr(scorer, "get_output_embeddings"):
-        from tether.models.scorer import PrefixScorer  # torch is only needed here
+        from tether.models.scoring.local import PrefixScorer  # torch is only needed here
 
         return PrefixScorer(scorer)
     raise BadInput(f"a scorer must be a Hugging Face causal LM or have .score(prompt, reasoning); got {type(scorer).__name__}")

@@ -191,7 +191,9 @@ def gradient_metrics(found: GradientDecomposition) -> dict[str, float]:
     """The "gradients/" metrics of a decomposition; what could not be measured is left out."""
     values: dict[str, float] = {"failed": 0}
     for number, row in enumerate(found.buckets, start=1):
-        values.update({f"{name}_{number}": value for name, value in _bucket_metrics(row).items() if value is not None and np.isfinite(value)})
+        values.update(
+            {f"{name}_{number}": value for name, value in _bucket_metrics(row).items() if value is not None and np.isfinite(value)}
+        )
     bounds = [row.bound for row in found.buckets if row.bound is not None]
     return {**values, "bound_broken": sum(not bound.holds for bound in bounds)} if bounds else values
 

@@ -9,22 +9,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.diagnostics.settings import POLICY, REFERENCE
-from tether.models.adapters import is_lora, without_adapters
+from tether.models.lora import is_lora, without_adapters
 from tether.models.policy import Policy
-from tether.models.retokenised import RetokenisedScorer, same_tokens
-from tether.models.scorer import PrefixScorer
-from tether.models.scorers import make_scorer
+from tether.models.scoring.make import make_scorer
+from tether.models.scoring.retokenized import RetokenizedScorer, same_tokens
 
 
 class AdapterFreeScorer:
     """Scores with a model whose adapters are switched off for the duration of the call."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model, self._scorer = model, PrefixScorer(model)
+    def __init__(self, policy: Policy) -> None:
+        self._model, self._scorer = policy.module, policy.scorer()
 
     def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
         """log p(reasoning | prompt) of the model before its adapters learned anything."""
@@ -47,10 +46,10 @@ def build_scorer(name: str, policy: Policy, start_model: str, *, tokenizer: PreT
     """
     model = policy.module
     if name == POLICY:
-        return PrefixScorer(model)
+        return policy.scorer()
     if name == REFERENCE:
         if is_lora(model):
-            return AdapterFreeScorer(model)
+            return AdapterFreeScorer(policy)
         name = start_model
     local = "://" not in name
     try:
@@ -59,7 +58,7 @@ def build_scorer(name: str, policy: Policy, start_model: str, *, tokenizer: PreT
         raise ModelUnavailable(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
     except BadInput as error:
         raise BadInput(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
-    written_with = tokenizer if tokenizer is not None else getattr(policy, "tokenizer", None)
+    written_with = tokenizer if tokenizer is not None else policy.tokenizer
     if ready.tokenizer is None or written_with is None or same_tokens(written_with, ready.tokenizer):
         return ready.scorer
-    return RetokenisedScorer(ready.scorer, written_with, ready.tokenizer)
+    return RetokenizedScorer(ready.scorer, written_with, ready.tokenizer)

@@ -1,8 +1,8 @@
-"""The critic: what the policy may still expect to earn, said of the state before each sampled token.
+"""The critic: the expected return from the state before each sampled token.
 
-A value head is one linear layer on the last hidden states of a trunk. The trunk is either the policy's own (shared: the features are there
-anyway, the head costs nothing) or that of a second causal language model, whose language head is not used. The head starts at zero, so
-every value starts at 0 whatever the trunk, and computes in float32 whatever the types of trunk and head.
+A value head is one linear layer on the last hidden states of a backbone. The backbone is either the policy's own (shared: the features are
+computed anyway, the head costs nothing) or that of a second causal language model, whose language head is not used. The head starts at
+zero, so every value starts at 0, and it computes in float32 whatever the types of backbone and head.
 """
 
 from collections.abc import Mapping
@@ -31,24 +31,24 @@ class ValueHead(torch.nn.Module):
 
 
 class Critic:
-    """A trunk with a value head; `shared` says whose trunk it is."""
+    """A backbone with a value head. `policy` is the model it belongs to: the trained policy itself if `shared`, else a model of its own."""
 
     def __init__(self, policy: Policy, *, shared: bool) -> None:
         if not policy.separable_head:
             raise BadInput(
-                f"models of type '{policy.module.config.model_type}' cannot carry a value head: their logits are more than a product with the "
+                f"models of type '{policy.model_type}' cannot carry a value head: their logits are more than a product with the "
                 "last hidden states; take another critic.model (Llama, Qwen, Mistral, GPT-2), or an algorithm without a critic"
             )
         self.policy = policy
         self.shared = shared
-        self.head = ValueHead(policy.width).to(policy.module.device)
+        self.head = ValueHead(policy.width).to(policy.device)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """What the critic's optimiser trains."""
         return [*self.backbone_parameters(), *self.head.parameters()]
 
     def backbone_parameters(self) -> list[torch.nn.Parameter]:
-        """All of that but the head; none where the trunk is shared, which is the policy's to train."""
+        """All of that but the head; none where the backbone is shared: the policy's optimiser trains it."""
         return [] if self.shared else [parameter for parameter in self._backbone.parameters() if parameter.requires_grad]
 
     def values(self, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int) -> Tensor:
@@ -61,7 +61,7 @@ class Critic:
         return values_N
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that training changes, as plain tensors; a shared trunk is saved with the policy."""
+        """Everything that training changes, as plain tensors; a shared backbone is saved with the policy."""
         backbone = {} if self.shared else {f"trunk.{name}": tensor for name, tensor in self._backbone.state_dict().items()}
         return {**backbone, **{f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}}
 
@@ -85,10 +85,11 @@ class Critic:
 
 
 def load_critic(name: str, *, policy: Policy, device: str | None = None, dtype: str | None = None) -> Critic:
-    """A critic with a trunk of its own, from any name `load_model` takes."""
+    """A critic with a backbone of its own, from any name `load_model` takes."""
     try:
-        own = Policy(load_model(name, device=device, dtype=dtype).model)
+        loaded = load_model(name, device=device, dtype=dtype)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"critic.model: {error}") from error
+    own = Policy(*loaded, max_positions=policy.max_positions)
     check_same_vocabulary(own, policy, f"critic.model '{name}'")
     return Critic(own, shared=False)

@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from tether.core.errors import ModelUnavailable, UnknownName, did_you_mean
-from tether.models.adapters import ADAPTER_CONFIG, attach_adapters, base_name
 from tether.models.catalog import EMBEDDED, check_name, smollm2_folder, tiny_folder
 from tether.models.gguf import load_gguf
 from tether.models.hardware import check_device, default_device
+from tether.models.lora import ADAPTER_CONFIG, attach_adapters, base_name
 
 CHAT_END = "<|im_end|>"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

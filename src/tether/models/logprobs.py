@@ -1,9 +1,9 @@
 """Log-probabilities and entropies of the tokens a mask selects, with gradient: what the learner trains on.
 
-A micro-batch goes through the trunk once; only the features that predict selected tokens go on, through the vocabulary and, where there is
-one, a value head. Models of the Llama family compute a flat row without padding (`Policy.trunk`), others padded rows: padding is on the
-right, where causal attention lets nothing that counts see it, so no attention mask is needed. Whatever is computed for a micro-batch stands in the order of its rows of the batch, token by token: it lines up with
-`field_BT[micro.index_M][mask_BT[micro.index_M]]`.
+A micro-batch goes through the backbone once; only the features that predict selected tokens go on, through the vocabulary and, where there is
+one, a value head. Models of the Llama family compute a flat row without padding (`Policy.backbone`), others padded rows: padding is on the
+right, where causal attention hides it from every real token, so no attention mask is needed. Results of a micro-batch are in the order of its
+rows of the batch, token by token: they line up with `field_BT[micro.index_M][mask_BT[micro.index_M]]`.
 
 Shape legend: B rows of the batch, M of a micro-batch, T tokens, N selected tokens, D width, V vocabulary.
 """
@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import BadInput
-from tether.models.linear_logprobs import linear_logprobs
-from tether.models.packing import MicroBatch, micro_batches
+from tether.models.fast.linear_logprobs import linear_logprobs
+from tether.models.packing import FlatBatch, MicroBatch, flat_batches, micro_batches
 from tether.models.policy import Policy
 from tether.models.recompute import checkpointed
-from tether.models.shared_prompt import FlatBatch, flat_batches
 
 AnyMicroBatch = MicroBatch | FlatBatch
 """Padded rows for the module itself, or a flat row for the family's own forward pass."""
@@ -30,32 +29,32 @@ class Selected(NamedTuple):
     """The selected tokens of a micro-batch."""
 
     features_ND: Tensor
-    """What the trunk says at the position before each token: it predicts the token, and is the state a critic judges."""
+    """The last hidden state before each token: it predicts the token, and is the state whose value a critic estimates."""
     targets_N: Tensor
     """The tokens themselves."""
 
 
 def cut_batch(
-    split: Policy, ids_BT: Tensor, lengths_B: Tensor, max_tokens: int, *, packing: bool = True, share_prompts: bool = True
+    policy: Policy, ids_BT: Tensor, lengths_B: Tensor, max_tokens: int, *, packing: bool = True, share_prompts: bool = True
 ) -> list[AnyMicroBatch]:
     """Cut a batch into micro-batches in the way that costs the model least.
 
     Args:
-        split: the model.
+        policy: the model.
         ids_BT: the batch.
         lengths_B: tokens of each row, padding excluded.
         max_tokens: the budget of a micro-batch; one sequence is allowed more.
         packing: False gives every sequence a row of its own, padded to the longest.
         share_prompts: compute what several sequences begin with once, where the model allows it.
     """
-    # A sequence beyond the positions that the model names goes to the module itself, which may know what to do with it.
-    if packing and split.backbone is not None and max(lengths_B.tolist(), default=0) <= len(split.backbone.angles[0]):
+    # The probe covered the backbone's positions. A longer sequence goes to the module, which may compute other things there.
+    if packing and policy.backbone is not None and max(lengths_B.tolist(), default=0) <= policy.backbone.num_positions:
         return [*flat_batches(ids_BT, lengths_B, max_tokens, share=share_prompts)]
-    return [*micro_batches(lengths_B, max_tokens, together=packing and split.supports_packing)]
+    return [*micro_batches(lengths_B, max_tokens, together=packing and policy.supports_packing)]
 
 
-def forward(split: Policy, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False) -> Selected:
-    """One pass through the trunk over a micro-batch of the batch ids_BT; mask_BT selects tokens.
+def forward(policy: Policy, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False) -> Selected:
+    """One pass through the backbone over a micro-batch of the batch ids_BT; mask_BT selects tokens.
 
     The first token of a row has nothing before it and cannot be selected. With `recompute` the backward pass computes the layers again
     instead of keeping what they put out.
@@ -67,45 +66,41 @@ def forward(split: Policy, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch
     if bool((column_N >= torch.tensor(micro.lengths_M, device=ids_BT.device)[sequence_N]).any()):
         raise ValueError("the mask selects padding: a token beyond the length of its row")
     if isinstance(micro, FlatBatch):
-        features_ND = _flat_features(split, ids_BT, micro, (sequence_N, column_N - 1), recompute)
+        features_ND = _flat_features(policy, ids_BT, micro, (sequence_N, column_N - 1), recompute)
     else:
-        features_ND = _row_features(split, ids_BT, micro, (sequence_N, column_N - 1), recompute)
+        features_ND = _row_features(policy, ids_BT, micro, (sequence_N, column_N - 1), recompute)
     return Selected(features_ND, ids_BT[index_M[sequence_N], column_N])
 
 
-def _flat_features(split: Policy, ids_BT: Tensor, micro: FlatBatch, places: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
-    """Features at (sequence, column) places, by the model's pass over flat tokens."""
-    if split.backbone is None:
-        raise ValueError(
-            f"models of type '{split.module.config.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`"
-        )
-    ids_S, positions_S = micro.to_padded(ids_BT)
-    attend = micro.attention(split.backbone.scale, ids_BT.device)
-    features_SD = split.backbone.features(ids_S, positions_S, attend, recompute=recompute)
-    return features_SD[micro.places(*places)]
+def _flat_features(policy: Policy, ids_BT: Tensor, micro: FlatBatch, tokens: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
+    """Features at (sequence, column), by the model's pass over flat tokens."""
+    if policy.backbone is None:
+        raise ValueError(f"models of type '{policy.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`")
+    ids_S, positions_S = micro.to_flat(ids_BT)
+    attend = micro.attention(policy.backbone.scale, ids_BT.device)
+    features_SD = policy.backbone.features(ids_S, positions_S, attend, recompute=recompute)
+    return features_SD[micro.row_positions(*tokens)]
 
 
-def _row_features(split: Policy, ids_BT: Tensor, micro: MicroBatch, places: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
+def _row_features(policy: Policy, ids_BT: Tensor, micro: MicroBatch, tokens: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
     """The same by the module itself, over padded rows."""
-    if micro.shares_rows and not split.supports_packing:
-        raise ValueError(
-            f"models of type '{split.module.config.model_type}' do not take shared rows; cut micro-batches with together=False"
-        )
+    if micro.shares_rows and not policy.supports_packing:
+        raise ValueError(f"models of type '{policy.model_type}' do not take shared rows; cut micro-batches with together=False")
     ids_RW, positions_RW = micro.to_padded(ids_BT)
-    rows_M, starts_M = torch.tensor([place[1:3] for place in micro.places], device=ids_BT.device).unbind(1)
+    rows_M, starts_M = torch.tensor([part[1:3] for part in micro.slices], device=ids_BT.device).unbind(1)
     # Positions are given only where they say something: a model then builds the general mask, which is slower than the causal one.
     positions = {"position_ids": positions_RW} if micro.shares_rows else {}
-    with checkpointed(split.module) if recompute else nullcontext():  # layers remember for themselves how to be computed again
-        features_RWD = split.features(input_ids=ids_RW, use_cache=False, **positions)
-    sequence_N, column_N = places
+    with checkpointed(policy.module) if recompute else nullcontext():  # layers remember for themselves how to be computed again
+        features_RWD = policy.features(input_ids=ids_RW, use_cache=False, **positions)
+    sequence_N, column_N = tokens
     return features_RWD[rows_M[sequence_N], starts_M[sequence_N] + column_N]
 
 
-def logprobs_and_entropy(split: Policy, features_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def logprobs_and_entropy(policy: Policy, features_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """log p of each token and entropy of the distribution it came from, at the sampling temperature, in float32."""
-    if split.linear_head is not None:  # the logits of all tokens at once are never held
-        return linear_logprobs(features_ND, targets_N, split.linear_head.weight, split.linear_head.bias, temperature=temperature)
-    logits_NV = split.logits(features_ND).float() / temperature
+    if policy.linear_head is not None:  # the logits of all tokens at once are never held
+        return linear_logprobs(features_ND, targets_N, policy.linear_head.weight, policy.linear_head.bias, temperature=temperature)
+    logits_NV = policy.logits(features_ND).float() / temperature
     logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
     entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
     return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
@@ -113,25 +108,25 @@ def logprobs_and_entropy(split: Policy, features_ND: Tensor, targets_N: Tensor, 
 
 @torch.no_grad()
 def over_batch(
-    split: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int, function: Callable[[Selected], Tensor]
+    policy: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int, function: Callable[[Selected], Tensor]
 ) -> Tensor:
     """A number for every selected token of a whole batch, in row order, without gradient: `function` of each micro-batch's selection."""
     result_BT = torch.zeros(ids_BT.shape, device=ids_BT.device)
-    for micro in cut_batch(split, ids_BT, lengths_B, max_tokens):
+    for micro in cut_batch(policy, ids_BT, lengths_B, max_tokens):
         index_M = micro.index_M.to(ids_BT.device)
         part_MT = torch.zeros(len(index_M), ids_BT.shape[1], device=ids_BT.device)
-        values_N = function(forward(split, ids_BT, mask_BT, micro)).float()
+        values_N = function(forward(policy, ids_BT, mask_BT, micro)).float()
         result_BT[index_M] = part_MT.masked_scatter(mask_BT[index_M], values_N)
     return result_BT[mask_BT]
 
 
-def token_logprobs(split: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, temperature: float, *, max_tokens: int) -> Tensor:
+def token_logprobs(policy: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, temperature: float, *, max_tokens: int) -> Tensor:
     """log p of every selected token of a batch, in row order, without gradient."""
-    return over_batch(split, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: logprobs_and_entropy(split, *chosen, temperature)[0])
+    return over_batch(policy, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: logprobs_and_entropy(policy, *chosen, temperature)[0])
 
 
 def check_same_vocabulary(model: Policy, policy: Policy, what: str) -> None:
     """Refuse a second model that does not read the policy's tokens."""
-    got, want = (int(split.module.config.get_text_config().vocab_size) for split in (model, policy))
+    got, want = (int(each.config.vocab_size) for each in (model, policy))
     if got != want:
         raise BadInput(f"{what} has a vocabulary of {got} tokens, the policy one of {want}; take a model with the policy's tokenizer")

@@ -1,100 +1,124 @@
-"""A causal language model in two halves: features for every position, logits only for the positions that are wanted.
+"""`Policy`: one handle on a model, made once and shared by learner, engine, scorer, reference and critic.
 
-The vocabulary is the widest thing in a small model: computing logits for prompt tokens that nobody reads wastes most of the time and
-memory of a forward pass. Some architectures do more than a matrix product after the last layer (scaling, soft caps), so the split is
-probed once per model: where the halves do not reproduce the model's own logits, the features are the logits and the second half does nothing.
-Whether several texts may share a row, and whether the model has a forward pass over flat tokens, is probed the same way, when it is first
-asked.
+A causal language model is used in two halves: features for every position, logits only for the positions that are wanted. The vocabulary is
+the widest thing in a small model: logits for prompt tokens that nothing reads would take most of the time and memory of a forward pass.
+Some architectures do more than a matrix product after the last layer (scaling, soft caps): there the features are the logits, and the
+second half does nothing.
+
+Everything about a model that has to be found out (whether the halves reproduce the logits, whether texts may share a row, whether
+the fast path computes the same, which decoder and which scorer fit) is probed when it is first asked for and remembered here. A result holds
+for a device and a number type: where the learner changes what the model computes in, the probe is run again. `Policy.report` says what was
+found, and why something slow is used.
 """
 
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.models.family.backbone import LlamaBackbone, llama_backbone
-from tether.models.probing import evaluating, probe_ids
+from tether.core.errors import BadInput
+from tether.models.fast.backbone import LlamaBackbone, probe_backbone
+from tether.models.fast.packed_attention import packed_kernel
+from tether.models.probing import attempt, disagreement, evaluating, float32_parts, probe_ids
+from tether.models.recompute import kept_bytes
+from tether.models.report import Decoder, FastPathReport, LearnerAttention
 
-PROBE_TOKENS = 4
+if TYPE_CHECKING:
+    from tether.models.fast.decoding.choose import DecoderChoice
+    from tether.models.scoring.local import PrefixScorer
+
+HEAD_TOKENS = 4
 PACKED_LENGTHS = ((4, 3), (5, 2))
 """Two rows of two texts each: as many tokens in both, the border elsewhere."""
+UNLIMITED = 2**31
+"""Positions of a model that names no limit."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """What a model takes, in bytes."""
+
+    parameters: int
+    trainable: int
+    """Of the parameters, those that require gradients."""
+    cache_per_token: int
+    """Keys and values of one position of one conversation."""
+    kept_per_token: int
+    """What an update keeps for the backward pass over one token, about."""
 
 
 class Policy:
-    """Features and head of a Hugging Face causal language model."""
+    """A Hugging Face causal language model with everything that is known about it."""
 
-    def __init__(self, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-        self.module, self.tokenizer = module, tokenizer
+    def __init__(
+        self, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, *, max_positions: int | None = None
+    ) -> None:
+        """`max_positions`: how many positions the run may use; None takes all that the model has."""
+        self.module = module
+        self.tokenizer = tokenizer
+        self._wanted_positions = max_positions
         self._head: Any = module.get_output_embeddings()
-        with evaluating(module):  # dropout would make the halves disagree
-            self.separable_head: bool = self._head is not None and self._halves_agree()
-        """Whether `features` are the last hidden states; they are the logits otherwise."""
+        self._head_found: str | None = None
+        self._found: dict[tuple[str, torch.device, torch.dtype], Any] = {}
 
-    @torch.inference_mode()
-    def _halves_agree(self) -> bool:
-        ids = probe_ids(self.module, PROBE_TOKENS)
-        whole = self.module(input_ids=ids, use_cache=False).logits
-        halves = self._head(self.module.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-        return bool(whole.shape == halves.shape and torch.equal(whole, halves))
+    # ------------------------------------------------------------------------------------------------------ what it is
 
     @property
-    def end_of_turn_ids(self) -> tuple[int, ...]:
-        """The token ids that end a turn: the tokenizer's, and those of the model's generation config."""
-        listed = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
-        ids = [listed] if isinstance(listed, int) else list(listed or [])
-        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
-            ids = [int(self.tokenizer.eos_token_id), *ids]
-        return tuple(dict.fromkeys(ids))
+    def device(self) -> torch.device:
+        return self.module.device
 
     @property
-    def linear_head(self) -> nn.Linear | None:
-        """The head, where logits are one matrix product of the features with its weights."""
-        is_plain = self.separable_head and type(self._head) is nn.Linear and self._head.weight.is_floating_point()
-        return self._head if is_plain else None
+    def dtype(self) -> torch.dtype:
+        return self.module.dtype
+
+    @property
+    def config(self) -> Any:
+        """The config of the language model; of a model with images, its text part."""
+        return self.module.config.get_text_config()
+
+    @property
+    def model_type(self) -> str:
+        return str(self.module.config.model_type)
+
+    @property
+    def max_positions(self) -> int:
+        """How long a text may get: what the run asked for, within what the model has."""
+        own = model_positions(self.module)
+        return own if self._wanted_positions is None else min(own, self._wanted_positions)
 
     @property
     def width(self) -> int:
-        """D, where the model splits."""
+        """D, where the head is separable."""
         return int(self._head.weight.shape[1])
 
-    @cached_property
-    def backbone(self) -> LlamaBackbone | None:
-        """The model's forward pass over flat tokens, which needs no padding; None for models that have none."""
-        return llama_backbone(self.module) if self.separable_head else None
+    @property
+    def end_of_turn_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn: the tokenizer's, then those of the model's generation config, which may be a list (Llama 3, Gemma, Phi)."""
+        own = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        more = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
+        found = [own, *(more if isinstance(more, list | tuple) else [more])]
+        return tuple(dict.fromkeys(int(token) for token in found if token is not None))
 
-    @cached_property
-    def supports_packing(self) -> bool:
-        """Whether texts that share a row, told apart by positions that start again, get the logits they get alone."""
-        with evaluating(self.module):
-            return self._packed_agrees()
+    def memory(self) -> ModelMemory:
+        """What the model takes, in bytes."""
+        parameters = list(self.module.parameters())
+        fused = self.backbone is not None and self.device.type == "cuda"
+        return ModelMemory(
+            sum(parameter.nbytes for parameter in parameters),
+            sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
+            self.decoder_choice.position_bytes,
+            kept_bytes(self.module, 1, fused=fused),
+        )
 
-    @torch.inference_mode()
-    def _packed_agrees(self) -> bool:
-        """Second texts must not change with the first ones of their rows, to the last bits; against texts alone there is rounding."""
-        first, second = PACKED_LENGTHS
-        lengths, width = [*first, *second], sum(first)
-        ids_1T = probe_ids(self.module, 2 * width)
-        positions_2W = torch.cat([torch.arange(length, device=ids_1T.device) for length in lengths]).view(2, width)
-        is_first_2W = torch.arange(width, device=ids_1T.device) < torch.tensor([[first[0]], [second[0]]], device=ids_1T.device)
-        ids_2W = ids_1T.view(2, width)
-        others_2W = torch.where(is_first_2W, ids_2W.flip(0), ids_2W)
-        try:
-            packed, with_others = (
-                self.logits(self.features(input_ids=ids, position_ids=positions_2W, use_cache=False)).float() for ids in (ids_2W, others_2W)
-            )
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):  # however a model says that it takes no positions
-            return False
-        alone_1TD = torch.cat([self.features(input_ids=text, use_cache=False) for text in ids_1T.split(lengths, dim=1)], dim=1)
-        alone = self.logits(alone_1TD).float().view_as(packed)
-        scale = max(1.0, float(alone.abs().max()))
-        rounding = 1e-5 if self.module.dtype == torch.float32 else 5e-2
-        unmoved = (packed - with_others).abs()[~is_first_2W].max() <= 1e-5 * scale
-        return bool(unmoved and (packed - alone).abs().max() <= rounding * scale)
+    # ------------------------------------------------------------------------------------------------------ what it computes
 
     def features(self, **inputs: Any) -> Tensor:
-        """[B, T, D] (or [B, T, V] for a model that does not split) for the model's usual inputs."""
+        """[B, T, D] (or [B, T, V] for a model whose head is not separable) for the model's usual inputs."""
         output: Tensor
         if self.separable_head:
             output = self.module.base_model(**inputs).last_hidden_state
@@ -106,3 +130,160 @@ class Policy:
         """[..., V] from any selection of features."""
         output: Tensor = self._head(features) if self.separable_head else features
         return output
+
+    # ------------------------------------------------------------------------------------------------------ what was probed
+
+    def once(self, name: str, probe: Callable[[], T]) -> T:
+        """The result of a probe, which is run when it is first asked for, on the present device and number type, without dropout."""
+        key = name, self.device, self.dtype
+        if key not in self._found:
+            # Probes change how the module attends or what it computes in while they run. `features` needs to know about the head in there,
+            # so the head is probed before.
+            _ = self.separable_head
+            with evaluating(self.module):
+                self._found[key] = probe()
+        return cast(T, self._found[key])
+
+    @property
+    def separable_head(self) -> bool:
+        """Whether `features` are the last hidden states; they are the logits otherwise."""
+        return not self._head_reason
+
+    @property
+    def _head_reason(self) -> str:
+        if self._head_found is None:  # a matter of the architecture, not of device and number type
+            with evaluating(self.module):
+                self._head_found = _reason(self._probe_head)
+        return self._head_found
+
+    @torch.inference_mode()
+    def _probe_head(self) -> str:
+        """The two halves must give the module's own logits, to the last bit: they are the same operations."""
+        if self._head is None:
+            return "the model names no output embeddings"
+        ids = probe_ids(self.module, HEAD_TOKENS)
+        whole = self.module(input_ids=ids, use_cache=False).logits
+        halves = self._head(self.module.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        same = whole.shape == halves.shape and torch.equal(whole, halves)
+        return "" if same else "logits are more than one product of the last hidden states with the head"
+
+    @property
+    def linear_head(self) -> nn.Linear | None:
+        """The head, where logits are one matrix product of the features with its weights."""
+        is_plain = self.separable_head and type(self._head) is nn.Linear and self._head.weight.is_floating_point()
+        return self._head if is_plain else None
+
+    @property
+    def backbone(self) -> LlamaBackbone | None:
+        """The model's forward pass over flat tokens, which needs no padding; None for models that have none (see `report`)."""
+        return self._backbone[0]
+
+    @property
+    def backbone_reason(self) -> str:
+        """Why there is no backbone; "" where there is one."""
+        return self._backbone[1]
+
+    @property
+    def _backbone(self) -> tuple[LlamaBackbone | None, str]:
+        if not self.separable_head:
+            return None, self._head_reason
+        return self.once("backbone", lambda: probe_backbone(self.module, self.max_positions))
+
+    @property
+    def supports_packing(self) -> bool:
+        """Whether texts that share a row, told apart by positions that start again, get the logits they get alone."""
+        return not self._packing_reason
+
+    @property
+    def _packing_reason(self) -> str:
+        return self.once("packing", lambda: _reason(self._probe_packing))
+
+    @torch.inference_mode()
+    def _probe_packing(self) -> str:
+        """Second texts must not change with the first ones of their rows, to the last bits; against texts alone there is rounding."""
+        first, second = PACKED_LENGTHS
+        lengths, width = [*first, *second], sum(first)
+        ids_1T = probe_ids(self.module, 2 * width)
+        positions_2W = torch.cat([torch.arange(length, device=ids_1T.device) for length in lengths]).view(2, width)
+        is_first_2W = torch.arange(width, device=ids_1T.device) < torch.tensor([[first[0]], [second[0]]], device=ids_1T.device)
+        ids_2W = ids_1T.view(2, width)
+        others_2W = torch.where(is_first_2W, ids_2W.flip(0), ids_2W)
+        packed, with_others = (
+            self.features(input_ids=ids, position_ids=positions_2W, use_cache=False).float() for ids in (ids_2W, others_2W)
+        )
+
+        def alone() -> Tensor:
+            texts = ids_1T.split(lengths, dim=1)
+            return torch.cat([self.features(input_ids=text, use_cache=False) for text in texts], dim=1).view_as(packed)
+
+        def alone_in_float32() -> Tensor:
+            with float32_parts(self.module):
+                return alone()
+
+        expected = alone()
+        moved = float((packed - with_others).abs()[~is_first_2W].max()) / max(1.0, float(expected.abs().max()))
+        if moved > 1e-5:
+            return "texts that share a row see each other"
+        return disagreement(packed, expected, alone_in_float32, self.dtype)
+
+    @property
+    def decoder_choice(self) -> "DecoderChoice":
+        """Which decoder serves the model; BadInput where none does."""
+        from tether.models.fast.decoding.choose import DecoderChoice
+
+        return self.once("decoder", lambda: DecoderChoice(self))
+
+    def scorer(self) -> "PrefixScorer":
+        """The scorer on this model; the same one for all who ask."""
+        from tether.models.scoring.local import PrefixScorer
+
+        return self.once("scorer", lambda: PrefixScorer(self))
+
+    # ------------------------------------------------------------------------------------------------------ the report
+
+    def report(self) -> FastPathReport:
+        """Which parts of the fast path serve the model, and why a slow way was chosen where one was. Probes what has not been probed."""
+        reasons: dict[str, str] = {}
+        backbone, backbone_reason = self._backbone
+        decoder: Decoder = "none"
+        try:
+            decoder, reasons["decoder"] = self.decoder_choice.backend, self.decoder_choice.reason
+        except BadInput as error:
+            reasons["decoder"] = str(error)
+        attention: LearnerAttention = "padded module"
+        if backbone is None:
+            reasons["learner_attention"] = "; ".join(
+                [backbone_reason, *([f"one sequence a row: {self._packing_reason}"] if self._packing_reason else [])]
+            )
+        else:
+            reasons["learner_attention"] = packed_kernel(self.device.type, self.dtype, backbone.head_dim).reason
+            attention = "by definition" if reasons["learner_attention"] else "flash kernel of torch"
+        scorer = self.scorer()
+        reasons["scorer"] = scorer.reason
+        linear = self.linear_head is not None
+        reasons["head"] = "" if linear else self._head_reason or f"the head is a {type(self._head).__name__}"
+        return FastPathReport(
+            self.model_type,
+            str(self.device),
+            str(self.dtype).removeprefix("torch."),
+            self.max_positions,
+            decoder,
+            attention,
+            scorer.backend,
+            "linear, fused log-probs" if linear else "module's own",
+            {part: reason for part, reason in reasons.items() if reason},
+        )
+
+
+def model_positions(model: PreTrainedModel) -> int:
+    """How long a text may get: the model's positions, or its attention window, inside which full attention is the same thing."""
+    config = model.config
+    positions = int(getattr(config, "max_position_embeddings", 0) or UNLIMITED)
+    window = getattr(config, "sliding_window", None)
+    return min(positions, int(window)) if window and getattr(config, "use_sliding_window", True) else positions
+
+
+def _reason(probe: Callable[[], str]) -> str:
+    """The reason that a probe gives, or what it raised."""
+    reason, raised = attempt(probe)
+    return raised or reason or ""

@@ -11,24 +11,24 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor
 
 from tether.core.errors import ModelUnavailable
-from tether.models.adapters import is_lora, without_adapters
 from tether.models.load import load_model
 from tether.models.logprobs import check_same_vocabulary, token_logprobs
+from tether.models.lora import is_lora, without_adapters
 from tether.models.policy import Policy
 
 
 class Reference:
     """Frozen log-probs; made by `reference_for`."""
 
-    def __init__(self, split: Policy, frozen: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._split = split
+    def __init__(self, policy: Policy, frozen: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._policy = policy
         self._frozen = frozen
         """Holds the model in its starting state while it computes."""
 
     def logprobs(self, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, temperature: float, max_tokens: int) -> Tensor:
         """log p of every selected token, in row order."""
         with self._frozen():
-            return token_logprobs(self._split, ids_BT, mask_BT, lengths_B, temperature, max_tokens=max_tokens)
+            return token_logprobs(self._policy, ids_BT, mask_BT, lengths_B, temperature, max_tokens=max_tokens)
 
 
 def reference_for(policy: Policy, name: str | None = None) -> Reference:
@@ -44,9 +44,10 @@ def reference_for(policy: Policy, name: str | None = None) -> Reference:
             loaded = load_model(name, device=str(model.device), dtype=str(model.dtype).removeprefix("torch."))
         except ModelUnavailable as error:
             raise ModelUnavailable(f"algorithm.reference: {error}") from error
-        split = Policy(loaded.model.requires_grad_(False))
-        check_same_vocabulary(split, policy, f"algorithm.reference '{name}'")
-        return Reference(split)
+        other = Policy(loaded.model.requires_grad_(False), loaded.tokenizer, max_positions=policy.max_positions)
+        check_same_vocabulary(other, policy, f"algorithm.reference '{name}'")
+        return Reference(other)
     if is_lora(model):
         return Reference(policy, lambda: without_adapters(model))
-    return Reference(Policy(copy.deepcopy(model).eval().requires_grad_(False)))
+    frozen = copy.deepcopy(model).eval().requires_grad_(False)
+    return Reference(Policy(frozen, policy.tokenizer, max_positions=policy.max_positions))

@@ -1,8 +1,8 @@
 """Finding the checkpoints of a run: the one place that knows their names. Nothing here reads weights.
 
-    checkpoints/step_000020/model/      weights, config and tokenizer in Hugging Face format
-    checkpoints/step_000020/state.pt    what resuming needs beside them; a folder without it is not a complete checkpoint
-    checkpoints/best/                   the checkpoint that validated best so far, with its number in best.json
+checkpoints/step_000020/model/      weights, config and tokenizer in Hugging Face format
+checkpoints/step_000020/state.pt    what resuming needs beside them; a folder without it is not a complete checkpoint
+checkpoints/best/                   the checkpoint that validated best so far, with its number in best.json
 """
 
 import json

@@ -63,6 +63,7 @@ def train(
     out: Path | str | None = None,
     callbacks: Sequence["Callback"] = (),
     *,
+    options: Mapping[str, Any] | None = None,
     seed: int | None = None,
     config: Path | str | None = None,
     resume: bool = False,
@@ -78,14 +79,16 @@ def train(
         filter: strategy and share to keep, such as "top_p:0.9" (the default unless the algorithm has its own), "top_k:0.5", "auto" or "all".
         steps: training steps.
         out: run folder; must be new unless `resume`. By default a new folder under runs/.
-        callbacks: `tether.training.callbacks.Callback` objects that follow the run.
+        callbacks: `tether.Callback` objects that follow the run.
+        options: options of the environment.
         seed: seed of everything.
         config: a TOML or YAML file of settings.
         resume: continue the run in `out` from its last checkpoint.
         smoke: two small steps on `tiny`, to see that it works.
         settings: any other setting by section, such as rollout={"group_size": 8}, or dotted: **{"rollout.group_size": 8}.
     """
-    given = merge(named_settings(env, model, algo, filter, steps, seed), nested_settings(settings))
+    given = merge(named_settings(env, model, algo, filter, steps, seed), {"env": {"options": dict(options)}} if options else {})
+    given = merge(given, nested_settings(settings))
     store, resolved = open_run(out, config, given, resume=resume, smoke=smoke)
     run_training(resolved, store, callbacks, resumed=resume)
     return Run(store.folder)
@@ -137,6 +140,7 @@ def evaluate(
     temperature: float = 0.5,
     samples: int = 1,
     best: bool = False,
+    options: Mapping[str, Any] | None = None,
     callbacks: Sequence["Callback"] = (),
     **settings: Any,
 ) -> "Evaluation":
@@ -149,10 +153,13 @@ def evaluate(
         temperature: of sampling; 0 is greedy.
         samples: episodes per prompt; pass@k needs k of them.
         best: the run's best checkpoint instead of its newest.
+        options: options of the environment.
         callbacks: follow the progress (`on_stage_begin`, `on_stage_progress`).
         settings: any other setting, as in `train`.
     """
     given = merge({"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}, nested_settings(settings))
+    if options:
+        given = merge(given, {"env": {"options": dict(options)}})
     return run_evaluation(evaluation_settings(str(model_or_run), env, best, given), callbacks)
 
 
@@ -209,6 +216,7 @@ def play(
     group_size: int = 16,
     seed: int = 0,
     *,
+    options: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     temperature: float = 1.0,
     step: int = 1,
@@ -222,6 +230,7 @@ def play(
         prompts: groups to play.
         group_size: episodes of each.
         seed: of the run; with `step` it fixes prompts, environments and token draws.
+        options: options of the environment.
         tokenizer: of an engine that does not carry one.
         temperature: of sampling.
         step: which step of the run to play.
@@ -234,7 +243,11 @@ def play(
     from tether.rollout.sampler import EnvPool, play_plan, training_plan
     from tether.training.build import compute_dtype, env_specs, episode_rules
 
-    given = {"env": {"name": env}, "rollout": {"num_groups": prompts, "group_size": group_size, "temperature": temperature}, "seed": seed}
+    given: dict[str, Any] = {
+        "env": {"name": env, "options": dict(options or {})},
+        "rollout": {"num_groups": prompts, "group_size": group_size, "temperature": temperature},
+        "seed": seed,
+    }
     given = merge(given, nested_settings(settings))
     if isinstance(model_or_engine, str):
         given = merge({"model": {"name": model_or_engine}}, given)

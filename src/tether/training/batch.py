@@ -111,7 +111,9 @@ def reweight_batch(batch: Batch, sampled: SampledBatch, rules: FilterSettings) -
     if rules.reweight:
         weights: dict[Hashable, float] = {}
         for env in {group.env for group in sampled.kept}:  # relative to the largest variance of the same environment
-            weights |= variance_weights({group.index: sample_variance(np.array(group.rewards)) for group in sampled.kept if group.env == env})
+            weights |= variance_weights(
+                {group.index: sample_variance(np.array(group.rewards)) for group in sampled.kept if group.env == env}
+            )
         weights_B = torch.tensor([weights[int(group)] for group in batch.groups_B], device=batch.ids_BT.device)
         assert batch.advantages_BT is not None
         batch = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * weights_B[:, None])

@@ -79,6 +79,7 @@ def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback) -
 
 def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None) -> Sampler:
     """What plays the episodes of training and evaluation."""
+    assert policy.tokenizer is not None  # loaded with the model
     rules = episode_rules(settings, policy)
     cache_gb = settings.rollout.cache_gb
     if cache_gb is None and plan is not None:  # not from what is free now: the optimiser takes its memory with the first update

@@ -174,7 +174,7 @@ class Learner:
             part = _Tokens.of_micro(minibatch, micro)
             selected = forward(self.policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
             loss = loss_scale * (part.of(weights_BT) * self._policy_losses(selected, part, totals)).sum()
-            totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_places, micro.num_saved)
+            totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved)
             if self.critic is not None and self.critic.shared:
                 values_N: Tensor = self.critic.head(selected.features_ND)
                 loss = loss + self._critic_settings.coef * (part.of(value_weights_BT) * self._value_losses(values_N, part, totals)).sum()

@@ -13,7 +13,6 @@ a GPU busy, because recomputing everything costs a third more time. Where an upd
 again and again down to the longest sequence of the minibatch; then activations are recomputed. A reduction holds for the rest of the run.
 """
 
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,10 @@ from transformers.pytorch_utils import Conv1D
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
 from tether.diagnostics.settings import POLICY, REFERENCE
-from tether.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, base_name
 from tether.models.catalog import EMBEDDED, smollm2_folder, tiny_folder
+from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.hardware import available_memory, check_device, default_device
-from tether.models.linear_logprobs import LOGIT_BYTES
+from tether.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, base_name
 from tether.models.policy import Policy
 from tether.models.recompute import can_recompute, kept_bytes
 from tether.training.settings import RunSettings

@@ -56,11 +56,11 @@ class RunState:
     def save(self) -> Path:
         """Write a checkpoint of the last complete step."""
         state = {"learner": self.learner.state(), "monitor": self._monitor_state, "alarm_actions": self.alarm_actions.state()}
+        model, tokenizer = self.policy.module, self.policy.tokenizer
+        assert tokenizer is not None  # loaded with the model
         with self.interrupts.shield(), self.learner.full_precision():
             self.store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
-            return save_checkpoint(
-                self.store.checkpoints, self.step, self.policy.module, self.policy.tokenizer, state, self.settings.checkpoint.keep
-            )
+            return save_checkpoint(self.store.checkpoints, self.step, model, tokenizer, state, self.settings.checkpoint.keep)
 
     def log(self, record: StepRecord, groups: Sequence[Group], kept: set[Hashable]) -> StepRecord:
         """Write down what the step did; from here on it is complete."""

@@ -123,7 +123,7 @@ def test_a_starting_model_in_a_folder_is_told_by_its_last_name(tmp_path: Path, t
 
 def test_adapters_are_merged(tmp_path: Path, tiny: Any) -> None:
     pytest.importorskip("peft")
-    from tether.models.adapters import add_lora
+    from tether.models.lora import add_lora
 
     model = tether.load_model("tiny", device="cpu").model  # by name: the adapters remember it
     add_lora(model, rank=2, alpha=4, seed=1)

@@ -9,7 +9,7 @@ import torch
 
 from tether import cross_score, load_model
 from tether.diagnostics.cross_score import as_scorer
-from tether.models.scorer import PrefixScorer
+from tether.models.scoring.local import PrefixScorer
 
 # log p of each token after a prompt whose first token is the key
 TABLE = {1: {5: -0.5, 6: -1.0, 7: -2.0}, 2: {5: -4.0, 6: -0.25, 7: -0.125}, 3: {5: -8.0, 6: -16.0, 7: -32.0}}

@@ -15,7 +15,7 @@ from tether.algorithms.presets import PRESETS, Algorithm
 from tether.core.errors import BadInput, DivergedModel
 from tether.diagnostics.buckets import split_halves
 from tether.diagnostics.gradients import GradientDecomposition, agreement, decompose_gradients
-from tether.models.adapters import add_lora
+from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.models.recompute import checkpointed
 from tether.training.learner import Learner, Rates

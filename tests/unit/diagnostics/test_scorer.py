@@ -13,8 +13,8 @@ from tether.core.errors import BadInput, ModelUnavailable
 from tether.diagnostics import scorer as scorer_module
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.scorer import build_scorer
-from tether.models.adapters import add_lora
 from tether.models.load import load_model
+from tether.models.lora import add_lora
 from tether.models.policy import Policy
 
 PROMPTS = ["user: P _ G\n<think>", "user: _ _ O G, go on\n<think>"]

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 import tether
-from tether.models.scorer import PrefixScorer
+from tether.models.scoring.local import PrefixScorer
 from tether.rollout.engines.native import NativeEngine
 
 WORDS = 97

@@ -30,7 +30,7 @@ def _by_hand(critic: Critic) -> Tensor:
     values = []
     for ids, mask, length in zip(IDS, MASK, LENGTHS.tolist(), strict=True):
         with torch.no_grad():
-            hidden = critic.split.module.base_model(input_ids=ids[None, :length]).last_hidden_state[0].float()
+            hidden = critic.policy.module.base_model(input_ids=ids[None, :length]).last_hidden_state[0].float()
         values += [hidden[t - 1] @ critic.head.linear.weight[0].detach() + 0.25 for t in mask.nonzero()[:, 0].tolist()]
     return torch.stack(values)
 
@@ -61,7 +61,7 @@ def test_values_by_hand(name: str, max_tokens: int, small_model: Build) -> None:
     values = critic.values(IDS, MASK, LENGTHS, max_tokens)
     torch.testing.assert_close(values, _by_hand(critic), rtol=0, atol=1e-4)
     assert not values.requires_grad
-    for micro in micro_batches(LENGTHS, max_tokens, together=critic.split.supports_packing):
+    for micro in micro_batches(LENGTHS, max_tokens, together=critic.policy.supports_packing):
         part = critic.micro_values(IDS, MASK, micro)
         assert part.requires_grad
         in_place = torch.zeros(MASK.shape).masked_scatter(MASK, values)
@@ -69,8 +69,8 @@ def test_values_by_hand(name: str, max_tokens: int, small_model: Build) -> None:
 
 
 def test_what_is_trained(tiny_model: Any) -> None:
-    split = Policy(tiny_model)
-    shared, own = Critic(split, shared=True), Critic(split, shared=False)
+    policy = Policy(tiny_model)
+    shared, own = Critic(policy, shared=True), Critic(policy, shared=False)
     assert shared.parameters() == list(shared.head.parameters()) and shared.backbone_parameters() == []
     assert own.parameters() == [*own.backbone_parameters(), *own.head.parameters()]
     backbone = {id(parameter) for parameter in tiny_model.base_model.parameters()}
@@ -125,7 +125,7 @@ def test_a_model_that_does_not_split_carries_no_head(small_model: Build) -> None
 def test_loading_by_name(tiny: Any) -> None:
     policy = Policy(tiny.model)
     critic = load_critic("tiny", policy=policy, device="cpu", dtype="bfloat16")
-    assert not critic.shared and critic.split.module.dtype == torch.bfloat16
+    assert not critic.shared and critic.policy.module.dtype == torch.bfloat16
     assert critic.head.linear.weight.dtype == torch.float32
     assert not {id(p) for p in critic.parameters()} & {id(p) for p in tiny.model.parameters()}
 

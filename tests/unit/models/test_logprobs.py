@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tether.models.logprobs import forward, logprobs_and_entropy, token_logprobs
 from tether.models.packing import micro_batches
 from tether.models.policy import Policy
-from tether.models.scorer import PrefixScorer
+from tether.models.scoring.local import PrefixScorer
 
 
 def _constant_model(probabilities: list[float]) -> GPT2LMHeadModel:
@@ -26,10 +26,10 @@ def _constant_model(probabilities: list[float]) -> GPT2LMHeadModel:
     return model.eval()
 
 
-def _whole(split: Policy, ids_BT: Tensor, mask_BT: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _whole(policy: Policy, ids_BT: Tensor, mask_BT: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of a batch of full rows in one pass."""
     (micro,) = micro_batches(torch.full((len(ids_BT),), ids_BT.shape[1]), ids_BT.numel(), together=True)
-    return logprobs_and_entropy(split, *forward(split, ids_BT, mask_BT, micro), temperature)
+    return logprobs_and_entropy(policy, *forward(policy, ids_BT, mask_BT, micro), temperature)
 
 
 def test_numbers_done_by_hand() -> None:
@@ -81,20 +81,20 @@ def test_a_micro_batch_lines_up_with_its_rows(tiny: Any) -> None:
     ids = torch.tensor([[5, 6, 0, 0, 0], [7, 8, 9, 10, 11], [12, 13, 14, 0, 0]])
     lengths = torch.tensor([2, 5, 3])
     mask = (torch.arange(5) < lengths[:, None]) & (torch.arange(5) > 0)
-    split = Policy(tiny.model)
+    policy = Policy(tiny.model)
     (micro,) = micro_batches(lengths, 10, together=True)
-    assert [place[1:3] for place in micro.places] == [(1, 3), (0, 0), (1, 0)]
+    assert [place[1:3] for place in micro.slices] == [(1, 3), (0, 0), (1, 0)]
     with torch.inference_mode():
-        selected = forward(split, ids, mask, micro)
-        alone = [split.features(input_ids=row[None, : length - 1])[0] for row, length in zip(ids, lengths.tolist(), strict=True)]
+        selected = forward(policy, ids, mask, micro)
+        alone = [policy.features(input_ids=row[None, : length - 1])[0] for row, length in zip(ids, lengths.tolist(), strict=True)]
     assert selected.targets_N.tolist() == [6, 8, 9, 10, 11, 13, 14]
     torch.testing.assert_close(selected.features_ND, torch.cat(alone), rtol=0, atol=1e-5)
     assert torch.equal(selected.targets_N, ids[micro.index_M][mask[micro.index_M]])
 
 
 def test_a_micro_batch_without_selected_tokens(tiny: Any) -> None:
-    split = Policy(tiny.model)
-    logprobs, entropy = _whole(split, torch.tensor([[5, 6, 7]]), torch.zeros(1, 3, dtype=torch.bool), 1.0)
+    policy = Policy(tiny.model)
+    logprobs, entropy = _whole(policy, torch.tensor([[5, 6, 7]]), torch.zeros(1, 3, dtype=torch.bool), 1.0)
     assert logprobs.shape == entropy.shape == (0,)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tether.models.logprobs import forward, logprobs_and_entropy, token_logprobs
-from tether.models.packing import MicroBatch, Place, micro_batches, pack_rows
+from tether.models.packing import MicroBatch, RowSlice, micro_batches, pack_rows
 from tether.models.policy import Policy
 
 LENGTHS = torch.tensor([9, 30, 12, 5, 17, 3, 2])
@@ -47,21 +47,21 @@ def test_every_sequence_once_within_the_budget(together: bool) -> None:
         lengths = [draw.randint(1, 40) for _ in range(draw.randint(1, 30))]
         max_tokens = draw.randint(1, 120)
         batches = micro_batches(torch.tensor(lengths), max_tokens, together)
-        assert sorted(place.sequence for batch in batches for place in batch.places) == list(range(len(lengths)))
+        assert sorted(place.sequence for batch in batches for place in batch.slices) == list(range(len(lengths)))
         for batch in batches:
-            assert batch.width == max(place.length for place in batch.places)
+            assert batch.width == max(place.length for place in batch.slices)
             assert batch.num_rows * batch.width <= max_tokens or batch.num_rows == 1
-            assert {place.row for place in batch.places} == set(range(batch.num_rows))
-            assert list(batch.places) == sorted(batch.places)
-            taken = [(place.row, place.start + t) for place in batch.places for t in range(place.length)]
+            assert {place.row for place in batch.slices} == set(range(batch.num_rows))
+            assert list(batch.slices) == sorted(batch.slices)
+            taken = [(place.row, place.start + t) for place in batch.slices for t in range(place.length)]
             assert len(taken) == len(set(taken)) and max(column for _, column in taken) < batch.width
             assert together or not batch.shares_rows
-            assert all(place.length == lengths[place.sequence] for place in batch.places)
+            assert all(place.length == lengths[place.sequence] for place in batch.slices)
 
 
 def test_ids_and_positions_by_hand() -> None:
     ids = torch.tensor([[11, 12, 13, 0, 0], [21, 22, 23, 24, 25], [31, 0, 0, 0, 0]])
-    micro = MicroBatch((Place(0, 1, 1, 3), Place(1, 0, 0, 5), Place(2, 1, 0, 1)), num_rows=2, width=5)
+    micro = MicroBatch((RowSlice(0, 1, 1, 3), RowSlice(1, 0, 0, 5), RowSlice(2, 1, 0, 1)), num_rows=2, width=5)
     to_padded, positions = micro.to_padded(ids)
     assert to_padded[0].tolist() == [21, 22, 23, 24, 25] and to_padded[1, :4].tolist() == [31, 11, 12, 13]
     assert positions.tolist() == [[0, 1, 2, 3, 4], [0, 0, 1, 2, 3]]  # padding goes on counting: no sequence of its own
@@ -78,12 +78,12 @@ def _batch() -> tuple[Tensor, Tensor]:
 
 def _mean_logprobs(model: Any, together: bool) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probs of the batch, in row order, and the gradient of their mean."""
-    split = Policy(model)
+    policy = Policy(model)
     ids_BT, mask_BT = _batch()
     result_BT = torch.zeros(ids_BT.shape)
     model.zero_grad()
     for micro in micro_batches(LENGTHS, 64, together):
-        logprobs_N, _ = logprobs_and_entropy(split, *forward(split, ids_BT, mask_BT, micro), 0.8)
+        logprobs_N, _ = logprobs_and_entropy(policy, *forward(policy, ids_BT, mask_BT, micro), 0.8)
         (logprobs_N.sum() / mask_BT.sum()).backward()
         part = result_BT[micro.index_M]
         part[mask_BT[micro.index_M]] = logprobs_N.detach()
@@ -130,14 +130,14 @@ def test_sharing_a_row_is_exact_for_tiny(tiny_model: Any) -> None:
 def test_models_that_do_not_share_rows(name: str, small_model: Build) -> None:
     """Their attention does not look at positions; they are found out, and get one sequence a row."""
     model = small_model(name)
-    split = Policy(model)
-    assert not split.supports_packing
+    policy = Policy(model)
+    assert not policy.supports_packing
     ids_BT, mask_BT = _batch()
-    got = token_logprobs(split, ids_BT, mask_BT, LENGTHS, 0.8, max_tokens=64)
+    got = token_logprobs(policy, ids_BT, mask_BT, LENGTHS, 0.8, max_tokens=64)
     torch.testing.assert_close(got, _alone(model), rtol=0, atol=1e-5)
     shared = next(micro for micro in micro_batches(LENGTHS, 64, True) if micro.shares_rows)
     with pytest.raises(ValueError, match=f"models of type '{name}' do not take shared rows"):
-        forward(split, ids_BT, mask_BT, shared)
+        forward(policy, ids_BT, mask_BT, shared)
 
 
 PACKS = [("llama", True), ("gpt2", True), ("bloom", False), ("opt", False)]
@@ -168,20 +168,20 @@ def test_rows_are_shared_where_the_model_allows_it(small_model: Build) -> None:
     """And positions are given only then: without them the attention is the plain causal one."""
     ids_BT, mask_BT = _batch()
     for name, shared in (("gpt2", True), ("opt", False)):
-        split = Policy(small_model(name))
-        assert split.supports_packing is shared
+        policy = Policy(small_model(name))
+        assert policy.supports_packing is shared
         rows: list[tuple[int, bool]] = []
-        split.module.base_model.register_forward_pre_hook(
+        policy.module.base_model.register_forward_pre_hook(
             lambda module, args, inputs, rows=rows: rows.append((len(inputs["input_ids"]), "position_ids" in inputs)), with_kwargs=True
         )
-        token_logprobs(split, ids_BT, mask_BT, LENGTHS, 1.0, max_tokens=1000)
-        token_logprobs(split, ids_BT[:2], mask_BT[:2], torch.tensor([30, 30]), 1.0, max_tokens=1000)
+        token_logprobs(policy, ids_BT, mask_BT, LENGTHS, 1.0, max_tokens=1000)
+        token_logprobs(policy, ids_BT[:2], mask_BT[:2], torch.tensor([30, 30]), 1.0, max_tokens=1000)
         assert rows == ([(3, True), (2, False)] if shared else [(7, False), (2, False)])
 
 
 def test_the_probe_is_not_misled_by_dropout(small_model: Build) -> None:
     model = small_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5)
-    split = Policy(model)
+    policy = Policy(model)
     model.train()
-    assert split.supports_packing
+    assert policy.supports_packing
     assert model.training

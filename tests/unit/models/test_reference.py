@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import BadInput, ModelUnavailable
-from tether.models.adapters import add_lora
 from tether.models.logprobs import token_logprobs
+from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.models.reference import Reference, reference_for
 
@@ -18,8 +18,8 @@ IDS = torch.arange(27).view(3, 9) + 20
 MASK = (torch.arange(9) < LENGTHS[:, None]) & (torch.arange(9) > 0)
 
 
-def _now(split: Policy) -> Tensor:
-    return token_logprobs(split, IDS, MASK, LENGTHS, 0.8, max_tokens=20)
+def _now(policy: Policy) -> Tensor:
+    return token_logprobs(policy, IDS, MASK, LENGTHS, 0.8, max_tokens=20)
 
 
 def _train(model: Any) -> None:
@@ -61,7 +61,7 @@ def test_a_run_that_goes_on_with_adapters_keeps_its_start(tiny: Any, tiny_model:
 
 def test_a_copy_is_frozen_and_without_dropout(tiny_model: Any) -> None:
     reference = reference_for(Policy(tiny_model.train()))
-    copy = reference._split.module
+    copy = reference._policy.module
     assert copy is not tiny_model and not copy.training and tiny_model.training
     assert not any(parameter.requires_grad for parameter in copy.parameters())
     assert not _says(reference).requires_grad
@@ -72,13 +72,13 @@ def test_another_model_by_name(tiny: Any, tiny_model: Any) -> None:
     _train(tiny_model)
     reference = reference_for(Policy(tiny_model), "tiny")
     assert torch.equal(_says(reference), start)
-    assert not any(parameter.requires_grad for parameter in reference._split.module.parameters())
+    assert not any(parameter.requires_grad for parameter in reference._policy.module.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 says so, once
 def test_a_named_reference_computes_like_the_policy(tiny_model: Any) -> None:
     reference = reference_for(Policy(tiny_model.to(torch.bfloat16)), "tiny")
-    assert reference._split.module.dtype == torch.bfloat16
+    assert reference._policy.module.dtype == torch.bfloat16
 
 
 def test_names_that_do_not_fit(tiny: Any, small_model: Callable[..., Any]) -> None:

@@ -68,7 +68,9 @@ def test_half_of_a_group_down_is_no_reward_variance(monkeypatch: pytest.MonkeyPa
     assert pack([t for group in groups for t in group.trajectories]).num_trajectories == 4
     assert all(t.stop_reason is StopReason.ENV_ERROR and t.error for group in groups for t in group.errored)
     note = error_note(groups)
-    assert note is not None and note.startswith("4 of 8 episodes ended by an environment error and were left out, all with: step 1: ConnectionError")
+    assert note is not None and note.startswith(
+        "4 of 8 episodes ended by an environment error and were left out, all with: step 1: ConnectionError"
+    )
 
 
 def test_a_retry_plays_the_same_seeds_again(monkeypatch: pytest.MonkeyPatch, chat: Any) -> None:

@@ -11,7 +11,7 @@ import tether
 from tether.core.errors import DivergedModel
 from tether.core.protocols import ContextReset, Sampling
 from tether.core.types import Completion
-from tether.models.decoding import contiguous
+from tether.models.fast.decoding import contiguous
 from tether.models.logprobs import token_logprobs
 from tether.models.policy import Policy
 from tether.rollout.engines import native

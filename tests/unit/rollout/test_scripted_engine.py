@@ -22,7 +22,7 @@ def test_a_function_answers_and_sees_what_the_model_would_see(tiny: Any) -> None
         return RIGHT if turn == 0 else DOWN
 
     engine = ScriptedEngine(respond, tiny.tokenizer)
-    groups = tether.play("frozen_lake", engine, prompts=2, group_size=1, seed=3, env={"options": {"slip": 0.0, "max_turns": 2}})
+    groups = tether.play("frozen_lake", engine, prompts=2, group_size=1, seed=3, options={"slip": 0.0, "max_turns": 2})
     first = groups[0].trajectories[0]
     assert [turn.text for turn in first.turns[:2]] == [RIGHT, DOWN][: len(first.turns)]
     assert first.turns[0].finish is FinishReason.STOP_TEXT and set(first.turns[0].logprobs) == {0.0}
@@ -36,8 +36,8 @@ def test_a_function_answers_and_sees_what_the_model_would_see(tiny: Any) -> None
 def test_a_file_gives_each_conversation_a_line(tiny: Any, tmp_path: Path) -> None:
     script = tmp_path / "script.jsonl"
     script.write_text(f'["{RIGHT}", "{DOWN}"]\n\n"{DOWN}"\n')
-    options = {"options": {"slip": 0.0, "max_turns": 3, "size": 6}}
-    groups = tether.play("frozen_lake", ScriptedEngine(script, tiny.tokenizer), prompts=3, group_size=1, env=options)
+    options = {"slip": 0.0, "max_turns": 3, "size": 6}
+    groups = tether.play("frozen_lake", ScriptedEngine(script, tiny.tokenizer), prompts=3, group_size=1, options=options)
     texts = [[turn.text for turn in group.trajectories[0].turns] for group in groups]
     assert all(text == DOWN for text in texts[1])
     assert texts[0][0] == RIGHT and texts[2][0] == RIGHT, "the lines begin again"
@@ -53,7 +53,13 @@ def test_a_long_response_is_cut_at_the_budget(tiny: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "cannot read the script"), ("", "at least one line"), ("[1]\n", "list of strings"), ("{\n", "does not parse"), ("[]\n", "at least")],
+    [
+        (None, "cannot read the script"),
+        ("", "at least one line"),
+        ("[1]\n", "list of strings"),
+        ("{\n", "does not parse"),
+        ("[]\n", "at least"),
+    ],
 )
 def test_a_bad_script_is_one_line(tiny: Any, tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "script.jsonl"

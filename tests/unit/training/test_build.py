@@ -29,9 +29,9 @@ def test_a_critic_only_where_the_algorithm_has_one() -> None:
     own = _build(algorithm={"name": "ppo"})
     critic = own.learner.critic
     assert critic is not None and critic is own.estimator._critic
-    assert not critic.shared and critic.split.module is not own.model and _optimizers(own) == {"policy", "head", "critic"}
+    assert not critic.shared and critic.policy.module is not own.model and _optimizers(own) == {"policy", "head", "critic"}
     shared = _build(algorithm={"name": "ppo"}, critic={"shared": True})
-    assert shared.learner.critic is not None and shared.learner.critic.split is shared.learner.policy
+    assert shared.learner.critic is not None and shared.learner.critic.policy is shared.learner.policy
     assert _optimizers(shared) == {"policy", "head"}
     assert _build(algorithm={"name": "grpo", "advantages": "bilevel_gae"}).learner.critic is not None
 
@@ -59,7 +59,7 @@ def test_float32_masters_of_a_model_in_bfloat16(tiny: Any) -> None:
     parts = _build(model={"dtype": "bfloat16"}, algorithm={"name": "ppo"})
     assert parts.model.dtype == torch.bfloat16
     critic = parts.learner.critic
-    assert critic is not None and critic.split.module.base_model.dtype == torch.bfloat16
+    assert critic is not None and critic.policy.module.base_model.dtype == torch.bfloat16
     assert critic.head.linear.weight.dtype == torch.float32
     with parts.learner.full_precision():
         assert all(torch.equal(a, b) for a, b in zip(parts.model.parameters(), tiny.model.parameters(), strict=True))

@@ -52,7 +52,7 @@ def _values(critic: Critic, batch: Batch) -> list[list[float]]:
     found: list[list[float]] = [[] for _ in range(batch.num_trajectories)]
     with torch.inference_mode():
         for row, length in enumerate(batch.lengths_B.tolist()):
-            features = critic.split.module.base_model(input_ids=batch.ids_BT[row : row + 1, :length]).last_hidden_state[0]
+            features = critic.policy.module.base_model(input_ids=batch.ids_BT[row : row + 1, :length]).last_hidden_state[0]
             places = [t for t in range(length) if batch.loss_mask_BT[row, t]]
             found[int(batch.trajectory_index_B[row])] += [float((weight * features[t - 1]).sum() + bias) for t in places]
     return found
@@ -137,7 +137,9 @@ def test_a_divergence_in_the_reward(name: str, small_llama: Build, hand_made: Bu
             expected[row] += [float(table[t - 1, batch.ids_BT[row, t]]) for t in places]
     got = _of(done, done.reference_BT)
     returns = []
-    for own, reference, want, reward in zip(_of(batch, batch.behavior_logprobs_BT), got, expected, _of(batch, batch.rewards_BT), strict=True):
+    for own, reference, want, reward in zip(
+        _of(batch, batch.behavior_logprobs_BT), got, expected, _of(batch, batch.rewards_BT), strict=True
+    ):
         assert reference == pytest.approx(want, abs=1e-5)
         apart = torch.tensor(own, dtype=torch.float64) - torch.tensor(want, dtype=torch.float64)
         divergence = {"k1": apart, "k2": apart**2 / 2, "k3": torch.exp(-apart) - 1 + apart}[name]

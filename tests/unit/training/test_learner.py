@@ -30,7 +30,7 @@ Build = Callable[..., Any]
 
 
 def _learner(model: Any, algorithm: Algorithm = NO_BONUS, critic: Critic | None = None, **settings: Any) -> Learner:
-    split = critic.split if critic is not None and critic.shared else Policy(model)
+    split = critic.policy if critic is not None and critic.shared else Policy(model)
     chosen = LearnerSettings(**{"learning_rate": 1e-3, **settings})
     shared = CriticSettings(shared=critic is not None and critic.shared)
     return Learner(split, algorithm, chosen, temperature=TEMPERATURE, max_tokens=50, critic=critic, critic_settings=shared)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tether.algorithms.batch import Batch
 from tether.algorithms.presets import customized
 from tether.core.errors import OutOfMemory
-from tether.models import shared_prompt
+from tether.models import packing as packing_module
 from tether.models.critic import Critic
 from tether.models.policy import Policy
 from tether.models.recompute import kept_bytes
@@ -265,8 +265,8 @@ def test_the_estimate_is_what_is_kept(flat: bool, dtype: torch.dtype, small_llam
     assert split.backbone is not None
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         if flat:
-            micro = shared_prompt.flat_batches(ids_1T, torch.tensor([tokens]), tokens)[0]
-            split.backbone.features(*micro.to_padded(ids_1T), micro.attention(split.backbone.scale, ids_1T.device))
+            micro = packing_module.flat_batches(ids_1T, torch.tensor([tokens]), tokens)[0]
+            split.backbone.features(*micro.to_flat(ids_1T), micro.attention(split.backbone.scale, ids_1T.device))
         else:
             split.features(input_ids=ids_1T, use_cache=False)
     ratio = kept_bytes(model, tokens, fused=False) / sum(storages.values())
@@ -279,7 +279,7 @@ def test_the_estimate_is_what_is_kept(flat: bool, dtype: torch.dtype, small_llam
 def test_members_of_a_group_share_their_prompt(small_llama: Build) -> None:
     shared, apart = small_llama(), small_llama()
     plain = small_llama()
-    original, shared_prompt.MIN_SHARED = shared_prompt.MIN_SHARED, 4
+    original, packing_module.MIN_SHARED = packing_module.MIN_SHARED, 4
     try:
         batch = _batch(prompt=5)
         metrics = [
@@ -288,7 +288,7 @@ def test_members_of_a_group_share_their_prompt(small_llama: Build) -> None:
             _update(_learner(plain, packing=False), batch),
         ]
     finally:
-        shared_prompt.MIN_SHARED = original
+        packing_module.MIN_SHARED = original
     assert [found["tokens_shared"] for found in metrics] == [25, 0, 0]
     assert [found["padding"] for found in metrics] == [0, 0, pytest.approx(1 - sum(LENGTHS) / 180)]
     for found in metrics[1:]:

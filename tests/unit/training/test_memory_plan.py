@@ -9,7 +9,7 @@ import transformers as hf
 
 from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
-from tether.models.adapters import add_lora, save_model
+from tether.models.lora import add_lora, save_model
 from tether.training import fit as fit_module
 from tether.training.build import Parts, build, resolve_algorithm
 from tether.training.memory import MemoryPlan, Shape, counted, measured_shape, plan_memory, shape_of
@@ -250,7 +250,7 @@ def test_counted_is_what_a_critic_takes(monkeypatch: pytest.MonkeyPatch) -> None
     parts = build(_settings("tiny", algorithm={"name": "ppo"}), None)
     assert parts.fit is not None and parts.learner.critic is not None
     optimizer = parts.learner._optimizers["critic"]
-    held = _bytes(parts.learner.critic.split.module.parameters()) + _bytes(master for _, master in optimizer._rounded)
+    held = _bytes(parts.learner.critic.policy.module.parameters()) + _bytes(master for _, master in optimizer._rounded)
     assert parts.fit.needs["critic"] == held + optimizer.bytes_to_come
 
 

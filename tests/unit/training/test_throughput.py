@@ -8,8 +8,8 @@ import transformers as hf
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Group, Trajectory, Turn
-from tether.models.adapters import add_lora
 from tether.models.critic import Critic
+from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.training import throughput
 from tether.training.throughput import Arithmetic, StepTimer, arithmetic_of, fed_spans, give_back_unused, unused_memory

@@ -177,7 +177,10 @@ def select_within(rewards: Sequence[float], groups: Sequence[Hashable], environm
         return select_groups(rewards, groups, **options)
     parts = []
     for members in rows.values():
-        own = {name: [value[row] for row in members] if name in PER_TRAJECTORY and value is not None else value for name, value in options.items()}
+        own: dict[str, Any] = {
+            name: [value[row] for row in members] if name in PER_TRAJECTORY and value is not None else value
+            for name, value in options.items()
+        }
         parts.append(select_groups([rewards[row] for row in members], [groups[row] for row in members], **own))
     scores = {group: score for part in parts for group, score in part.scores.items()}
     kept = _taking_turns([part.kept for part in parts])

@@ -56,25 +56,25 @@ def load_judge(name: str, *, tokenizer: str | None = None, device: str | None = 
     """
     if is_server(name):
         return _server(name, tokenizer, device)
-    from tether.models.decoding.cached import max_positions
     from tether.models.load import load_model
-    from tether.models.retokenised import RetokenisedScorer, same_tokens
-    from tether.models.scorer import PrefixScorer
+    from tether.models.policy import model_positions
+    from tether.models.scoring.local import PrefixScorer
+    from tether.models.scoring.retokenized import RetokenizedScorer, same_tokens
 
     loaded = load_model(name, device=device)
     scorer = PrefixScorer(loaded.model)
-    reach = max_positions(loaded.model)
+    reach = model_positions(loaded.model)
     positions = reach if reach < ANY_ID else None
     written = loaded.tokenizer if tokenizer is None else _tokenizer(tokenizer)
     if same_tokens(written, loaded.tokenizer):
         return Judge(name, scorer, loaded.tokenizer, scorer.vocabulary_size, positions, scorer.precision)
-    return Judge(name, RetokenisedScorer(scorer, written, loaded.tokenizer), written, len(written), positions, scorer.precision)
+    return Judge(name, RetokenizedScorer(scorer, written, loaded.tokenizer), written, len(written), positions, scorer.precision)
 
 
 def _server(name: str, tokenizer: str | None, device: str | None) -> Judge:
     if tokenizer is None:
         raise BadInput(f"'{name}' is a server, which does not hand out its tokenizer; name the model's with --tokenizer")
-    from tether.models.scorers import make_scorer
+    from tether.models.scoring.make import make_scorer
 
     return Judge(name, make_scorer(name, device=device).scorer, _tokenizer(tokenizer), ANY_ID, None, "the server's")
 

@@ -74,7 +74,9 @@ class StopRule:
         ends = frozenset({ANSWER_CLOSE[-1], *(text[-1] for text in sampling.stop_strings)})
         if ends not in self._tables:
             plain = all(end.isascii() and end.isprintable() and end != " " for end in ends)
-            self._tables[ends] = np.array([not plain or (piece is not None and any(end in piece for end in ends)) for piece in self._pieces])
+            self._tables[ends] = np.array(
+                [not plain or (piece is not None and any(end in piece for end in ends)) for piece in self._pieces]
+            )
         return self._tables[ends]
 
 
@@ -83,13 +85,13 @@ def check_engine(name: str) -> str:
     if name not in ENGINES:
         raise UnknownName(f"unknown engine '{name}': {did_you_mean(name, ENGINES)}")
     if name == SCRIPTED:
-        raise BadInput("engine 'scripted' samples from no model and cannot train or evaluate one; build a ScriptedEngine and give it to tether.play")
+        raise BadInput(
+            "engine 'scripted' samples from no model and cannot train or evaluate one; build a ScriptedEngine and give it to tether.play"
+        )
     return name
 
 
-def make_engine(
-    name: str, policy: Policy, *, max_rows: int = 128, max_context: int | None = None, cache_gb: float | None = None
-) -> Engine:
+def make_engine(name: str, policy: Policy, *, max_rows: int = 128, max_context: int | None = None, cache_gb: float | None = None) -> Engine:
     """The engine that training and evaluation sample with.
 
     Args:

@@ -33,8 +33,7 @@ from tether.core.protocols import (
     Sampling,
 )
 from tether.core.types import Completion
-from tether.models.decoding.choose import DecoderChoice
-from tether.models.decoding.protocol import Decoder, PrefillRequest, SampleOutput
+from tether.models.fast.decoding.protocol import Decoder, PrefillRequest, SampleOutput
 from tether.models.policy import Policy
 from tether.rollout.engines.base import StopRule
 
@@ -82,13 +81,11 @@ class NativeEngine:
         per_conversation_uniforms=True, prefix_sharing=True, weight_sync=True, logprobs=True, shares_weights=True
     )
 
-    def __init__(
-        self, policy: Policy, *, max_rows: int = 128, max_context: int | None = None, cache_gb: float | None = None
-    ) -> None:
+    def __init__(self, policy: Policy, *, max_rows: int = 128, max_context: int | None = None, cache_gb: float | None = None) -> None:
         """Conversations get as long as the model allows, or `max_context`; the cache takes `cache_gb`, or half of the memory that is free."""
         if policy.tokenizer is None:
             raise BadInput("the native engine needs a policy with its tokenizer; build it as Policy(model, tokenizer)")
-        self._choice = DecoderChoice(policy.module, policy)
+        self._choice = policy.decoder_choice
         self._decoder: Decoder | None = None
         self._stop = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._max_rows, self._max_context, self._cache_gb = max_rows, max_context, cache_gb

@@ -54,7 +54,7 @@ class ScriptedEngine:
         while prompt is not None:
             seen = [*prompt] if isinstance(prompt, ContextReset) else [*seen, *prompt]
             self.statistics.fed_tokens += len(prompt)
-            text = self._respond(self.tokenizer.decode(seen), number, turn)
+            text = self._respond(str(self.tokenizer.decode(seen)), number, turn)
             ids = self.tokenizer.encode(text, add_special_tokens=False)[: sampling.max_tokens]
             cut = len(ids) >= sampling.max_tokens
             self.statistics.sampled_tokens += len(ids)

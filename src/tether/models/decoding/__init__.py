@@ -1,1 +1,0 @@
-"""Decoders: whatever keeps the keys and values of conversations in slots and draws tokens for them."""

@@ -1,0 +1,251 @@
+"""The forward pass of the Llama family over flat tokens: no batch dimension, no padding, no mask.
+
+Tokens of any number of texts stand behind one another. Each has its position, and the caller passes a function that does the attention:
+this is the only difference between a learner (texts that do not see each other, with gradient), a scorer (continuations of shared prompts)
+and a decoder (a cache). The weights are the module's own. Without gradient, projections of one input are one product; with gradient the
+module's own layers are called, so that adapters and hooks on parameters work as usual.
+
+`probe_backbone` decides whether a model is computed this way: the parts must be those of a Llama (fast/layers.py), and 24 tokens at positions up
+to the last one that the run may use must give what the module gives.
+
+Shape legend: S tokens, D width of the model, H query heads, K key heads, W width of a head, P positions, R half of W.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from tether.models.fast.layers import Layer, UnsupportedLayout, add_rms_norm, find_layers, rms_norm, rotary, swiglu
+from tether.models.probing import (
+    HALF_TYPES,
+    attempt,
+    disagreement,
+    evaluating,
+    float32_disagreement,
+    float32_parts,
+    probe_ids,
+    probe_positions,
+    widened,
+)
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [S, H, W], keys [S, K, W], values [S, K, W]) -> [S, H, W]; positions are in queries and keys already."""
+
+ApplyPositions = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(layer, queries, keys, values) -> rotated (queries, keys). A decoder passes its own, which writes to its cache in the same pass."""
+
+MOST_POSITIONS = 2**17
+"""Of the tables of angles; texts that are longer are computed by the module."""
+
+
+class LlamaBackbone:
+    """The layers of a model between its embedding and its head."""
+
+    def __init__(self, model: PreTrainedModel, layers: list[Layer], max_positions: int | None = None) -> None:
+        backbone: Any = model.base_model
+        config = model.config.get_text_config()
+        self.model = model
+        self.layers = layers
+        self.num_layers = len(layers)
+        self.num_heads = int(config.num_attention_heads)
+        self.num_kv_heads = int(getattr(config, "num_key_value_heads", None) or self.num_heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.num_heads)
+        self.mlp_width = int(config.intermediate_size)
+        self.scale = self.head_dim**-0.5
+        self._embed: nn.Module = backbone.embed_tokens
+        self._norm: Any = backbone.norm
+        self._rotary: nn.Module = backbone.rotary_emb
+        limit = int(config.max_position_embeddings)
+        self.num_positions = min(limit if max_positions is None else min(limit, max_positions), MOST_POSITIONS)
+        """How many positions the tables of angles hold. The probe covers them all, so no text beyond them may be computed here."""
+        self._angles: tuple[Tensor, Tensor] | None = None
+        self._angles_for: tuple[torch.device, torch.dtype] | None = None
+
+    def join(self) -> bool:
+        """Join the projections of each layer (see layout); returns whether any memory moved. For callers without gradient."""
+        moved = [joined.join() for layer in self.layers for joined in layer.joins]
+        return any(moved)
+
+    @property
+    def angles(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of every position, [P, R], in the precision in which the module rotates."""
+        weight = self._norm.weight
+        if self._angles is None or self._angles_for != (weight.device, weight.dtype):
+            with torch.inference_mode(False), torch.no_grad():
+                self._angles = self._angles_at(torch.arange(self.num_positions, device=weight.device), weight.dtype)
+            self._angles_for = weight.device, weight.dtype
+        return self._angles
+
+    def _angles_at(self, positions_S: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        cos_1SW, sin_1SW = self._rotary(torch.empty(0, dtype=dtype, device=positions_S.device), position_ids=positions_S[None])
+        half = self.head_dim // 2
+        return cos_1SW[0, :, :half].contiguous(), sin_1SW[0, :, :half].contiguous()
+
+    def features(
+        self,
+        ids_S: Tensor,
+        positions_S: Tensor,
+        attend: Attend,
+        *,
+        apply_positions: ApplyPositions | None = None,
+        recompute: bool = False,
+    ) -> Tensor:
+        """[S, D]: the last hidden state of every token, the final norm applied.
+
+        Args:
+            ids_S: the tokens.
+            positions_S: the position of each in its text.
+            attend: the attention.
+            apply_positions: puts positions into queries and keys; rotation by the tables of angles if not given.
+            recompute: keep only the input of each layer for the backward pass and compute the layer again there.
+        """
+        if not torch.is_grad_enabled():
+            self.join()
+        apply_positions = apply_positions or partial(self._rotate, positions_S, self.angles)
+        fused = not torch.is_grad_enabled()
+        residual_SD: Tensor = self._embed(ids_S)
+        delta_SD: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            if recompute and torch.is_grad_enabled():
+                stream_SD = residual_SD if delta_SD is None else residual_SD + delta_SD
+                delta_SD, residual_SD = checkpoint(
+                    self._layer,
+                    index,
+                    layer,
+                    None,
+                    stream_SD,
+                    apply_positions,
+                    attend,
+                    fused,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+            else:
+                delta_SD, residual_SD = self._layer(index, layer, delta_SD, residual_SD, apply_positions, attend, fused)
+        assert delta_SD is not None  # there is at least one layer
+        return add_rms_norm(delta_SD, residual_SD, self._norm.weight, self._norm.variance_epsilon)[0]
+
+    def float32_features(self, ids_S: Tensor, positions_S: Tensor, attend: Attend) -> Tensor:
+        """The same in float32 whatever the weights are stored in, one layer's weights widened at a time; for the probe.
+
+        A wrong formula cannot hide behind the rounding of half precision here.
+        """
+        angles = self._angles_at(positions_S, torch.float32)
+        rows_S = torch.arange(len(positions_S), device=positions_S.device)  # these angles are listed by token
+        apply_positions = partial(self._rotate, rows_S, angles)
+        residual_SD: Tensor = self._embed(ids_S).float()
+        delta_SD: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            with widened(layer.module.modules()):
+                delta_SD, residual_SD = self._layer(index, layer, delta_SD, residual_SD, apply_positions, attend, fused=False)
+        assert delta_SD is not None
+        return add_rms_norm(delta_SD, residual_SD, self._norm.weight.float(), self._norm.variance_epsilon)[0]
+
+    def _layer(
+        self,
+        index: int,
+        layer: Layer,
+        delta_SD: Tensor | None,
+        residual_SD: Tensor,
+        apply_positions: ApplyPositions,
+        attend: Attend,
+        fused: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """One layer: (what the MLP adds, the residual stream before it).
+
+        The sum of the two is left to the next norm, which reads it anyway: one pass over memory instead of two. `fused` computes the
+        projections of one input as one product; with gradient that would bypass the module's parameters, so it is False there.
+        """
+        norm: Any = layer.attention_norm
+        if delta_SD is None:
+            normed_SD = rms_norm(residual_SD, norm.weight, norm.variance_epsilon)
+        else:
+            normed_SD, residual_SD = add_rms_norm(delta_SD, residual_SD, norm.weight, norm.variance_epsilon)
+        query_SHW, key_SKW, value_SKW = self._states(layer, normed_SD, fused)
+        query_SHW, key_SKW = apply_positions(index, query_SHW, key_SKW, value_SKW)
+        mixed_SD = layer.output(attend(index, query_SHW, key_SKW, value_SKW).flatten(1))
+        norm = layer.mlp_norm
+        normed_SD, residual_SD = add_rms_norm(mixed_SD, residual_SD, norm.weight, norm.variance_epsilon)
+        if layer.gate_up is not None and fused:
+            gate_SF, up_SF = layer.gate_up(normed_SD).chunk(2, dim=-1)
+        else:
+            gate_SF, up_SF = layer.gate(normed_SD), layer.up(normed_SD)
+        added_SD: Tensor = layer.down(swiglu(gate_SF, up_SF))
+        return added_SD, residual_SD
+
+    def _states(self, layer: Layer, normed_SD: Tensor, fused: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, heads apart and normed where the model does that."""
+        width = self.head_dim
+        if layer.states is not None and fused:
+            sizes = [self.num_heads * width, self.num_kv_heads * width, self.num_kv_heads * width]
+            parts = layer.states(normed_SD).split(sizes, dim=-1)
+        else:
+            parts = tuple(project(normed_SD) for project in (layer.query, layer.key, layer.value))
+        query, key, value = (part.unflatten(1, (-1, width)) for part in parts)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms: tuple[Any, Any] = layer.query_norm, layer.key_norm
+            query, key = (rms_norm(x, norm.weight, norm.variance_epsilon) for x, norm in zip((query, key), norms, strict=True))
+        return query, key, value
+
+    @staticmethod
+    def _rotate(
+        positions_S: Tensor, angles: tuple[Tensor, Tensor], layer: int, query_SHW: Tensor, key_SKW: Tensor, value_SKW: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return rotary(query_SHW, key_SKW, positions_S, *angles)
+
+
+@torch.no_grad()
+def probe_backbone(model: PreTrainedModel, max_positions: int | None = None) -> tuple[LlamaBackbone | None, str]:
+    """The family's forward pass over a model, or None and the reason why the model is computed by its own code."""
+    try:
+        layers = find_layers(model)
+    except UnsupportedLayout as error:
+        return None, str(error)
+    backbone = LlamaBackbone(model, layers, max_positions)
+    with evaluating(model):
+        reason, raised = attempt(lambda: _disagreement(backbone))
+    return (None, raised or reason or "") if raised or reason else (backbone, "")
+
+
+def _disagreement(backbone: LlamaBackbone) -> str:
+    """Why the family's forward pass does not compute what the module computes; "" where it does."""
+    model = backbone.model
+    if model.device.type == "cuda":
+        from tether.models.fast.kernels.warm_up import warm_up
+
+        warm_up(backbone)
+    positions_T = torch.tensor(probe_positions(backbone.num_positions), device=model.device)
+    ids_1T = probe_ids(model, len(positions_T))
+    # The mask says that this is one text: without it transformers takes a jump of the positions for the border of two texts in one row.
+    one_text = {"position_ids": positions_T[None], "attention_mask": torch.ones_like(ids_1T), "use_cache": False}
+
+    def by_module() -> Tensor:
+        features_TD: Tensor = model.base_model(input_ids=ids_1T, **one_text).last_hidden_state[0]
+        return features_TD
+
+    def in_float32() -> Tensor:
+        with float32_parts(model.base_model):
+            return by_module()
+
+    attend = plain_causal(backbone)
+    if model.dtype in HALF_TYPES:
+        exact_TD = in_float32()
+        reason = float32_disagreement(backbone.float32_features(ids_1T[0], positions_T, attend), exact_TD)
+        return reason or disagreement(backbone.features(ids_1T[0], positions_T, attend), by_module(), lambda: exact_TD, model.dtype)
+    return float32_disagreement(backbone.features(ids_1T[0], positions_T, attend), by_module())
+
+
+def plain_causal(backbone: LlamaBackbone) -> Attend:
+    """Attention inside one text that is the whole row; the definition, for probes and comparisons."""
+
+    def attend(layer: int, query_SHW: Tensor, key_SKW: Tensor, value_SKW: Tensor) -> Tensor:
+        query, key, value = (x.transpose(0, 1)[None] for x in (query_SHW, key_SKW, value_SKW))
+        out_1HSW = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=backbone.scale, enable_gqa=True)
+        return out_1HSW[0].transpose(0, 1)
+
+    return attend

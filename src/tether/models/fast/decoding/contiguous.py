@@ -1,0 +1,199 @@
+"""A decoder over contiguous rows: slots are mapped to rows of one buffer per layer, and rows that decode together lie together.
+
+A model reads a range of rows as a view, so the rows of a step are moved to the front first; few change from one step to the next. Feeding
+needs no order: rows are few then and the pass is long. Texts are fed in parts of bounded size, sorted by length where they are padded.
+Slots that begin alike are computed once and copied.
+
+Memory: all rows are as long as the longest conversation needs. Rows and positions together stay within a budget; positions grow by
+doubling inside it, and where the longest conversation needs more, there are fewer rows. When the last slot is released, all memory goes
+back.
+
+Shape legend: B rows that decode, K tokens sampled for each, D width of the model.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tether.core.protocols import Sampling
+from tether.models.fast.backbone import LlamaBackbone
+from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, SampleOutput
+from tether.models.fast.decoding.rows import INITIAL_POSITIONS, GroupedPass, PaddedPass, RowPass, position_bytes
+from tether.models.fast.decoding.sampling import sample
+
+if TYPE_CHECKING:
+    from tether.models.policy import Policy
+
+PREFILL_TOKENS = 8192
+"""Tokens of one pass over prompts, padding included; keeps memory flat."""
+
+
+class ContiguousDecoder:
+    """A Decoder over any causal language model; the family's forward pass makes it faster where there is one."""
+
+    tokens_per_call = 1
+
+    def __init__(
+        self,
+        policy: "Policy",
+        num_slots: int,
+        *,
+        backbone: LlamaBackbone | None = None,
+        most_positions: int | None = None,
+        budget: int | None = None,
+    ) -> None:
+        """`budget` is in bytes, None for no limit; conversations are as long as the model allows, or `most_positions`."""
+        self.num_slots = num_slots
+        self.max_positions = min(policy.max_positions, most_positions or policy.max_positions)
+        if backbone is not None:
+            self.max_positions = min(self.max_positions, backbone.num_positions)
+        self._policy, self._device = policy, policy.device
+        self._pass: RowPass = PaddedPass(policy) if backbone is None else GroupedPass(backbone)
+        self._cache = self._pass.cache
+        self._limit = None if budget is None else budget // position_bytes(policy)
+        """Positions of all rows together."""
+        self._row: dict[int, int] = {}
+        """Of every slot that is in use."""
+        self._slot_at: dict[int, int] = {}
+        """The slot of every row that is in use."""
+        self._reserved: dict[int, int] = {}
+        self._filled: dict[int, int] = {}
+        """Positions of a slot that may hold something."""
+
+    @torch.inference_mode()
+    def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
+        """Make room for so many positions in each of these slots. False: memory does not suffice, and nothing has changed.
+
+        Slots that begin alike have rows of their own here all the same.
+        """
+        reserved = self._reserved | {slot: max(count, self._reserved.get(slot, 0)) for slot, count in positions.items()}
+        longest = max(reserved.values(), default=0)
+        if self._limit is not None and len(reserved) * longest > self._limit:
+            return False
+        if len(reserved) > self._cache.num_rows or longest > self._cache.capacity:
+            self._resize(longest)
+        for slot in reserved.keys() - self._row.keys():
+            self._put(slot, next(row for row in range(self._cache.num_rows) if row not in self._slot_at))
+        self._reserved = reserved
+        return True
+
+    def release(self, slot: int) -> None:
+        """Forget what a slot holds; the last one gives all memory back."""
+        if slot in self._row:
+            del self._slot_at[self._row.pop(slot)], self._reserved[slot]
+            self._filled.pop(slot, None)
+        if not self._row:
+            self._cache.keys.clear()
+            self._cache.values.clear()
+            self._cache.resize(0, 0)
+
+    @torch.inference_mode()
+    def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> SampleOutput:
+        """Feed tokens and sample the one that follows, for every slot in the order in which the requests name them; room is reserved."""
+        order, features = [], []
+        for part in self._parts(requests):
+            texts = [requests[n] for n in part]
+            rows = [self._row[request.slots[0]] for request in texts]
+            features.append(self._pass.feed(rows, [request.start for request in texts], [request.tokens for request in texts]))
+            order += part
+        for request in requests:
+            self._copy_to_followers(request)
+        place = {n: index for index, n in enumerate(order)}
+        source_B = torch.tensor([place[n] for n, request in enumerate(requests) for _ in request.slots], device=self._device)
+        return self._output([self._sample(torch.cat(features)[source_B], sampling, uniforms_B)])
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        last_ids: Sequence[int],
+        sampling: Sampling,
+        uniforms_BK: npt.NDArray[np.float32],
+    ) -> SampleOutput:
+        """Sample K more tokens for each slot, whose last sampled token has not been fed yet and goes to position `starts`; room is reserved."""
+        self._bring_to_front(slots)
+        place = {slot: index for index, slot in enumerate(slots)}
+        order = np.array([place[self._slot_at[row]] for row in range(len(slots))])
+        ids_B = torch.tensor([last_ids[index] for index in order], device=self._device)
+        sampled = []
+        for k in range(uniforms_BK.shape[1]):
+            features_BD = self._pass.step(ids_B, [starts[index] + k for index in order])
+            ids_B, logprobs_B = self._sample(features_BD, sampling, uniforms_BK[order, k])
+            sampled.append((ids_B, logprobs_B))
+        for slot, start in zip(slots, starts, strict=True):
+            self._filled[slot] = start + uniforms_BK.shape[1]
+        in_rows = self._output(sampled)
+        back = np.argsort(order)
+        return SampleOutput(in_rows.ids_BK[back], in_rows.logprobs_BK[back])
+
+    # ---------------------------------------------------------------------------------------------------------- sampling
+
+    def _sample(self, features_BD: Tensor, sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+        return sample(self._policy.logits(features_BD).float(), sampling, torch.from_numpy(uniforms_B).to(self._device))
+
+    @staticmethod
+    def _output(samples: list[tuple[Tensor, Tensor]]) -> SampleOutput:
+        ids_BK, logprobs_BK = (torch.stack(list(parts), dim=1).cpu().numpy() for parts in zip(*samples, strict=True))
+        return SampleOutput(ids_BK, logprobs_BK)
+
+    # ----------------------------------------------------------------------------------------------------------- request
+
+    def _parts(self, requests: Sequence[PrefillRequest]) -> list[list[int]]:
+        """Feedings by number, in parts that one pass takes."""
+        lengths = [len(request.tokens) for request in requests]
+        numbers = sorted(range(len(requests)), key=lengths.__getitem__) if self._pass.pads else range(len(requests))
+        parts: list[list[int]] = []
+        tokens = 0
+        for number in numbers:
+            size = (len(parts[-1]) + 1) * lengths[number] if parts and self._pass.pads else tokens + lengths[number]
+            if not parts or size > PREFILL_TOKENS:
+                parts.append([])
+                tokens = 0
+            parts[-1].append(number)
+            tokens += lengths[number]
+        return parts
+
+    def _copy_to_followers(self, request: PrefillRequest) -> None:
+        leader, *followers = request.slots
+        self._filled[leader] = request.start + len(request.tokens)
+        for slot in followers:
+            self._cache.copy_row(self._row[leader], self._row[slot], self._filled[leader])
+            self._filled[slot] = self._filled[leader]
+
+    # -------------------------------------------------------------------------------------------------------------- rows
+
+    def _resize(self, longest: int) -> None:
+        """As many rows as there are slots, or as the budget leaves where each holds `longest` positions; the rest goes into positions."""
+        limit = self.num_slots * self.max_positions if self._limit is None else self._limit
+        num_rows = min(self.num_slots, limit // longest)
+        generous = min(max(2 * self._cache.capacity, INITIAL_POSITIONS), limit // num_rows, self.max_positions)
+        free = [row for row in range(num_rows) if row not in self._slot_at]
+        for row in sorted(row for row in self._slot_at if row >= num_rows):
+            self._move(row, free.pop())
+        self._cache.resize(num_rows, max(longest, generous))
+
+    def _bring_to_front(self, slots: Sequence[int]) -> None:
+        """Move the rows of these slots to the first rows, in any order."""
+        wanted = set(slots)
+        outside = [slot for slot in slots if self._row[slot] >= len(slots)]
+        rows = [row for row in range(len(slots)) if self._slot_at.get(row) not in wanted]
+        for slot, row in zip(outside, rows, strict=True):
+            self._move(self._row[slot], row)
+
+    def _move(self, source: int, target: int) -> None:
+        """Bring what a row holds to another one, and what that one holds to the first."""
+        slot, other = self._slot_at.pop(source), self._slot_at.pop(target, None)
+        if other is None:
+            self._cache.copy_row(source, target, self._filled.get(slot, 0))
+        else:
+            self._cache.swap_rows(source, target, max(self._filled.get(slot, 0), self._filled.get(other, 0)))
+            self._put(other, source)
+        self._put(slot, target)
+
+    def _put(self, slot: int, row: int) -> None:
+        self._row[slot], self._slot_at[row] = row, slot

@@ -1,0 +1,238 @@
+"""Decoding of the Llama family on a CUDA device: a paged cache, kernels that read each conversation's true length, steps that are replayed.
+
+A step of decoding (embedding, layers, head, sampling, recording) is recorded once for a few batch sizes as a CUDA graph and replayed for every
+token; rows that fill up a batch to its size write to page 0, which no slot owns. Several tokens in a row are sampled on the device before the
+host looks at them. Prompts and observations are fed flat, without padding; slots that begin with the same prompt share its full pages. The weights
+are the learner's: an update in place is seen by the next replay, and where parameters have moved the graphs are recorded again.
+
+Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X pages of a slot, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from tether.core.protocols import Sampling
+from tether.models.fast.backbone import LlamaBackbone
+from tether.models.fast.decoding.pages import Pages
+from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, SampleOutput
+from tether.models.fast.decoding.sampling import sample
+from tether.models.fast.kernels.attention import paged_attention
+from tether.models.fast.kernels.logits import DecodeState, sample_step
+from tether.models.fast.kernels.pointwise import rotate_and_store
+from tether.models.fast.linear_logprobs import float32_product
+
+PAGE = 64
+TOKENS_PER_CALL = 8
+"""Tokens sampled before the host looks: a response that ends wastes half of them, looking costs a tenth of a millisecond."""
+PREFILL_TOKENS = 16384
+"""Tokens of one pass over prompts; enough to keep the card busy, few enough to keep memory flat."""
+BATCH_SIZES = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+"""Of recorded steps; larger batches go up in steps of the last."""
+
+
+class _AttentionInputs(NamedTuple):
+    """Where the attention finds things, for the tokens of one pass."""
+
+    tables_BX: Tensor
+    starts_B1: Tensor
+    lengths_B: Tensor
+    most_new: int
+
+
+class PagedDecoder:
+    """A Decoder over a paged cache; see the module's text."""
+
+    def __init__(self, backbone: LlamaBackbone, head: nn.Linear, num_slots: int, max_positions: int, budget: int) -> None:
+        """`budget` is in bytes; the cache takes what `num_slots` conversations of the full length need, if that is less."""
+        weight = head.weight
+        size = (backbone.num_kv_heads, PAGE, backbone.head_dim)
+        page_bytes = 2 * backbone.num_layers * int(np.prod(size)) * weight.element_size()
+        num_pages = min(num_slots * -(-max_positions // PAGE), budget // page_bytes) + 1
+        self.num_slots, self.max_positions, self.tokens_per_call = num_slots, max_positions, TOKENS_PER_CALL
+        self.cache_bytes = num_pages * page_bytes
+        self._backbone, self._head, self._device = backbone, head, weight.device
+        self._pages = Pages(num_pages, num_slots, PAGE, max_positions)
+        self._cache = torch.zeros(backbone.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)
+        self._layers = [(layer[0], layer[1]) for layer in self._cache]
+        """Keys and values of each layer, [pages, heads, positions of a page, width]."""
+        self._state = DecodeState(_batch_size(num_slots), TOKENS_PER_CALL, weight.device)
+        self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
+        self._starts_B1 = torch.arange(_batch_size(num_slots) + 1, dtype=torch.int32, device=weight.device)
+        self._rows_B = torch.arange(_batch_size(num_slots), dtype=torch.int32, device=weight.device)
+        self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+        self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
+        self._addresses: list[int] = []
+
+    def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
+        return self._pages.reserve(positions, alike)
+
+    def release(self, slot: int) -> None:
+        self._pages.release(slot)
+
+    @torch.inference_mode()
+    def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> SampleOutput:
+        leader_logits = [self._feed(part) for part in _parts(requests)]
+        self._share([request for request in requests if len(request.slots) > 1])
+        of_slot = [number for number, request in enumerate(requests) for _ in request.slots]
+        logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
+        ids_B, logprobs_B = sample(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
+        return SampleOutput(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        last_ids: Sequence[int],
+        sampling: Sampling,
+        uniforms_BK: npt.NDArray[np.float32],
+    ) -> SampleOutput:
+        num_rows, num_steps = uniforms_BK.shape
+        size = _batch_size(num_rows)
+        self._fill_state(slots, starts, last_ids, size)
+        state = self._state
+        state.uniforms_BK[:num_rows, :num_steps] = torch.from_numpy(uniforms_BK).to(self._device)
+        state.rate_1.fill_(1 / (sampling.temperature or 1.0))
+        step = self._recorded(size, replace(sampling, max_tokens=0, stop_ids=()))
+        for _ in range(num_steps):
+            step()
+        sampled = state.sampled_BK[:num_rows, :num_steps].cpu().numpy()
+        return SampleOutput(sampled, state.logprobs_BK[:num_rows, :num_steps].cpu().numpy())
+
+    # ------------------------------------------------------------------------------------------------------------ request
+
+    def _feed(self, requests: Sequence[PrefillRequest]) -> Tensor:
+        """One pass over the tokens of these requests; the logits behind the last token of each."""
+        new = np.array([len(request.tokens) for request in requests])
+        starts = np.array([request.start for request in requests])
+        ends = np.cumsum(new)
+        ids_S = np.concatenate([np.asarray(request.tokens, dtype=np.int64) for request in requests])
+        rows_S = np.repeat(np.arange(len(requests)), new)
+        positions_S = np.arange(len(ids_S)) - np.repeat(ends - new, new) + np.repeat(starts, new)
+        tables = self._pages.rows([request.slots[0] for request in requests], len(requests))
+        ids, rows, positions, tables_BX, starts_B1, lengths_B = (
+            torch.from_numpy(array).to(self._device)
+            for array in (ids_S, *(a.astype(np.int32) for a in (rows_S, positions_S, tables, np.concatenate([[0], ends]), starts + new)))
+        )
+        texts = _AttentionInputs(tables_BX, starts_B1, lengths_B, int(new.max()))
+        features_SD = self._features(ids, positions, rows, texts)
+        return float32_product(self._head, features_SD[torch.from_numpy(ends - 1).to(self._device)])
+
+    def _share(self, requests: Sequence[PrefillRequest]) -> None:
+        """Give the other slots of requests what their first ones have computed."""
+        copies = [copy for slots, _, tokens in requests for copy in self._pages.share(slots[0], slots[1:], len(tokens))]
+        if copies:
+            sources, targets = (torch.tensor(pages, device=self._device) for pages in zip(*copies, strict=True))
+            self._cache[:, :, targets] = self._cache[:, :, sources]
+
+    def _features(self, ids_S: Tensor, positions_S: Tensor, rows_S: Tensor, texts: _AttentionInputs) -> Tensor:
+        backbone = self._backbone
+
+        def apply_positions(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            rotate_and_store((query, key, value), self._layers[layer], positions_S, rows_S, texts.tables_BX, backbone.angles)
+            return query, key
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return paged_attention(query, self._layers[layer], *texts, backbone.scale)
+
+        return backbone.features(ids_S, positions_S, attend, apply_positions=apply_positions)
+
+    # ----------------------------------------------------------------------------------------------------------- decoding
+
+    def _fill_state(self, slots: Sequence[int], starts: Sequence[int], last_ids: Sequence[int], size: int) -> None:
+        """Put the rows of a call on the device; rows past `len(slots)` are unused."""
+        state, device = self._state, self._device
+        ids, positions = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int32)
+        ids[: len(slots)], positions[: len(slots)] = last_ids, starts
+        state.ids_B[:size] = torch.from_numpy(ids).to(device)
+        state.positions_B[:size] = torch.from_numpy(positions).to(device)
+        state.lengths_B[:size] = torch.from_numpy(positions + 1).to(device)
+        self._tables_BX[:size] = torch.from_numpy(self._pages.rows(slots, size)).to(device)
+        state.step_1.zero_()
+
+    def _recorded(self, size: int, sampling: Sampling) -> "partial[None]":
+        """A step for a batch size, to be called once a token; recorded when it is first asked for."""
+        step = partial(self._step, size, sampling)
+        if self._device.type != "cuda":
+            return step
+        if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
+            self._graphs.clear()
+            self._backbone.join()
+            self._addresses = [parameter.data_ptr() for parameter in self._parameters]
+        # A temperature is read from the state where nothing else shapes the distribution.
+        key = size, sampling if sampling.truncates or sampling.temperature == 0 else Sampling(max_tokens=0)
+        if key not in self._graphs:
+            self._graphs[key] = self._record(step)
+        return partial(self._graphs[key].replay)
+
+    def _record(self, step: "partial[None]") -> torch.cuda.CUDAGraph:
+        """Record a step; what it does meanwhile to the state is undone."""
+        state = self._state
+        inputs = (state.ids_B, state.positions_B, state.lengths_B, state.step_1, self._tables_BX)
+        saved = [tensor.clone() for tensor in inputs]
+        # Recording runs the step twice on whatever the inputs hold: rows of page 0 let it write where no conversation is.
+        for tensor, value in zip(inputs, (0, 0, 1, 0, 0), strict=True):
+            tensor.fill_(value)
+        torch.cuda.synchronize(self._device)
+        side = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(side):
+            step()  # kernels are compiled and chosen before anything is recorded
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=side):
+            step()
+        self._pool = graph.pool()
+        for tensor, values in zip(inputs, saved, strict=True):
+            tensor.copy_(values)
+        return graph
+
+    def _step(self, size: int, sampling: Sampling) -> None:
+        """Feed the last sampled token of every row and sample the next."""
+        state = self._state
+        texts = _AttentionInputs(self._tables_BX[:size], self._starts_B1[: size + 1], state.lengths_B[:size], 1)
+        features_BD = self._features(state.ids_B[:size], state.positions_B[:size], self._rows_B[:size], texts)
+        logits_BV = float32_product(self._head, features_BD)
+        if sampling.truncates and sampling.temperature > 0:
+            self._sample_excluding(logits_BV, sampling)
+        else:
+            sample_step(logits_BV, state, greedy=sampling.temperature == 0)
+
+    def _sample_excluding(self, logits_BV: Tensor, sampling: Sampling) -> None:
+        """Sample where some tokens are excluded: by torch, since the kernel does not look for thresholds."""
+        state, size = self._state, len(logits_BV)
+        step_B1 = state.step_1.long().expand(size)[:, None]
+        ids_B, logprobs_B = sample(logits_BV, sampling, state.uniforms_BK[:size].gather(1, step_B1)[:, 0])
+        state.ids_B[:size] = ids_B
+        state.sampled_BK[:size].scatter_(1, step_B1, ids_B[:, None])
+        state.logprobs_BK[:size].scatter_(1, step_B1, logprobs_B[:, None])
+        for counter in (state.positions_B[:size], state.lengths_B[:size], state.step_1):
+            counter.add_(1)
+
+
+def _parts(requests: Sequence[PrefillRequest]) -> list[list[PrefillRequest]]:
+    """Feedings in order, cut into passes by their tokens."""
+    parts: list[list[PrefillRequest]] = [[]]
+    tokens = 0
+    for request in requests:
+        if parts[-1] and tokens + len(request.tokens) > PREFILL_TOKENS:
+            parts.append([])
+            tokens = 0
+        parts[-1].append(request)
+        tokens += len(request.tokens)
+    return parts
+
+
+def _batch_size(num_rows: int) -> int:
+    """The smallest recorded size that holds so many rows."""
+    for size in BATCH_SIZES:
+        if num_rows <= size:
+            return size
+    return -(-num_rows // BATCH_SIZES[-1]) * BATCH_SIZES[-1]

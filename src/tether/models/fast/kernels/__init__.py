@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA devices; importing a module of this package needs triton."""

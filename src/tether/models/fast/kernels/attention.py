@@ -1,0 +1,240 @@
+"""Attention kernels without gradient: over a paged cache (decoder), and over texts in a row that continue stored prefixes (scorer).
+
+Paged: the new tokens are at the end of their texts, one a text when decoding, many when a prompt is fed. A program takes some queries of one
+text and one key head, and reads that text's pages up to the last position its queries may see. Where texts are too few to fill the GPU,
+the pages of each are split among programs, and a second kernel merges their parts.
+
+Texts: a query sees all of its text's prefix, then its own text up to itself. Both go into one softmax; nothing is copied or padded.
+
+In both, the query heads that share a key head are rows of the same block, so keys and values are read once for all of them.
+
+Shape legend: S new tokens of all texts, B texts, X pages of a text or tokens of all prefixes, H query heads, K key heads, D width of a head,
+G = H / K.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ENOUGH_PROGRAMS = 264
+"""Two for each multiprocessor of the largest cards."""
+MOST_SPLITS = 16
+PROMPT_ROWS = 128
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_tokens"])  # one kernel for all sizes of a batch
+def _attend_pages(
+    query_ptr, key_ptr, value_ptr, tables_ptr, starts_ptr, lengths_ptr, out_ptr, part_ptr, sums_ptr,
+    query_stride, out_stride, table_stride, num_heads, num_kv_heads, width, scale_log2, num_tokens,
+    GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    text, kv_head, third = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first_token = tl.load(starts_ptr + text)
+    num_new = tl.load(starts_ptr + text + 1) - first_token
+    length = tl.load(lengths_ptr + text)  # positions filled, the new ones included
+    block, split = third // SPLITS, third % SPLITS
+    token = block * (ROWS // GROUP_ROWS) + tl.arange(0, ROWS) // GROUP_ROWS
+    head = tl.arange(0, ROWS) % GROUP_ROWS
+    is_query = (token < num_new) & (head < GROUP)
+    if block * (ROWS // GROUP_ROWS) < num_new:
+        column = tl.arange(0, WIDTH)
+        in_width = column < width
+        rows = (first_token + token).to(tl.int64) * query_stride + (kv_head * GROUP + head) * width
+        query = tl.load(query_ptr + rows[:, None] + column[None, :], mask=is_query[:, None] & in_width[None, :], other=0.0)
+        position = length - num_new + token
+        visible = tl.minimum(length, length - num_new + (block + 1) * (ROWS // GROUP_ROWS))
+        num_pages = tl.cdiv(visible, PAGE)
+        each = tl.cdiv(num_pages, SPLITS)
+        best = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        mixed = tl.zeros([ROWS, WIDTH], tl.float32)
+        offset = tl.arange(0, PAGE)
+        for index in range(split * each, tl.minimum((split + 1) * each, num_pages)):
+            page = tl.load(tables_ptr + text.to(tl.int64) * table_stride + index).to(tl.int64)
+            base = (page * num_kv_heads + kv_head) * PAGE * width
+            place = base + offset[:, None] * width + column[None, :]
+            there = (index * PAGE + offset < length)[:, None] & in_width[None, :]
+            key = tl.load(key_ptr + place, mask=there, other=0.0)
+            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale_log2
+            seen = (index * PAGE + offset)[None, :] <= position[:, None]
+            scores = tl.where(seen, scores, float("-inf"))
+            higher = tl.maximum(best, tl.max(scores, axis=1))
+            safe = tl.where(higher == float("-inf"), 0.0, higher)
+            shares = tl.exp2(scores - safe[:, None])
+            shrink = tl.exp2(best - safe)
+            total = total * shrink + tl.sum(shares, axis=1)
+            value = tl.load(value_ptr + place, mask=there, other=0.0)
+            mixed = mixed * shrink[:, None] + tl.dot(shares.to(value.dtype), value, input_precision=PRECISION)
+            best = higher
+        if SPLITS == 1:
+            out = mixed / total[:, None]
+            target = (first_token + token).to(tl.int64) * out_stride + (kv_head * GROUP + head) * width
+            tl.store(out_ptr + target[:, None] + column[None, :], out.to(query.dtype), mask=is_query[:, None] & in_width[None, :])
+        else:
+            number = ((split * num_tokens + first_token + token) * num_heads + kv_head * GROUP + head).to(tl.int64)
+            tl.store(part_ptr + number[:, None] * WIDTH + column[None, :], mixed, mask=is_query[:, None])
+            tl.store(sums_ptr + number * 2, best, mask=is_query)
+            tl.store(sums_ptr + number * 2 + 1, total, mask=is_query)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _merge(part_ptr, sums_ptr, out_ptr, num_rows, width, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    number = tl.arange(0, SPLITS) * num_rows + row
+    best = tl.load(sums_ptr + number * 2)
+    total = tl.load(sums_ptr + number * 2 + 1)
+    weight = tl.exp2(best - tl.max(best, axis=0))  # a split that saw nothing has -inf here, and no weight
+    parts = tl.load(part_ptr + number[:, None] * WIDTH + column[None, :])
+    out = tl.sum(parts * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
+    tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=column < width)
+
+
+def paged_attention(
+    query_SHD: Tensor, caches: tuple[Tensor, Tensor], tables_BX: Tensor, starts_B1: Tensor, lengths_B: Tensor, most_new: int, scale: float
+) -> Tensor:
+    """[S, H, D] contiguous.
+
+    Args:
+        query_SHD: the new tokens of all texts, one text after another; heads side by side, tokens may stand apart.
+        caches: keys and values [pages, K, page, D], the new tokens' already written.
+        tables_BX: the pages of each text, in order (int32).
+        starts_B1: where each text's new tokens begin among all, and their number at the end, B + 1 in all (int32).
+        lengths_B: how many positions each text fills, the new ones included (int32).
+        most_new: the most new tokens that a text has.
+        scale: of the scores.
+    """
+    num_tokens, num_heads, width = query_SHD.shape
+    num_kv_heads, page = caches[0].shape[1], caches[0].shape[2]
+    group = num_heads // num_kv_heads
+    group_rows = triton.next_power_of_2(group)
+    rows = max(16, group_rows if most_new == 1 else max(PROMPT_ROWS, group_rows))
+    num_blocks = triton.cdiv(most_new, rows // group_rows)
+    wide = max(16, triton.next_power_of_2(width))
+    num_texts = len(lengths_B)
+    splits = 1
+    if most_new == 1:
+        splits = min(MOST_SPLITS, triton.next_power_of_2(max(1, ENOUGH_PROGRAMS // (num_texts * num_kv_heads * num_blocks))))
+    out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
+    size = splits * num_tokens * num_heads if splits > 1 else 0
+    parts = torch.empty(size, wide, dtype=torch.float32, device=query_SHD.device)
+    sums = torch.empty(size, 2, dtype=torch.float32, device=query_SHD.device)
+    full = query_SHD.dtype == torch.float32
+    _attend_pages[(num_texts, num_kv_heads, num_blocks * splits)](
+        query_SHD, *caches, tables_BX, starts_B1, lengths_B, out_SHD, parts, sums,
+        query_SHD.stride(0), out_SHD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width, scale * 1.4426950408889634, num_tokens,
+        GROUP=group, GROUP_ROWS=group_rows, ROWS=rows, WIDTH=wide, PAGE=page, SPLITS=splits, PRECISION="ieee" if full else "tf32",
+        num_warps=4 if most_new == 1 else 8, num_stages=2 if full or most_new > 1 else 3,
+    )  # fmt: skip
+    if splits > 1:
+        _merge[(num_tokens * num_heads,)](parts, sums, out_SHD, num_tokens * num_heads, width, WIDTH=wide, SPLITS=splits, num_warps=1)
+    return out_SHD
+
+
+TEXT_ROWS = 128
+TEXT_KEYS = 64
+
+
+@triton.jit
+def _take_in(
+    query, state, key_ptr, value_ptr, first, start, stop, limit, key_stride, value_stride, head_offset, width, scale_log2,
+    ONLY_BEFORE: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Keys `start` to `stop` behind `first`, taken into the running softmax; ONLY_BEFORE: each row sees keys up to its limit."""
+    best, total, mixed = state
+    column, offset = tl.arange(0, WIDTH), tl.arange(0, KEYS)
+    in_width = column < width
+    for begin in range(start, stop, KEYS):
+        at = begin + offset
+        row = (first + at).to(tl.int64)[:, None]
+        offsets = head_offset + column[None, :]
+        there = (at < stop)[:, None] & in_width[None, :]
+        key = tl.load(key_ptr + row * key_stride + offsets, mask=there, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale_log2
+        seen = (at < stop)[None, :]
+        if ONLY_BEFORE:
+            seen = seen & (at[None, :] <= limit[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        shares = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(best - safe)
+        total = total * shrink + tl.sum(shares, axis=1)
+        value = tl.load(value_ptr + row * value_stride + offsets, mask=there, other=0.0)
+        mixed = mixed * shrink[:, None] + tl.dot(shares.to(value.dtype), value, input_precision=PRECISION)
+        best = higher
+    return best, total, mixed
+
+
+@triton.jit
+def _attend_texts(
+    query_ptr, key_ptr, value_ptr, prefix_key_ptr, prefix_value_ptr, starts_ptr, prefixes_ptr, out_ptr,
+    query_stride, key_stride, value_stride, prefix_stride, out_stride, width, scale_log2,
+    GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    block, kv_head, text = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = tl.load(starts_ptr + text)
+    num_tokens = tl.load(starts_ptr + text + 1) - first
+    begin = block * (ROWS // GROUP_ROWS)
+    if begin < num_tokens:
+        token = begin + tl.arange(0, ROWS) // GROUP_ROWS
+        head = tl.arange(0, ROWS) % GROUP_ROWS
+        column = tl.arange(0, WIDTH)
+        inside = ((token < num_tokens) & (head < GROUP))[:, None] & (column < width)[None, :]
+        offset = ((kv_head * GROUP + head) * width)[:, None] + column[None, :]
+        query = tl.load(query_ptr + (first + token).to(tl.int64)[:, None] * query_stride + offset, mask=inside, other=0.0)
+        state = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+        prefix = tl.load(prefixes_ptr + 2 * text)
+        num_before = tl.load(prefixes_ptr + 2 * text + 1) - prefix
+        state = _take_in(
+            query, state, prefix_key_ptr, prefix_value_ptr, prefix, 0, num_before, token, prefix_stride, prefix_stride, kv_head * width,
+            width, scale_log2, False, WIDTH, KEYS, PRECISION,
+        )  # fmt: skip
+        stop = tl.minimum(num_tokens, begin + ROWS // GROUP_ROWS)
+        _, total, mixed = _take_in(
+            query, state, key_ptr, value_ptr, first, 0, stop, token, key_stride, value_stride, kv_head * width,
+            width, scale_log2, True, WIDTH, KEYS, PRECISION,
+        )  # fmt: skip
+        out = (mixed / total[:, None]).to(query.dtype)
+        tl.store(out_ptr + (first + token).to(tl.int64)[:, None] * out_stride + offset, out, mask=inside)
+
+
+def text_attention(
+    query_SHD: Tensor,
+    key_SKD: Tensor,
+    value_SKD: Tensor,
+    starts_B1: Tensor,
+    most_tokens: int,
+    scale: float,
+    prefix: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    """[S, H, D] contiguous.
+
+    Args:
+        query_SHD: heads side by side; tokens may stand apart. Keys and values likewise.
+        key_SKD: keys.
+        value_SKD: values.
+        starts_B1: where each text begins, and the number of tokens at the end, B + 1 in all (int32).
+        most_tokens: of a text.
+        scale: of the scores.
+        prefix: stored keys and values [X, K, D], contiguous, and where among them each text's prefix starts and stops [B, 2] (int32).
+    """
+    num_tokens, num_heads, width = query_SHD.shape
+    num_kv_heads = key_SKD.shape[1]
+    group = num_heads // num_kv_heads
+    group_rows = triton.next_power_of_2(group)
+    rows = max(TEXT_ROWS, group_rows)
+    num_texts = len(starts_B1) - 1
+    if prefix is None:
+        prefix = key_SKD, key_SKD, torch.zeros(num_texts, 2, dtype=torch.int32, device=query_SHD.device)
+    out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
+    full = query_SHD.dtype == torch.float32
+    _attend_texts[(triton.cdiv(most_tokens, rows // group_rows), num_kv_heads, num_texts)](
+        query_SHD, key_SKD, value_SKD, *prefix[:2], starts_B1, prefix[2], out_SHD,
+        query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), prefix[0].stride(0), out_SHD.stride(0), width, scale * 1.4426950408889634,
+        GROUP=group, GROUP_ROWS=group_rows, ROWS=rows, KEYS=TEXT_KEYS, WIDTH=max(16, triton.next_power_of_2(width)),
+        PRECISION="ieee" if full else "tf32", num_warps=8, num_stages=2,
+    )  # fmt: skip
+    return out_SHD

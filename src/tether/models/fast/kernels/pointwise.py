@@ -1,0 +1,262 @@
+"""The steps between a layer's matrix products, one pass over memory each, and their gradients: norm, SwiGLU, rotary positions.
+
+Norm: a row is normalised in float32, rounded to its own precision, and then scaled by the weight, as transformers does it; the addition of the
+residual stream happens in the same pass. Rows are addressed as heads of tokens, so that the norm of queries and keys reads them where the
+projection wrote them: row r starts at `(r // heads) * token_stride + (r % heads) * width`.
+
+SwiGLU: silu(gate) * up. The two halves may lie in one matrix, beside each other.
+
+Rotary positions: queries and keys of every token are rotated by its position, and rotated back for the gradient. Angles come as tables of
+cosines and sines [positions, D / 2]; the two halves of a head are the two coordinates. A second kernel writes keys and values to their
+positions in a paged cache in the same pass.
+
+Shape legend: S tokens, N width of a row, P programs of the backward pass, F width of the MLP, H query heads, K key heads, D width of a head,
+R half of it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BACKWARD_PROGRAMS = 264
+"""Two for each multiprocessor of the largest cards; each sums the weight's gradient over its share of the rows."""
+
+
+@triton.jit
+def _norm_forward(
+    x_ptr, delta_ptr, weight_ptr, y_ptr, sum_ptr, scale_ptr,
+    x_stride, y_stride, heads, width, eps,
+    HAS_DELTA: tl.constexpr, SAVE_SCALE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    x = tl.load(x_ptr + (row // heads) * x_stride + (row % heads) * width + columns, mask=inside, other=0.0)
+    if HAS_DELTA:
+        delta = tl.load(delta_ptr + row * width + columns, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
+        tl.store(sum_ptr + row * width + columns, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
+    if SAVE_SCALE:
+        tl.store(scale_ptr + row, scale)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    normed = (wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)
+    tl.store(y_ptr + (row // heads) * y_stride + (row % heads) * width + columns, normed.to(x.dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "rows_each"])
+def _norm_backward(
+    grad_ptr, carried_ptr, x_ptr, scale_ptr, weight_ptr, out_ptr, weight_grad_ptr,
+    num_rows, width, rows_each,
+    HAS_CARRIED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    weight_grad = tl.zeros([BLOCK], dtype=tl.float32)
+    first = program * rows_each
+    for row in range(first, tl.minimum(first + rows_each, num_rows)):
+        grad = tl.load(grad_ptr + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + row * width + columns, mask=inside, other=0.0)
+        scale = tl.load(scale_ptr + row)
+        normed = x.to(tl.float32) * scale
+        weight_grad += grad * normed.to(x.dtype).to(tl.float32)
+        inner = grad * weight
+        out = scale * (inner - normed * (tl.sum(inner * normed, axis=0) / width))
+        if HAS_CARRIED:
+            out += tl.load(carried_ptr + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + row * width + columns, out.to(x.dtype), mask=inside)
+    tl.store(weight_grad_ptr + program * width + columns, weight_grad, mask=inside)
+
+
+def _warps(block: int) -> int:
+    return max(1, min(16, block // 256))
+
+
+def norm_forward(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, save: bool, out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(normed, x + delta or x itself, the rows' scales or nothing); x [S, N], or [S, heads, N] with heads side by side and no delta."""
+    width, heads = x.shape[-1], x.shape[1] if x.ndim == 3 else 1
+    num_rows = x.shape[0] * heads
+    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    total = torch.empty_like(x) if delta is not None else x
+    scale = torch.empty(num_rows if save else 0, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    _norm_forward[(num_rows,)](
+        x, x if delta is None else delta, weight, y, total, scale, x.stride(0), y.stride(0), heads, width, eps,
+        HAS_DELTA=delta is not None, SAVE_SCALE=save, BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+    return y, total, scale
+
+
+def norm_backward(grad: Tensor, carried: Tensor | None, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the row that was normalised (plus what the residual stream carries back) and of the weight; all contiguous."""
+    width = x.shape[-1]
+    num_rows = x.numel() // width
+    programs = min(BACKWARD_PROGRAMS, num_rows)
+    rows_each = triton.cdiv(num_rows, programs)
+    out = torch.empty_like(x)
+    parts_PN = torch.zeros(programs, width, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    _norm_backward[(programs,)](
+        grad, x if carried is None else carried, x, scale, weight, out, parts_PN, num_rows, width, rows_each,
+        HAS_CARRIED=carried is not None, BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+    return out, parts_PN.sum(dim=0).to(weight.dtype)
+
+
+BLOCK = 1024
+
+
+@triton.jit
+def _swiglu_forward(gate_ptr, up_ptr, out_ptr, gate_stride, up_stride, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(gate_ptr + row * gate_stride + columns, mask=inside, other=0.0)
+    up = tl.load(up_ptr + row * up_stride + columns, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    silu = wide / (1.0 + tl.exp(-wide))
+    tl.store(out_ptr + row * width + columns, (silu * up.to(tl.float32)).to(gate.dtype), mask=inside)
+
+
+@triton.jit
+def _swiglu_backward(grad_ptr, gate_ptr, up_ptr, gate_grad_ptr, up_grad_ptr, gate_stride, up_stride, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    grad = tl.load(grad_ptr + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + columns, mask=inside, other=0.0)
+    up = tl.load(up_ptr + row * up_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    wide = gate.to(tl.float32)
+    share = 1.0 / (1.0 + tl.exp(-wide))
+    silu = wide * share
+    tl.store(up_grad_ptr + row * width + columns, (grad * silu).to(gate.dtype), mask=inside)
+    slope = share * (1.0 + wide * (1.0 - share))
+    tl.store(gate_grad_ptr + row * width + columns, (grad * up * slope).to(gate.dtype), mask=inside)
+
+
+def swiglu_forward(gate_SF: Tensor, up_SF: Tensor) -> Tensor:
+    """Contiguous [S, F]; the rows of both inputs may stand apart."""
+    num_rows, width = gate_SF.shape
+    out_SF = torch.empty(num_rows, width, dtype=gate_SF.dtype, device=gate_SF.device)
+    grid = (num_rows, triton.cdiv(width, BLOCK))
+    _swiglu_forward[grid](gate_SF, up_SF, out_SF, gate_SF.stride(0), up_SF.stride(0), width, BLOCK=BLOCK, num_warps=4)
+    return out_SF
+
+
+def swiglu_backward(grad_SF: Tensor, gate_SF: Tensor, up_SF: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of gate and up from a contiguous gradient of the product."""
+    num_rows, width = gate_SF.shape
+    gate_grad_SF, up_grad_SF = torch.empty_like(grad_SF), torch.empty_like(grad_SF)
+    grid = (num_rows, triton.cdiv(width, BLOCK))
+    _swiglu_backward[grid](
+        grad_SF, gate_SF, up_SF, gate_grad_SF, up_grad_SF, gate_SF.stride(0), up_SF.stride(0), width, BLOCK=BLOCK, num_warps=4
+    )
+    return gate_grad_SF, up_grad_SF
+
+
+@triton.jit
+def _rotate_head(source, target, cos, sin, half, inside, BACK: tl.constexpr):
+    """One block of heads: [heads, R] of offsets to the first halves."""
+    first = tl.load(source, mask=inside, other=0.0)
+    second = tl.load(source + half, mask=inside, other=0.0)
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    if BACK:
+        sin = -sin
+    tl.store(target, (a * cos - b * sin).to(first.dtype), mask=inside)
+    tl.store(target + half, (b * cos + a * sin).to(first.dtype), mask=inside)
+
+
+@triton.jit
+def _rotate(
+    query_ptr, key_ptr, out_query_ptr, out_key_ptr, positions_ptr, cos_ptr, sin_ptr,
+    query_stride, key_stride, out_query_stride, out_key_stride, num_heads, num_kv_heads, half,
+    BACK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, HALF)
+    place = tl.load(positions_ptr + token).to(tl.int64) * half + column
+    cos = tl.load(cos_ptr + place, mask=column < half, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + place, mask=column < half, other=0.0).to(tl.float32)[None, :]
+    head = tl.arange(0, HEADS)[:, None]
+    offset = head * 2 * half + column[None, :]
+    inside = (head < num_heads) & (column[None, :] < half)
+    _rotate_head(query_ptr + token * query_stride + offset, out_query_ptr + token * out_query_stride + offset, cos, sin, half, inside, BACK)
+    head = tl.arange(0, KV_HEADS)[:, None]
+    offset = head * 2 * half + column[None, :]
+    inside = (head < num_kv_heads) & (column[None, :] < half)
+    _rotate_head(key_ptr + token * key_stride + offset, out_key_ptr + token * out_key_stride + offset, cos, sin, half, inside, BACK)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _rotate_and_store(
+    query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, positions_ptr, rows_ptr, tables_ptr, cos_ptr, sin_ptr,
+    query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    row = tl.load(rows_ptr + token).to(tl.int64)
+    page = tl.load(tables_ptr + row * table_stride + position // PAGE).to(tl.int64)
+    column = tl.arange(0, HALF)
+    cos = tl.load(cos_ptr + position * half + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + position * half + column, mask=column < half, other=0.0).to(tl.float32)[None, :]
+    head = tl.arange(0, HEADS)[:, None]
+    offset = head * 2 * half + column[None, :]
+    inside = (head < num_heads) & (column[None, :] < half)
+    query = query_ptr + token * query_stride + offset
+    _rotate_head(query, query, cos, sin, half, inside, False)
+    head = tl.arange(0, KV_HEADS)[:, None]
+    offset = head * 2 * half + column[None, :]
+    inside = (head < num_kv_heads) & (column[None, :] < half)
+    place = ((page * num_kv_heads + head) * PAGE + position % PAGE) * 2 * half + column[None, :]
+    _rotate_head(key_ptr + token * key_stride + offset, key_cache_ptr + place, cos, sin, half, inside, False)
+    value = value_ptr + token * value_stride + offset
+    tl.store(value_cache_ptr + place, tl.load(value, mask=inside), mask=inside)
+    tl.store(value_cache_ptr + place + half, tl.load(value + half, mask=inside), mask=inside)
+
+
+def _blocks(num_heads: int, num_kv_heads: int, half: int) -> dict[str, int]:
+    return {
+        "HEADS": triton.next_power_of_2(num_heads),
+        "KV_HEADS": triton.next_power_of_2(num_kv_heads),
+        "HALF": triton.next_power_of_2(half),
+    }
+
+
+def rotate(query_SHD: Tensor, key_SKD: Tensor, positions_S: Tensor, cos_PR: Tensor, sin_PR: Tensor, *, back: bool) -> tuple[Tensor, Tensor]:
+    """Both turned forward or back, in new memory. The heads of a token stand beside each other; tokens may stand apart."""
+    num_heads, num_kv_heads, half = query_SHD.shape[1], key_SKD.shape[1], query_SHD.shape[2] // 2
+    out_query, out_key = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query_SHD, key_SKD))
+    _rotate[(len(query_SHD),)](
+        query_SHD, key_SKD, out_query, out_key, positions_S, cos_PR, sin_PR,
+        query_SHD.stride(0), key_SKD.stride(0), out_query.stride(0), out_key.stride(0), num_heads, num_kv_heads, half,
+        BACK=back, **_blocks(num_heads, num_kv_heads, half), num_warps=4,
+    )  # fmt: skip
+    return out_query, out_key
+
+
+def rotate_and_store(
+    states: tuple[Tensor, Tensor, Tensor],
+    caches: tuple[Tensor, Tensor],
+    positions_S: Tensor,
+    rows_S: Tensor,
+    tables_BX: Tensor,
+    angles: tuple[Tensor, Tensor],
+) -> None:
+    """Turn queries in place; turn keys into their cache and copy values into theirs. `rows_S` is each token's row of the page tables.
+
+    Caches are [pages, K, page, D]; the heads of a token stand beside each other in `states` (queries, keys, values).
+    """
+    query_SHD, key_SKD, value_SKD = states
+    num_heads, num_kv_heads, half = query_SHD.shape[1], key_SKD.shape[1], query_SHD.shape[2] // 2
+    _rotate_and_store[(len(query_SHD),)](
+        query_SHD, key_SKD, value_SKD, *caches, positions_S, rows_S, tables_BX, *angles,
+        query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, half,
+        **_blocks(num_heads, num_kv_heads, half), PAGE=caches[0].shape[2], num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""Compiling the kernels that decoding needs, all at once.
+
+Triton compiles a kernel when it is first called, in compilers that are processes of their own: one after the other that takes seconds, side by
+side as long as the slowest of them. What was compiled is kept on disk, and the next process finds it there.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tether.models.fast.kernels.attention import ENOUGH_PROGRAMS, paged_attention
+from tether.models.fast.kernels.logits import DecodeState, sample_step
+from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_and_store, swiglu_forward
+
+if TYPE_CHECKING:
+    from tether.models.fast.backbone import LlamaBackbone
+
+TOKENS = 16
+PAGE = 64
+
+
+def warm_up(backbone: "LlamaBackbone") -> None:
+    """Call every kernel once on zeros, in the types and widths of a model."""
+    jobs = _jobs(backbone)
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(_run, [backbone.model.device] * len(jobs), jobs))
+
+
+@torch.inference_mode()
+def _run(device: torch.device, job: Callable[[], Any]) -> None:
+    with torch.cuda.device(device):
+        job()
+
+
+def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
+    layer: Any = backbone.layers[0]
+    norm, head = layer.attention_norm.weight, backbone.model.get_output_embeddings()
+    dtype, device = norm.dtype, norm.device
+
+    def zeros(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def states(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        sizes = [backbone.num_heads, backbone.num_kv_heads, backbone.num_kv_heads]
+        query, key, value = (
+            part.unflatten(1, (-1, backbone.head_dim))
+            for part in zeros(count, sum(sizes) * backbone.head_dim).split([size * backbone.head_dim for size in sizes], dim=1)
+        )
+        return (query, key, value) if layer.query_norm is None else (query.contiguous(), key.contiguous(), value)
+
+    def attend(num_texts: int, most_new: int) -> None:
+        numbers = torch.arange(num_texts + 1, dtype=torch.int32, device=device)
+        tables = zeros(num_texts, 2, dtype=torch.int32)
+        query = states(num_texts * most_new)[0]
+        paged_attention(query, caches, tables, numbers * most_new, torch.full_like(numbers[1:], most_new), most_new, backbone.scale)
+
+    cache = zeros(1, backbone.num_kv_heads, PAGE, backbone.head_dim)
+    caches = cache, cache.clone()
+    positions = torch.arange(TOKENS, dtype=torch.int32, device=device)
+    x_SD, gate_up = zeros(TOKENS, len(norm)), zeros(TOKENS, 2 * backbone.mlp_width)
+    return [
+        lambda: norm_forward(x_SD, None, norm, 1e-6, save=False),
+        lambda: norm_forward(x_SD, x_SD, norm, 1e-6, save=False),
+        lambda: swiglu_forward(*gate_up.chunk(2, dim=1)),
+        lambda: rotate(*states(TOKENS)[:2], positions, *backbone.angles, back=False),
+        lambda: rotate_and_store(states(TOKENS), caches, positions, positions * 0, zeros(1, 2, dtype=torch.int32), backbone.angles),
+        lambda: attend(-(-ENOUGH_PROGRAMS // backbone.num_kv_heads), 1),
+        lambda: attend(1, TOKENS),
+        lambda: sample_step(zeros(TOKENS, head.weight.shape[0], dtype=torch.float32), DecodeState(TOKENS, 1, device), greedy=False),
+    ]

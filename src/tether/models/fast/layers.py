@@ -1,0 +1,321 @@
+"""Where the parts of a Llama-shaped model are, projections of one input that are computed as one, and the operations between them.
+
+A model belongs to the family if its layers have exactly these parts: two root-mean-square norms, four projections (norms of queries and keys
+allowed), a gated MLP; and if attention reaches over the whole text with positions that are rotations fixed beforehand. That it computes what
+this layout suggests is for a probe to find out (`family_trunk`).
+
+Projections of the same input become views of one matrix (`Joined`): the module's own parameters move into shared storage, so one product
+computes them all, an optimiser that updates the parameters updates the matrix, and there is no second copy. Whoever replaces a parameter's
+storage (another precision, another device) undoes that; `Joined.join` notices and joins them again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")
+LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+HEAD_NORMS = {"q_norm", "k_norm"}
+MLP_PARTS = {"gate_proj", "up_proj", "down_proj"}
+
+
+class FusedLinear:
+    """Linear layers over one input, as one matrix of which their weights are views."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._layers = tuple(layers)
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the layers' weights still lie where they were put."""
+        weight = self._weight
+        if weight is None:
+            return False
+        begin, size = weight.data_ptr(), weight.element_size()
+        for layer in self._layers:
+            if layer.weight.data_ptr() != begin or layer.weight.dtype != weight.dtype:
+                return False
+            begin += layer.weight.numel() * size
+        return self._bias is None or self._layers[0].bias.data_ptr() == self._bias.data_ptr()
+
+    def join(self) -> bool:
+        """Bring the weights together where they are not; returns whether they had to be moved."""
+        if self.is_whole:
+            return False
+        with torch.inference_mode(False), torch.no_grad():  # an optimiser could not change tensors born in inference mode
+            if self._adopt():
+                return False
+            self._join()
+        return True
+
+    def _adopt(self) -> bool:
+        """Take weights as they are that somebody else has brought together."""
+        weights = [layer.weight.data for layer in self._layers]
+        biases = [layer.bias.data for layer in self._layers if layer.bias is not None]
+        if not _lie_together(weights) or not _lie_together(biases):
+            return False
+        self._weight = weights[0].as_strided((sum(map(len, weights)), weights[0].shape[1]), weights[0].stride())
+        self._bias = biases[0].as_strided((sum(map(len, biases)),), (1,)) if biases else None
+        return True
+
+    def _join(self) -> None:
+        self._weight = torch.cat([layer.weight.data for layer in self._layers])
+        has_bias = self._layers[0].bias is not None
+        self._bias = torch.cat([layer.bias.data for layer in self._layers]) if has_bias else None
+        start = 0
+        for layer in self._layers:
+            stop = start + layer.out_features
+            layer.weight.data = self._weight[start:stop]
+            if self._bias is not None:
+                layer.bias.data = self._bias[start:stop]
+            start = stop
+
+    def __call__(self, x_SD: Tensor) -> Tensor:
+        assert self._weight is not None  # joined before the first use
+        return nn.functional.linear(x_SD, self._weight, self._bias)
+
+
+def _lie_together(tensors: Sequence[Tensor]) -> bool:
+    """Whether each begins in memory where the one before ends."""
+    same = all(t.dtype == tensors[0].dtype and t.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr() for t in tensors)
+    return same and all(a.is_contiguous() and b.data_ptr() == a.data_ptr() + a.nbytes for a, b in pairwise(tensors))
+
+
+def joinable(layers: Sequence[Any]) -> bool:
+    """Whether these are plain linear layers, all with a bias or all without."""
+    return all(type(layer) is nn.Linear and (layer.bias is None) == (layers[0].bias is None) for layer in layers)
+
+
+class UnsupportedLayout(ValueError):
+    """The model is not Llama-shaped; the message says which part is not."""
+
+
+@dataclass(eq=False)
+class Layer:
+    """One layer's parts, under the names of the family."""
+
+    module: nn.Module
+    """The layer itself."""
+    attention_norm: nn.Module
+    query: nn.Module
+    key: nn.Module
+    value: nn.Module
+    output: nn.Module
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    mlp_norm: nn.Module
+    gate: nn.Module
+    up: nn.Module
+    down: nn.Module
+    states: FusedLinear | None
+    """Query, key and value as one product; None where a layer is more than linear, as with adapters."""
+    gate_up: FusedLinear | None
+
+    @property
+    def joins(self) -> tuple[FusedLinear, ...]:
+        return tuple(joined for joined in (self.states, self.gate_up) if joined is not None)
+
+
+def find_layers(model: PreTrainedModel) -> list[Layer]:
+    """The layers of a Llama-shaped model; UnsupportedLayout names the first part that is not."""
+    backbone: Any = model.base_model
+    config = model.config.get_text_config()
+    for name in ("embed_tokens", "layers", "norm", "rotary_emb"):
+        if not hasattr(backbone, name):
+            raise UnsupportedLayout(f"the model has no {name}")
+    kind = getattr(backbone.rotary_emb, "rope_type", "default")
+    if not isinstance(kind, str) or kind not in STATIC_ROTATIONS:
+        raise UnsupportedLayout(f"rotary type {kind!r} is not static")
+    _refuse_window(config)
+    if config.num_hidden_layers != len(backbone.layers):
+        raise UnsupportedLayout(f"the config names {config.num_hidden_layers} layers, the model has {len(backbone.layers)}")
+    if not hasattr(backbone.norm, "weight") or not hasattr(backbone.norm, "variance_epsilon"):
+        raise UnsupportedLayout(f"the last norm ({type(backbone.norm).__name__}) is not a root-mean-square norm")
+    for name in ("num_attention_heads", "intermediate_size", "max_position_embeddings"):
+        if not isinstance(getattr(config, name, None), int):
+            raise UnsupportedLayout(f"the config's {name} is not one number")
+    return [_layer(module) for module in backbone.layers]
+
+
+def _refuse_window(config: Any) -> None:
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        others = sorted({str(kind) for kind in kinds if kind != "full_attention"})
+        if others:
+            raise UnsupportedLayout(f"some layers have {', '.join(others)}")
+    elif getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        raise UnsupportedLayout("attention has a sliding window")
+
+
+def _layer(module: Any) -> Layer:
+    if (found := {name for name, _ in module.named_children()}) != LAYER_PARTS:
+        raise UnsupportedLayout(f"a layer has other parts than a Llama's: {_difference(found, LAYER_PARTS)}")
+    attention, mlp = module.self_attn, module.mlp
+    parts = {name for name, child in attention.named_children() if not _is_rotary(child)}
+    has_norms = parts >= HEAD_NORMS
+    if parts - HEAD_NORMS != ATTENTION_PARTS or (parts & HEAD_NORMS and not has_norms):
+        raise UnsupportedLayout(f"attention has other parts than a Llama's: {_difference(parts, ATTENTION_PARTS)}")
+    if not (found := {name for name, _ in mlp.named_children()}) >= MLP_PARTS:
+        raise UnsupportedLayout(f"the MLP has other parts than a Llama's: {_difference(found, MLP_PARTS)}")
+    if not _is_silu(mlp.act_fn):
+        raise UnsupportedLayout(f"the MLP's activation is {type(mlp.act_fn).__name__}, not SiLU")
+    norms = [module.input_layernorm, module.post_attention_layernorm, *([attention.q_norm, attention.k_norm] if has_norms else [])]
+    for norm in norms:
+        if not hasattr(norm, "weight") or not hasattr(norm, "variance_epsilon"):
+            raise UnsupportedLayout(f"{type(norm).__name__} is not a root-mean-square norm")
+    states, gate_up = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
+    return Layer(
+        module,
+        module.input_layernorm,
+        *states,
+        attention.o_proj,
+        attention.q_norm if has_norms else None,
+        attention.k_norm if has_norms else None,
+        module.post_attention_layernorm,
+        *gate_up,
+        mlp.down_proj,
+        FusedLinear(states) if joinable(states) else None,
+        FusedLinear(gate_up) if joinable(gate_up) else None,
+    )
+
+
+def _difference(found: set[str], expected: set[str]) -> str:
+    """Example: "more pre_feedforward_layernorm, without mlp"."""
+    more, less = sorted(found - expected), sorted(expected - found)
+    return ", ".join([*(f"more {name}" for name in more), *(f"without {name}" for name in less)])
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("RotaryEmbedding")
+
+
+def _is_silu(activation: Any) -> bool:
+    return activation is nn.functional.silu or type(activation).__name__ in ("SiLU", "SiLUActivation")
+
+
+def rms_norm(x: Tensor, weight_N: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension, [S, N] or [S, heads, N]."""
+    if x.is_cuda:
+        normed: Tensor = _Norm.apply(x.contiguous(), weight_N, eps) if torch.is_grad_enabled() else _norm(x, None, weight_N, eps)[0]
+        return normed
+    wide = x.float()
+    return weight_N * (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def add_rms_norm(delta_SN: Tensor, residual_SN: Tensor, weight_N: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(norm of the sum, the sum): a layer's output goes into the residual stream, and the next norm reads it there."""
+    if not residual_SN.is_cuda:
+        total_SN = residual_SN + delta_SN
+        return rms_norm(total_SN, weight_N, eps), total_SN
+    if torch.is_grad_enabled():
+        found: tuple[Tensor, Tensor] = _AddNorm.apply(delta_SN.contiguous(), residual_SN.contiguous(), weight_N, eps)
+        return found
+    return _norm(residual_SN, delta_SN, weight_N, eps)
+
+
+def swiglu(gate_SF: Tensor, up_SF: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    if not gate_SF.is_cuda:
+        return torch.nn.functional.silu(gate_SF) * up_SF
+    if torch.is_grad_enabled():
+        product: Tensor = _SwiGlu.apply(gate_SF, up_SF)
+        return product
+    from tether.models.fast.kernels.pointwise import swiglu_forward
+
+    return swiglu_forward(gate_SF, up_SF)
+
+
+def rotary(query_SHD: Tensor, key_SKD: Tensor, positions_S: Tensor, cos_PR: Tensor, sin_PR: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys turned by their positions."""
+    if query_SHD.is_cuda:
+        turned: tuple[Tensor, Tensor] = _Rotary.apply(query_SHD, key_SKD, positions_S, cos_PR, sin_PR)
+        return turned
+    cos_S1R, sin_S1R = cos_PR[positions_S][:, None], sin_PR[positions_S][:, None]
+    return _turned(query_SHD, cos_S1R, sin_S1R), _turned(key_SKD, cos_S1R, sin_S1R)
+
+
+def _turned(x_SHD: Tensor, cos_S1R: Tensor, sin_S1R: Tensor) -> Tensor:
+    first, second = x_SHD.chunk(2, dim=-1)
+    return torch.cat([first * cos_S1R - second * sin_S1R, second * cos_S1R + first * sin_S1R], dim=-1).to(x_SHD.dtype)
+
+
+def _norm(x: Tensor, delta: Tensor | None, weight_N: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    from tether.models.fast.kernels.pointwise import norm_forward
+
+    return norm_forward(x, delta, weight_N, eps, save=False)[:2]
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_N: Tensor, eps: float) -> Tensor:
+        from tether.models.fast.kernels.pointwise import norm_forward
+
+        normed, _, scale = norm_forward(x, None, weight_N, eps, save=True)
+        ctx.save_for_backward(x, scale, weight_N)
+        return normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        from tether.models.fast.kernels.pointwise import norm_backward
+
+        return *norm_backward(grads[0].contiguous(), None, *ctx.saved_tensors), None
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, delta_SN: Tensor, residual_SN: Tensor, weight_N: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        from tether.models.fast.kernels.pointwise import norm_forward
+
+        normed_SN, total_SN, scale_S = norm_forward(residual_SN, delta_SN, weight_N, eps, save=True)
+        ctx.save_for_backward(total_SN, scale_S, weight_N)
+        return normed_SN, total_SN
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        from tether.models.fast.kernels.pointwise import norm_backward
+
+        out_SN, weight_N = norm_backward(grads[0].contiguous(), grads[1].contiguous(), *ctx.saved_tensors)
+        return out_SN, out_SN, weight_N, None
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_SF: Tensor, up_SF: Tensor) -> Tensor:
+        from tether.models.fast.kernels.pointwise import swiglu_forward
+
+        ctx.save_for_backward(gate_SF, up_SF)
+        return swiglu_forward(gate_SF, up_SF)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        from tether.models.fast.kernels.pointwise import swiglu_backward
+
+        return swiglu_backward(grads[0].contiguous(), *ctx.saved_tensors)
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query_SHD: Tensor, key_SKD: Tensor, positions_S: Tensor, cos_PR: Tensor, sin_PR: Tensor) -> tuple[Tensor, Tensor]:
+        from tether.models.fast.kernels.pointwise import rotate
+
+        ctx.save_for_backward(positions_S, cos_PR, sin_PR)
+        return rotate(query_SHD, key_SKD, positions_S, cos_PR, sin_PR, back=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        from tether.models.fast.kernels.pointwise import rotate
+
+        return *rotate(grads[0].contiguous(), grads[1].contiguous(), *ctx.saved_tensors, back=True), None, None, None

@@ -1,0 +1,41 @@
+"""A judge that speaks another token language: the text is decoded with the writer's tokenizer and encoded with the judge's.
+
+The boundary between prompt and reasoning stays where it was, because the two are encoded apart. Marks that only the writer's chat template
+knows become plain text for the judge.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerBase
+
+from tether.core.errors import BadInput
+from tether.core.protocols import BatchScorer
+
+
+def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+    """Whether a token id means the same to both."""
+    return bool(first.get_vocab() == second.get_vocab())
+
+
+class RetokenizedScorer:
+    """Scores token ids of `writer` with a scorer that reads the ids of `judge`."""
+
+    def __init__(self, scorer: BatchScorer, writer: PreTrainedTokenizerBase, judge: PreTrainedTokenizerBase) -> None:
+        self._scorer, self._writer, self._judge = scorer, writer, judge
+
+    def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
+        """log p(reasoning | prompt), both as the judge reads them."""
+        return float(self.score_many(prompt, [reasoning])[0])
+
+    def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+        """log p of every reasoning after one prompt."""
+        return np.asarray(self._scorer.score_many(self._read(prompt), [self._read(reasoning) for reasoning in reasonings]))
+
+    def _read(self, ids: Sequence[int]) -> list[int]:
+        text = self._writer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        read: list[int] = self._judge.encode(text, add_special_tokens=False)
+        if not read:
+            raise BadInput(f"the scorer's tokenizer makes no tokens of {text!r}; choose another diagnosis.scorer")
+        return read

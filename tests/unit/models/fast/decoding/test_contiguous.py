@@ -1,0 +1,221 @@
+"""A decoder over contiguous rows draws what a plain pass over each whole conversation would draw, whatever it moves, copies or resizes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tether.core.protocols import Sampling
+from tether.models.fast.decoding import contiguous
+from tether.models.fast.decoding.contiguous import ContiguousDecoder, position_bytes
+from tether.models.fast.decoding.protocol import PrefillRequest, SampleOutput
+from tether.models.fast.decoding.sampling import sample
+from tether.models.policy import Policy
+
+WARM = Sampling(temperature=0.8)
+NUM_SLOTS = 6
+
+
+class Journal:
+    """A decoder, the conversation of every slot, and a source of what to do next; each draw is compared with a plain pass."""
+
+    def __init__(self, model: Any, decoder: ContiguousDecoder, seed: int, num_words: int) -> None:
+        self.model, self.decoder, self.num_words = model, decoder, num_words
+        self.random = np.random.default_rng(seed)
+        self.talks: dict[int, list[int]] = {}
+        self.num_compared = 0
+
+    def words(self, count: int) -> list[int]:
+        return self.random.integers(3, self.num_words, count).tolist()
+
+    def feed(self, *groups: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+        feedings = []
+        for slots, length in zip(groups, lengths, strict=True):
+            said = self.talks.get(slots[0], [])
+            start = max(0, len(said) - 1)  # the last drawn token has not been fed
+            new = said[start:] + self.words(length)
+            feedings.append(PrefillRequest(slots, start, new))
+            for slot in slots:
+                self.talks[slot] = said[:start] + new
+        assert self.decoder.reserve({slot: len(self.talks[slot]) for slots in groups for slot in slots})
+        uniforms = self.random.random(sum(map(len, groups)), dtype=np.float32)
+        drawn = self.decoder.prefill(feedings, WARM, uniforms)
+        self.compare([slot for slots in groups for slot in slots], drawn, uniforms[:, None])
+
+    def decode(self, *slots: int, count: int = 1) -> None:
+        starts = [len(self.talks[slot]) - 1 for slot in slots]
+        assert self.decoder.reserve({slot: start + count for slot, start in zip(slots, starts, strict=True)})
+        uniforms = self.random.random((len(slots), count), dtype=np.float32)
+        self.compare(slots, self.decoder.decode(slots, starts, [self.talks[slot][-1] for slot in slots], WARM, uniforms), uniforms)
+
+    def release(self, *slots: int) -> None:
+        for slot in slots:
+            self.decoder.release(slot)
+            self.talks.pop(slot)
+
+    @torch.inference_mode()
+    def compare(self, slots: Any, drawn: SampleOutput, uniforms_BK: np.ndarray) -> None:
+        for b, slot in enumerate(slots):
+            for k in range(uniforms_BK.shape[1]):
+                logits_1V = self.model(input_ids=torch.tensor([self.talks[slot]]), use_cache=False).logits[:, -1].float()
+                ids_1, logprobs_1 = sample(logits_1V, WARM, torch.from_numpy(uniforms_BK[b, k : k + 1]))
+                assert int(drawn.ids_BK[b, k]) == int(ids_1)
+                assert float(drawn.logprobs_BK[b, k]) == pytest.approx(float(logprobs_1), abs=1e-4)
+                self.talks[slot].append(int(ids_1))
+                self.num_compared += 1
+
+
+@pytest.fixture(params=["grouped", "padded", "gpt2"])
+def journal(request: Any, tiny: Any, small_model: Callable[..., Any]) -> Callable[..., Journal]:
+    """Journals over the embedded model both ways, and over one that the family's pass does not know."""
+    model = small_model("gpt2") if request.param == "gpt2" else tiny.model
+    policy = Policy(model)
+    backbone = policy.backbone if request.param == "grouped" else None
+    assert (backbone is not None) == (request.param == "grouped")
+
+    def build(seed: int = 0, **options: Any) -> Journal:
+        if "budget_positions" in options:
+            options["budget"] = options.pop("budget_positions") * position_bytes(policy)
+        decoder = ContiguousDecoder(policy, NUM_SLOTS, backbone=backbone, **options)
+        return Journal(model, decoder, seed, num_words=97 if request.param == "gpt2" else 400)
+
+    return build
+
+
+def _cache_bytes(decoder: ContiguousDecoder) -> int:
+    cache = decoder._cache
+    return sum(buffer.numel() * buffer.element_size() for buffer in (*cache.keys, *cache.values))
+
+
+def test_a_conversation_of_every_kind(journal: Callable[..., Journal]) -> None:
+    j = journal()
+    j.feed((0,), (1,), (2,), lengths=(9, 4, 17))
+    j.decode(0, 1, 2)
+    j.decode(2, 1)  # two of three, and in another order
+    j.feed((0,), lengths=(5,))
+    j.feed((5, 3, 4), lengths=(8,))  # a group
+    j.decode(4, 2, 0, 5)
+    j.feed((3,), (1,), (4,), lengths=(1, 12, 3))
+    j.decode(5, 4, 3, 2, 1, 0, count=3)
+    j.release(1, 4)
+    j.feed((4,), (1,), lengths=(2, 11))
+    j.decode(1, 3, 4)
+    j.decode(0, count=2)
+    assert j.num_compared == 3 + 3 + 2 + 1 + 3 + 4 + 3 + 18 + 2 + 3 + 2
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_random_walk_within_a_budget(journal: Callable[..., Journal], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for 90 positions in all: rows become fewer and more, positions more and fewer, and memory never exceeds the budget."""
+    monkeypatch.setattr(contiguous, "INITIAL_POSITIONS", 4)
+    j = journal(seed, budget_positions=90)
+    shapes, refused = set(), 0
+    for _ in range(60):
+        slot, new = int(j.random.integers(NUM_SLOTS)), int(j.random.integers(1, 16))
+        after = {**{one: len(said) for one, said in j.talks.items()}, slot: len(j.talks.get(slot, [])) + new}
+        if len(after) * max(after.values()) > 85:  # the walk may ask for five more below
+            refused += not j.decoder.reserve({slot: 91})
+            j.release(*j.random.permutation(list(j.talks))[: int(j.random.integers(1, len(j.talks) + 1))].tolist())
+        elif j.random.random() < 0.4 and j.talks and len(j.talks) * (max(map(len, j.talks.values())) + 2) <= 85:
+            j.decode(*j.random.permutation(list(j.talks)).tolist(), count=int(j.random.integers(1, 3)))
+        else:
+            j.feed((slot,), lengths=(new,))
+        shapes.add((j.decoder._cache.num_rows, j.decoder._cache.capacity))
+        assert _cache_bytes(j.decoder) <= 90 * j.decoder._cache.position_bytes
+    assert len({rows for rows, _ in shapes}) >= 4 and len(shapes) >= 6
+    assert refused > 5 and j.num_compared > 40
+
+
+def test_padding_takes_no_room(journal: Callable[..., Journal]) -> None:
+    """A short text at the end of a long conversation beside a long text at its beginning: padded, it would pass the last position."""
+    j = journal(budget_positions=80, most_positions=40)
+    j.feed((0,), lengths=(30,))
+    j.feed((0,), (1,), lengths=(3, 20))
+    j.decode(0, 1)
+
+
+def test_rows_move_together_when_there_are_to_be_fewer(journal: Callable[..., Journal]) -> None:
+    j = journal(budget_positions=90)
+    j.feed((0,), (1,), (2,), (3,), (4,), (5,), lengths=(3, 4, 5, 6, 7, 8))
+    j.release(0, 1, 2, 3)
+    j.feed((4,), lengths=(35,))
+    assert j.decoder._cache.num_rows == 2
+    j.decode(5, 4, count=2)
+
+
+def test_room_is_what_rows_and_their_longest_conversation_take(journal: Callable[..., Journal]) -> None:
+    decoder = journal(budget_positions=100).decoder
+    assert decoder.reserve({0: 30, 1: 20})
+    assert decoder.reserve({2: 33})
+    assert not decoder.reserve({3: 26})  # four rows of 33
+    assert not decoder.reserve({0: 34})  # three rows of 34
+    decoder.release(2)
+    assert decoder.reserve({3: 26})  # three rows of 30
+    decoder.release(0)
+    assert decoder.reserve({1: 50}) and not decoder.reserve({1: 51})
+    decoder.release(3)
+    assert decoder.reserve({1: 100}) and not decoder.reserve({1: 101})
+
+
+def test_a_refusal_changes_nothing(journal: Callable[..., Journal]) -> None:
+    j = journal(budget_positions=60)
+    j.feed((0,), (1,), lengths=(20, 12))
+    assert not j.decoder.reserve({2: 21}) and not j.decoder.reserve({0: 31})
+    j.decode(0, 1, count=4)
+
+
+def test_memory_is_given_back_with_the_last_slot(journal: Callable[..., Journal]) -> None:
+    j = journal()
+    j.feed((0,), (1,), lengths=(20, 12))
+    j.release(0)
+    assert _cache_bytes(j.decoder) > 0
+    j.release(1)
+    assert _cache_bytes(j.decoder) == 0
+    j.decoder.release(3)  # one that holds nothing
+    j.feed((4,), lengths=(7,))
+    j.decode(4)
+
+
+def test_long_prompts_are_fed_in_parts(journal: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these parts is a pass of its own; what follows the prompts comes back in the order in which it was asked for."""
+    monkeypatch.setattr(contiguous, "PREFILL_TOKENS", 20)
+    j = journal()
+    j.feed((3,), (0, 1), (2,), (5,), lengths=(15, 4, 25, 5))
+    j.decode(0, 1, 2, 3, 5)
+    parts = j.decoder._parts([PrefillRequest((0,), 0, [1] * n) for n in (15, 4, 25, 5)])
+    assert parts == ([[1, 3], [0], [2]] if j.decoder._pass.pads else [[0, 1], [2], [3]])
+
+
+def test_the_cache_is_no_longer_than_the_conversations_may_get(journal: Callable[..., Journal]) -> None:
+    j = journal(most_positions=30)
+    assert j.decoder.max_positions == 30
+    j.feed((0,), lengths=(29,))
+    assert j.decoder._cache.capacity == 30
+
+
+def test_the_bytes_of_a_position(tiny: Any, small_model: Callable[..., Any]) -> None:
+    config = tiny.model.config
+    width = config.hidden_size // config.num_attention_heads
+    want = 2 * config.num_hidden_layers * config.num_key_value_heads * width * 4
+    assert position_bytes(Policy(tiny.model)) == want
+    gpt2 = small_model("gpt2")
+    assert position_bytes(Policy(gpt2)) == 2 * 2 * 32 * 4  # keys and values, two layers, all heads together 32 wide, four bytes
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_half_precision_stays_close(name: str, small_model: Callable[..., Any]) -> None:
+    """The cache is in the model's precision; the two ways differ by its rounding."""
+    model = small_model(name).to(torch.float16)
+    policy = Policy(model)
+    backbone = policy.backbone
+    assert backbone is not None
+    found = []
+    for backend in (backbone, None):
+        decoder = ContiguousDecoder(policy, 2, backbone=backend)
+        assert decoder.reserve({0: 20, 1: 20})
+        uniforms = np.array([0.3, 0.6], dtype=np.float32)
+        found.append(decoder.prefill([PrefillRequest((0,), 0, [5, 6, 7]), PrefillRequest((1,), 0, [8, 9])], WARM, uniforms))
+        assert decoder._cache.keys[0].dtype == torch.float16
+    np.testing.assert_allclose(found[0].logprobs_BK, found[1].logprobs_BK, atol=0.2)

@@ -1,0 +1,129 @@
+"""The paged decoder against transformers: by Triton's interpreter where there is no CUDA device."""
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from tether.core.protocols import Sampling
+from tether.core.seeding import derive_seed, generator
+from tether.models.fast.backbone import probe_backbone
+from tether.models.fast.decoding.protocol import PrefillRequest
+
+pytest.importorskip("triton")
+
+from tether.models.fast.decoding import paged
+from tether.models.fast.kernels import attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> hf.PreTrainedModel:
+    monkeypatch.setattr(paged, "BATCH_SIZES", (1, 3, 512))
+    monkeypatch.setattr(paged, "PAGE", 16)
+    monkeypatch.setattr(attention, "ENOUGH_PROGRAMS", 12)  # splits texts in two, no more: every program takes the interpreter its time
+    torch.manual_seed(derive_seed("test", "paged"))
+    config = hf.LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.5,
+    )
+    return hf.AutoModelForCausalLM.from_config(config).eval().to(DEVICE)
+
+
+def decoder_for(model: hf.PreTrainedModel, num_slots: int = 3, budget: int = 10**8) -> paged.PagedDecoder:
+    backbone, _ = probe_backbone(model)
+    assert backbone is not None
+    return paged.PagedDecoder(backbone, model.get_output_embeddings(), num_slots, 128, budget)
+
+
+def greedy(model: hf.PreTrainedModel, text: list[int], count: int) -> list[int]:
+    for _ in range(count):
+        with torch.no_grad():
+            text = [*text, int(model(torch.tensor([text], device=DEVICE)).logits[0, -1].argmax())]
+    return text[-count:]
+
+
+def logprobs(model: hf.PreTrainedModel, text: list[int], count: int) -> torch.Tensor:
+    with torch.no_grad():
+        rows = torch.log_softmax(model(torch.tensor([text], device=DEVICE)).logits[0].float(), -1)
+    return rows[torch.arange(len(text) - count - 1, len(text) - 1), torch.tensor(text[-count:])].cpu()
+
+
+def test_two_turns_token_for_token(model: hf.PreTrainedModel) -> None:
+    """Prompts of several lengths, one of them shared; then observations for some, a slot used again, and more tokens."""
+    decoder = decoder_for(model)
+    rng = generator("test", "paged")
+    texts = [rng.integers(0, 50, count).tolist() for count in (18, 18, 5)]
+    texts[1] = list(texts[0])
+    assert decoder.reserve({0: 18, 1: 18, 2: 5}, {1: 0})
+    found = decoder.prefill(
+        [PrefillRequest((0, 1), 0, texts[0]), PrefillRequest((2,), 0, texts[2])], GREEDY, np.zeros(3, np.float32)
+    ).ids_BK
+    assert decoder.reserve({0: 30, 1: 30, 2: 30})
+    more = decoder.decode([0, 1, 2], [18, 18, 5], found[:, 0].tolist(), GREEDY, np.zeros((3, 3), np.float32))
+    for slot in range(3):
+        tokens = [*found[slot].tolist(), *more.ids_BK[slot].tolist()]
+        assert tokens == greedy(model, texts[slot], 4)
+        texts[slot] += tokens
+        np.testing.assert_allclose(more.logprobs_BK[slot], logprobs(model, texts[slot], 3), atol=1e-5)
+    # The last token drawn has not been fed. Slot 0 ends two tokens earlier than it was decoded, slot 2 is given to another text.
+    texts[0] = texts[0][:-2]
+    decoder.release(2)
+    assert decoder.reserve({0: 60, 2: 60})
+    observations = {0: rng.integers(0, 50, 20).tolist(), 2: rng.integers(0, 50, 33).tolist()}
+    feedings = [PrefillRequest((0,), len(texts[0]) - 1, [texts[0][-1], *observations[0]]), PrefillRequest((2,), 0, observations[2])]
+    texts[0] += observations[0]
+    texts[2] = observations[2]
+    found = decoder.prefill(feedings, GREEDY, np.zeros(2, np.float32)).ids_BK
+    more = decoder.decode([2, 0], [33, len(texts[0])], found[[1, 0], 0].tolist(), GREEDY, np.zeros((2, 2), np.float32))
+    assert [int(found[0, 0]), *more.ids_BK[1].tolist()] == greedy(model, texts[0], 3)
+    assert [int(found[1, 0]), *more.ids_BK[0].tolist()] == greedy(model, texts[2], 3)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), Sampling(temperature=0.7, top_k=3)])
+def test_draws_follow_the_uniforms(model: hf.PreTrainedModel, sampling: Sampling) -> None:
+    """The uniform picks from the cumulative probabilities of the tokens that are not excluded; log-probs are of all tokens."""
+    decoder = decoder_for(model)
+    text = [3, 1, 4, 1, 5]
+    assert decoder.reserve({0: 12})
+    uniforms = np.array([[0.1, 0.5, 0.95]], dtype=np.float32)
+    first = decoder.prefill([PrefillRequest((0,), 0, text)], sampling, np.array([0.3], dtype=np.float32))
+    rest = decoder.decode([0], [5], [int(first.ids_BK[0, 0])], sampling, uniforms)
+    ids = [*first.ids_BK[0].tolist(), *rest.ids_BK[0].tolist()]
+    found = [*first.logprobs_BK[0].tolist(), *rest.logprobs_BK[0].tolist()]
+    for step, uniform in enumerate([0.3, 0.1, 0.5, 0.95]):
+        with torch.no_grad():
+            logits = model(torch.tensor([text + ids[:step]], device=DEVICE)).logits[0, -1].double().cpu() / 0.7
+        probs = torch.softmax(logits, -1)
+        left = torch.where(probs >= probs.topk(sampling.top_k).values[-1], probs, 0.0) if sampling.top_k else probs
+        cumulative = (left / left.sum()).cumsum(0)
+        assert ids[step] == int((cumulative <= uniform).sum())
+        assert abs(found[step] - float(probs[ids[step]].log())) < 1e-5
+
+
+def test_the_cache_stays_within_its_budget(model: hf.PreTrainedModel) -> None:
+    """A page of 16 positions: two layers, keys and values, two heads of width 8, four bytes: 4,096 bytes."""
+    decoder = decoder_for(model, budget=3 * 4096 + 100)
+    assert decoder.cache_bytes == 4 * 4096, "and one page that belongs to nobody"
+    assert decoder.reserve({0: 32, 1: 16}) and not decoder.reserve({2: 1})
+    decoder.release(1)
+    assert decoder.reserve({2: 1})
+    assert decoder_for(model, num_slots=1).cache_bytes == (128 // 16 + 1) * 4096, "no more than the slots can use"
+
+
+def test_batch_sizes(model: hf.PreTrainedModel) -> None:
+    assert [paged._batch_size(rows) for rows in (1, 2, 3, 4, 512, 513)] == [1, 3, 3, 512, 512, 1024]
+
+
+def test_prompts_are_cut_into_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "PREFILL_TOKENS", 10)
+    feedings = [PrefillRequest((slot,), 0, [1] * count) for slot, count in enumerate((4, 6, 1, 12, 3))]
+    assert [[len(feeding.tokens) for feeding in part] for part in paged._parts(feedings)] == [[4, 6], [1], [12], [3]]

@@ -1,0 +1,188 @@
+"""The Triton kernels against their definitions in torch: by Triton's interpreter where there is no CUDA device."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from tether.core.seeding import derive_seed, generator
+
+pytest.importorskip("triton")
+
+from tether.models.fast.kernels.attention import paged_attention, text_attention
+from tether.models.fast.kernels.logits import BLOCK, DecodeState, sample_step
+from tether.models.fast.kernels.pointwise import norm_backward, norm_forward, rotate, rotate_and_store, swiglu_backward, swiglu_forward
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+assert_close: Callable[..., None] = torch.testing.assert_close
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(derive_seed("test", "kernels"))
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE)
+
+
+def test_norm() -> None:
+    x, delta, weight = random(9, 70).requires_grad_(), random(9, 70).requires_grad_(), random(70).requires_grad_()
+    total = x + delta
+    expected = weight * total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5)
+    by_normed, by_total = random(9, 70), random(9, 70)
+    torch.autograd.backward([expected, total], [by_normed, by_total])
+    normed, found_total, scale = norm_forward(x.detach(), delta.detach(), weight.detach(), 1e-5, save=True)
+    assert_close(normed, expected.detach(), rtol=1e-5, atol=1e-5)
+    assert_close(found_total, total.detach())
+    by_x, by_weight = norm_backward(by_normed, by_total, found_total, scale, weight.detach())
+    assert_close(by_x, x.grad, rtol=1e-5, atol=1e-5)
+    assert_close(by_weight, weight.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_norm_of_heads_that_stand_apart() -> None:
+    """Queries are normed where the joint projection wrote them."""
+    states, weight = random(5, 4 * 24), random(24)
+    heads = states[:, : 2 * 24].unflatten(1, (2, 24))
+    expected = weight * heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
+    assert_close(norm_forward(heads, None, weight, 1e-6, save=False)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_swiglu() -> None:
+    both = random(3, 2 * 1050)
+    gate, up = (part.detach().requires_grad_() for part in both.chunk(2, dim=1))
+    by_product = random(3, 1050)
+    product = silu(gate) * up
+    product.backward(by_product)
+    assert_close(swiglu_forward(*both.chunk(2, dim=1)), product.detach(), rtol=1e-5, atol=1e-5)
+    by_gate, by_up = swiglu_backward(by_product, *both.chunk(2, dim=1))
+    assert_close(by_gate, gate.grad, rtol=1e-5, atol=1e-5)
+    assert_close(by_up, up.grad, rtol=1e-5, atol=1e-5)
+
+
+def turned(x_SHD: Tensor, positions_S: Tensor, angles_PR: Tensor) -> Tensor:
+    """By complex numbers: a head's halves are real and imaginary parts."""
+    first, second = x_SHD.double().chunk(2, dim=-1)
+    moved = torch.complex(first, second) * torch.polar(torch.ones_like(angles_PR).double(), angles_PR.double())[positions_S][:, None]
+    return torch.cat([moved.real, moved.imag], dim=-1).float()
+
+
+def test_rotation_and_its_way_back() -> None:
+    states = random(7, (3 + 2) * 24)
+    query, key = (part.unflatten(1, (-1, 24)) for part in states.split([3 * 24, 2 * 24], dim=1))
+    positions, angles = torch.arange(7, device=DEVICE) * 3 % 20, random(20, 12)
+    found = rotate(query, key, positions, angles.cos(), angles.sin(), back=False)
+    for part, original in zip(found, (query, key), strict=True):
+        assert_close(part, turned(original, positions, angles), rtol=1e-5, atol=1e-5)
+    for part, original in zip(rotate(*found, positions, angles.cos(), angles.sin(), back=True), (query, key), strict=True):
+        assert_close(part, original.contiguous(), rtol=1e-5, atol=1e-5)
+
+
+def definition(query_THD: Tensor, key_LKD: Tensor, value_LKD: Tensor, scale: float) -> Tensor:
+    """Attention of the last T of L positions to all that is not behind them."""
+    repeats = query_THD.shape[1] // key_LKD.shape[1]
+    key, value = (states.repeat_interleave(repeats, dim=1).double() for states in (key_LKD, value_LKD))
+    scores = torch.einsum("thd,lhd->htl", query_THD.double(), key) * scale
+    num_new, length = scores.shape[1:]
+    hidden = torch.arange(length, device=scores.device) > torch.arange(length - num_new, length, device=scores.device)[:, None]
+    return torch.einsum("htl,lhd->thd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value).float()
+
+
+@pytest.mark.parametrize("use_prefix", [True, False])
+def test_attention_inside_texts(use_prefix: bool) -> None:
+    lengths, prefixes = [5, 40, 1], [(0, 30), (30, 100), (30, 100)]
+    states = random(sum(lengths), (6 + 2 + 2) * 24)
+    query, key, value = (part.unflatten(1, (-1, 24)) for part in states.split([6 * 24, 2 * 24, 2 * 24], dim=1))
+    stored = random(100, 2, 24), random(100, 2, 24)
+    starts = torch.tensor([0, 5, 45, 46], dtype=torch.int32, device=DEVICE)
+    prefix = (*stored, torch.tensor(prefixes, dtype=torch.int32, device=DEVICE)) if use_prefix else None
+    found = text_attention(query, key, value, starts, 40, 0.3, prefix)
+    for (first, last), (begin, end) in zip(((0, 5), (5, 45), (45, 46)), prefixes, strict=True):
+        before = [states[begin:end] for states in stored] if use_prefix else [key[:0], value[:0]]
+        own = slice(first, last)
+        expected = definition(query[own], torch.cat([before[0], key[own]]), torch.cat([before[1], value[own]]), 0.3)
+        assert_close(found[own], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("new", "heads"), [((1, 1, 1), (6, 2)), ((3, 20, 1), (6, 2)), ((1, 1), (4, 4)), ((9, 17), (8, 1))])
+def test_paged_attention(new: tuple[int, ...], heads: tuple[int, int]) -> None:
+    """Pages in no order, rows of several lengths, one token each or many; what lies behind a text's end is not a number."""
+    num_heads, num_kv_heads = heads
+    page, width = 16, 24
+    lengths = [max(count, length) for count, length in zip(new, (1, 37, 64), strict=False)]
+    tables = torch.tensor([[7, 0, 0, 0], [2, 5, 1, 0], [9, 3, 8, 6]], dtype=torch.int32, device=DEVICE)[: len(new)]
+    states = random(sum(new), (num_heads + 2 * num_kv_heads) * width)
+    query, key, value = (
+        part.unflatten(1, (-1, width)) for part in states.split([num_heads * width, num_kv_heads * width, num_kv_heads * width], dim=1)
+    )
+    before = [random(2, length - count, num_kv_heads, width) for length, count in zip(lengths, new, strict=True)]
+    caches = tuple(torch.full((10, num_kv_heads, page, width), math.nan, device=DEVICE) for _ in range(2))
+    for cache, which in zip(caches, range(2), strict=True):
+        for table, past in zip(tables, before, strict=True):
+            for position, entry in enumerate(past[which]):
+                cache[int(table[position // page]), :, position % page] = entry
+    rows = torch.tensor([row for row, count in enumerate(new) for _ in range(count)], dtype=torch.int32, device=DEVICE)
+    at = [length - count + step for length, count in zip(lengths, new, strict=True) for step in range(count)]
+    positions = torch.tensor(at, dtype=torch.int32, device=DEVICE)
+    angles = random(80, width // 2)
+    turned_query, turned_key = turned(query, positions.long(), angles), turned(key, positions.long(), angles)
+    rotate_and_store((query, key, value), caches, positions, rows, tables, (angles.cos(), angles.sin()))
+    assert_close(query, turned_query, rtol=1e-5, atol=1e-5)
+    starts = torch.tensor(np.concatenate([[0], np.cumsum(new)]), dtype=torch.int32, device=DEVICE)
+    found = paged_attention(query, caches, tables, starts, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), max(new), 0.2)
+    for row, past in enumerate(before):
+        own = slice(int(starts[row]), int(starts[row + 1]))
+        expected = definition(turned_query[own], torch.cat([past[0], turned_key[own]]), torch.cat([past[1], value[own]]), 0.2)
+        assert_close(found[own], expected, rtol=1e-4, atol=1e-4)
+
+
+def drawn(logits_V: Tensor, uniforms: Any, temperature: float = 1.0, greedy: bool = False) -> DecodeState:
+    """One draw per uniform from the same logits."""
+    state = DecodeState(len(uniforms), 1, torch.device(DEVICE))
+    state.uniforms_BK[:, 0] = torch.as_tensor(uniforms)
+    state.rate_1.fill_(1 / temperature)
+    sample_step(logits_V.expand(len(uniforms), -1).contiguous(), state, greedy=greedy)
+    return state
+
+
+def test_draws_by_hand() -> None:
+    """Probabilities 0.5, 0, 0.25, 0.25: cumulative 0.5, 0.5, 0.75, 1."""
+    logits = torch.tensor([math.log(2), -math.inf, 0.0, 0.0], device=DEVICE)
+    state = drawn(logits, [0.0, 0.49, 0.5, 0.74, 0.75, 0.99999994])
+    assert state.sampled_BK[:, 0].tolist() == [0, 0, 2, 2, 3, 3]
+    assert_close(state.logprobs_BK[:, 0].exp(), torch.tensor([0.5, 0.5, 0.25, 0.25, 0.25, 0.25], device=DEVICE))
+    assert state.ids_B.tolist() == [0, 0, 2, 2, 3, 3]
+    assert state.positions_B.tolist() == state.lengths_B.tolist() == [1] * 6 and state.step_1.item() == 1
+    assert drawn(logits, [0.99, 0.0], greedy=True).sampled_BK[:, 0].tolist() == [0, 0]
+    warm = drawn(logits, [0.0], temperature=2.0)  # sqrt(2) : 0 : 1 : 1
+    assert_close(warm.logprobs_BK[0, 0].exp().item(), math.sqrt(2) / (math.sqrt(2) + 2))
+
+
+def test_draws_follow_the_distribution_over_several_blocks() -> None:
+    """Chi-square, with evenly spaced uniforms in a random order of the vocabulary: nearly no error is left to chance."""
+    vocabulary = 2 * BLOCK + 100
+    logits = torch.full((vocabulary,), -math.inf)
+    likely = generator("test", "vocabulary").permutation(vocabulary)[:20]
+    logits[torch.from_numpy(likely)] = torch.linspace(-1, 1, 20)
+    probs = torch.softmax(logits, -1)
+    uniforms = (np.arange(60) + 0.5) / 60
+    counts = torch.bincount(drawn(logits.to(DEVICE), uniforms.astype(np.float32)).sampled_BK[:, 0].cpu(), minlength=vocabulary)
+    assert counts[probs == 0].sum() == 0
+    assert ((counts - 60 * probs).abs() <= 1.001).all()
+
+
+def test_a_draw_on_the_border_of_two_blocks_belongs_to_the_second() -> None:
+    logits = torch.full((2 * BLOCK,), -math.inf, device=DEVICE)
+    logits[[5, BLOCK + 7]] = 0.0
+    assert drawn(logits, [0.4999, 0.5]).sampled_BK[:, 0].tolist() == [5, BLOCK + 7]
+
+
+def test_draws_from_logits_that_are_not_numbers_are_noticed() -> None:
+    logits = torch.tensor([0.0, math.nan, 1.0], device=DEVICE)
+    state = drawn(logits, [0.5])
+    assert not math.isfinite(state.logprobs_BK[0, 0].item()) and 0 <= int(state.sampled_BK[0, 0]) < 3
