@@ -1,24 +1,17 @@
-"""One self-contained HTML page about an audit of rollouts, made from the plain JSON object that `tether diagnose --json` prints.
+"""The report of an audit: one self-contained HTML page, made from the plain JSON object that `tether diagnose --json` prints.
 
-It reads from the answer down: the verdict with its numbers, the curves over training, the templates with what still varies in them, sample
-reasonings of different prompts side by side, then what was read, dropped and noted. Plotly is inlined, a content-security policy forbids the
-browser to load anything, and all text goes through jinja2's escaping, because model output may hold HTML.
+The page starts with the answer: the verdict with its numbers. The curves over training follow, the templates and their slots, sample
+reasonings of different prompts side by side, then what was read, dropped and noted.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
 from tether.runs.figures import curve
+from tether.runs.page import Chart, figure_html, write_page
 from tether.runs.panels import GREY, PALE_ORANGE, Panel, Series, Style
 from tether.runs.schema import StepRecord
-from tether.runs.store import write_whole
 from tether.runs.verdict import Tile, exact_percent, number, percent
 
 Document = Mapping[str, Any]
@@ -95,37 +88,19 @@ PANELS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AuditChart:
-    """A figure with its words."""
-
-    title: str
-    reading: str
-    html: Markup
-
-
 def write_audit_report(document: Document, out: Path) -> Path:
     """Write the page and return its path."""
     last = next(window for window in document["windows"] if window["name"] == document["verdict_step"])
-    page = _template().render(
+    return write_page(
+        "audit_template.html",
+        out,
         document=document,
         last=last,
         mark=MARKS.get(document["verdict"]["code"], "bad"),
         tiles=_tiles(last),
         evidence=[(*EVIDENCE[item["name"]], item) for item in document["verdict"]["evidence"]],
         charts=_charts(document),
-        plotly_js=Markup(get_plotlyjs()),
     )
-    write_whole(out, page)
-    return out
-
-
-def _template() -> jinja2.Template:
-    source = resources.files("tether.runs").joinpath("audit_template.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = percent
-    environment.filters["number"] = number
-    return environment.from_string(source)
 
 
 def _tiles(window: Document) -> list[Tile]:
@@ -170,18 +145,13 @@ def _tiles(window: Document) -> list[Tile]:
     return tiles
 
 
-def _charts(document: Document) -> list[AuditChart]:
+def _charts(document: Document) -> list[Chart]:
     """The curves; none where the rollouts are of one window."""
     records = _records(document)
     if len(records) < 2:
         return []
-    charts = []
-    for panel in PANELS:
-        figure = curve(panel, {"audit": records})
-        if figure is not None:
-            html = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False}, div_id=f"chart-{panel.key}")
-            charts.append(AuditChart(panel.title, panel.reading, Markup(html)))  # plotly escapes what it puts into its script
-    return charts
+    charts = [Chart(panel.title, panel.reading, figure_html(curve(panel, {"audit": records}), panel.key)) for panel in PANELS]
+    return [chart for chart in charts if chart.html]
 
 
 def _records(document: Document) -> list[StepRecord]:
