@@ -23,18 +23,18 @@ EVIDENCE = {
     "retrieval": ("Retrieval by the model", "the own prompt explains the reasoning best among all prompts"),
     "adjusted_retrieval": ("Adjusted retrieval", "the same, after what each prompt gives to any text is taken away"),
     "information": ("Information", "MI-Seq-Est as a share of log P"),
-    "tie": ("Tie", "reasonings of one prompt agree more than those of different prompts; 1: the prompt decides the text"),
-    "kin": ("Likeness", "the reasoning is most like others of its own prompt"),
-    "echo": ("Shared words", "the reasoning takes up words that only its own prompt holds"),
+    "agreement": ("Agreement", "reasonings of one prompt agree more than those of different prompts; 1: the prompt decides the text"),
+    "neighbours": ("Neighbours", "the reasoning is most similar to others of its own prompt"),
+    "prompt_overlap": ("Prompt overlap", "the reasoning uses words that only its own prompt holds"),
 }
 
 PANELS = (
     Panel(
         "dependence",
         "Dependence on the prompt",
-        "The clearest sign of dependence, as a share of the way from chance to certainty, with its 95% interval. At zero the reasoning says "
+        "The clearest indicator of dependence, as a share of the way from chance to certainty, with its 95% interval. At zero the reasoning says "
         "nothing about its input.",
-        (Series("sign", "dependence", band=("sign_low", "sign_high")),),
+        (Series("indicator", "dependence", band=("indicator_low", "indicator_high")),),
     ),
     Panel(
         "retrieval",
@@ -105,7 +105,7 @@ def write_audit_report(document: Document, out: Path) -> Path:
 
 def _tiles(window: Document) -> list[Tile]:
     measured = window["measured"]
-    information, wording = measured["information"], measured["wording"]
+    information, lexical = measured["information"], measured["lexical"]
     ends = information["intervals"]
     retrieval = ends.get("retrieval_acc", (0.0, 1.0))
     mi = ends.get("mi_seq", (0.0, information["mi_ceiling"]))
@@ -124,8 +124,8 @@ def _tiles(window: Document) -> list[Tile]:
         Tile("Diversity H(Z|X), nats", number(information["h_conditional"]), "per token, under the model that scored"),
         Tile(
             "Different reasonings",
-            str(wording["distinct"]),
-            f"of {measured['reasonings']}; the most common is {percent(wording['top_share'])}",
+            str(lexical["distinct"]),
+            f"of {measured['reasonings']}; the most common is {percent(lexical['top_share'])}",
         ),
         Tile("Scored", f"{measured['reasonings']} × {measured['prompts']}", "reasonings under every prompt"),
         Tile(
@@ -155,7 +155,7 @@ def _charts(document: Document) -> list[Chart]:
 
 
 def _records(document: Document) -> list[StepRecord]:
-    points = {point["name"]: point for point in (document["course"] or {"points": []})["points"]}
+    points = {point["name"]: point for point in (document["trend"] or {"points": []})["points"]}
     records = []
     for window in document["windows"]:
         values: dict[str, float | None] = {"success": window["success"], "rv_mean": (window["rewards"] or {}).get("rv_mean")}
@@ -172,12 +172,12 @@ def _records(document: Document) -> list[StepRecord]:
             for name, ends in information["intervals"].items():
                 values[f"{name}_low"], values[f"{name}_high"] = ends
         if (point := points.get(window["name"])) is not None:
-            values |= {"sign": point["value"], "sign_low": point["low"], "sign_high": point["high"]}
+            values |= {"indicator": point["value"], "indicator_low": point["low"], "indicator_high": point["high"]}
         records.append(StepRecord(window["step"] or 0, {name: value for name, value in values.items() if value is not None}))
     return records
 
 
 def slot_words(slots: Sequence[Document]) -> str:
     """How many slots of a template are tied, noise or unknown. Example: "2 tied, 1 noise"; empty without slots."""
-    kinds = [str(slot["tie"]["kind"]) for slot in slots]
+    kinds = [str(slot["agreement"]["kind"]) for slot in slots]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("tied", "noise", "unknown") if kind in kinds)

@@ -236,8 +236,8 @@ def _parts(skeleton: str, kinds: Mapping[int, str]) -> list[tuple[str, str]]:
 
 def _slot(slot: Mapping[str, Any]) -> SlotView:
     fillers = [(f"“{_shortened(text, LONGEST_FILLER)}”" if text else "nothing", share) for text, share in slot["fillers"][:MOST_FILLERS]]
-    kind = str(slot["tie"]["kind"])
-    strength = "" if kind == "unknown" else f"{max(0.0, slot['tie']['strength']):.2f}"  # a little below 0 is chance
+    kind = str(slot["agreement"]["kind"])
+    strength = "" if kind == "unknown" else f"{max(0.0, slot['agreement']['strength']):.2f}"  # a little below 0 is chance
     return SlotView(slot["number"], kind, strength, fillers, slot["num_fillers"] - len(fillers))
 
 

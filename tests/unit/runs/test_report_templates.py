@@ -52,7 +52,7 @@ def test_the_first_and_the_last_training_step_are_searched(tmp_path: Path) -> No
         assert (each["num_traces"], each["num_prompts"], len(each["templates"])) == (36, 6, 1)
         template = each["templates"][0]
         assert template["skeleton"] == "I look at the board and see the ⟨1⟩ door, so I go up" and template["share"] == 1.0
-        assert [slot["tie"]["kind"] for slot in template["slots"]] == [kind]
+        assert [slot["agreement"]["kind"] for slot in template["slots"]] == [kind]
     assert run_templates(RunStore.create(tmp_path / "empty", "", {})) == []
 
 
@@ -144,7 +144,7 @@ def slot(number: int, kind: str, strength: float, fillers: list[tuple[str, float
         "num_fillers": num_fillers,
         "fillers": fillers,
         "mean_words": 1.0,
-        "tie": {"strength": strength, "p_value": 0.5, "kind": kind},
+        "agreement": {"strength": strength, "p_value": 0.5, "kind": kind},
     }
 
 
