@@ -63,7 +63,7 @@ def diagnose(
     if out is not None and not out.parent.is_dir():  # said now, not after scoring
         raise BadInput(f"--out is '{out}', but there is no folder '{out.parent}'; make it or choose another")
     name, remark = _model(files, model)
-    from tether.diagnostics.audit import AuditOptions, audit, collect, load_judge, to_document
+    from tether.diagnostics.audit import AuditOptions, audit, collect, load_scorer, to_document
     from tether.diagnostics.rollouts import open_rollouts, parse_fields
 
     options = AuditOptions(scope=SCOPES[scope], prompts=prompts, samples=samples, steps=tuple(step or ()), seed=seed, bootstrap=bootstrap)
@@ -78,8 +78,8 @@ def diagnose(
             progress=bars.read,
         )
         collected = collect(reader, options)
-        judge = load_judge(name, tokenizer=tokenizer or _writer(files, model), device=device)
-        found = audit(collected, judge, options, stage=bars.begin, advance=bars.advance)
+        scorer = load_scorer(name, tokenizer=tokenizer or _writer(files, model), device=device)
+        found = audit(collected, scorer, options, stage=bars.begin, advance=bars.advance)
     document = to_document(found)
     document["notes"] = [*([remark] if remark else []), *document["notes"]]
     _deliver(document, out or (None if as_json else (_run_folder(files) or Path()) / REPORT), as_json)
@@ -99,7 +99,7 @@ def _deliver(document: dict[str, Any], out: Path | None, as_json: bool) -> None:
 
 def _model(files: list[str], model: str | None) -> tuple[str, str | None]:
     """The model that scores, and a remark where it was found in a run folder; nothing heavy is loaded yet."""
-    from tether.diagnostics.audit.scoring import is_server, resolve_model, starting_model
+    from tether.diagnostics.audit.scorer import is_server, resolve_model, starting_model
     from tether.models.catalog import check_name
 
     run = _run_folder(files)
@@ -118,7 +118,7 @@ def _run_folder(files: list[str]) -> Path | None:
 
 def _writer(files: list[str], model: str | None) -> str | None:
     """The model whose token ids a run holds, where another one is to judge it."""
-    from tether.diagnostics.audit.scoring import resolve_model
+    from tether.diagnostics.audit.scorer import resolve_model
 
     run = _run_folder(files)
     return resolve_model(str(run))[0] if run and model else None
@@ -149,7 +149,7 @@ def _bars(quiet: bool) -> Iterator[_Bar]:
 
 
 def _show(document: dict[str, Any], out: Path | None) -> None:
-    """The verdict, why, the course, the largest templates and what was noted."""
+    """The verdict, why, the trend, the largest templates and what was noted."""
     from tether.runs.audit_report import slot_words  # brings plotly, which help does not need
 
     console = Console(soft_wrap=True, markup=False, highlight=False)
@@ -157,7 +157,7 @@ def _show(document: dict[str, Any], out: Path | None) -> None:
     console.print(verdict["headline"], style=f"bold {COLOURS.get(verdict['code'], 'red')}")
     for reason in verdict["reasons"]:
         console.print(f"  {reason}")
-    for sentence in (document["course"] or {}).get("sentences", []):
+    for sentence in (document["trend"] or {}).get("sentences", []):
         console.print(f"  {sentence}")
     last = next(window for window in document["windows"] if window["name"] == document["verdict_step"])
     if (rewards := last["rewards"]) is not None:

@@ -18,7 +18,7 @@ from tether.core.seeding import generator
 from tether.runs.store import RunStore
 
 if TYPE_CHECKING:
-    from tether.runs.template_view import StepTemplates
+    from tether.runs.reasoning_view import StepTemplates
 
 MOST_REASONINGS = 300
 """Searched for templates at one step; whole prompts are drawn, because ties show between reasonings of one prompt."""
@@ -63,7 +63,7 @@ def run_templates(store: RunStore) -> list["StepTemplates"]:
 
 def _templates(step: int, split: str, episodes: Iterable[dict[str, Any]]) -> "StepTemplates":
     from tether.diagnostics.templates import find_templates
-    from tether.runs.template_view import StepTemplates
+    from tether.runs.reasoning_view import StepTemplates
 
     reasonings: dict[str, list[str]] = {}
     for episode in episodes:

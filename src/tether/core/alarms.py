@@ -59,9 +59,13 @@ class Evidence:
     reference_steps: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        words = f"{self.metric} {self.value:.3g} in steps {self.steps[0]}-{self.steps[1]}"
+        return self.words()
+
+    def words(self, dash: str = "-") -> str:
+        """The evidence as text; `dash` stands between two steps."""
+        words = f"{self.metric} {self.value:.3g} in steps {self.steps[0]}{dash}{self.steps[1]}"
         if self.reference is not None and self.reference_steps is not None:
-            words += f", {self.reference:.3g} in steps {self.reference_steps[0]}-{self.reference_steps[1]}"
+            words += f", {self.reference:.3g} in steps {self.reference_steps[0]}{dash}{self.reference_steps[1]}"
         return f"{words} ({self.test})"
 
     @classmethod

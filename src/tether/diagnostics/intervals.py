@@ -12,8 +12,8 @@ resampled, not the matrix:
 
 Studentising lets the interval lean to the side of the skew (information near its ceiling). With few prompts the quantiles of T* are
 rough, so neither is taken nearer to zero than Student's t with as many degrees of freedom as there are prompts with reasonings, less one.
-The luck of single reasonings reaches both the prompt that wrote them and the columns that attract them; the part of the column effects
-that such luck explains, judged by the spread within prompts, is taken out so that it counts once. Coverage over repeated sampling is
+The randomness of single reasonings reaches both the prompt that wrote them and the columns that attract them; the part of the column effects
+that this randomness explains, judged by the spread within prompts, is taken out so that it counts once. Coverage over repeated sampling is
 measured by benchmarks/coverage.py.
 """
 
@@ -56,7 +56,7 @@ def prompt_effects(values: Floats, change_without: Floats | None, own: Ints, num
 
 
 def _column_effects(change: Floats, own: Ints, num_prompts: int) -> Floats:
-    """Effects of the columns, shrunk by the share of their spread that the luck of single reasonings explains."""
+    """Effects of the columns, shrunk by the share of their spread that the randomness of single reasonings explains."""
     totals = change.sum(axis=0)
     effects: Floats = (num_prompts - 1) * (totals.mean() - totals)
     spread = float((effects**2).sum())
@@ -67,8 +67,8 @@ def _column_effects(change: Floats, own: Ints, num_prompts: int) -> Floats:
     counts = np.diff(starts, append=len(own))[:, None]
     sums, squares = (np.add.reduceat(part[order], starts, axis=0) for part in (change, change**2))
     within = np.where(counts > 1, counts / np.maximum(counts - 1, 1) * (squares - sums**2 / counts), 0.0)
-    env_seed = float(within.sum()) * (num_prompts - 1) ** 3 / num_prompts
-    return effects * math.sqrt(max(0.0, 1.0 - env_seed / spread))
+    chance = float(within.sum()) * (num_prompts - 1) ** 3 / num_prompts
+    return effects * math.sqrt(max(0.0, 1.0 - chance / spread))
 
 
 def studentised_intervals(

@@ -1,8 +1,8 @@
-"""The alarms of a run over its whole course, read back from its step records.
+"""The alarms of a whole run, read back from its step records.
 
-A record holds the alarms that stood at its step. Here they are gathered by name: the spans of steps at which each stood, and how grave it
-was then; the evidence, likely cause and remedy as of the last step it stood; and what was done about it, which the run wrote down as notes
-of the form "tighten_filter for information_falls: the filter keeps 0.8 from now on, instead of 0.9".
+A record holds the alarms that stood at its step. This module groups them by name: the spans of steps at which each alarm stood and its
+severity there; the evidence, likely cause and remedy at the last step it stood; and the actions, which the run wrote down as notes of the
+form "tighten_filter for information_falls: the filter keeps 0.8 from now on, instead of 0.9".
 """
 
 import re
@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tether.core.alarms import AlarmName, Evidence, Severity
 from tether.runs.schema import StepRecord
 
-CRITICAL = "critical"
+CRITICAL = Severity.CRITICAL.value
 _ACTION = re.compile(r"(?P<action>\w+) for (?P<alarm>\w+): (?P<outcome>.+)", re.DOTALL)
-_REPEATED_TEXT = "repeated_text"
-"""Its evidence is a count over several steps; `rollout/repeated_text` is the same of one step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Steps at which an alarm stood without a break, equally grave."""
+class AlarmSpan:
+    """Consecutive steps at which an alarm stood with one severity."""
 
     first: int
     last: int
@@ -31,11 +30,11 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class AlarmSummary:
     """One alarm, over the whole run."""
 
     name: str
-    spans: tuple[Span, ...]
+    spans: tuple[AlarmSpan, ...]
     stands: bool
     """At the run's last step."""
     evidence: tuple[str, ...]
@@ -43,9 +42,9 @@ class Alarm:
     cause: str
     remedy: str
     metrics: frozenset[str]
-    """What its evidence was measured in."""
+    """The metrics of its evidence."""
     actions: tuple[tuple[int, str], ...]
-    """The step and what was done."""
+    """The step and the action."""
 
     @property
     def title(self) -> str:
@@ -54,7 +53,7 @@ class Alarm:
 
     @property
     def severity(self) -> str:
-        """The gravest it ever was."""
+        """The highest severity it ever had."""
         severities = [span.severity for span in self.spans]
         return CRITICAL if CRITICAL in severities else severities[-1]
 
@@ -65,11 +64,11 @@ class Alarm:
 
     @property
     def is_about_input(self) -> bool:
-        """It says that reasoning comes loose from its input."""
+        """Whether the alarm is about the dependence of the reasoning on its input."""
         return any(metric.startswith("information/") for metric in self.metrics)
 
 
-def alarm_history(records: Sequence[StepRecord]) -> list[Alarm]:
+def alarm_history(records: Sequence[StepRecord]) -> list[AlarmSummary]:
     """Every alarm that ever stood: critical ones first, then those that still stand, then in the order they began."""
     standing: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for place, record in enumerate(records):
@@ -80,20 +79,20 @@ def alarm_history(records: Sequence[StepRecord]) -> list[Alarm]:
 
 
 def are_recorded(records: Sequence[StepRecord]) -> bool:
-    """Whether the run watched for alarms at all; older ones did not."""
+    """Whether the run checked for alarms at all; runs of old versions did not."""
     return any(f"alarms/{CRITICAL}" in record.metrics for record in records)
 
 
-def _alarm(name: str, found: Sequence[tuple[int, Mapping[str, Any]]], records: Sequence[StepRecord]) -> Alarm:
+def _alarm(name: str, found: Sequence[tuple[int, Mapping[str, Any]]], records: Sequence[StepRecord]) -> AlarmSummary:
     last_place, last = found[-1]
     metrics = {str(item["metric"]).partition(" ")[0] for item in last["evidence"]}
-    if name == _REPEATED_TEXT:
+    if name == AlarmName.REPEATED_TEXT:  # its evidence pools several steps; this metric is the same of one step
         metrics = {"rollout/repeated_text"}
-    return Alarm(
+    return AlarmSummary(
         name=name,
         spans=_spans(found, records),
         stands=last_place == len(records) - 1,
-        evidence=tuple(_in_words(item) for item in last["evidence"]),
+        evidence=tuple(Evidence.from_json(item).words("–") for item in last["evidence"]),
         cause=str(last["cause"]),
         remedy=str(last["remedy"]),
         metrics=frozenset(metrics),
@@ -101,21 +100,21 @@ def _alarm(name: str, found: Sequence[tuple[int, Mapping[str, Any]]], records: S
     )
 
 
-def _spans(found: Sequence[tuple[int, Mapping[str, Any]]], records: Sequence[StepRecord]) -> tuple[Span, ...]:
-    spans: list[Span] = []
+def _spans(found: Sequence[tuple[int, Mapping[str, Any]]], records: Sequence[StepRecord]) -> tuple[AlarmSpan, ...]:
+    spans: list[AlarmSpan] = []
     before: int | None = None
     for place, data in found:
         step, severity = records[place].step, str(data["severity"])
         if spans and before == place - 1 and spans[-1].severity == severity:
-            spans[-1] = Span(spans[-1].first, step, severity)
+            spans[-1] = AlarmSpan(spans[-1].first, step, severity)
         else:
-            spans.append(Span(step, step, severity))
+            spans.append(AlarmSpan(step, step, severity))
         before = place
     return tuple(spans)
 
 
 def _actions(name: str, records: Sequence[StepRecord]) -> tuple[tuple[int, str], ...]:
-    """The notes that say what was done about an alarm, at the steps it stood."""
+    """The notes on the actions of an alarm, at the steps it stood."""
     done = []
     for record in records:
         if not any(data["name"] == name for data in record.alarms):
@@ -125,15 +124,3 @@ def _actions(name: str, records: Sequence[StepRecord]) -> tuple[tuple[int, str],
             if found and found["alarm"] == name:
                 done.append((record.step, f"{found['action'].replace('_', ' ')}: {found['outcome']}"))
     return tuple(done)
-
-
-def _in_words(item: Mapping[str, Any]) -> str:
-    """One piece of evidence. Example: "groups/rv_mean 0.01 in steps 41–48, 0.2 in steps 1–10 (rank-sum p = 0.00002)"."""
-    words = f"{item['metric']} {item['value']:.3g} in {_steps(item['steps'])}"
-    if item.get("reference") is not None and item.get("reference_steps"):
-        words += f", {item['reference']:.3g} in {_steps(item['reference_steps'])}"
-    return f"{words} ({item['test']})"
-
-
-def _steps(ends: Sequence[int]) -> str:
-    return f"steps {ends[0]}–{ends[1]}"

@@ -1,24 +1,17 @@
-"""One self-contained HTML page about an audit of rollouts, made from the plain JSON object that `tether diagnose --json` prints.
+"""The report of an audit: one self-contained HTML page, made from the plain JSON object that `tether diagnose --json` prints.
 
-It reads from the answer down: the verdict with its numbers, the curves over training, the templates with what still varies in them, sample
-reasonings of different prompts side by side, then what was read, dropped and noted. Plotly is inlined, a content-security policy forbids the
-browser to load anything, and all text goes through jinja2's escaping, because model output may hold HTML.
+The page starts with the answer: the verdict with its numbers. The curves over training follow, the templates and their slots, sample
+reasonings of different prompts side by side, then what was read, dropped and noted.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
 from tether.runs.figures import curve
+from tether.runs.page import Chart, figure_html, write_page
 from tether.runs.panels import GREY, PALE_ORANGE, Panel, Series, Style
 from tether.runs.schema import StepRecord
-from tether.runs.store import write_whole
 from tether.runs.verdict import Tile, exact_percent, number, percent
 
 Document = Mapping[str, Any]
@@ -30,18 +23,18 @@ EVIDENCE = {
     "retrieval": ("Retrieval by the model", "the own prompt explains the reasoning best among all prompts"),
     "adjusted_retrieval": ("Adjusted retrieval", "the same, after what each prompt gives to any text is taken away"),
     "information": ("Information", "MI-Seq-Est as a share of log P"),
-    "tie": ("Tie", "reasonings of one prompt agree more than those of different prompts; 1: the prompt decides the text"),
-    "kin": ("Likeness", "the reasoning is most like others of its own prompt"),
-    "echo": ("Shared words", "the reasoning takes up words that only its own prompt holds"),
+    "agreement": ("Agreement", "reasonings of one prompt agree more than those of different prompts; 1: the prompt decides the text"),
+    "neighbours": ("Neighbours", "the reasoning is most similar to others of its own prompt"),
+    "prompt_overlap": ("Prompt overlap", "the reasoning uses words that only its own prompt holds"),
 }
 
 PANELS = (
     Panel(
         "dependence",
         "Dependence on the prompt",
-        "The clearest sign of dependence, as a share of the way from chance to certainty, with its 95% interval. At zero the reasoning says "
+        "The clearest indicator of dependence, as a share of the way from chance to certainty, with its 95% interval. At zero the reasoning says "
         "nothing about its input.",
-        (Series("sign", "dependence", band=("sign_low", "sign_high")),),
+        (Series("indicator", "dependence", band=("indicator_low", "indicator_high")),),
     ),
     Panel(
         "retrieval",
@@ -95,42 +88,24 @@ PANELS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AuditChart:
-    """A figure with its words."""
-
-    title: str
-    reading: str
-    html: Markup
-
-
 def write_audit_report(document: Document, out: Path) -> Path:
     """Write the page and return its path."""
     last = next(window for window in document["windows"] if window["name"] == document["verdict_step"])
-    page = _template().render(
+    return write_page(
+        "audit_template.html",
+        out,
         document=document,
         last=last,
         mark=MARKS.get(document["verdict"]["code"], "bad"),
         tiles=_tiles(last),
         evidence=[(*EVIDENCE[item["name"]], item) for item in document["verdict"]["evidence"]],
         charts=_charts(document),
-        plotly_js=Markup(get_plotlyjs()),
     )
-    write_whole(out, page)
-    return out
-
-
-def _template() -> jinja2.Template:
-    source = resources.files("tether.runs").joinpath("audit_template.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = percent
-    environment.filters["number"] = number
-    return environment.from_string(source)
 
 
 def _tiles(window: Document) -> list[Tile]:
     measured = window["measured"]
-    information, wording = measured["information"], measured["wording"]
+    information, lexical = measured["information"], measured["lexical"]
     ends = information["intervals"]
     retrieval = ends.get("retrieval_acc", (0.0, 1.0))
     mi = ends.get("mi_seq", (0.0, information["mi_ceiling"]))
@@ -149,8 +124,8 @@ def _tiles(window: Document) -> list[Tile]:
         Tile("Diversity H(Z|X), nats", number(information["h_conditional"]), "per token, under the model that scored"),
         Tile(
             "Different reasonings",
-            str(wording["distinct"]),
-            f"of {measured['reasonings']}; the most common is {percent(wording['top_share'])}",
+            str(lexical["distinct"]),
+            f"of {measured['reasonings']}; the most common is {percent(lexical['top_share'])}",
         ),
         Tile("Scored", f"{measured['reasonings']} × {measured['prompts']}", "reasonings under every prompt"),
         Tile(
@@ -170,22 +145,17 @@ def _tiles(window: Document) -> list[Tile]:
     return tiles
 
 
-def _charts(document: Document) -> list[AuditChart]:
+def _charts(document: Document) -> list[Chart]:
     """The curves; none where the rollouts are of one window."""
     records = _records(document)
     if len(records) < 2:
         return []
-    charts = []
-    for panel in PANELS:
-        figure = curve(panel, {"audit": records})
-        if figure is not None:
-            html = figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False}, div_id=f"chart-{panel.key}")
-            charts.append(AuditChart(panel.title, panel.reading, Markup(html)))  # plotly escapes what it puts into its script
-    return charts
+    charts = [Chart(panel.title, panel.reading, figure_html(curve(panel, {"audit": records}), panel.key)) for panel in PANELS]
+    return [chart for chart in charts if chart.html]
 
 
 def _records(document: Document) -> list[StepRecord]:
-    points = {point["name"]: point for point in (document["course"] or {"points": []})["points"]}
+    points = {point["name"]: point for point in (document["trend"] or {"points": []})["points"]}
     records = []
     for window in document["windows"]:
         values: dict[str, float | None] = {"success": window["success"], "rv_mean": (window["rewards"] or {}).get("rv_mean")}
@@ -202,12 +172,12 @@ def _records(document: Document) -> list[StepRecord]:
             for name, ends in information["intervals"].items():
                 values[f"{name}_low"], values[f"{name}_high"] = ends
         if (point := points.get(window["name"])) is not None:
-            values |= {"sign": point["value"], "sign_low": point["low"], "sign_high": point["high"]}
+            values |= {"indicator": point["value"], "indicator_low": point["low"], "indicator_high": point["high"]}
         records.append(StepRecord(window["step"] or 0, {name: value for name, value in values.items() if value is not None}))
     return records
 
 
 def slot_words(slots: Sequence[Document]) -> str:
     """How many slots of a template are tied, noise or unknown. Example: "2 tied, 1 noise"; empty without slots."""
-    kinds = [str(slot["tie"]["kind"]) for slot in slots]
+    kinds = [str(slot["agreement"]["kind"]) for slot in slots]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("tied", "noise", "unknown") if kind in kinds)

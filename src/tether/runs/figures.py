@@ -13,7 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tether.core.enums import REGIME_FRACTION, Regime
-from tether.runs.alarms import Alarm, alarm_history
+from tether.runs.alarms import AlarmSummary, alarm_history
 from tether.runs.panels import Panel, Series, Style, drawn
 from tether.runs.schema import StepRecord
 
@@ -140,7 +140,7 @@ def _mark_alarms(figure: go.Figure, shown: Sequence[Series], records: Sequence[S
         figure.add_trace(_alarm_strip(alarm, records, high - (0.02 + 0.045 * row) * (high - low)))
 
 
-def _alarm_strip(alarm: Alarm, records: Sequence[StepRecord], height: float) -> go.Scatter:
+def _alarm_strip(alarm: AlarmSummary, records: Sequence[StepRecord], height: float) -> go.Scatter:
     stood = [(record.step, span) for span in alarm.spans for record in records if span.first <= record.step <= span.last]
     return go.Scatter(
         x=[step for step, _ in stood],

@@ -26,7 +26,7 @@ _NORMS = (("task_norm", "task", BLUE), ("regulariser_norm", "regularisers", ORAN
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class BucketRow:
     """One bucket of prompts; a value that could not be measured is not among them."""
 
     number: int
@@ -39,7 +39,7 @@ class Decomposition:
     """The gradients of one step, by bucket, lowest reward variance first."""
 
     step: int
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[BucketRow, ...]
     bound_broken: int | None
     """Buckets in which the Cauchy-Schwarz bound does not hold; None where it was not checked."""
 
@@ -54,7 +54,7 @@ def decompositions(records: Sequence[StepRecord]) -> list[Decomposition]:
                 values.setdefault(int(parts["bucket"]), {})[parts["name"]] = value
         if values:
             broken = record.metrics.get(BROKEN)
-            buckets = tuple(Bucket(number, values[number]) for number in sorted(values))
+            buckets = tuple(BucketRow(number, values[number]) for number in sorted(values))
             found.append(Decomposition(record.step, buckets, None if broken is None else round(broken)))
     return found
 
@@ -163,7 +163,7 @@ def table(found: Decomposition) -> list[list[str]]:
     return [[str(bucket.number), *(_plain(bucket.values.get(name)) for name, _ in TABLE)] for bucket in found.buckets]
 
 
-def _both(name: str, lowest: Bucket, highest: Bucket) -> str:
+def _both(name: str, lowest: BucketRow, highest: BucketRow) -> str:
     return f"{_plain(lowest.values.get(name))} to {_plain(highest.values.get(name))}"
 
 
@@ -171,7 +171,7 @@ def _plain(value: float | None) -> str:
     return "—" if value is None else f"{value:.3g}".replace("-", "−")
 
 
-def _axis_label(bucket: Bucket) -> str:
+def _axis_label(bucket: BucketRow) -> str:
     return f"{bucket.number}<br>{_plain(bucket.values.get('rv_mean'))}"
 
 

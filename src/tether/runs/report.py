@@ -1,35 +1,27 @@
-"""One self-contained HTML file about a run, or about several compared.
+"""The report of a run, or the comparison of several: one self-contained HTML file.
 
-The page reads from the answer down: the verdict in words, the key figures, the alarms with their evidence and remedies, the curves with
-how to read them, the regime plane, the gradients by reward variance, the templates of the reasoning, sample episodes from different
-prompts, then where the time went, the settings and the command that repeats the run. Everything is inside the file: plotly.js is inlined once and a
-content-security policy forbids the browser to load anything else. All text goes through jinja2's escaping, because model output may hold
-HTML. Pieces a run did not record are named as missing.
+The page starts with the answer: the verdict in words and the key figures. The alarms follow with their evidence and remedies, then the
+curves with how to read them, the regime plane, the gradients by reward variance, the templates of the reasoning, sample episodes from
+different prompts, the timings, the settings and the command that repeats the run. What a run did not record is named as missing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import plotly.graph_objects as go
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
 from tether.core.enums import REGIME_FRACTION, Regime
 from tether.core.errors import BadInput
-from tether.runs.alarms import Alarm, alarm_history, are_recorded
+from tether.runs.alarms import AlarmSummary, alarm_history, are_recorded
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, Runs, curve, regime_plane, run_colours
 from tether.runs.gradient_buckets import TABLE, Decomposition, decompositions, norm_figure, reading, share_figure, table
+from tether.runs.page import Chart, figure_html, write_page
 from tether.runs.panels import SECTIONS, Panel, Series, drawn
-from tether.runs.samples import SampleStep, sample_steps
+from tether.runs.reasoning_view import SampleStep, StepTemplates, TemplatesView, sample_steps, template_views
 from tether.runs.schema import StepRecord
-from tether.runs.store import RunStore, write_whole
-from tether.runs.template_view import StepTemplates, TemplatesView, views
-from tether.runs.timings import COST, StageTime, as_records, machine_words, mean_rates, stage_times
-from tether.runs.verdict import Tile, comparison, failures, number, percent, tiles, verdict
+from tether.runs.store import RunStore
+from tether.runs.timings import COST, StageTime, as_records, fast_path_words, machine_words, mean_rates, stage_times
+from tether.runs.verdict import Tile, comparison, failures, percent, tiles, verdict
 
 _PLOTLY_CONFIG = {"displayModeBar": False}
 
@@ -66,17 +58,6 @@ _BUCKET_CHARTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
-    """A figure with its words; `html` is None where nothing was recorded."""
-
-    title: str
-    reading: str
-    html: Markup | None
-    needs: str
-    """What was not recorded, for the page to name where `html` is None."""
-
-
-@dataclass(frozen=True, slots=True)
 class GradientView:
     """The gradients of a run by reward variance; of the last decomposition, compared with the first."""
 
@@ -88,7 +69,7 @@ class GradientView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """Everything the page says about one run."""
+    """Everything the page shows about one run."""
 
     name: str
     colour: str
@@ -101,17 +82,19 @@ class RunView:
     last_step: int
     verdict: list[str]
     tiles: list[Tile]
-    alarms: list[Alarm]
+    alarms: list[AlarmSummary]
     alarms_recorded: bool
     gradients: GradientView | None
     gradient_failure: str
-    """Why there are no gradients, where taking them apart was due and failed."""
+    """Why there are no gradients, where a decomposition was due and failed."""
     templates: list[TemplatesView] | None
-    """None where nobody looked for them."""
+    """None where they were not searched for."""
     notes: list[tuple[int, str]]
     samples: list[SampleStep]
     machine: str
     """What it was computed on; empty where the run did not say."""
+    fast_path: list[str]
+    """Which decoder, attention, scorer and head the run used, and why where a slow one was chosen; empty where the run did not say."""
     stage_times: list[StageTime]
     rates: list[tuple[str, str]]
     config: str
@@ -130,7 +113,9 @@ def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequ
     runs = [_view(name, colours[name], store, records[name], own) for name, store, own in zip(names, stores, found, strict=True)]
     stepped = {name: steps for name, steps in records.items() if steps}
     timed = {name: costs for name, store in zip(names, stores, strict=True) if (costs := as_records(store.timings()))}
-    page = _template().render(
+    return write_page(
+        "report_template.html",
+        out,
         runs=runs,
         title=_title(runs),
         comparison=comparison(records) if len(runs) > 1 else None,
@@ -139,19 +124,7 @@ def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequ
         plane=_plane(stepped),
         cost=(COST.question, _charts(COST.panels, timed)),
         regimes=[(regime.value, REGIME_TINTS[regime], meaning) for regime, meaning in _REGIME_MEANINGS.items()],
-        # A closing tag inside the library would end its script element; the library ships none, which the tests hold.
-        plotly_js=Markup(get_plotlyjs()),
     )
-    write_whole(out, page)
-    return out
-
-
-def _template() -> jinja2.Template:
-    source = resources.files("tether.runs").joinpath("report_template.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = percent
-    environment.filters["number"] = number
-    return environment.from_string(source)
 
 
 def _names(stores: Sequence[RunStore]) -> list[str]:
@@ -185,10 +158,11 @@ def _view(name: str, colour: str, store: RunStore, records: list[StepRecord], te
         alarms_recorded=are_recorded(records),
         gradients=_gradients(decompositions(records), colour),
         gradient_failure=failures(records).get("gradients", ""),
-        templates=None if templates is None else views(templates),
+        templates=None if templates is None else template_views(templates),
         notes=[(record.step, note) for record in records for note in record.notes],
         samples=samples,
         machine=machine_words(store.machine()),
+        fast_path=fast_path_words(store.machine()),
         stage_times=stage_times(timings),
         rates=mean_rates(timings),
         config=store.config_text(),
@@ -206,12 +180,12 @@ def _gradients(found: Sequence[Decomposition], colour: str) -> GradientView | No
     compared = [last] if len(found) == 1 else [found[0], last]
     key = f"gradients-{colour[1:]}"  # the colour tells runs apart on the page
     charts = [
-        Chart(f"Gradient norms at step {each.step}", _NORM_READING, _html(norm_figure(each, compared), f"{key}-{each.step}"), "")
+        Chart(f"Gradient norms at step {each.step}", _NORM_READING, figure_html(norm_figure(each, compared), f"{key}-{each.step}"), "")
         for each in compared
     ]
     for metric, title, words in _BUCKET_CHARTS:
         figure = share_figure(metric, compared, percent=metric == "dominance")
-        charts.append(Chart(title, words, _html(figure, f"{key}-{metric}"), f"gradients/{metric}_1, ..."))
+        charts.append(Chart(title, words, figure_html(figure, f"{key}-{metric}"), f"gradients/{metric}_1, ..."))
     return GradientView(reading(last), [chart for chart in charts if chart.html], last.step, table(last))
 
 
@@ -220,7 +194,7 @@ def _charts(panels: Sequence[Panel], runs: Runs) -> list[Chart]:
     for panel in panels:
         figure = curve(panel, runs) if runs else None
         wanted = ", ".join(series.metric for series in panel.series if not series.beside)
-        charts.append(Chart(panel.title, _reading(panel, drawn(panel, list(runs.values()))), _html(figure, panel.key), wanted))
+        charts.append(Chart(panel.title, _reading(panel, drawn(panel, list(runs.values()))), figure_html(figure, panel.key), wanted))
     return charts
 
 
@@ -246,11 +220,4 @@ def _plane(runs: Runs) -> Chart:
         if measured
         else "Not recorded: no step measured information."
     )
-    return Chart("The regime plane", reading, _html(regime_plane(runs) if runs else None, "regime-plane"), needs)
-
-
-def _html(figure: go.Figure | None, key: str) -> Markup | None:
-    if figure is None:
-        return None
-    # plotly escapes angle brackets inside the script it writes, so its output is safe to place as it is.
-    return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=_PLOTLY_CONFIG, div_id=f"chart-{key}"))
+    return Chart("The regime plane", reading, figure_html(regime_plane(runs) if runs else None, "regime-plane"), needs)

@@ -1,6 +1,6 @@
-"""What the clock and the memory said of a run: the record of a step, and its view in a report.
+"""Time and memory of a run: the record of a step, and its view in a report.
 
-None of it is ever the same twice, so it has a file of its own beside the metrics, and no metric follows from it. Older runs hold seconds
+These numbers differ between two runs of one seed, so they have a file of their own, and no metric follows from them. Older runs hold seconds
 and one rate only; whatever a record lacks is left out of the view. The charts are those of the metrics: a step's timings are put into the
 form of a step's metrics, under names that no metric has.
 """
@@ -186,6 +186,25 @@ def machine_words(machine: Mapping[str, Any]) -> str:
         parts.append(f"{float(machine['peak']) / 1e12:.3g} TFLOP/s measured in {machine.get('dtype', 'its type')}")
     parts += [f"engine: {machine['engine']}"] if "engine" in machine else []
     return "; ".join(parts)
+
+
+FAST_PATH_PARTS = {"decoder": "decoder", "learner_attention": "attention in the learner", "scorer": "scorer", "head": "head"}
+
+
+def fast_path_words(machine: Mapping[str, Any]) -> list[str]:
+    """The fast-path report of a run, a line for the choices and one for each reason that a slow way was taken; empty where none is on record.
+
+    Example: ["Fast path: decoder paged; attention in the learner packed; scorer shared prefix; head fused."].
+    """
+    found = machine.get("fast_path")
+    if not isinstance(found, Mapping):
+        return []
+    parts = [f"{words} {found[name]}" for name, words in FAST_PATH_PARTS.items() if found.get(name)]
+    reasons = found.get("reasons") or []
+    listed = (
+        [f"{part}: {reason}" for part, reason in reasons.items()] if isinstance(reasons, Mapping) else [str(reason) for reason in reasons]
+    )
+    return ([f"Fast path: {'; '.join(parts)}."] if parts else []) + [f"Slow way: {reason}" for reason in listed]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -71,7 +71,7 @@ def test_one_object_and_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
     found = json.loads(out)
     assert err.strip() == "" and out.count("\n") == 1
     assert found["verdict"]["code"] == "tied" and [window["step"] for window in found["windows"]] == [0, 1]
-    assert found["course"]["sentences"] and found["model"] == "tiny" and found["precision"] == "float32"
+    assert found["trend"]["sentences"] and found["model"] == "tiny" and found["precision"] == "float32"
     html = page.read_text(encoding="utf-8")
     assert "&lt;script&gt;alert(1)" in html and "<script>alert(1)" not in html
     assert found["verdict"]["headline"] in html and "chart-dependence" in html and "Content-Security-Policy" in html

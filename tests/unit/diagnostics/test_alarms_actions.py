@@ -1,7 +1,7 @@
 """Actions of alarms: which are due when, and what they make of the filter's share."""
 
 from tether.core.alarms import Alarm, AlarmName, Evidence, Severity
-from tether.diagnostics.alarms.actions import change_filter, due_actions
+from tether.diagnostics.alarms.actions import change_filter, due_actions, evidence_start, reason_to_stop
 from tether.diagnostics.settings import Action, AlarmSettings
 
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
@@ -51,3 +51,28 @@ def test_tightening_ends_at_the_least_and_loosening_at_all() -> None:
 def test_tightening_never_loosens() -> None:
     """A run may begin below the end of tightening."""
     assert change_filter(0.2, TIGHTEN, AlarmSettings()) == (0.2, "the filter still keeps 0.2: its limit is reached")
+
+
+def test_stop() -> None:
+    settings = AlarmSettings.model_validate({"actions": {"length_collapse": ["checkpoint", "stop"]}})
+
+    def reason(step: int, *alarms: Alarm) -> str | None:
+        return reason_to_stop(due_actions(alarms, step, settings), settings, roll_backs=0, rolled_back_now=False)
+
+    assert reason(3) is None and reason(3, _alarm("repeated_text", 3)) is None
+    assert reason(3, _alarm("repeated_text", 3), _alarm("length_collapse", 3)) == "alarm length_collapse"
+    assert reason(4, _alarm("length_collapse", 3)) is None, "it acted when it began"
+
+
+def test_a_run_that_asks_for_one_roll_back_too_many_stops() -> None:
+    settings = AlarmSettings.model_validate({"actions": {"critical": "roll_back"}, "roll_backs": 2})
+    due = due_actions([_alarm("length_collapse", 20)], 20, settings)
+    assert reason_to_stop(due, settings, roll_backs=1, rolled_back_now=False) is None
+    assert reason_to_stop(due, settings, roll_backs=2, rolled_back_now=True) is None, "the second one is what this step did"
+    found = reason_to_stop(due, settings, roll_backs=2, rolled_back_now=False)
+    assert found == "alarm length_collapse after 2 roll-backs (alarms.roll_backs)"
+
+
+def test_the_evidence_starts_with_its_earliest_window() -> None:
+    early = Alarm(AlarmName.REPEATED_TEXT, CRITICAL, 9, (Evidence("a", 0.0, (7, 9), ""), Evidence("b", 0.0, (4, 9), "")), "", "")
+    assert evidence_start([_alarm("length_collapse", 9), early]) == 4 and evidence_start([_alarm("length_collapse", 9)]) == 9

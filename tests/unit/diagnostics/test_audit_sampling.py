@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from tether.core.errors import BadInput
-from tether.diagnostics.audit import survey as surveying
-from tether.diagnostics.audit.sample import Drawn, WindowSample, draw
-from tether.diagnostics.audit.survey import Running, StepCounts, group_hash, reward_statistics, survey
-from tether.diagnostics.audit.windows import Window, evenly, plan_windows
+from tether.diagnostics.audit import scan as scanning
+from tether.diagnostics.audit.sample import SampledRollout, WindowSample, draw
+from tether.diagnostics.audit.scan import Running, StepCounts, Window, evenly, group_hash, plan_windows, reward_statistics, scan
 from tether.diagnostics.rollouts import Rollout
 
 
@@ -18,7 +17,7 @@ def _rollout(group: Any, episode: int = 0, *, step: int | None = 1, turn: int = 
     return Rollout(step=step, group=group, trajectory=f"{step}/{group}/{episode}", turn=turn, where=f"line {episode}", **values)
 
 
-def _names(drawn: Sequence[Drawn]) -> list[tuple[Any, str | None]]:
+def _names(drawn: Sequence[SampledRollout]) -> list[tuple[Any, str | None]]:
     return [(member.group, member.reasoning) for member in drawn]
 
 
@@ -40,13 +39,13 @@ def test_counts_are_of_episodes_and_of_the_scope() -> None:
         _rollout("b", 0, reward=None),
         _rollout("b", 0, step=2, reward=5.0),
     ]
-    first = survey(rollouts, all_turns=False, seed=0)[1]
+    first = scan(rollouts, all_turns=False, seed=0)[1]
     assert (first.num_rollouts, first.num_episodes, first.num_scope, first.num_empty) == (4, 3, 3, 1)
     assert (first.num_judged, first.num_success, first.success) == (2, 1, 0.5)
     assert (first.reward.count, first.reward.mean) == (2, 0.5)
     assert first.num_groups == 2
-    assert survey(rollouts, all_turns=True, seed=0)[1].num_scope == 4
-    assert list(survey(rollouts, all_turns=False, seed=0)) == [1, 2]
+    assert scan(rollouts, all_turns=True, seed=0)[1].num_scope == 4
+    assert list(scan(rollouts, all_turns=False, seed=0)) == [1, 2]
 
 
 def test_reward_statistics_by_hand() -> None:
@@ -55,19 +54,19 @@ def test_reward_statistics_by_hand() -> None:
         for group, rewards in (("a", (0, 1)), ("b", (1, 1)), ("c", (2,)))
         for n, reward in enumerate(rewards)
     ]
-    found = reward_statistics(survey(rollouts, all_turns=False, seed=0).values())
+    found = reward_statistics(scan(rollouts, all_turns=False, seed=0).values())
     assert found is not None
     assert (found.num_groups, found.rv_mean, found.rv_std, found.rv_ratio, found.zero_share) == (2, 0.25, 0.25, 1.0, 0.5)
-    flat = reward_statistics(survey(rollouts[2:], all_turns=False, seed=0).values())
+    flat = reward_statistics(scan(rollouts[2:], all_turns=False, seed=0).values())
     assert flat is not None and flat.rv_ratio is None and flat.zero_share == 1.0
-    assert reward_statistics(survey(rollouts[-1:], all_turns=False, seed=0).values()) is None
+    assert reward_statistics(scan(rollouts[-1:], all_turns=False, seed=0).values()) is None
 
 
 def test_groups_followed_are_bounded_and_the_smallest_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveying, "MAX_GROUPS", 5)
+    monkeypatch.setattr(scanning, "MAX_GROUPS", 5)
     rollouts = [_rollout(group, member, reward=float(member)) for member in range(2) for group in range(50)]
     for order in (rollouts, rollouts[::-1]):
-        counts = survey(order, all_turns=False, seed=7)[1]
+        counts = scan(order, all_turns=False, seed=7)[1]
         smallest = sorted(group_hash(7, 1, group) for group in range(50))[:5]
         assert sorted(counts.rewards_of) == smallest and counts.is_sample
         assert all(rewards.count == 2 and rewards.variance == 0.5 for rewards in counts.rewards_of.values())
@@ -75,14 +74,14 @@ def test_groups_followed_are_bounded_and_the_smallest_hashes(monkeypatch: pytest
 
 
 def test_steps_that_are_no_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveying, "MAX_STEPS", 3)
+    monkeypatch.setattr(scanning, "MAX_STEPS", 3)
     with pytest.raises(BadInput, match="more than 3 different steps"):
-        survey((_rollout("a", step=step) for step in range(4)), all_turns=False, seed=0)
+        scan((_rollout("a", step=step) for step in range(4)), all_turns=False, seed=0)
 
 
 def test_no_first_turn_is_said() -> None:
     with pytest.raises(BadInput, match="--scope trajectory"):
-        survey([_rollout("a", turn=1)], all_turns=False, seed=0)
+        scan([_rollout("a", turn=1)], all_turns=False, seed=0)
 
 
 def _counts(groups: dict[int | None, int], empty: Sequence[int] = ()) -> dict[int | None, StepCounts]:
@@ -91,7 +90,7 @@ def _counts(groups: dict[int | None, int], empty: Sequence[int] = ()) -> dict[in
         rollouts = [
             _rollout(group, step=step, **({"reasoning": None, "missing": "blank"} if step in empty else {})) for group in range(count)
         ]
-        found |= survey(rollouts, all_turns=False, seed=0)
+        found |= scan(rollouts, all_turns=False, seed=0)
     return found
 
 
@@ -180,6 +179,6 @@ def test_windows_take_their_own_steps_and_only_reasoning() -> None:
 
 
 def test_ids_are_kept_whole_and_a_giant_one_stays_too_large() -> None:
-    kept = Drawn.of(_rollout(0, prompt_ids=(1, 2, 3), reasoning_ids=(5, 2**80)))
+    kept = SampledRollout.of(_rollout(0, prompt_ids=(1, 2, 3), reasoning_ids=(5, 2**80)))
     assert kept.prompt_ids is not None and list(kept.prompt_ids) == [1, 2, 3]
     assert kept.reasoning_ids is not None and kept.reasoning_ids[1] > 2**60

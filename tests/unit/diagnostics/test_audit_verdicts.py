@@ -15,7 +15,7 @@ import pytest
 from tether import make_env
 from tether.core.errors import BadInput
 from tether.core.seeding import generator
-from tether.diagnostics.audit import Audit, AuditOptions, Judge, audit, collect, load_judge, to_document
+from tether.diagnostics.audit import Audit, AuditOptions, AuditScorer, audit, collect, load_scorer, to_document
 from tether.diagnostics.audit.verdict import VerdictCode
 from tether.diagnostics.rollouts import open_rollouts
 
@@ -57,15 +57,15 @@ def sums(prompt: str, rng: Rng) -> str:
     tries = []
     for _ in range(int(rng.integers(2, 4))):
         a, b = (numbers[index] for index in rng.permutation(len(numbers))[:2])
-        sign, value = _pick(rng, (("+", a + b), ("-", a - b)))
-        tries.append(f"{a} {sign} {b} = {value}")
+        indicator, value = _pick(rng, (("+", a + b), ("-", a - b)))
+        tries.append(f"{a} {indicator} {b} = {value}")
     return f"{_pick(rng, OPENINGS)} I need {target}. {_pick(rng, ('Try', 'Take', 'Maybe'))} {', then '.join(tries)}. {_pick(rng, GENERIC)}"
 
 
 def places(prompt: str, rng: Rng) -> str:
     """Tied without a shared word: where the player and the goal stand on a drawn board."""
     rows = [row for row in prompt.splitlines() if row and set(row) <= set("P_OG#")]
-    found = {sign: (y, row.index(sign)) for y, row in enumerate(rows) for sign in "PG" if sign in row}
+    found = {indicator: (y, row.index(indicator)) for y, row in enumerate(rows) for indicator in "PG" if indicator in row}
     (y, x), (gy, gx) = found["P"], found["G"]
     ways = [way for way, wanted in (("Up", gy < y), ("Down", gy > y), ("Left", gx < x), ("Right", gx > x)) if wanted]
     return f"{_pick(rng, OPENINGS)} I am at ({y},{x}), goal at ({gy},{gx}). {_pick(rng, ('So', 'It is', 'I go'))} {_pick(rng, ways)}."
@@ -141,16 +141,16 @@ class Ignorant:
 
 
 @pytest.fixture(scope="module")
-def tiny_judge() -> Judge:
-    return load_judge("tiny", device="cpu")
+def tiny_judge() -> AuditScorer:
+    return load_scorer("tiny", device="cpu")
 
 
 @pytest.fixture
-def blind(tiny_judge: Judge) -> Judge:
+def blind(tiny_judge: AuditScorer) -> AuditScorer:
     return dataclasses.replace(tiny_judge, scorer=Ignorant())
 
 
-def _audited(path: Path, judge: Judge, **options: Any) -> Audit:
+def _audited(path: Path, judge: AuditScorer, **options: Any) -> Audit:
     chosen = AuditOptions(**{"bootstrap": 200, **options})
     return audit(collect(open_rollouts(path), chosen), judge, chosen)
 
@@ -183,7 +183,7 @@ def _prompts(env: str, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("env", "write", "code"), CASES)
-def test_words_alone_tell(env: str, write: Write, code: VerdictCode, blind: Judge, tmp_path: Path) -> None:
+def test_words_alone_tell(env: str, write: Write, code: VerdictCode, blind: AuditScorer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "rollouts.jsonl", records(_prompts(env, 12), write, 6))
     found = _audited(path, blind)
     assert found.verdict.code is code, found.verdict
@@ -195,13 +195,13 @@ def test_words_alone_tell(env: str, write: Write, code: VerdictCode, blind: Judg
     ("env", "write", "code"),
     [("countdown", sums, TIED), ("frozen_lake", guess, TEMPLATE), ("countdown", copied, TIED), ("frozen_lake", terse, TIED)],
 )
-def test_the_embedded_model_scores(env: str, write: Write, code: VerdictCode, tiny_judge: Judge, tmp_path: Path) -> None:
+def test_the_embedded_model_scores(env: str, write: Write, code: VerdictCode, tiny_judge: AuditScorer, tmp_path: Path) -> None:
     found = _audited(write_records(tmp_path / "rollouts.jsonl", records(env_prompts(env, 6), write, 4)), tiny_judge)
     assert found.verdict.code is code, found.verdict
     assert found.precision == "float32"
 
 
-def test_one_sample_per_prompt_is_judged_and_said(tiny_judge: Judge, tmp_path: Path) -> None:
+def test_one_sample_per_prompt_is_judged_and_said(tiny_judge: AuditScorer, tmp_path: Path) -> None:
     found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("countdown", 24), copied, 1)), tiny_judge)
     assert found.verdict.code is TIED
     assert any("one reasoning per prompt" in note for note in found.notes)
@@ -209,14 +209,14 @@ def test_one_sample_per_prompt_is_judged_and_said(tiny_judge: Judge, tmp_path: P
     assert loose.verdict.code is TEMPLATE and any("one reasoning per prompt" in reason for reason in loose.verdict.reasons)
 
 
-def test_too_few_cannot_be_told(blind: Judge, tmp_path: Path) -> None:
+def test_too_few_cannot_be_told(blind: AuditScorer, tmp_path: Path) -> None:
     few = _audited(write_records(tmp_path / "few.jsonl", records(env_prompts("frozen_lake", 3), slots, 3)), blind)
     assert few.verdict.code is VerdictCode.CANNOT_BE_TOLD and "Only 9 reasonings under 3 prompts" in few.verdict.reasons[0]
     single = _audited(write_records(tmp_path / "one.jsonl", records(env_prompts("frozen_lake", 20), slots, 1)), blind)
     assert single.verdict.code is VerdictCode.CANNOT_BE_TOLD and "one for each prompt" in single.verdict.reasons[0]
 
 
-def test_nothing_at_all_is_refused_with_the_reason(blind: Judge, tmp_path: Path) -> None:
+def test_nothing_at_all_is_refused_with_the_reason(blind: AuditScorer, tmp_path: Path) -> None:
     prompt = env_prompts("countdown", 1)
     with pytest.raises(BadInput, match="all 8 sampled reasonings answer one prompt"):
         _audited(write_records(tmp_path / "one.jsonl", records(prompt * 2, sums, 4)), blind)
@@ -225,12 +225,12 @@ def test_nothing_at_all_is_refused_with_the_reason(blind: Judge, tmp_path: Path)
         _audited(write_records(tmp_path / "silent.jsonl", silent), blind)
 
 
-def test_a_weak_model_is_named_as_such(blind: Judge, tmp_path: Path) -> None:
+def test_a_weak_model_is_named_as_such(blind: AuditScorer, tmp_path: Path) -> None:
     found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("countdown", 8), sums, 4)), blind)
-    assert any("the model is a weak judge of this text" in note for note in found.notes)
+    assert any("the model is a weak scorer of this text" in note for note in found.notes)
 
 
-def test_steps_of_one_prompt_are_pooled_and_repeats_left_out(blind: Judge, tmp_path: Path) -> None:
+def test_steps_of_one_prompt_are_pooled_and_repeats_left_out(blind: AuditScorer, tmp_path: Path) -> None:
     prompts = env_prompts("countdown", 16)
     made = [record for step, prompt in enumerate(prompts) for record in records([prompt], sums, 4, step=step)]
     again = [
@@ -241,22 +241,22 @@ def test_steps_of_one_prompt_are_pooled_and_repeats_left_out(blind: Judge, tmp_p
     assert found.verdict.code is TIED and any("4 reasonings were repeats" in note for note in found.notes)
 
 
-def test_the_decline_is_dated(blind: Judge, tmp_path: Path) -> None:
+def test_the_decline_is_dated(blind: AuditScorer, tmp_path: Path) -> None:
     prompts = env_prompts("countdown", 12)
     course = [sums, sums, sums, slots, slots, slots]
     made = [record for step, write in enumerate(course) for record in records(prompts, write, 4, step=10 * step)]
     found = _audited(write_records(tmp_path / "r.jsonl", made), blind)
     assert found.verdict.code is TEMPLATE
-    assert found.course is not None and found.course.information is not None
-    assert found.course.information.began.window.name == "30" and found.course.information.last_good.window.name == "20"
-    assert found.course.success is None
+    assert found.trend is not None and found.trend.information is not None
+    assert found.trend.information.began.window.name == "30" and found.trend.information.last_good.window.name == "20"
+    assert found.trend.success is None
     document = to_document(found)
-    assert document["course"]["decline"]["began"]["step"] == 30
-    assert document["course"]["regimes"][0] == "diverse reasoning" and document["course"]["regimes"][-1] == "template collapse"
+    assert document["trend"]["change_point"]["began"]["step"] == 30
+    assert document["trend"]["regimes"][0] == "diverse reasoning" and document["trend"]["regimes"][-1] == "template collapse"
     json.dumps(document, allow_nan=False)
 
 
-def test_same_every_time(blind: Judge, tmp_path: Path) -> None:
+def test_same_every_time(blind: AuditScorer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "r.jsonl", records(env_prompts("countdown", 40), sums, 3))
     first, second = (to_document(_audited(path, blind, prompts=6, samples=2)) for _ in range(2))
     assert first == second
@@ -264,7 +264,7 @@ def test_same_every_time(blind: Judge, tmp_path: Path) -> None:
     assert to_document(_audited(path, blind, prompts=6, samples=2, seed=1))["samples"] != first["samples"]
 
 
-def test_pictures_of_the_numbers_are_complete(tiny_judge: Judge, tmp_path: Path) -> None:
+def test_pictures_of_the_numbers_are_complete(tiny_judge: AuditScorer, tmp_path: Path) -> None:
     found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 6), guess, 4)), tiny_judge)
     (window,) = to_document(found)["windows"]
     assert window["step"] is None and window["name"] == "all"
@@ -273,7 +273,7 @@ def test_pictures_of_the_numbers_are_complete(tiny_judge: Judge, tmp_path: Path)
     assert window["rewards"]["num_groups"] == 6 and 0 <= window["success"] <= 1
 
 
-def test_a_third_in_an_empty_template_is_a_partial_collapse(blind: Judge, tmp_path: Path) -> None:
+def test_a_third_in_an_empty_template_is_a_partial_collapse(blind: AuditScorer, tmp_path: Path) -> None:
     prompts = env_prompts("countdown", 12)
     made = [record for prompt in prompts for record in [*records([prompt], sums, 4), *records([prompt], slots, 2, seed=len(prompt))]]
     rng = generator("slots of each prompt")

@@ -70,6 +70,17 @@ def test_tether_forgets_what_came_before_a_fresh_turn(tmp_path: Path) -> None:
     assert [rollout.prompt_ids for rollout in rollouts] == [(1,), (2,), (2, 11, 3)]
 
 
+def test_tether_leaves_errored_episodes_out_and_counts_them(tmp_path: Path) -> None:
+    """An episode that an environment error ended is no evidence about the policy: neither its reward nor its success counts."""
+    store = a_run(tmp_path / "run")
+    turns = [a_turn((1,), (10,), "a</think>", (0, 1))]
+    errored = Trajectory(4, 1, 99, turns, StopReason.ENV_ERROR, error="down", env="sokoban")
+    store.append_trajectories([trajectory_record(episode, 1, "train", True) for episode in (an_episode(turns), errored)])
+    reader, rollouts = read(store.folder)
+    assert len(rollouts) == 1 and reader.tally.num_errored == 1
+    assert "1 episodes were left out because an environment error ended them" in reader.tally.notes()
+
+
 def test_tether_counts_empty_reasoning_by_its_cause(tmp_path: Path) -> None:
     store = a_run(tmp_path / "run")
     turns = [a_turn((1,), (10,), "no end", None), a_turn((2,), (11,), "</think>", (0, 0)), a_turn((3,), (12,), "c</think>", (0, 1))]

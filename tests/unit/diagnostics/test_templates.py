@@ -40,12 +40,12 @@ def test_tied_and_noise_slots_of_one_template() -> None:
     template = only(found)
     assert template.skeleton == "I am at ⟨1⟩, goal at ⟨2⟩. So ⟨3⟩"
     assert (template.num_words, template.num_traces, template.share, template.num_prompts, template.prompt_share) == (6, 192, 1.0, 24, 1.0)
-    assert [slot.tie.kind for slot in template.slots] == [SlotKind.TIED, SlotKind.TIED, SlotKind.NOISE]
+    assert [slot.agreement.kind for slot in template.slots] == [SlotKind.TIED, SlotKind.TIED, SlotKind.NOISE]
     assert [slot.number for slot in template.slots] == [1, 2, 3]
     assert [slot.num_fillers for slot in template.slots] == [7, 5, 4]
     assert [slot.mean_words for slot in template.slots] == [1.0, 1.0, 1.0]
-    assert template.slots[0].tie.strength == template.slots[1].tie.strength == pytest.approx(1, abs=1e-9)
-    assert abs(template.slots[2].tie.strength) < 0.1
+    assert template.slots[0].agreement.strength == template.slots[1].agreement.strength == pytest.approx(1, abs=1e-9)
+    assert abs(template.slots[2].agreement.strength) < 0.1
     words = found.words
     assert (words.template, words.tied, words.noise) == pytest.approx((6 / 9, 2 / 9, 1 / 9), abs=1e-9)
     assert words.unknown == 0 and words.rest == pytest.approx(0, abs=1e-9)
@@ -336,28 +336,28 @@ def test_partial_tie_divides_the_words() -> None:
     texts = [f"the answer is w{prompt}{'xy'[member % 2]}" for prompt in range(20) for member in range(8)]
     found = find_templates(texts, [n // 8 for n in range(160)])
     (slot,) = only(found).slots
-    assert slot.tie.kind is SlotKind.TIED and slot.tie.strength == pytest.approx(3 / 7)
+    assert slot.agreement.kind is SlotKind.TIED and slot.agreement.strength == pytest.approx(3 / 7)
     assert (found.words.tied, found.words.noise) == pytest.approx((3 / 28, 4 / 28))
 
 
 def test_one_trace_per_prompt_cannot_tell() -> None:
     found = find_templates([f"we turn {WAYS[n % 4]} here" for n in range(60)], range(60))
-    assert only(found).slots[0].tie.kind is SlotKind.UNKNOWN
+    assert only(found).slots[0].agreement.kind is SlotKind.UNKNOWN
     assert found.words.unknown == pytest.approx(1 / 4) and found.words.noise == 0
     assert "25% in slots too rare to judge" in found.describe()
 
 
 def test_description() -> None:
-    """The choice: 12 of 108 pairs within prompts disagree, 180 of 2103 across, so the tie is 1 - (12/108) / (180/2103) = -0.30."""
+    """The choice: 12 of 108 pairs within prompts disagree, 180 of 2103 across, so the agreement is 1 - (12/108) / (180/2103) = -0.30."""
     texts, prompts = written(16, 4, lambda p, _: f"I go {WAYS[p % 4]} now")
     texts, prompts = [*texts, *["zzz"] * 3], [*prompts, 0, 1, 2]
     assert find_templates(texts, prompts).describe().splitlines() == [
         "1 template explains 96% of 67 traces under 16 prompts.",
         "Of the words 74% are template, 25% follow the prompt, 0% vary regardless of it, 1% belong to no template.",
-        "Which template is used: noise (tie -0.30, p 1.000).",
+        "Which template is used: noise (agreement -0.30, p 1.000).",
         "",
         " 95.5%  I go ⟨1⟩ now    (64 traces; 16 prompts, 100% of them)",
-        "        ⟨1⟩ tied (tie 1.00, p 0.005); 4 fillers: Down 25%, Left 25%, Right 25%, Up 25%",
+        "        ⟨1⟩ tied (agreement 1.00, p 0.005); 4 fillers: Down 25%, Left 25%, Right 25%, Up 25%",
     ]
     optional = find_templates(["so we go home", "we go home"] * 20, [n // 4 for n in range(40)]).describe()
     assert "(nothing) 50%" in optional and "Which template" not in optional

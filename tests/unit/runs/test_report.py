@@ -111,7 +111,7 @@ def test_the_report_states_the_verdict_the_times_and_how_to_repeat(tmp_path: Pat
 def test_a_run_from_before_intervals_and_alarms_is_still_reported(tmp_path: Path) -> None:
     page = page_of([make_run(tmp_path / "run", old=True)], tmp_path / "report.html")
     assert "tied to its input: retrieval accuracy 81% against 12.5% by chance (81% at the start); regime: diverse reasoning." in page
-    assert "this run did not watch for alarms" in page and "Set diagnosis.gradients.every" in page
+    assert "this run did not check for alarms" in page and "Set diagnosis.gradients.every" in page
     assert page.count('class="plotly-graph-div"') == sum(len(section.panels) for section in SECTIONS) + 1 + OLD_COST_CHARTS
     assert "Drawn here: valid." in page  # and not the share of repeated text
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from tether.runs.alarms import Span, alarm_history, are_recorded
+from tether.runs.alarms import AlarmSpan, alarm_history, are_recorded
 from tether.runs.figures import ALARM_COLOURS, curve
 from tether.runs.panels import SECTIONS
 from tether.runs.report import write_report
@@ -51,7 +51,7 @@ def course() -> list[StepRecord]:
 
 def test_an_alarm_is_followed_over_the_whole_run() -> None:
     falls, variance = alarm_history(course())
-    assert falls.spans == (Span(2, 3, "warning"), Span(4, 4, "critical"), Span(6, 6, "critical"))
+    assert falls.spans == (AlarmSpan(2, 3, "warning"), AlarmSpan(4, 4, "critical"), AlarmSpan(6, 6, "critical"))
     assert falls.when == "warning at steps 2–3, critical at step 4, critical at step 6"
     assert (falls.stands, falls.severity, falls.cause, falls.remedy) == (True, "critical", "a <b>late</b> cause", "mend information_falls")
     assert falls.evidence == ("information/mi_seq / log(prompts) 0.123 in steps 3–6, 0.5 in steps 1–2 (rank-sum p = 0.001)",)
@@ -103,7 +103,7 @@ def test_the_page_tells_when_why_and_what_to_change(tmp_path: Path) -> None:
 def test_a_run_that_was_watched_and_a_run_that_was_not(tmp_path: Path) -> None:
     assert "No alarm was raised." in page_of([StepRecord(1, {"alarms/critical": 0.0})], tmp_path)
     (tmp_path / "old").mkdir()
-    assert "this run did not watch for alarms" in page_of([StepRecord(1, {})], tmp_path / "old")
+    assert "this run did not check for alarms" in page_of([StepRecord(1, {})], tmp_path / "old")
 
 
 def test_curves_shade_the_steps_at_which_an_alarm_of_their_metric_stood() -> None:
@@ -133,7 +133,7 @@ def test_repeated_text_is_shown_where_its_share_is_drawn() -> None:
 
 def test_what_diagnosis_raises_is_what_the_report_reads(tmp_path: Path) -> None:
     """The real rules, on a run whose reward variance vanishes: their record goes to disk, comes back and is told."""
-    from tether.diagnostics.alarms.rules import check
+    from tether.diagnostics.alarms.tracker import check
 
     records: list[StepRecord] = []
     store = RunStore.create(tmp_path / "run", "", {})

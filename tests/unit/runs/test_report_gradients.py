@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from plotly.offline import get_plotlyjs
 
-from tether.runs.gradient_buckets import Bucket, Decomposition, decompositions, norm_figure, reading, share_figure, table
+from tether.runs.gradient_buckets import BucketRow, Decomposition, decompositions, norm_figure, reading, share_figure, table
 from tether.runs.report import write_report
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
@@ -35,7 +35,7 @@ def test_decompositions_are_read_back_in_order_of_buckets() -> None:
     assert [each.step for each in found] == [4]
     assert [bucket.values["rv_mean"] for bucket in found[0].buckets] == [float(number) for number in range(1, 13)]
     assert found[0].bound_broken == 2
-    assert decompositions([StepRecord(1, {"gradients/task_norm_1": 0.5})])[0] == Decomposition(1, (Bucket(1, {"task_norm": 0.5}),), None)
+    assert decompositions([StepRecord(1, {"gradients/task_norm_1": 0.5})])[0] == Decomposition(1, (BucketRow(1, {"task_norm": 0.5}),), None)
 
 
 def test_zero_and_rounding_stand_on_the_floor_and_tell_their_value() -> None:
@@ -58,7 +58,7 @@ def test_two_decompositions_share_their_axis() -> None:
 
 def test_nothing_but_zeros_still_draws() -> None:
     found = of((0.0, 0.0), (1e-300, 1e-300))
-    zero = Decomposition(1, tuple(Bucket(bucket.number, {**bucket.values, "regulariser_norm": 0.0}) for bucket in found.buckets), None)
+    zero = Decomposition(1, tuple(BucketRow(bucket.number, {**bucket.values, "regulariser_norm": 0.0}) for bucket in found.buckets), None)
     assert tuple(norm_figure(zero, [zero]).data[0].customdata) == (0.0, 0.0)
 
 
@@ -108,7 +108,7 @@ def test_the_page_shows_the_first_and_the_last_decomposition(tmp_path: Path) -> 
 
 
 def test_gradients_that_were_not_taken_or_failed_are_named(tmp_path: Path) -> None:
-    assert "Set diagnosis.gradients.every to take them apart" in page_of([StepRecord(1, {"rollout/success": 0.5})], tmp_path)
+    assert "Set diagnosis.gradients.every to decompose them" in page_of([StepRecord(1, {"rollout/success": 0.5})], tmp_path)
     (tmp_path / "failed").mkdir()
     failed = StepRecord(1, {"gradients/failed": 1.0}, None, ["gradient decomposition failed: no memory"])
     page = page_of([failed], tmp_path / "failed")

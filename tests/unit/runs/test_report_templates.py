@@ -10,10 +10,10 @@ from tether.cli import report as command
 from tether.cli.report import full_report, run_templates
 from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Trajectory, Turn
+from tether.runs.reasoning_view import StepTemplates, template_views
 from tether.runs.report import write_report
 from tether.runs.schema import trajectory_record
 from tether.runs.store import RunStore
-from tether.runs.template_view import StepTemplates, views
 
 COLOURS = ("red", "green", "blue", "white", "black", "grey")
 
@@ -52,7 +52,7 @@ def test_the_first_and_the_last_training_step_are_searched(tmp_path: Path) -> No
         assert (each["num_traces"], each["num_prompts"], len(each["templates"])) == (36, 6, 1)
         template = each["templates"][0]
         assert template["skeleton"] == "I look at the board and see the ⟨1⟩ door, so I go up" and template["share"] == 1.0
-        assert [slot["tie"]["kind"] for slot in template["slots"]] == [kind]
+        assert [slot["agreement"]["kind"] for slot in template["slots"]] == [kind]
     assert run_templates(RunStore.create(tmp_path / "empty", "", {})) == []
 
 
@@ -82,7 +82,7 @@ def test_the_search_is_bounded_and_takes_whole_prompts(tmp_path: Path, monkeypat
     # 6 members each: three whole prompts, and two members of a fourth.
     assert (first.found["num_traces"], first.found["num_prompts"], first.num_left_out) == (20, 4, 16)
     assert run_templates(store)[0] == first
-    assert "20 reasonings under 4 prompts (a sample; 16 more were not searched)." in views([first])[0].summary
+    assert "20 reasonings under 4 prompts (a sample; 16 more were not searched)." in template_views([first])[0].summary
 
 
 def test_a_prompt_with_too_many_reasonings_leaves_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_what_models_write_is_escaped(tmp_path: Path) -> None:
 
 def test_a_report_without_templates_says_so(tmp_path: Path) -> None:
     store = make_run(tmp_path / "run")
-    assert "Templates were not looked for" in page(write_report([store], tmp_path / "report.html"))
+    assert "Templates were not searched for" in page(write_report([store], tmp_path / "report.html"))
     empty = RunStore.create(tmp_path / "empty", "", {})
     assert "No trajectories were recorded to search for templates." in page(full_report([empty], tmp_path / "report.html"))
 
@@ -144,7 +144,7 @@ def slot(number: int, kind: str, strength: float, fillers: list[tuple[str, float
         "num_fillers": num_fillers,
         "fillers": fillers,
         "mean_words": 1.0,
-        "tie": {"strength": strength, "p_value": 0.5, "kind": kind},
+        "agreement": {"strength": strength, "p_value": 0.5, "kind": kind},
     }
 
 
@@ -154,7 +154,7 @@ def test_views_cut_what_is_long_and_count_what_is_left_out() -> None:
         "skeleton": "⟨1⟩ go ⟨2⟩. " + "w" * 700, "num_words": 2, "num_traces": 30, "share": 0.75, "num_prompts": 8, "prompt_share": 1.0,
         "slots": [slot(1, "noise", -0.2, fillers, 9), slot(2, "unknown", 0.9, [("a", 1.0)], 1)],
     }  # fmt: skip
-    (view,) = views([found([template] * 7, unknown=0.1)])
+    (view,) = template_views([found([template] * 7, unknown=0.1)])
     assert (len(view.templates), view.num_more) == (5, 2)
     shown = view.templates[0]
     assert shown.parts[:4] == [("⟨1⟩", "noise"), (" go ", ""), ("⟨2⟩", "unknown"), (". " + "w" * 587 + "…", "")]
@@ -165,4 +165,4 @@ def test_views_cut_what_is_long_and_count_what_is_left_out() -> None:
         "7 templates explain 75% of 40 reasonings under 8 prompts. Of all words 50% are fixed, 20% follow the prompt, 10% vary regardless of "
         "it, 10% stand in slots too rare to judge, 10% belong to no template."
     )
-    assert views([found([])])[0].summary == "No text is shared across prompts by enough of 40 reasonings under 8 prompts."
+    assert template_views([found([])])[0].summary == "No text is shared across prompts by enough of 40 reasonings under 8 prompts."

@@ -1,4 +1,4 @@
-"""Which actions the alarms of a step set off, and what an action makes of the filter. Training carries the actions out.
+"""Decisions about the actions of alarms: which are due, how the filter changes, whether the run stops. Training carries them out.
 
 An alarm acts at the step at which it begins, and again every `alarms.cooldown` steps while it stands. Both follow from the alarms
 themselves, so nothing needs to be remembered for a resumed run.
@@ -35,3 +35,27 @@ def change_filter(keep: float, action: Action, settings: AlarmSettings) -> tuple
     if changed == keep:
         return keep, f"the filter still keeps {keep:g}: its limit is reached"
     return changed, f"the filter keeps {changed:g} from now on, instead of {keep:g}"
+
+
+def reason_to_stop(due: Sequence[AlarmAction], settings: AlarmSettings, *, roll_backs: int, rolled_back_now: bool) -> str | None:
+    """Why the due actions of a step end the run, or None.
+
+    Args:
+        due: the result of `due_actions`.
+        roll_backs: roll-backs of the run so far.
+        rolled_back_now: whether this step itself was rolled back; its request for a roll-back was then fulfilled.
+    """
+    for each in due:
+        if each.action is Action.STOP:
+            return f"alarm {each.alarm.name}"
+        if each.action is Action.ROLL_BACK and roll_backs >= settings.roll_backs and not rolled_back_now:
+            return f"alarm {each.alarm.name} after {settings.roll_backs} roll-backs (alarms.roll_backs)"
+    return None
+
+
+def evidence_start(alarms: Sequence[Alarm]) -> int:
+    """The first step of the windows in which the numbers of these alarms are bad; a healthy checkpoint lies before it.
+
+    The weights of a step play the next step, so the next step must lie before the windows as well.
+    """
+    return min(evidence.steps[0] for alarm in alarms for evidence in alarm.evidence)

@@ -1,20 +1,21 @@
-"""The audit of saved rollouts: has this run, made in any framework, come loose from its input?
+"""The audit of saved rollouts: does the reasoning of a run, made in any framework, still depend on its input?
 
     collected = collect(open_rollouts("rollouts.jsonl"), AuditOptions())
-    found = audit(collected, load_judge("smollm2"), AuditOptions())
+    found = audit(collected, load_scorer("smollm2"), AuditOptions())
     found.verdict.headline
 
-Two readings of the files, both in bounded memory: the first counts (`survey`), the second draws a seeded sample of the windows that are worth
-measuring (`windows`, `sample`). The sample becomes token ids (`encode`), is scored and measured window by window (`measure`, `wording`), judged
-(`verdict`), and followed over the steps (`course`). `document` is all of it as plain JSON, which the report is made from.
+The files are read twice, both times in bounded memory: the first reading counts and plans the windows (`scan`), the second draws a seeded
+sample of them (`sample`). The sample becomes token ids (`encode`) and is scored and measured window by window (`measure`, `lexical`). Each
+window gets a verdict (`verdict`), and several windows give a trend (`trend`). `document` is the result as plain JSON, which the report is
+made from.
 """
 
-from tether.diagnostics.audit.conduct import Audit, AuditOptions, Collected, WindowAudit, audit, collect
 from tether.diagnostics.audit.document import to_document
-from tether.diagnostics.audit.scoring import Judge, load_judge, resolve_model
+from tether.diagnostics.audit.run import Audit, AuditOptions, Collected, WindowAudit, audit, collect
+from tether.diagnostics.audit.scorer import AuditScorer, load_scorer, resolve_model
 from tether.diagnostics.audit.verdict import Verdict, VerdictCode
 
 __all__ = [
-    "Audit", "AuditOptions", "Collected", "Judge", "Verdict", "VerdictCode", "WindowAudit",
-    "audit", "collect", "load_judge", "resolve_model", "to_document",
+    "Audit", "AuditOptions", "AuditScorer", "Collected", "Verdict", "VerdictCode", "WindowAudit",
+    "audit", "collect", "load_scorer", "resolve_model", "to_document",
 ]  # fmt: skip

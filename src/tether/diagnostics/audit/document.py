@@ -1,4 +1,4 @@
-"""An audit as one plain JSON object: what `--json` prints and what the report is made from. Numbers that are not finite become null."""
+"""An audit as one plain JSON object, which `--json` prints and the report is made from. Numbers that are not finite become null."""
 
 import dataclasses
 import math
@@ -6,16 +6,16 @@ from typing import Any
 
 from tether.core.alarms import Alarm
 from tether.core.version import __version__
-from tether.diagnostics.audit.conduct import Audit, WindowAudit
-from tether.diagnostics.audit.course import SIGNS, Course
-from tether.diagnostics.audit.decline import Decline, Point
 from tether.diagnostics.audit.encode import REASONING_TOKENS
+from tether.diagnostics.audit.lexical import Retrieval
 from tether.diagnostics.audit.measure import PERMUTATIONS, Measurement
+from tether.diagnostics.audit.run import Audit, WindowAudit
+from tether.diagnostics.audit.trend import INDICATORS, ChangePoint, Point, Trend
 from tether.diagnostics.audit.verdict import SIGNIFICANT, TIED, WEAKLY, Verdict
-from tether.diagnostics.audit.wording import Retrieval
 from tether.diagnostics.templates import Templates
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: `course` became `trend`, and the lexical measures have new names."""
 SAMPLE_PROMPTS = 4
 SAMPLE_REASONINGS = 3
 SAMPLE_CHARS = 1200
@@ -54,7 +54,7 @@ def to_document(found: Audit) -> Json:
             "steps": len(collected.counts),
         },
         "windows": [_window(window) for window in found.windows],
-        "course": None if found.course is None else _course(found.course),
+        "trend": None if found.trend is None else _trend(found.trend),
         "alarms": [_alarm(alarm) for alarm in found.alarms],
         "templates": None if found.last.measurement is None else _templates(found.last.measurement.templates),
         "samples": [_samples(window) for window in _shown_windows(found)],
@@ -94,7 +94,7 @@ def _window(window: WindowAudit) -> Json:
 
 
 def _measured(found: Measurement) -> Json:
-    information, wording = found.information, found.wording
+    information, lexical = found.information, found.lexical
     return {
         "prompts": found.num_prompts,
         "reasonings": found.num_reasonings,
@@ -107,13 +107,17 @@ def _measured(found: Measurement) -> Json:
             "intervals": {name: list(ends) for name, ends in information.intervals.items()},
         },
         "adjusted_retrieval": _retrieval(found.adjusted),
-        "wording": {
-            "distinct": wording.num_distinct,
-            "top_share": wording.top_share,
-            "agreement": wording.agreement,
-            "tie": {"strength": wording.tie.strength, "p_value": wording.tie.p_value, "kind": str(wording.tie.kind)},
-            "kin": None if wording.kin is None else _retrieval(wording.kin),
-            "echo": _retrieval(wording.echo),
+        "lexical": {
+            "distinct": lexical.num_distinct,
+            "top_share": lexical.top_share,
+            "similarity": lexical.similarity,
+            "agreement": {
+                "strength": lexical.agreement.strength,
+                "p_value": lexical.agreement.p_value,
+                "kind": str(lexical.agreement.kind),
+            },
+            "neighbours": None if lexical.neighbours is None else _retrieval(lexical.neighbours),
+            "prompt_overlap": _retrieval(lexical.prompt_overlap),
         },
         "loose_share": found.loose_share,
     }
@@ -123,15 +127,15 @@ def _retrieval(found: Retrieval) -> Json:
     return {**dataclasses.asdict(found), "excess": found.excess}
 
 
-def _course(course: Course) -> Json:
+def _trend(trend: Trend) -> Json:
     return {
-        "sign": course.sign,
-        "sign_in_words": SIGNS[course.sign],
-        "points": [_point(point) for point in course.points],
-        "regimes": [str(regime) for regime in course.regimes],
-        "decline": None if course.information is None else _decline(course.information),
-        "success_decline": None if course.success is None else _decline(course.success),
-        "sentences": list(course.sentences),
+        "indicator": trend.indicator,
+        "indicator_in_words": INDICATORS[trend.indicator],
+        "points": [_point(point) for point in trend.points],
+        "regimes": [str(regime) for regime in trend.regimes],
+        "change_point": None if trend.information is None else _change_point(trend.information),
+        "success_change_point": None if trend.success is None else _change_point(trend.success),
+        "sentences": list(trend.sentences),
     }
 
 
@@ -139,8 +143,8 @@ def _point(point: Point) -> Json:
     return {"name": point.window.name, "step": point.window.steps[-1], "value": point.value, "low": point.low, "high": point.high}
 
 
-def _decline(decline: Decline) -> Json:
-    return {part: _point(getattr(decline, part)) for part in ("best", "last_good", "began", "end")}
+def _change_point(found: ChangePoint) -> Json:
+    return {part: _point(getattr(found, part)) for part in ("best", "last_good", "began", "end")}
 
 
 def _alarm(alarm: Alarm) -> Json:
@@ -159,7 +163,7 @@ def _templates(found: Templates | None) -> Json | None:
 
 
 def _shown_windows(found: Audit) -> list[WindowAudit]:
-    """The first and the last that were measured: what it was and what it has become."""
+    """The first and the last window that were measured."""
     measured = [window for window in found.windows if window.measurement is not None]
     return measured[:1] if len(measured) == 1 else [measured[0], measured[-1]]
 

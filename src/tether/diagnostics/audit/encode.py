@@ -18,7 +18,7 @@ from jinja2.exceptions import TemplateError
 
 from tether.core.errors import BadInput
 from tether.core.grammar import THINK_OPEN
-from tether.diagnostics.audit.sample import Drawn
+from tether.diagnostics.audit.sample import SampledRollout
 
 REASONING_TOKENS = 1024
 """Of a reasoning at most so many tokens are scored, its beginning."""
@@ -33,7 +33,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass(slots=True)
-class Pairs:
+class EncodedPairs:
     """Reasonings and the prompts they answer, as ids and as text. `source[n]` is the column of reasoning n."""
 
     prompts: list[Ids] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Pairs:
     reasonings: list[Ids] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[SampledRollout] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -68,9 +68,9 @@ class Encoder:
         start = list(self.tokenizer.encode("", add_special_tokens=True))
         self._added = tuple(start) if start == [self.tokenizer.bos_token_id] else ()
 
-    def pairs(self, drawn: Sequence[Drawn]) -> Pairs:
+    def pairs(self, drawn: Sequence[SampledRollout]) -> EncodedPairs:
         """The pairs of one window."""
-        pairs = Pairs()
+        pairs = EncodedPairs()
         columns: dict[Ids, int] = {}
         leads = _common_leads(drawn)
         seen: dict[tuple[int, str], Any] = {}
@@ -111,7 +111,7 @@ class Encoder:
         ]
         return [words for holds, words in told if holds]
 
-    def _reasoning(self, member: Drawn) -> tuple[Ids, str]:
+    def _reasoning(self, member: SampledRollout) -> tuple[Ids, str]:
         if member.reasoning_ids is not None:
             self.num_from_ids += 1
             ids = tuple(member.reasoning_ids)
@@ -129,7 +129,7 @@ class Encoder:
             ids = ids[:most]
         return ids, text
 
-    def _prompt(self, member: Drawn, lead: str, longest: int) -> Ids:
+    def _prompt(self, member: SampledRollout, lead: str, longest: int) -> Ids:
         """x; the room for it is what the longest reasoning of the window leaves, the same for every prompt, so that equal ones stay equal."""
         if member.prompt_ids is not None:
             ids = tuple(member.prompt_ids)
@@ -171,7 +171,7 @@ class Encoder:
                 "give --model the model that wrote the rollouts"
             )
 
-    def _compare(self, decoded: str, member: Drawn) -> None:
+    def _compare(self, decoded: str, member: SampledRollout) -> None:
         self._checked += 1
         ours, theirs = "".join(decoded.split()), "".join((member.reasoning or "").split())
         both = min(len(ours), len(theirs))  # the span of ids may end a token before the text, and of a long text only a part is kept
@@ -187,7 +187,7 @@ class Encoder:
             )
 
 
-def _common_leads(drawn: Sequence[Drawn]) -> dict[tuple[Any, Any], str]:
+def _common_leads(drawn: Sequence[SampledRollout]) -> dict[tuple[Any, Any], str]:
     leads: dict[tuple[Any, Any], Counter[str]] = {}
     for member in drawn:
         leads.setdefault((member.step, member.group), Counter())[member.lead] += 1

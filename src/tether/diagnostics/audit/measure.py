@@ -1,8 +1,8 @@
-"""One window, measured: pairs to cross-scores, to information, to wording and templates.
+"""One window, measured: pairs to cross-scores, to information, lexical measures and templates.
 
-Beside the proxies of the paper stands one more number, the adjusted retrieval: a scorer that did not write the text may find any text
-likelier under some prompts than under others, and the argmax of a row then shows the prompt's own liking instead of the reasoning's. What a
-prompt gives to the average reasoning, per token, is taken away first.
+Besides the proxies of the paper there is one more number, the adjusted retrieval. A scorer that did not write the text may find any text
+likelier under some prompts than under others; the argmax of a row then shows the prompt's general effect instead of the reasoning. The score
+that a prompt gives to the average reasoning, per token, is subtracted first.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.errors import BadInput
-from tether.diagnostics.audit.encode import Pairs
-from tether.diagnostics.audit.wording import Retrieval, Wording, measure_wording
+from tether.diagnostics.audit.encode import EncodedPairs
+from tether.diagnostics.audit.lexical import LexicalMeasures, Retrieval, measure_lexical
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.information import Information, measure_information
 from tether.diagnostics.templates import SlotKind, Templates, find_templates
@@ -38,15 +38,15 @@ class Measurement:
     mean_tokens: float
     information: Information
     adjusted: Retrieval
-    """By scores from which each prompt's liking of any text is taken away; its p-value is mi_p_value."""
-    wording: Wording
+    """By scores from which each prompt's mean score is subtracted; its p-value is mi_p_value."""
+    lexical: LexicalMeasures
     templates: Templates | None
     """None where no reasoning holds a word."""
     loose_share: float
     """Share of the reasonings that follow a template in which nothing follows the prompt; 0 where the prompt decides which one."""
 
 
-def measure(pairs: Pairs, scorer: object, *, bootstrap: int, seed: int, advance: Advance) -> Measurement:
+def measure(pairs: EncodedPairs, scorer: object, *, bootstrap: int, seed: int, advance: Advance) -> Measurement:
     """Measure pairs of two prompts or more; `advance` is called with the number of prompts scored since."""
     blocks = []
     for start in range(0, len(pairs.prompts), PROMPTS_PER_CALL):
@@ -65,7 +65,7 @@ def measure(pairs: Pairs, scorer: object, *, bootstrap: int, seed: int, advance:
         mean_tokens=float(lengths.mean()),
         information=information,
         adjusted=_adjusted(scores / lengths[:, None], own, information, bootstrap, seed),
-        wording=measure_wording(pairs.texts, pairs.source, pairs.prompt_texts, bootstrap=bootstrap, seed=seed),
+        lexical=measure_lexical(pairs.texts, pairs.source, pairs.prompt_texts, bootstrap=bootstrap, seed=seed),
         templates=templates,
         loose_share=0.0 if templates is None else loose_share(templates),
     )
@@ -78,10 +78,10 @@ def _adjusted(per_token: Floats, own: Ints, information: Information, bootstrap:
     return Retrieval(found.retrieval_acc, interval, found.chance, 1.0 if information.mi_p_value is None else information.mi_p_value)
 
 
-def _templates(pairs: Pairs) -> Templates | None:
+def _templates(pairs: EncodedPairs) -> Templates | None:
     try:
         return find_templates(pairs.texts, pairs.source)
-    except BadInput:  # no word in any reasoning, or all words under one prompt: signs only
+    except BadInput:  # no word in any reasoning, or all words under one prompt
         return None
 
 
@@ -89,4 +89,4 @@ def loose_share(templates: Templates) -> float:
     """Share of the traces in templates whose slots are all noise; which of them is used must be noise as well."""
     if templates.choice.kind is SlotKind.TIED:
         return 0.0
-    return sum(template.share for template in templates.templates if all(slot.tie.kind is SlotKind.NOISE for slot in template.slots))
+    return sum(template.share for template in templates.templates if all(slot.agreement.kind is SlotKind.NOISE for slot in template.slots))

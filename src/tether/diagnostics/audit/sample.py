@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tether.core.seeding import derive_seed
-from tether.diagnostics.audit.survey import Step, group_hash
-from tether.diagnostics.audit.windows import Window
+from tether.diagnostics.audit.scan import StepNumber, Window, group_hash
 from tether.diagnostics.rollouts import Rollout
 
 CHARS_KEPT = 16_000
@@ -25,10 +24,10 @@ LARGEST_ID = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledRollout:
     """What is kept of a rollout in the sample; token ids as compact arrays."""
 
-    step: Step
+    step: StepNumber
     group: Hashable
     where: str
     prompt: str | None
@@ -42,7 +41,7 @@ class Drawn:
     success: bool | None
 
     @classmethod
-    def of(cls, rollout: Rollout) -> "Drawn":
+    def of(cls, rollout: Rollout) -> "SampledRollout":
         return cls(
             step=rollout.step,
             group=rollout.group,
@@ -85,7 +84,7 @@ class WindowSample:
             self._limit = -heapq.heappop(self._largest)
             self._total -= len(self._groups.pop(self._limit))
 
-    def drawn(self) -> list[Drawn]:
+    def drawn(self) -> list[SampledRollout]:
         """By group, then by episode, each in the order of the hashes."""
         return [member for place in sorted(self._groups) for member in self._groups[place].in_order()]
 
@@ -95,7 +94,7 @@ class _Members:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._of: dict[int, tuple[int, Drawn]] = {}
+        self._of: dict[int, tuple[int, SampledRollout]] = {}
 
     def add(self, rollout: Rollout, seed: int) -> int:
         """Take a rollout or leave it; returns by how many the members have grown."""
@@ -104,18 +103,18 @@ class _Members:
         held = self._of.get(episode)
         if held is not None:
             if turn < held[0]:
-                self._of[episode] = (turn, Drawn.of(rollout))
+                self._of[episode] = (turn, SampledRollout.of(rollout))
             return 0
         if len(self._of) < self._most:
-            self._of[episode] = (turn, Drawn.of(rollout))
+            self._of[episode] = (turn, SampledRollout.of(rollout))
             return 1
         last = max(self._of)
         if episode < last:
             del self._of[last]
-            self._of[episode] = (turn, Drawn.of(rollout))
+            self._of[episode] = (turn, SampledRollout.of(rollout))
         return 0
 
-    def in_order(self) -> list[Drawn]:
+    def in_order(self) -> list[SampledRollout]:
         return [self._of[episode][1] for episode in sorted(self._of)]
 
     def __len__(self) -> int:
@@ -124,10 +123,10 @@ class _Members:
 
 def draw(
     rollouts: Iterable[Rollout], windows: Sequence[Window], *, all_turns: bool, prompts: int, samples: int, seed: int
-) -> list[list[Drawn]]:
+) -> list[list[SampledRollout]]:
     """The sample of every window."""
     drawn = [WindowSample(prompts, samples, seed) for _ in windows]
-    window_of: Mapping[Step, WindowSample] = {step: drawn[index] for index, window in enumerate(windows) for step in window.steps}
+    window_of: Mapping[StepNumber, WindowSample] = {step: drawn[index] for index, window in enumerate(windows) for step in window.steps}
     for rollout in rollouts:
         sample = window_of.get(rollout.step)
         if sample is not None and rollout.has_reasoning and (all_turns or rollout.turn == 0):

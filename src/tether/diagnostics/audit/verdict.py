@@ -1,18 +1,19 @@
-"""The verdict on one window, in plain words: what the numbers allow to say, and no more.
+"""The verdict on one window, in plain words, as far as the numbers support it.
 
-Six numbers speak for dependence, each with a p-value of its own and an effect between 0 (none) and 1 (the prompt decides): retrieval by the
-model, the same adjusted for prompts that like any text, information as a share of log P, and three that need no model: tie, kin and echo
-(wording.py). A number counts only if it is significant. The largest effect that counts decides:
+Six signals show dependence, each with its own p-value and an effect between 0 (none) and 1 (the prompt decides): retrieval by the
+model, the same adjusted for prompts that raise the score of any text, information as a share of log P, and three that need no model:
+agreement, neighbours and prompt overlap (lexical.py). A signal counts only if it is significant. The largest effect that counts decides:
 
     at least 0.6   tied to the input
     at least 0.1   weakly tied: a part of the reasonings, or a part of each
     below          input-agnostic: template collapse if the text varies, low-entropy collapse if it is one fixed text
 
-The largest is taken because each of them is blind to something: a weak model to the text, words to a paraphrase. None of them is large by
-chance once it is significant. On the other hand a template in which nothing follows the prompt is direct evidence of collapse: where such
-templates hold three in ten of the traces the verdict is at most weakly tied, unless the prompts of eight in ten are found.
+The largest is taken because each signal misses something: a weak model misses the text, words miss a paraphrase. None of them is large by
+chance once it is significant. A template in which nothing follows the prompt is direct evidence of collapse: where such templates hold three
+in ten of the traces, the verdict is at most weakly tied, unless the prompts of eight in ten are found.
 
-Nothing found is only collapse if something could have been found: with few reasonings, or one for each of a few prompts, it cannot be told.
+An absence of signals means collapse only if a signal could have been found: with few reasonings, or one for each of a few prompts, it cannot
+be told.
 The bounds were chosen on generated rollouts of twenty kinds (tests/unit/diagnostics) and on real ones of tiny.
 """
 
@@ -27,20 +28,20 @@ SIGNIFICANT = 0.01
 TIED = 0.6
 WEAKLY = 0.1
 CLEARLY = 0.8
-"""An effect from which on no template speaks against it."""
+"""From this effect on, templates do not lower the verdict."""
 LOOSE = 0.3
 FIXED_SHARE = 0.5
 """One text: the most common reasoning is at least this share of all ..."""
-FIXED_AGREEMENT = 0.95
+FIXED_SIMILARITY = 0.95
 """... or two reasonings of one prompt are alike to at least this degree."""
 FEWEST = 12
-"""Reasonings below which nothing found means nothing."""
+"""With fewer reasonings, an absence of signals means nothing."""
 FEWEST_SINGLE = 24
 """The same where each prompt has one reasoning only."""
 
 
 class VerdictCode(StrEnum):
-    """What can be said about the reasoning."""
+    """The possible verdicts on the reasoning."""
 
     TIED = "tied"
     WEAKLY_TIED = "weakly_tied"
@@ -59,8 +60,8 @@ HEADLINES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """One of the six numbers. Example: Evidence("kin", 0.93, 0.002)."""
+class Signal:
+    """One of the six numbers that show dependence. Example: Signal("neighbours", 0.93, 0.002)."""
 
     name: str
     effect: float
@@ -73,14 +74,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer, why, and what it rests on."""
+    """The answer, the reasons, and the signals behind it."""
 
     code: VerdictCode
     headline: str
     reasons: tuple[str, ...]
     effect: float | None = None
     """The largest effect that counts; 0 where none does, None where nothing was measured."""
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[Signal, ...] = ()
 
 
 def no_verdict(reason: str) -> Verdict:
@@ -88,7 +89,7 @@ def no_verdict(reason: str) -> Verdict:
     return Verdict(VerdictCode.CANNOT_BE_TOLD, HEADLINES[VerdictCode.CANNOT_BE_TOLD], (reason,))
 
 
-def judge(found: Measurement) -> Verdict:
+def decide(found: Measurement) -> Verdict:
     """The verdict on one measurement."""
     evidence = _evidence(found)
     effect = max([item.effect for item in evidence if item.counts], default=0.0)
@@ -96,22 +97,22 @@ def judge(found: Measurement) -> Verdict:
     return Verdict(code, HEADLINES[code], (*reasons, *_numbers(found)), effect, evidence)
 
 
-def _evidence(found: Measurement) -> tuple[Evidence, ...]:
-    information, wording = found.information, found.wording
+def _evidence(found: Measurement) -> tuple[Signal, ...]:
+    information, lexical = found.information, found.lexical
     by_rank, by_score = information.retrieval_p_value or 1.0, information.mi_p_value or 1.0
     evidence = [
-        Evidence("retrieval", max(0.0, (information.retrieval_acc - information.chance) / (1 - information.chance)), by_rank),
-        Evidence("adjusted_retrieval", max(0.0, found.adjusted.excess), by_score),
-        Evidence("information", max(0.0, information.mi_seq / math.log(found.num_prompts)), by_score),
-        Evidence("tie", max(0.0, wording.tie.strength), wording.tie.p_value),
-        Evidence("echo", max(0.0, wording.echo.excess), wording.echo.p_value),
+        Signal("retrieval", max(0.0, (information.retrieval_acc - information.chance) / (1 - information.chance)), by_rank),
+        Signal("adjusted_retrieval", max(0.0, found.adjusted.excess), by_score),
+        Signal("information", max(0.0, information.mi_seq / math.log(found.num_prompts)), by_score),
+        Signal("agreement", max(0.0, lexical.agreement.strength), lexical.agreement.p_value),
+        Signal("prompt_overlap", max(0.0, lexical.prompt_overlap.excess), lexical.prompt_overlap.p_value),
     ]
-    if wording.kin is not None:
-        evidence.append(Evidence("kin", max(0.0, wording.kin.excess), wording.kin.p_value))
+    if lexical.neighbours is not None:
+        evidence.append(Signal("neighbours", max(0.0, lexical.neighbours.excess), lexical.neighbours.p_value))
     return tuple(evidence)
 
 
-def _decided(found: Measurement, evidence: tuple[Evidence, ...], effect: float) -> tuple[VerdictCode, list[str]]:
+def _decided(found: Measurement, evidence: tuple[Signal, ...], effect: float) -> tuple[VerdictCode, list[str]]:
     if effect >= TIED:
         if found.loose_share >= LOOSE and effect < CLEARLY:
             words = f"{found.loose_share:.0%} of the reasonings follow a template in which nothing depends on the prompt"
@@ -121,7 +122,7 @@ def _decided(found: Measurement, evidence: tuple[Evidence, ...], effect: float) 
     if effect >= WEAKLY or (counted and found.most_samples == 1):
         return VerdictCode.WEAKLY_TIED, [_how_weak(found, effect)]
     if is_fixed(found):
-        share = found.wording.top_share
+        share = found.lexical.top_share
         return VerdictCode.LOW_ENTROPY_COLLAPSE, [f"{share:.0%} of the reasonings are word for word the same."] if share > 0.5 else []
     if (lack := _too_little(found)) is not None:
         return VerdictCode.CANNOT_BE_TOLD, [lack]
@@ -133,13 +134,13 @@ def _decided(found: Measurement, evidence: tuple[Evidence, ...], effect: float) 
 
 def is_fixed(found: Measurement) -> bool:
     """One text for everything."""
-    return found.wording.top_share >= FIXED_SHARE or found.wording.agreement >= FIXED_AGREEMENT
+    return found.lexical.top_share >= FIXED_SHARE or found.lexical.similarity >= FIXED_SIMILARITY
 
 
 def _how_weak(found: Measurement, effect: float) -> str:
     if found.loose_share >= LOOSE:
         return f"Partial collapse: {found.loose_share:.0%} of the reasonings follow a template in which nothing depends on the prompt."
-    return f"The strongest sign of dependence is {effect:.0%} of what full dependence would show."
+    return f"The strongest signal of dependence is {effect:.0%} of what full dependence would show."
 
 
 def _too_little(found: Measurement) -> str | None:
@@ -150,7 +151,7 @@ def _too_little(found: Measurement) -> str | None:
     if found.num_reasonings < fewest:
         return f"Only {counted}: no dependence was found, but it takes at least {fewest} to find one."
     chance = found.information.chance
-    best = max(found.adjusted.accuracy, found.wording.kin.accuracy if found.wording.kin else 0.0)
+    best = max(found.adjusted.accuracy, found.lexical.neighbours.accuracy if found.lexical.neighbours else 0.0)
     high = wilson_interval(best * found.num_reasonings, found.num_reasonings)[1]
     if (high - chance) / (1 - chance) >= TIED:
         return f"Only {counted}: the prompt may be found from up to {high:.0%} of them, or by chance ({chance:.0%}); more are needed."
@@ -159,7 +160,7 @@ def _too_little(found: Measurement) -> str | None:
 
 def _numbers(found: Measurement) -> list[str]:
     """The figures behind the verdict, two sentences."""
-    information, wording = found.information, found.wording
+    information, lexical = found.information, found.lexical
     low, high = information.intervals.get("retrieval_acc", (0.0, 1.0))
     ceiling = math.log(found.num_prompts)
     mi_low, mi_high = information.intervals.get("mi_seq", (-math.inf, ceiling))
@@ -168,11 +169,13 @@ def _numbers(found: Measurement) -> list[str]:
         f"{information.chance:.1%}, p {information.retrieval_p_value:.3f}); information {information.mi_seq:.2f} nats of {ceiling:.2f} "
         f"({mi_low:.2f} to {mi_high:.2f}, p {information.mi_p_value:.3f})."
     )
-    kin = (
-        "" if wording.kin is None else f"likeness to its siblings finds that of {wording.kin.accuracy:.0%} (p {wording.kin.p_value:.3f}), "
+    neighbours = (
+        ""
+        if lexical.neighbours is None
+        else f"similarity to its neighbours finds that of {lexical.neighbours.accuracy:.0%} (p {lexical.neighbours.p_value:.3f}), "
     )
     by_words = (
-        f"Words alone: {kin}words shared with the prompt {wording.echo.accuracy:.0%} (p {wording.echo.p_value:.3f}); two reasonings of "
-        f"{'one prompt' if found.most_samples > 1 else 'any prompts'} are {wording.agreement:.0%} alike."
+        f"Words alone: {neighbours}words shared with the prompt {lexical.prompt_overlap.accuracy:.0%} (p {lexical.prompt_overlap.p_value:.3f}); two reasonings of "
+        f"{'one prompt' if found.most_samples > 1 else 'any prompts'} are {lexical.similarity:.0%} alike."
     )
     return [by_model, by_words]

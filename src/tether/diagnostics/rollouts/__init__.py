@@ -11,7 +11,6 @@ A file goes through three stages, each in modules of its own: the container (JSO
 from tether.diagnostics.rollouts.generic import parse_fields
 from tether.diagnostics.rollouts.reader import RolloutReader, open_rollouts
 from tether.diagnostics.rollouts.reasoning import WHOLE_RESPONSE, ReasoningRule
-from tether.diagnostics.rollouts.record import Rollout
-from tether.diagnostics.rollouts.tally import Tally
+from tether.diagnostics.rollouts.record import Rollout, Tally
 
 __all__ = ["WHOLE_RESPONSE", "ReasoningRule", "Rollout", "RolloutReader", "Tally", "open_rollouts", "parse_fields"]

@@ -14,8 +14,8 @@ from typing import Any
 
 from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.diagnostics.rollouts import values
-from tether.diagnostics.rollouts.conversation import conversation_turns, split_conversation
 from tether.diagnostics.rollouts.record import BadRecord, Rollout, prompt_group
+from tether.diagnostics.rollouts.values import conversation_turns, split_conversation
 
 PROMPTS = ("prompt", "messages", "prompt_ids")
 ANSWERS = ("response", "reasoning", "response_ids", "reasoning_ids")

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from tether.core.enums import StopReason
 from tether.core.errors import BadInput
 from tether.diagnostics.rollouts.containers import Item, Progress, items
-from tether.diagnostics.rollouts.detect import NUM_TRIED, Format, detect, named_format
+from tether.diagnostics.rollouts.formats import NUM_TRIED, Format, detect, named_format
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
-from tether.diagnostics.rollouts.record import BadRecord, Rollout
-from tether.diagnostics.rollouts.tally import Tally
+from tether.diagnostics.rollouts.record import BadRecord, Rollout, Tally
 from tether.diagnostics.rollouts.tether_jsonl import Attempts
 
 Source = str | Path | Sequence[str | Path]
@@ -40,7 +40,7 @@ def open_rollouts(
 
     Args:
         source: a file, a folder, or several of them.
-        format: a name of detect.FORMATS; None detects it.
+        format: a name of formats.FORMATS; None detects it.
         fields: a field map for generic records, such as {"prompt": "input", "response": "output"}.
         pattern: a regular expression whose one group is the reasoning; None takes what stands between think tags.
         split: which episodes of a Tether run count; None takes all.
@@ -94,7 +94,7 @@ class RolloutReader:
         total = sum(path.stat().st_size for path in self.files)
         before = 0
         for path in self.files:
-            attempts = Attempts(item.raw for item in items(path, _unheard)) if self.format.name == "tether" else None
+            attempts = Attempts(item.raw for item in items(path, _ignore)) if self.format.name == "tether" else None
             for item in items(path, _teller(self._progress, before, total)):
                 if attempts is not None and attempts.supersede(item.raw):
                     tally.num_records += 1
@@ -108,6 +108,9 @@ class RolloutReader:
         record = item.record()
         if self.format.name == "tether" and self._split is not None and record.get("split", self._split) != self._split:
             tally.add_other_split(str(record["split"]))
+            return []
+        if self.format.name == "tether" and record.get("stop_reason") == StopReason.ENV_ERROR:
+            tally.num_errored += 1
             return []
         try:
             found = [self._rule.apply(rollout) for rollout in self.format.rollouts(record, item.where)]
@@ -151,7 +154,7 @@ def _detected(files: Sequence[Path], bad_lines: BadLines) -> Format:
     problem = None
     for path in files:
         records, place = [], ""
-        for item in itertools.islice(items(path, _unheard), NUM_TRIED):
+        for item in itertools.islice(items(path, _ignore), NUM_TRIED):
             try:
                 records.append(item.record())
                 place = place or item.where
@@ -165,11 +168,11 @@ def _detected(files: Sequence[Path], bad_lines: BadLines) -> Format:
 
 
 def _teller(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
-    return _unheard if progress is None else lambda read: progress(min(before + read, total), total)
+    return _ignore if progress is None else lambda read: progress(min(before + read, total), total)
 
 
-def _unheard(read: int) -> None:
-    """For a reading whose progress nobody asked for."""
+def _ignore(read: int) -> None:
+    """The progress callback where none was given."""
 
 
 def _sentence(item: Item, error: BadRecord) -> str:

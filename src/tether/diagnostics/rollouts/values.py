@@ -1,15 +1,21 @@
-"""Values of a record, checked: text, numbers, flags, token ids, chat messages. Each refusal names the field and what it holds."""
+"""Values of a record, checked: text, numbers, flags, token ids, chat messages; and prompt and answer as turns. Each refusal names the field.
+
+Every assistant message of an answer is a turn; it saw the prompt and all messages before it. A message may carry its reasoning in a field of
+its own (`reasoning_content`, as servers return it).
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from tether.diagnostics.rollouts.record import BadRecord
+from tether.diagnostics.rollouts.record import BadRecord, Rollout, prompt_group
 
 Record = Mapping[str, Any]
 """One line or row, as the container gives it."""
 
 _SHOWN = 40
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Where a message may keep its thoughts apart from its content."""
 
 
 def text(value: Any, field: str) -> str | None:
@@ -109,3 +115,76 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def conversation_turns(
+    prompt: Any,
+    answer: Any,
+    where: str,
+    *,
+    names: tuple[str, str] = ("prompt", "response"),
+    step: int | None = None,
+    group: Hashable = None,
+    reward: float | None = None,
+    success: bool | None = None,
+) -> Iterator[Rollout]:
+    """The turns of one record.
+
+    Args:
+        prompt: text or messages.
+        answer: text, one message, or messages.
+        names: what the file calls the two, for error messages.
+        group: None to take the hash of the prompt.
+    """
+    shared: dict[str, Any] = {"step": step, "reward": reward, "success": success, "where": where, "trajectory": where}
+    if isinstance(answer, dict):
+        answer = [answer]
+    is_chat = not isinstance(prompt, str)
+    first = messages(prompt, names[0]) if is_chat else _prompt_text(prompt, names[0])
+    shared["group"] = prompt_group(first) if group is None else group
+    if not isinstance(answer, list):
+        response = text(answer, names[1])
+        if response is None:
+            raise BadRecord(f"{names[1]} is null; expected text")
+        seen: dict[str, Any] = {"messages": first} if is_chat else {"prompt": first}
+        yield Rollout(**shared, **seen, turn=0, response=response)
+        return
+    before = list(first) if isinstance(first, list) else [{"role": "user", "content": first}]
+    yield from _answers(before, messages(answer, names[1]), names[1], shared)
+
+
+def split_conversation(conversation: list[dict[str, Any]], field: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A whole conversation as the prompt (all before the first answer) and the rest."""
+    for index, message in enumerate(conversation):
+        if message["role"] == "assistant":
+            if index == 0:
+                raise BadRecord(f"{field} begins with an assistant message; expected the prompt before it")
+            return conversation[:index], conversation[index:]
+    raise BadRecord(f"{field} holds no assistant message, and there is no response; expected one of them")
+
+
+def _answers(before: list[dict[str, Any]], answer: list[dict[str, Any]], field: str, shared: dict[str, Any]) -> Iterator[Rollout]:
+    turn = 0
+    for index, message in enumerate(answer):
+        if message["role"] == "assistant":
+            named = f"{field}[{index}]"
+            thoughts = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
+            yield Rollout(
+                **shared,
+                messages=list(before),
+                turn=turn,
+                response=message_text(message, named),
+                reasoning=text(thoughts, f"{named} reasoning"),
+                think_implied=thoughts is not None,
+            )
+            turn += 1
+        before.append(message)
+    if turn == 0:
+        raise BadRecord(f"{field} holds no assistant message; expected at least one")
+
+
+def _prompt_text(prompt: str, field: str) -> str:
+    found = text(prompt, field)
+    if not found:
+        raise BadRecord(f"{field} is empty; there is nothing that the reasoning could depend on")
+    return found

@@ -1,7 +1,7 @@
-"""What collapsed reasoning *is*: the skeletons that reasonings of different prompts share, and what still varies in them.
+"""Templates: the skeletons that reasonings of different prompts share, and the slots in them that still vary.
 
-Reasonings are cut into words, a sample of them is searched for skeletons (`skeletons`), every trace is then given to the skeleton it
-shares most words with, and each slot is tested for following the prompt (`ties`). A template counts only if it occurs under two prompts:
+Reasonings are cut into words, a sample of them is searched for skeletons (`skeletons`), every trace is then assigned to the skeleton it
+shares most words with, and each slot is tested for following the prompt (`agreement`). A template counts only if it occurs under two prompts:
 reasoning that repeats itself under one prompt is not a template. Nothing depends on the order of the traces or on the names of the prompts.
 
 Cost: with N traces of L words, the search is bounded by its sample; the rest is O(N L) to read and O(T N L^2 / 64) to compare with T
@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.errors import BadInput
+from tether.diagnostics.templates.agreement import measure_agreement
 from tether.diagnostics.templates.corpus import Corpus, read_corpus
-from tether.diagnostics.templates.records import Slot, SlotKind, Template, Templates, TextShares, Tie
+from tether.diagnostics.templates.records import Agreement, Slot, SlotKind, Template, Templates, TextShares
 from tether.diagnostics.templates.skeletons import SUPPORT, Candidates, find_skeletons, shared_words
 from tether.diagnostics.templates.slots import Explained, explain, split_words
-from tether.diagnostics.templates.ties import measure_tie
 
-__all__ = ["find_templates", "Templates", "Template", "Slot", "SlotKind", "Tie", "TextShares"]
+__all__ = ["find_templates", "Templates", "Template", "Slot", "SlotKind", "Agreement", "TextShares"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -62,7 +62,7 @@ def find_templates(
         corpus.num_empty,
         float((template_of_T != NO_TEMPLATE).mean()),
         _shares(corpus, found),
-        measure_tie([(str(template),) for template in template_of_T.tolist()], corpus.prompt_of_T),
+        measure_agreement([(str(template),) for template in template_of_T.tolist()], corpus.prompt_of_T),
     )
 
 

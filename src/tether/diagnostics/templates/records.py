@@ -1,4 +1,4 @@
-"""What the template finder hands back: templates, their slots, and how the words of all reasonings are divided between them."""
+"""The results of the template finder: templates, their slots, and the shares of the words of all reasonings among them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ SHOWN_LENGTH = 40
 
 
 class SlotKind(StrEnum):
-    """Does what fills a slot follow the prompt?"""
+    """Whether the filler of a slot follows the prompt."""
 
     TIED = "tied"
     """Reasonings of one prompt agree on the filler more than reasonings of different prompts, beyond chance."""
@@ -19,11 +19,11 @@ class SlotKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
-    """How far something that varies follows the prompt."""
+class Agreement:
+    """How far a varying text follows the prompt: agreement within prompts against agreement across prompts."""
 
     strength: float
-    """(W - B) / (1 - B), W and B being the mean agreement within and across prompts. 1: the prompt decides, 0: it has no say; may fall
+    """(W - B) / (1 - B), W and B being the mean agreement within and across prompts. 1: the prompt decides, 0: it has no influence; may fall
     below 0 by chance. Both means are over pairs of distinct reasonings, so few samples do not lift it."""
     p_value: float
     """Share of shuffles of the prompts that agree at least as well within prompts."""
@@ -40,7 +40,7 @@ class Slot:
     fillers: tuple[tuple[str, float], ...]
     """The most common fillers and the share of the template's traces that have each; "" where the slot is left empty."""
     mean_words: float
-    tie: Tie
+    agreement: Agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class TextShares:
     template: float
     """Fixed words of a template: the same whatever the prompt."""
     tied: float
-    """Words in tied slots, times the strength of the tie."""
+    """Words in tied slots, times the strength of their agreement."""
     noise: float
-    """Words in noise slots, and what the ties of tied slots leave over."""
+    """Words in noise slots, and the remaining part of tied slots."""
     unknown: float
     """Words in slots of unknown kind."""
     rest: float
@@ -88,7 +88,7 @@ class Templates:
     explained: float
     """Share of traces that follow some template."""
     words: TextShares
-    choice: Tie
+    choice: Agreement
     """Does the prompt decide which template (or none) is followed?"""
 
     def describe(self) -> str:
@@ -102,14 +102,14 @@ class Templates:
             f"{unknown}, {words.rest:.0%} belong to no template.",
         ]
         if len(self.templates) > 1 or 0 < self.explained < 1:
-            lines.append(f"Which template is used: {_tie(self.choice)}.")
+            lines.append(f"Which template is used: {_in_words(self.choice)}.")
         for template in self.templates:
             where = f"{template.num_prompts} prompts, {template.prompt_share:.0%} of them"
             lines += ["", f"{template.share:6.1%}  {template.skeleton}    ({_counted(template.num_traces, 'trace')}; {where})"]
             for slot in template.slots:
                 common = ", ".join(f"{_shortened(text) or '(nothing)'} {share:.0%}" for text, share in slot.fillers)
                 more = ", ..." if slot.num_fillers > len(slot.fillers) else ""
-                lines.append(f"        ⟨{slot.number}⟩ {_tie(slot.tie)}; {_counted(slot.num_fillers, 'filler')}: {common}{more}")
+                lines.append(f"        ⟨{slot.number}⟩ {_in_words(slot.agreement)}; {_counted(slot.num_fillers, 'filler')}: {common}{more}")
         return "\n".join(lines)
 
 
@@ -121,5 +121,5 @@ def _shortened(filler: str) -> str:
     return filler if len(filler) <= SHOWN_LENGTH else f"{filler[: SHOWN_LENGTH - 1].rstrip()}…"
 
 
-def _tie(tie: Tie) -> str:
-    return f"{tie.kind} (tie {tie.strength:.2f}, p {tie.p_value:.3f})"
+def _in_words(found: Agreement) -> str:
+    return f"{found.kind} (agreement {found.strength:.2f}, p {found.p_value:.3f})"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tether.diagnostics.templates.agreement import measure_agreement
 from tether.diagnostics.templates.corpus import WILD, Corpus, Text, is_word, words_of
 from tether.diagnostics.templates.records import Slot, SlotKind, Template
 from tether.diagnostics.templates.skeletons import SUPPORT, align, fit
-from tether.diagnostics.templates.ties import measure_tie
 
 Ints = npt.NDArray[np.int64]
 
@@ -80,10 +80,10 @@ def split_words(explained: Explained) -> dict[str, float]:
     """The words of a template's traces by what they are, strays left out."""
     words = {"template": float(explained.fixed_words), "tied": 0.0, "noise": 0.0, "unknown": 0.0}
     for slot, count in zip(explained.template.slots, explained.slot_words, strict=True):
-        if slot.tie.kind is SlotKind.UNKNOWN:
+        if slot.agreement.kind is SlotKind.UNKNOWN:
             words["unknown"] += count
         else:
-            tied = min(max(slot.tie.strength, 0.0), 1.0) if slot.tie.kind is SlotKind.TIED else 0.0
+            tied = min(max(slot.agreement.strength, 0.0), 1.0) if slot.agreement.kind is SlotKind.TIED else 0.0
             words["tied"] += tied * count
             words["noise"] += (1 - tied) * count
     return words
@@ -102,7 +102,7 @@ def _slot(number: int, gap: int, readings: dict[int, Reading], text_of_N: Ints, 
         len(shown),
         tuple((filler, count / len(text_of_N)) for filler, count in common),
         num_words / len(text_of_N),
-        measure_tie([words[text] for text in text_of_N.tolist()], prompt_of_N),
+        measure_agreement([words[text] for text in text_of_N.tolist()], prompt_of_N),
     )
 
 

@@ -8,12 +8,12 @@ from tether.core.errors import BadInput
 from tether.runs.store import RunStore
 
 ANY_ID = 2**31
-"""A server does not say how many ids it knows, and refuses those it does not."""
+"""A server does not say how many ids it knows; it refuses unknown ids itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """A scorer with its words."""
+class AuditScorer:
+    """A scorer with its tokenizer and limits."""
 
     name: str
     scorer: Any
@@ -41,14 +41,14 @@ def resolve_model(name: str) -> tuple[str, str | None]:
 
 
 def starting_model(run: Path) -> tuple[str, str]:
-    """The model a run began with, and that in words: a judge that has not learned what is to be judged."""
+    """The model that a run began with, and a sentence that says so: a frozen scorer does not drift with the policy."""
     name = str(RunStore.open(run).config().get("model", {}).get("name", ""))
     if not name:
         raise BadInput(f"run '{run}' names no model; say which one scores it with --model")
     return name, f"scored by the model that the run began with, {name}; --model {run} takes its last checkpoint"
 
 
-def load_judge(name: str, *, tokenizer: str | None = None, device: str | None = None) -> Judge:
+def load_scorer(name: str, *, tokenizer: str | None = None, device: str | None = None) -> AuditScorer:
     """Load the model.
 
     `tokenizer` names the words of the rollouts' token ids, by a model's name: of a server, which does not hand out its own, or of another
@@ -67,16 +67,16 @@ def load_judge(name: str, *, tokenizer: str | None = None, device: str | None = 
     positions = reach if reach < ANY_ID else None
     written = loaded.tokenizer if tokenizer is None else _tokenizer(tokenizer)
     if same_tokens(written, loaded.tokenizer):
-        return Judge(name, scorer, loaded.tokenizer, scorer.vocabulary_size, positions, scorer.precision)
-    return Judge(name, RetokenizedScorer(scorer, written, loaded.tokenizer), written, len(written), positions, scorer.precision)
+        return AuditScorer(name, scorer, loaded.tokenizer, scorer.vocabulary_size, positions, scorer.precision)
+    return AuditScorer(name, RetokenizedScorer(scorer, written, loaded.tokenizer), written, len(written), positions, scorer.precision)
 
 
-def _server(name: str, tokenizer: str | None, device: str | None) -> Judge:
+def _server(name: str, tokenizer: str | None, device: str | None) -> AuditScorer:
     if tokenizer is None:
-        raise BadInput(f"'{name}' is a server, which does not hand out its tokenizer; name the model's with --tokenizer")
+        raise BadInput(f"'{name}' is a server, which does not provide its tokenizer; name the model's with --tokenizer")
     from tether.models.scoring.make import make_scorer
 
-    return Judge(name, make_scorer(name, device=device).scorer, _tokenizer(tokenizer), ANY_ID, None, "the server's")
+    return AuditScorer(name, make_scorer(name, device=device).scorer, _tokenizer(tokenizer), ANY_ID, None, "the server's")
 
 
 def _tokenizer(name: str) -> Any:

@@ -2,16 +2,15 @@
 
 import pytest
 
-from tether.diagnostics.audit.course import _first_to_last, _success_words
-from tether.diagnostics.audit.decline import Decline, Point, decline
-from tether.diagnostics.audit.windows import Window
+from tether.diagnostics.audit.scan import Window
+from tether.diagnostics.audit.trend import ChangePoint, Point, _first_to_last, _success_words, change_point
 
 
 def _points(*values: float, margin: float = 0.1) -> list[Point]:
     return [Point(Window((10 * index,)), value, value - margin, value + margin) for index, value in enumerate(values)]
 
 
-def _dates(found: Decline | None) -> tuple[str, str, str]:
+def _dates(found: ChangePoint | None) -> tuple[str, str, str]:
     assert found is not None
     return found.best.window.name, found.last_good.window.name, found.began.window.name
 
@@ -26,7 +25,7 @@ def _dates(found: Decline | None) -> tuple[str, str, str]:
     ],
 )
 def test_when_it_began(values: tuple[float, ...], dates: tuple[str, str, str]) -> None:
-    assert _dates(decline(_points(*values))) == dates
+    assert _dates(change_point(_points(*values))) == dates
 
 
 @pytest.mark.parametrize(
@@ -41,21 +40,21 @@ def test_when_it_began(values: tuple[float, ...], dates: tuple[str, str, str]) -
     ],
 )
 def test_no_decline(values: tuple[float, ...]) -> None:
-    assert decline(_points(*values)) is None
+    assert change_point(_points(*values)) is None
 
 
 def test_a_fall_must_be_large_even_where_it_is_sure() -> None:
-    assert decline(_points(1.0, 1.0, 1.0, 0.75, margin=0.01)) is None
-    assert decline(_points(1.0, 1.0, 1.0, 0.69, margin=0.01)) is not None
+    assert change_point(_points(1.0, 1.0, 1.0, 0.75, margin=0.01)) is None
+    assert change_point(_points(1.0, 1.0, 1.0, 0.69, margin=0.01)) is not None
 
 
 def test_order_of_the_two_falls_in_words() -> None:
-    early, late = decline(_points(0.9, 0.9, 0.1, 0.1, 0.1)), decline(_points(0.9, 0.9, 0.9, 0.9, 0.1))
+    early, late = change_point(_points(0.9, 0.9, 0.1, 0.1, 0.1)), change_point(_points(0.9, 0.9, 0.9, 0.9, 0.1))
     rates = _points(0.9, 0.9, 0.1)
     assert _success_words(rates, early, late).endswith(": after dependence on the prompt did.")
     assert _success_words(rates, late, early).endswith(": before dependence on the prompt did.")
     assert _success_words(rates, late, late).endswith("together with dependence on the prompt.")
-    assert "look at the reasoning, not at the reward" in _success_words(rates, early, None)
+    assert "read the reasoning, not only the reward" in _success_words(rates, early, None)
     assert _success_words(rates, None, late).endswith("; dependence on the prompt did not.")
     assert _success_words(rates, None, None).startswith("Success shows no decline (90%")
 
@@ -72,7 +71,7 @@ def test_two_windows_are_only_compared() -> None:
 def test_many_windows_know_more_than_one() -> None:
     """Before (0.42 + 0.38 + 0.40 + 0.44 + 0.36) / 5 = 0.40, after (0.05 + 0.02 + 0.06 + 0.03 + 0.04) / 5 = 0.04."""
     values = (0.42, 0.38, 0.40, 0.44, 0.36, 0.05, 0.02, 0.06, 0.03, 0.04)
-    found = decline(_points(*values, margin=0.6))
+    found = change_point(_points(*values, margin=0.6))
     assert found is not None
     assert (found.best.window.name, found.last_good.window.name, found.began.window.name, found.end.window.name) == (
         "0-40",
@@ -85,7 +84,7 @@ def test_many_windows_know_more_than_one() -> None:
 
 
 def test_a_rise_before_the_fall_is_not_part_of_what_fell() -> None:
-    found = decline(_points(0.1, 0.1, 0.12, 0.6, 0.62, 0.58, 0.61, 0.6, 0.1, 0.12, 0.09, 0.1, 0.11, 0.1, margin=0.9))
+    found = change_point(_points(0.1, 0.1, 0.12, 0.6, 0.62, 0.58, 0.61, 0.6, 0.1, 0.12, 0.09, 0.1, 0.11, 0.1, margin=0.9))
     assert found is not None and (found.best.window.name, found.began.window.name) == ("30-70", "80")
 
 
@@ -100,4 +99,4 @@ def test_a_rise_before_the_fall_is_not_part_of_what_fell() -> None:
     ],
 )
 def test_no_decline_together(values: tuple[float, ...]) -> None:
-    assert decline(_points(*values, margin=0.9)) is None
+    assert change_point(_points(*values, margin=0.9)) is None

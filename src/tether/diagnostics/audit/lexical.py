@@ -1,12 +1,12 @@
-"""What the words alone say, without any model: does the wording follow the prompt, and is there any variety in it?
+"""Lexical measures, without any model: do the words follow the prompt, and how much variety is in them?
 
-A model that scores another's text may be too weak to see what it depends on. Four facts need no model:
+A model that scores text of another model may be too weak to see what the text depends on. Four measures need no model:
 
-- agreement: how alike two reasonings of one prompt are (cosine of word counts). Near 1 there is one fixed text.
-- tie: how much more reasonings of one prompt agree than those of different prompts, 1 where the prompt decides the text (`templates.ties`).
-- kin: whether a reasoning is more like the other reasonings of its own prompt than like those of any other: retrieval by likeness.
-  Where a part of the reasonings ignores its prompt, it is that part which fails.
-- echo: whether a reasoning takes up words that its own prompt holds and others do not: retrieval by shared words. It needs no second
+- similarity: how alike two reasonings of one prompt are (cosine of word counts). Near 1 there is one fixed text.
+- agreement: how much more reasonings of one prompt agree than those of different prompts, 1 where the prompt decides the text (`templates.agreement`).
+- neighbours: whether a reasoning is more similar to the other reasonings of its own prompt than to those of any other: retrieval by
+  similarity. Where a part of the reasonings ignores its prompt, that part fails.
+- prompt overlap: whether a reasoning uses words that its own prompt holds and others do not: retrieval by shared words. It needs no second
   reasoning of a prompt, but sees only words that are repeated.
 
 Words that most reasonings hold are left out of the last three. All three are tested by shuffling which prompt a reasoning belongs to.
@@ -21,16 +21,16 @@ import numpy.typing as npt
 
 from tether.core.seeding import generator
 from tether.diagnostics.information import measure_information, own_in_top
-from tether.diagnostics.templates import Tie
+from tether.diagnostics.templates import Agreement
+from tether.diagnostics.templates.agreement import measure_agreement
 from tether.diagnostics.templates.corpus import TOKEN
-from tether.diagnostics.templates.ties import measure_tie
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Words = tuple[str, ...]
 
 COMMON_SHARE = 0.5
-"""A word that more than this share of the reasonings hold says nothing about which prompt they answer."""
+"""A word that more than this share of the reasonings hold tells nothing about which prompt they answer."""
 SHUFFLES = 499
 DECIMALS = 9
 """Scores are rounded, so that equals stay equal and share their ties."""
@@ -53,19 +53,19 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
-    """The facts of one window."""
+class LexicalMeasures:
+    """The lexical measures of one window."""
 
     num_distinct: int
     """Different reasonings."""
     top_share: float
     """Share of the most common one."""
-    agreement: float
-    """Mean likeness of two reasonings of one prompt; of any two where no prompt has two."""
-    tie: Tie
-    kin: Retrieval | None
+    similarity: float
+    """Mean similarity of two reasonings of one prompt; of any two where no prompt has two."""
+    agreement: Agreement
+    neighbours: Retrieval | None
     """None where no prompt has two reasonings."""
-    echo: Retrieval
+    prompt_overlap: Retrieval
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,10 @@ class _Resampling:
     seed: int
 
 
-def measure_wording(texts: Sequence[str], source: Sequence[int], prompts: Sequence[str], *, bootstrap: int = 0, seed: int = 0) -> Wording:
-    """The facts about reasonings (`texts`), each an answer to prompt number `source`, of two prompts or more.
+def measure_lexical(
+    texts: Sequence[str], source: Sequence[int], prompts: Sequence[str], *, bootstrap: int = 0, seed: int = 0
+) -> LexicalMeasures:
+    """The lexical measures of reasonings (`texts`), each an answer to prompt number `source`, of two prompts or more.
 
     Args:
         bootstrap: resamples for the intervals; without, they reach from 0 to 1.
@@ -87,13 +89,13 @@ def measure_wording(texts: Sequence[str], source: Sequence[int], prompts: Sequen
     own = np.asarray(source, dtype=np.int64)
     uncommon = _uncommon(words)
     resampling = _Resampling(len(prompts), bootstrap, seed)
-    return Wording(
+    return LexicalMeasures(
         num_distinct=len(counts),
         top_share=max(counts.values()) / len(words),
-        agreement=_agreement(words, own),
-        tie=measure_tie(uncommon, own),
-        kin=_kin(uncommon, own, resampling),
-        echo=_echo(words, own, prompts, resampling),
+        similarity=_mean_similarity(words, own),
+        agreement=measure_agreement(uncommon, own),
+        neighbours=_neighbours(uncommon, own, resampling),
+        prompt_overlap=_prompt_overlap(words, own, prompts, resampling),
     )
 
 
@@ -103,8 +105,8 @@ def _uncommon(words: Sequence[Words]) -> list[Words]:
     return [tuple(word for word in reasoning if word not in common) for reasoning in words]
 
 
-def _agreement(words: Sequence[Words], own: Ints) -> float:
-    likeness = _likeness(words)
+def _mean_similarity(words: Sequence[Words], own: Ints) -> float:
+    likeness = _cosines(words)
     alike = own[:, None] == own[None, :]
     np.fill_diagonal(alike, False)
     if not alike.any():
@@ -112,7 +114,7 @@ def _agreement(words: Sequence[Words], own: Ints) -> float:
     return float(likeness[alike].mean()) if alike.any() else 1.0
 
 
-def _likeness(words: Sequence[Words], weights: dict[str, float] | None = None) -> Floats:
+def _cosines(words: Sequence[Words], weights: dict[str, float] | None = None) -> Floats:
     """[N, N] cosines of word counts; texts without a word are like each other and nothing else."""
     number = {word: column for column, word in enumerate(sorted({word for reasoning in words for word in reasoning}), 1)}
     counts = np.zeros((len(words), len(number) + 1))
@@ -125,16 +127,16 @@ def _likeness(words: Sequence[Words], weights: dict[str, float] | None = None) -
     return likeness
 
 
-def _kin(words: Sequence[Words], own: Ints, resampling: _Resampling) -> Retrieval | None:
-    """Retrieval by mean likeness with the other reasonings of a prompt, rare words counting more."""
+def _neighbours(words: Sequence[Words], own: Ints, resampling: _Resampling) -> Retrieval | None:
+    """Retrieval by mean similarity to the other reasonings of a prompt, rare words counting more."""
     num_prompts = resampling.num_prompts
     sizes = np.bincount(own, minlength=num_prompts)
     if sizes.max() < 2:
         return None
     held = Counter(word for reasoning in words for word in set(reasoning))
-    likeness = _likeness(words, {word: 1 + float(np.log(len(words) / count)) for word, count in held.items()})
+    likeness = _cosines(words, {word: 1 + float(np.log(len(words) / count)) for word, count in held.items()})
     np.fill_diagonal(likeness, 0.0)
-    rows = np.flatnonzero(sizes[own] > 1)  # an only child has no kin
+    rows = np.flatnonzero(sizes[own] > 1)  # a group of one has no neighbours to compare with
 
     def scores(labels: Ints) -> Floats:
         member_NP = np.zeros((len(labels), num_prompts))
@@ -145,7 +147,7 @@ def _kin(words: Sequence[Words], own: Ints, resampling: _Resampling) -> Retrieva
     return _tested(scores, own, rows, resampling)
 
 
-def _echo(words: Sequence[Words], own: Ints, prompts: Sequence[str], resampling: _Resampling) -> Retrieval:
+def _prompt_overlap(words: Sequence[Words], own: Ints, prompts: Sequence[str], resampling: _Resampling) -> Retrieval:
     """Retrieval by the words of a reasoning that a prompt holds, each weighed by how few prompts hold it."""
     asked = [set(TOKEN.findall(prompt.casefold())) for prompt in prompts]
     held = Counter(word for prompt in asked for word in prompt)
@@ -160,7 +162,7 @@ def _echo(words: Sequence[Words], own: Ints, prompts: Sequence[str], resampling:
         shared_NP[row] = prompt_PW[:, columns] @ weight[columns]
     norm_P = np.sqrt((prompt_PW * weight**2).sum(axis=1))
     shared_NP /= np.where(norm_P > 0, norm_P, 1.0)  # a long prompt shares words with everything
-    centred = np.round(shared_NP - shared_NP.mean(axis=0), DECIMALS)  # what a prompt shares with any reasoning is no sign
+    centred = np.round(shared_NP - shared_NP.mean(axis=0), DECIMALS)  # what a prompt shares with any reasoning tells nothing
     return _tested(lambda labels: centred, own, np.arange(len(own)), resampling)
 
 

@@ -1,11 +1,11 @@
-"""Does what fills a slot follow the prompt? Agreement within prompts against agreement across them.
+"""Does the filler of a slot follow the prompt? Agreement within prompts against agreement across them.
 
 Two fillers agree by the cosine of their word counts: 1 for the same words, 0 for none in common, so a paraphrase counts in part. With W
-the mean agreement of two distinct reasonings of one prompt and B that of two reasonings of different prompts, the tie is
+the mean agreement of two distinct reasonings of one prompt and B that of two reasonings of different prompts, the strength is
 (W - B) / (1 - B): Krippendorff's alpha with prompts as units, up to how the expected disagreement is averaged. Means over pairs of
 distinct samples are unbiased, where a plug-in mutual information would rise with every filler that is seen once. The p-value is that
-of a permutation test: prompts are shuffled over the reasonings. Whether a tie could be seen at all is asked of the same shuffles, with
-the fillers sorted by prompt as far as they can be.
+of a permutation test: prompts are shuffled over the reasonings. Whether an agreement could be detected at all is tested on the same shuffles, with
+the fillers sorted by prompt as far as possible.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.seeding import generator
-from tether.diagnostics.templates.records import SlotKind, Tie
+from tether.diagnostics.templates.records import Agreement, SlotKind
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,8 +29,8 @@ MIN_PAIRS = 10
 ROUNDING = 1e-9
 
 
-def measure_tie(fillers: Sequence[Filler], prompts: Ints) -> Tie:
-    """The tie between fillers (tuples of words) and the prompts they were written for, from a sample of whole prompts.
+def measure_agreement(fillers: Sequence[Filler], prompts: Ints) -> Agreement:
+    """The agreement of fillers (tuples of words) with the prompts they were written for, from a sample of whole prompts.
 
     The result depends on the order of the traces only through the sample and the shuffles, so callers sort them first.
     """
@@ -41,14 +41,14 @@ def measure_tie(fillers: Sequence[Filler], prompts: Ints) -> Tie:
     filler_N = np.array([number[fillers[n]] for n in chosen.tolist()], dtype=np.int64)
     prompt_N = prompts[chosen]
 
-    agreement = _agreement([distinct[index] for index in np.unique(filler_N).tolist()])
+    agreement = _cosines([distinct[index] for index in np.unique(filler_N).tolist()])
     filler_N = np.unique(filler_N, return_inverse=True)[1]
     by_prompt = np.argsort(prompt_N, kind="stable")
     filler_N, prompt_N = filler_N[by_prompt], prompt_N[by_prompt]
     left, right = _pairs_within(prompt_N)
     num_within, num_all = len(left), len(filler_N) * (len(filler_N) - 1) // 2
     if num_within == 0 or num_within == num_all:
-        return Tie(0.0, 1.0, SlotKind.UNKNOWN)
+        return Agreement(0.0, 1.0, SlotKind.UNKNOWN)
 
     def within(order: Ints) -> float:
         return float(agreement[filler_N[order][left], filler_N[order][right]].sum())
@@ -63,7 +63,7 @@ def measure_tie(fillers: Sequence[Filler], prompts: Ints) -> Tie:
     best_p_value = _p_value(within(_sorted_by_filler(filler_N, prompt_N)), shuffled)
     blind = num_within < MIN_PAIRS or (total > ROUNDING and best_p_value > SIGNIFICANT)
     kind = SlotKind.TIED if p_value <= SIGNIFICANT else SlotKind.UNKNOWN if blind else SlotKind.NOISE
-    return Tie(strength, p_value, kind)
+    return Agreement(strength, p_value, kind)
 
 
 def _whole_prompts(prompts: Ints, rng: np.random.Generator) -> Ints:
@@ -79,7 +79,7 @@ def _whole_prompts(prompts: Ints, rng: np.random.Generator) -> Ints:
     return np.sort(np.array(chosen, dtype=np.int64))
 
 
-def _agreement(fillers: Sequence[Filler]) -> Floats:
+def _cosines(fillers: Sequence[Filler]) -> Floats:
     """Cosine of word counts; an empty filler agrees with itself only."""
     vocabulary = {word: column for column, word in enumerate(sorted({word for filler in fillers for word in filler}), 1)}
     counts = np.zeros((len(fillers), len(vocabulary) + 1))

@@ -1,4 +1,4 @@
-"""How an audit is conducted: read and draw, then score, measure and judge; the model is loaded in between, once the files are known to be good."""
+"""The run of an audit: read and sample the files, then score, measure and decide. The model is loaded in between, after the files are checked."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,22 +8,21 @@ from tether.core.enums import Scope
 from tether.core.errors import BadInput
 from tether.core.metrics import wilson_interval
 from tether.diagnostics.alarms.tracker import StepReasoning, check
-from tether.diagnostics.audit.course import Course, Measured, follow
-from tether.diagnostics.audit.encode import Encoder, Pairs
+from tether.diagnostics.audit.encode import EncodedPairs, Encoder
 from tether.diagnostics.audit.measure import Measurement, measure
-from tether.diagnostics.audit.sample import Drawn, draw
-from tether.diagnostics.audit.scoring import Judge
-from tether.diagnostics.audit.survey import RewardStatistics, Step, StepCounts, reward_statistics, survey
-from tether.diagnostics.audit.verdict import WEAKLY, Verdict, VerdictCode, judge, no_verdict
-from tether.diagnostics.audit.windows import Plan, Window, plan_windows
+from tether.diagnostics.audit.sample import SampledRollout, draw
+from tether.diagnostics.audit.scan import Plan, RewardStatistics, StepCounts, StepNumber, Window, plan_windows, reward_statistics, scan
+from tether.diagnostics.audit.scorer import AuditScorer
+from tether.diagnostics.audit.trend import MeasuredWindow, Trend, measure_trend
+from tether.diagnostics.audit.verdict import WEAKLY, Verdict, VerdictCode, decide, no_verdict
 from tether.diagnostics.rollouts import RolloutReader, Tally
 from tether.runs.schema import StepRecord
 
 TRAJECTORY_SAMPLES = 4
 """In the trajectory scope every drawn context is a column of its own, so fewer are drawn of each group."""
 
-EnvSpec = Callable[[str, int], None]
-"""Told the name of a stage and how many parts it has."""
+OnStage = Callable[[str, int], None]
+"""Called with the name of a stage and its number of parts."""
 Advance = Callable[[int], None]
 
 
@@ -46,13 +45,13 @@ class AuditOptions:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What the two readings brought."""
+    """The result of the two readings of the files."""
 
     files: list[str]
     format: str
-    counts: dict[Step, StepCounts]
+    counts: dict[StepNumber, StepCounts]
     plan: Plan
-    drawn: list[list[Drawn]]
+    drawn: list[list[SampledRollout]]
     """One sample per window."""
     tally: Tally
 
@@ -73,7 +72,7 @@ class WindowAudit:
     measurement: Measurement | None
     """None where nothing could be measured; the verdict says why."""
     verdict: Verdict
-    pairs: Pairs
+    pairs: EncodedPairs
 
     @property
     def success(self) -> float | None:
@@ -86,14 +85,14 @@ class WindowAudit:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The whole finding. The verdict is that of the last window that could be measured."""
+    """The result of an audit. The verdict is that of the last window that could be measured."""
 
     collected: Collected
     options: AuditOptions
     model: str
     precision: str
     windows: tuple[WindowAudit, ...]
-    course: Course | None
+    trend: Trend | None
     alarms: tuple[Alarm, ...]
     notes: tuple[str, ...] = field(default=())
 
@@ -107,8 +106,8 @@ class Audit:
 
 
 def collect(reader: RolloutReader, options: AuditOptions) -> Collected:
-    """Read the files twice: what is in them, and a sample of it."""
-    counts = survey(reader, all_turns=options.all_turns, seed=options.seed)
+    """Read the files twice: once to count, once to draw a sample."""
+    counts = scan(reader, all_turns=options.all_turns, seed=options.seed)
     tally = reader.tally
     if all(step.num_scope == step.num_empty for step in counts.values()):
         hints = [note for note in tally.notes() if "pattern" in note]
@@ -122,46 +121,48 @@ def collect(reader: RolloutReader, options: AuditOptions) -> Collected:
 
 
 def audit(
-    collected: Collected, model: Judge, options: AuditOptions, *, stage: EnvSpec | None = None, advance: Advance | None = None
+    collected: Collected, model: AuditScorer, options: AuditOptions, *, stage: OnStage | None = None, advance: Advance | None = None
 ) -> Audit:
-    """Score, measure and judge every window; what could be told of none of them is an error that says why."""
+    """Score, measure and decide every window; where none can be measured, an error says why."""
     encoder = Encoder(model.tokenizer, model.vocabulary, model.positions)
     encoded = [encoder.pairs(drawn) for drawn in collected.drawn]
     if stage is not None:
         stage("scoring", sum(len(pairs.prompts) for pairs in encoded if _lack(pairs) is None))
     windows = tuple(
-        _window(window, pairs, collected, model, options, advance or _unheard)
+        _window(window, pairs, collected, model, options, advance or _ignore)
         for window, pairs in zip(collected.plan.windows, encoded, strict=True)
     )
     if all(window.measurement is None for window in windows):
         raise BadInput(f"nothing can be said about these rollouts: {windows[-1].verdict.reasons[0]}")
     measured = [
-        Measured(window.window, window.measurement, window.verdict, window.num_success, window.num_judged)
+        MeasuredWindow(window.window, window.measurement, window.verdict, window.num_success, window.num_judged)
         for window in windows
         if window.measurement is not None
     ]
     notes = [*collected.plan.notes, *collected.tally.notes(), *encoder.notes(), *_remarks(windows)]
     alarms = tuple(check(_records(collected, windows), _texts(windows)))
-    return Audit(collected, options, model.name, model.precision, windows, follow(measured), alarms, tuple(notes))
+    return Audit(collected, options, model.name, model.precision, windows, measure_trend(measured), alarms, tuple(notes))
 
 
-def _unheard(count: int) -> None:
-    """For an audit whose progress nobody asked for."""
+def _ignore(count: int) -> None:
+    """The progress callback where none was given."""
 
 
-def _lack(pairs: Pairs) -> str | None:
+def _lack(pairs: EncodedPairs) -> str | None:
     """Why these pairs cannot be measured, or None."""
     if not pairs.reasonings:
         return "no rollout of it holds reasoning."
     if len(pairs.prompts) < 2:
         return (
-            f"all {len(pairs.reasonings)} sampled reasonings answer one prompt, and there is no other to tell it from; "
+            f"all {len(pairs.reasonings)} sampled reasonings answer one prompt, and there is no other to compare with; "
             "give rollouts of several prompts, or check the field that holds the prompt."
         )
     return None
 
 
-def _window(window: Window, pairs: Pairs, collected: Collected, model: Judge, options: AuditOptions, advance: Advance) -> WindowAudit:
+def _window(
+    window: Window, pairs: EncodedPairs, collected: Collected, model: AuditScorer, options: AuditOptions, advance: Advance
+) -> WindowAudit:
     counts = [collected.counts[step] for step in window.steps]
     lack = _lack(pairs)
     found = None if lack else measure(pairs, model.scorer, bootstrap=options.bootstrap, seed=options.seed, advance=advance)
@@ -177,7 +178,7 @@ def _window(window: Window, pairs: Pairs, collected: Collected, model: Judge, op
         num_success=sum(step.num_success for step in counts),
         rewards=reward_statistics(counts),
         measurement=found,
-        verdict=no_verdict(lack or "") if found is None else judge(found),
+        verdict=no_verdict(lack or "") if found is None else decide(found),
         pairs=pairs,
     )
 
@@ -194,12 +195,10 @@ def _remarks(windows: Sequence[WindowAudit]) -> list[str]:
     remarks = [f"step {window.window.name}: {window.verdict.reasons[0]}" for window in windows if window.measurement is None]
     if tied and not any(_sees(window) for window in tied):
         remarks.append(
-            "the model is a weak judge of this text: the words show a dependence that its scores do not; read its numbers with care"
+            "the model is a weak scorer of this text: the words show a dependence that its scores do not; read its numbers with care"
         )
     if all(window.measurement is not None and window.measurement.most_samples == 1 for window in measured):
-        remarks.append(
-            "there is one reasoning per prompt: likeness within a prompt cannot be measured; several samples per prompt say more"
-        )
+        remarks.append("there is one reasoning per prompt: similarity within a prompt cannot be measured; take several samples per prompt")
     return remarks
 
 
@@ -213,7 +212,7 @@ def _records(collected: Collected, windows: Sequence[WindowAudit]) -> list[StepR
         if (rewards := reward_statistics([counts])) is not None:
             values["groups/rv_mean"] = rewards.rv_mean
         metrics[step or 0] = values
-    informative = any(_sees(window) for window in windows)  # a model that never saw a dependence cannot miss one
+    informative = any(_sees(window) for window in windows)  # a model that never shows a dependence cannot show its loss
     for window in windows:
         if (found := window.measurement) is not None and informative:
             information = found.information

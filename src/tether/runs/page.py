@@ -1,0 +1,61 @@
+"""The one writer of Tether's HTML pages: self-contained files that load nothing from the network.
+
+`page_template.html` is the frame of every page: the styles, plotly.js, which is inlined once, a content-security policy that forbids the
+browser to load anything, and the script that fits charts to their cards. A page extends it. All text goes through jinja2's escaping, because
+model output may hold HTML.
+"""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import plotly.graph_objects as go
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from tether.runs.store import write_whole
+from tether.runs.verdict import number, percent
+
+_PLOTLY_CONFIG = {"displayModeBar": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure with its explanation; `html` is None where nothing was recorded."""
+
+    title: str
+    reading: str
+    html: Markup | None
+    needs: str = ""
+    """What was not recorded, for the page to name where `html` is None."""
+
+
+def figure_html(figure: go.Figure | None, key: str) -> Markup | None:
+    """A figure as a part of a page; `key` is unique on the page."""
+    if figure is None:
+        return None
+    # plotly escapes angle brackets inside the script it writes, so its output is safe to place as it is.
+    return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=_PLOTLY_CONFIG, div_id=f"chart-{key}"))
+
+
+def write_page(template: str, out: Path, **values: Any) -> Path:
+    """Render a template of this package to a file and return its path."""
+    # A closing tag inside the library would end its script element; the library ships none, which the tests hold.
+    page = _environment().get_template(template).render(plotly_js=Markup(get_plotlyjs()), **values)
+    write_whole(out, page)
+    return out
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_source), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = percent
+    environment.filters["number"] = number
+    return environment
+
+
+def _source(name: str) -> str:
+    return resources.files("tether.runs").joinpath(name).read_text(encoding="utf-8")
