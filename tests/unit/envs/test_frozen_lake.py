@@ -7,8 +7,7 @@ import pytest
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.envs.frozen_lake.dynamics import choose, transitions
-from tether.envs.frozen_lake.env import FrozenLake, FrozenLakeOptions
+from tether.envs.frozen_lake.env import FrozenLake, FrozenLakeOptions, choose, transitions
 from tether.envs.frozen_lake.generator import Lake, RandomLake
 
 LEFT, DOWN, RIGHT, UP = range(4)

@@ -3,9 +3,8 @@
 import pytest
 
 from tether.envs.registry import make_env
-from tether.envs.sokoban.env import Sokoban, SokobanOptions
+from tether.envs.sokoban.env import PushReward, Sokoban, SokobanOptions
 from tether.envs.sokoban.levels import Level
-from tether.envs.sokoban.reward import PushReward
 from tether.envs.sokoban.solver import solve
 
 

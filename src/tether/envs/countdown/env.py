@@ -4,18 +4,62 @@ By default one answer decides. With more turns, a wrong answer is told what is w
 ends the episode is paid, so that failing first never pays more than solving at once. There is no chance in it: `luck` changes nothing.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from tether.envs.countdown import render
-from tether.envs.countdown.data import MAX_NUMBERS, load
-from tether.envs.countdown.generator import Generator, Puzzle, RandomPuzzle
-from tether.envs.countdown.reward import Reward, TargetReward
-from tether.envs.countdown.verdict import Use, judge
+from tether.envs.countdown.expression import Evaluation, Use, evaluate
+from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load
 from tether.envs.dataset import BadRows
 from tether.envs.text import TextEnv
 from tether.envs.turns import Outcome, TurnOptions
+
+Reward = Callable[[Evaluation], float]
+"""From the evaluation on the answer that ends the episode to what is paid."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReward:
+    """The paper's three amounts, unless told otherwise."""
+
+    solved: float = 1.0
+    missed: float = 0.1
+    """A well-formed expression over the allowed numbers with another value, or none (it divides by zero)."""
+    refused: float = 0.0
+    """Not an expression, or not over the allowed numbers."""
+
+    def __call__(self, evaluation: Evaluation) -> float:
+        if evaluation.solved:
+            return self.solved
+        return self.missed if evaluation.legal else self.refused
+
+
+_HOW_OFTEN = {
+    "at_most_once": "Use each number at most once; you need not use them all.",
+    "exactly_once": "Use every number exactly once.",
+}
+
+
+def rules(use: Use) -> str:
+    return (
+        "Write an arithmetic expression that equals the target. "
+        f"{_HOW_OFTEN[use]} Allowed are + - * / and parentheses; division is exact. "
+        "Answer with the expression alone, such as (3 + 5) * 2, without an equals sign."
+    )
+
+
+def puzzle_text(puzzle: Puzzle) -> str:
+    return f"Target: {puzzle.target}, nums: {list(puzzle.numbers)}"
+
+
+def reply(evaluation: Evaluation, puzzle: Puzzle, *, over: bool) -> str:
+    """The judgement; while turns are left, with the puzzle once more."""
+    if evaluation.solved:
+        return f"The expression is {puzzle.target}."
+    return evaluation.reason if over else f"{evaluation.reason} Try again.\n{puzzle_text(puzzle)}"
+
 
 MAX_TARGET = 1_000_000
 """Of a generated puzzle; taking apart larger ones would take noticeable time."""
@@ -68,17 +112,17 @@ class Countdown(TextEnv[CountdownOptions]):
         self.puzzle: Puzzle = self._make(seed, self.options.split)
 
     def _take(self, answer: str) -> Outcome:
-        verdict = judge(answer, self.puzzle, self.options.use)
+        evaluation = evaluate(answer, self.puzzle, self.options.use)
         last = self._turns + 1 >= self.max_turns
-        over = verdict.solved or last
+        over = evaluation.solved or last
         return Outcome(
-            text=render.reply(verdict, self.puzzle, over=over),
-            reward=self._pay(verdict) if over else 0.0,
+            text=reply(evaluation, self.puzzle, over=over),
+            reward=self._pay(evaluation) if over else 0.0,
             # No answer at all is nothing to judge: that episode runs out of turns instead of failing.
-            done=verdict.solved or (last and bool(answer.strip())),
-            success=verdict.solved,
-            valid=verdict.legal,
-            info={"value": None if verdict.value is None else str(verdict.value), "reason": verdict.reason},
+            done=evaluation.solved or (last and bool(answer.strip())),
+            success=evaluation.solved,
+            valid=evaluation.legal,
+            info={"value": None if evaluation.value is None else str(evaluation.value), "reason": evaluation.reason},
         )
 
     @property
@@ -94,10 +138,10 @@ class Countdown(TextEnv[CountdownOptions]):
 
     @property
     def _task(self) -> str:
-        return render.rules(self.options.use)
+        return rules(self.options.use)
 
     def _opening(self) -> str:
-        return render.puzzle_text(self.puzzle)
+        return puzzle_text(self.puzzle)
 
 
 def _generator(options: CountdownOptions) -> Generator:

@@ -10,15 +10,8 @@ from functools import lru_cache
 
 from tether.core.seeding import derive_seed
 from tether.envs.webshop.products import Product
-from tether.envs.webshop.stock.beauty import BEAUTY
-from tether.envs.webshop.stock.electronics import ELECTRONICS
-from tether.envs.webshop.stock.fashion import FASHION
-from tether.envs.webshop.stock.grocery import GROCERY
-from tether.envs.webshop.stock.home import HOME
-from tether.envs.webshop.stock.kinds import Axis, Department, Kind
-from tether.envs.webshop.stock.words import BRANDS, CLOSINGS, INTROS, SERIES
+from tether.envs.webshop.stock import Axis, Department, Kind, departments, words
 
-DEPARTMENTS = (FASHION, BEAUTY, ELECTRONICS, HOME, GROCERY)
 FAMILIES_A_KIND = 20
 SISTERS = 3
 
@@ -34,7 +27,7 @@ def generated_products() -> tuple[Product, ...]:
     """All of them, shuffled: products of a kind do not stand together."""
     products = [
         product
-        for department in DEPARTMENTS
+        for department in departments()
         for kind in department.kinds
         for family in range(FAMILIES_A_KIND)
         for product in _family(department, kind, family)
@@ -45,7 +38,7 @@ def generated_products() -> tuple[Product, ...]:
 
 def _family(department: Department, kind: Kind, number: int) -> list[Product]:
     rng = random.Random(derive_seed("webshop", "family", kind.query, number))
-    brand, series, noun = rng.choice(BRANDS), rng.choice(SERIES), rng.choice(kind.nouns)
+    brand, series, noun = rng.choice(words().brands), rng.choice(words().series), rng.choice(kind.nouns)
     waiting = rng.sample(kind.features, len(kind.features))
     shared = _taken(department, waiting, [], _SHARED_FEATURES)
     low, high = kind.price
@@ -83,7 +76,7 @@ def _product(
     attributes = rng.sample(shared + own, len(shared) + len(own))
     wanted = own + rng.sample(shared, rng.randint(1, 2))
     sentences = [department.features[attribute].sentence for attribute in attributes]
-    intro = rng.choice(INTROS).format(brand=brand, series=series, noun=noun)
+    intro = rng.choice(words().intros).format(brand=brand, series=series, noun=noun)
     return Product(
         asin=asin,
         title=", ".join([f"{brand} {series} {noun}", material, *(attribute.title() for attribute in attributes[:_IN_TITLE])]),
@@ -91,7 +84,7 @@ def _product(
         query=kind.query,
         product_category=kind.path,
         # What stands in no title or description is found on the features page only, and not by a search.
-        description=" ".join([intro, *sentences[:_IN_DESCRIPTION], rng.choice(CLOSINGS)]),
+        description=" ".join([intro, *sentences[:_IN_DESCRIPTION], rng.choice(words().closings)]),
         bullets=(f"Details: {material.lower()}.", *rng.sample(kind.facts, len(kind.facts)), *sentences[_IN_DESCRIPTION:]),
         prices=_prices(price, rng),
         options=_options(kind.axes, rng),
