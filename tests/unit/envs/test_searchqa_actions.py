@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.envs.searchqa.actions import Action, parse
+from tether.envs.searchqa.render import Action, parse
 
 
 @pytest.mark.parametrize(

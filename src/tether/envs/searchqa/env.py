@@ -14,12 +14,11 @@ from pydantic import Field, field_validator, model_validator
 from tether.envs.dataset import BadRows
 from tether.envs.http_protocol import checked_token
 from tether.envs.searchqa import render
-from tether.envs.searchqa.actions import Format, parse
 from tether.envs.searchqa.client import TOKEN_VARIABLE, Api, RemoteRetriever, Retriever
 from tether.envs.searchqa.corpus import readable
-from tether.envs.searchqa.data import Generator, Question
+from tether.envs.searchqa.dataset import Generator, Question, local_sources, questions_alone
+from tether.envs.searchqa.render import Format, parse
 from tether.envs.searchqa.reward import AnswerReward, Grade, Reward, grade
-from tether.envs.searchqa.sources import local_sources, questions_alone
 from tether.envs.text import TextEnv
 from tether.envs.turns import Outcome, TurnOptions, Work
 

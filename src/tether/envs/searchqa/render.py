@@ -1,9 +1,35 @@
 """What the agent is told: the rules, the results of a search, and why an answer was no action; in either format."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from tether.envs.searchqa.actions import Format
 from tether.envs.searchqa.corpus import Document
+
+Format = Literal["brackets", "tags"]
+
+_BRACKETS = re.compile(r"\s*(search|finish)\s*\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)
+_TAGS = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action with its words."""
+
+    name: Literal["search", "finish"]
+    text: str
+    """The query or the answer, never empty."""
+
+
+def parse(answer: str, format: Format) -> Action | None:
+    """The action of an answer; None if it is not one, or an empty one."""
+    match = _BRACKETS.fullmatch(answer) if format == "brackets" else _TAGS.search(answer)
+    text = " ".join(match.group(2).split()) if match else ""
+    if match is None or not text:
+        return None
+    return Action("search" if match.group(1).lower() == "search" else "finish", text)
+
 
 TAGS_RULE = (
     "Always reply as: <think> your thoughts </think> and then either <search> your query </search> or <answer> your answer </answer>"

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from tether.envs.searchqa.world import words
-from tether.envs.searchqa.world.draft import COMING_OF_AGE, LAST_YEAR, Draft, active_in
+from tether.envs.searchqa.world.names import WORDS
 from tether.envs.searchqa.world.schema import Entity
+from tether.envs.searchqa.world.settlement import COMING_OF_AGE, LAST_YEAR, Draft, active_in
 
 PEOPLE = {
     "a writer": 200,
@@ -68,11 +68,11 @@ def _person(draft: Draft, occupation: str) -> None:
 
 def _academy(draft: Draft) -> None:
     founder, town = draft.pick(_people(draft, "a scholar", "a merchant")), draft.pick(_towns(draft))
-    form = f"{{}} {draft.pick(words.ACADEMY_TYPES)}"
+    form = f"{{}} {draft.pick(WORDS['academy_types'])}"
     draft.add(
         "academy",
         draft.namer.word(draft.style_of(town.name), "things", form),
-        {"founder": founder.name, "founded": draft.working_year(founder), "town": town.name, "subject": draft.pick(words.SUBJECTS)},
+        {"founder": founder.name, "founded": draft.working_year(founder), "town": town.name, "subject": draft.pick(WORDS["subjects"])},
     )
 
 
@@ -86,7 +86,7 @@ def _guild(draft: Draft) -> None:
             "founder": founder.name,
             "founded": draft.working_year(founder),
             "seat": draft.pick(_towns(draft)).name,
-            "assembly": draft.pick(words.MONTHS),
+            "assembly": draft.pick(WORDS["months"]),
         },
     )
 
@@ -113,7 +113,7 @@ def _ship(draft: Draft) -> None:
 
 def _building(draft: Draft) -> None:
     architect, town = draft.pick(_people(draft, "an architect")), draft.pick(_towns(draft))
-    form = f"{{}} {draft.pick(words.OUTDOOR_TYPES + words.INDOOR_TYPES)}"
+    form = f"{{}} {draft.pick(WORDS['outdoor_types'] + WORDS['indoor_types'])}"
     draft.add(
         "building",
         draft.namer.word(draft.style_of(town.name), "things", form),
@@ -122,7 +122,7 @@ def _building(draft: Draft) -> None:
             "completed": draft.working_year(architect),
             "town": town.name,
             "height": draft.rng.randint(9, 96),
-            "stone": draft.pick(words.STONES),
+            "stone": draft.pick(WORDS["stones"]),
         },
     )
 
@@ -137,7 +137,7 @@ def _book(draft: Draft) -> None:
         {
             "author": author.name,
             "published": published,
-            "genre": draft.pick(words.GENRES),
+            "genre": draft.pick(WORDS["genres"]),
             "printed_in": draft.pick(_towns(draft)).name,
         },
     )
@@ -148,7 +148,7 @@ def _book(draft: Draft) -> None:
 
 def _painting(draft: Draft) -> None:
     painter = draft.pick(_people(draft, "a painter"))
-    building = draft.pick_where(draft.kinds["building"], lambda building: building.name.endswith(words.INDOOR_TYPES))
+    building = draft.pick_where(draft.kinds["building"], lambda building: building.name.endswith(WORDS["indoor_types"]))
     assert building is not None
     adjective, noun = draft.namer.pair()
     draft.add(
@@ -157,7 +157,7 @@ def _painting(draft: Draft) -> None:
         {
             "painter": painter.name,
             "painted": draft.working_year(painter),
-            "scene": draft.pick(words.SCENES),
+            "scene": draft.pick(WORDS["scenes"]),
             "hangs_in": building.name,
         },
     )
@@ -171,9 +171,9 @@ def _instrument(draft: Draft) -> None:
         {
             "inventor": inventor.name,
             "invented": draft.working_year(inventor),
-            "family": draft.pick(words.FAMILIES),
+            "family": draft.pick(WORDS["families"]),
             "made_in": town.name,
-            "material": draft.pick(words.MATERIALS),
+            "material": draft.pick(WORDS["materials"]),
         },
     )
 
@@ -207,7 +207,7 @@ def _battle(draft: Draft) -> None:
         return
     near = draft.pick_where(_towns(draft), lambda town: town.facts["realm"] in (victor.name, loser.name))
     assert near is not None
-    form = f"Battle of {{}} {draft.pick(words.FIELD_TYPES)}"
+    form = f"Battle of {{}} {draft.pick(WORDS['field_types'])}"
     draft.add(
         "battle",
         draft.namer.word(draft.style_of(near.name), "things", form),
@@ -239,8 +239,8 @@ def _festival(draft: Draft) -> None:
             "town": draft.pick(_towns(draft)).name,
             "first_held": first_held,
             "honours": honoured.name,
-            "month": draft.pick(words.MONTHS),
-            "dish": draft.pick(words.DISHES),
+            "month": draft.pick(WORDS["months"]),
+            "dish": draft.pick(WORDS["dishes"]),
         },
     )
 
@@ -261,17 +261,17 @@ def _expedition(draft: Draft) -> None:
 
 def _species(draft: Draft) -> None:
     describer, river = draft.pick(_people(draft, "a scholar")), draft.pick(draft.kinds["river"])
-    sort = draft.pick(words.SORTS)
+    sort = draft.pick(WORDS["sorts"])
     style = draft.styles[river.text("realm")]
     species = draft.add(
         "species",
-        draft.namer.word(style, "things", f"{draft.pick(words.ADJECTIVES)} {{}}"),
+        draft.namer.word(style, "things", f"{draft.pick(WORDS['adjectives'])} {{}}"),
         {"sort": sort, "describer": describer.name, "described": draft.working_year(describer), "river": river.name},
     )
-    if sort in words.PLANTS:
-        species.facts["flowers"] = draft.pick(words.RIPENINGS)
+    if sort in WORDS["plants"]:
+        species.facts["flowers"] = draft.pick(WORDS["ripenings"])
     else:
-        species.facts["diet"] = draft.pick(words.DIETS)
+        species.facts["diet"] = draft.pick(WORDS["diets"])
 
 
 _MAKERS: dict[tuple[str, int], Callable[[Draft], None]] = {

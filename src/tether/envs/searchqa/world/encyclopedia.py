@@ -12,18 +12,15 @@ from types import MappingProxyType
 
 from tether.core.seeding import derive_seed
 from tether.envs.searchqa.corpus import Document
-from tether.envs.searchqa.world import chronicle, kinds_deeds, kinds_land, kinds_people, kinds_works, settlement
-from tether.envs.searchqa.world.draft import Draft
-from tether.envs.searchqa.world.schema import Entity, Kind, Value
-from tether.envs.searchqa.world.words import SEASONS
+from tether.envs.searchqa.world import chronicle, settlement
+from tether.envs.searchqa.world.names import WORDS
+from tether.envs.searchqa.world.schema import KINDS, Entity, Value
+from tether.envs.searchqa.world.settlement import Draft
 
 WORLD_SEED = 1
 MIN_WORDS = 45
 """Sentences of colour are added until an article is at least this long."""
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {kind.name: kind for module in (kinds_land, kinds_people, kinds_works, kinds_deeds) for kind in module.KINDS}
-)
 
 _SLOT = re.compile(r"\{(\w+)\}")
 
@@ -50,7 +47,7 @@ class World:
     def _article(self, entity: Entity) -> str:
         kind = KINDS[entity.kind]
         rng = random.Random(derive_seed("searchqa article", entity.name))
-        slots = self._slots(entity) | {"season": rng.choice(SEASONS)}
+        slots = self._slots(entity) | {"season": rng.choice(WORDS["seasons"])}
         sentences = [rng.choice(group).format_map(slots) for group in kind.groups if _told(group) <= slots.keys()]
         colour = rng.sample(kind.colour, len(kind.colour))
         enough = MIN_WORDS + rng.randrange(30)
