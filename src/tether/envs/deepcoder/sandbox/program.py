@@ -6,7 +6,7 @@ and a word that only Tether knows is sent back once the script has passed its la
 
 All of this happens in the program's own process, so the program can forge every byte of the message. That gains it nothing for stdin
 and call jobs, whose answers are compared outside: it could have printed or returned the same. A script that judges the program from the inside
-can be deceived; see docs/sandbox.md. Imports the standard library only: it runs in the cells.
+can be deceived; see docs/sandbox.md. Imports the standard library only: it runs in the sandboxes.
 """
 
 import _sitebuiltins
@@ -81,12 +81,12 @@ def run(job: dict[str, Any], result: int, size: int) -> NoReturn:
 
 
 def prepare_interpreter() -> None:
-    """Once, in the warden: what `site` would have added, and what programs written for judges count on."""
+    """Once, in the fork server: what `site` would have added, and what programs written for judges count on."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     sys.set_int_max_str_digits(_DIGITS)
     gc.collect()
-    gc.freeze()  # what is shared by all cells stays shared
+    gc.freeze()  # what is shared by all sandboxes stays shared
 
 
 def _as_program(job: dict[str, Any], size: int) -> tuple[bytes, int]:

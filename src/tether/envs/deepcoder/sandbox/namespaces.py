@@ -1,15 +1,15 @@
-"""The rooms programs run in: one jail per warden, entered once; inside it one cell per task, made in well under a millisecond.
+"""The rooms programs run in: one jail per fork server, entered once; inside it one sandbox per task, made in well under a millisecond.
 
-**The jail** is a set of new namespaces (users, mounts, process ids, network, IPC, host name, cgroups) around the warden. Its root folder
+**The jail** is a set of new namespaces (users, mounts, process ids, network, IPC, host name, cgroups) around the fork server. Its root folder
 is a read-only tmpfs that holds Python's standard library (read-only, without site-packages), five harmless devices and an empty place for a
-work folder; no /proc, no /sys, no /etc, no home. The old root is gone, for the warden as well. The network has no interfaces.
+work folder; no /proc, no /sys, no /etc, no home. The old root is gone, for the fork server as well. The network has no interfaces.
 
-**A cell** is the warden's child in a process-id and a mount namespace of its own, with a small tmpfs as its work folder. Whatever runs in it
+**A sandbox** is the fork server's child in a process-id and a mount namespace of its own, with a small tmpfs as its work folder. Whatever runs in it
 dies with its first process, and its files are gone with it.
 
-Where the warden is root, two users exist in the jail: 0, which sets things up, and 1, which stands for an unprivileged user outside and
+Where the fork server is root, two users exist in the jail: 0, which sets things up, and 1, which stands for an unprivileged user outside and
 runs the programs. An ordinary user has only itself to map; each program then gets a nested user namespace, in which it has no rights at all.
-Imports the standard library only: it runs in the warden.
+Imports the standard library only: it runs in the fork server.
 """
 
 import os
@@ -22,7 +22,7 @@ from tether.envs.deepcoder.sandbox import linux
 
 INPUT = "/dev/stdin"
 PROGRAM_USER = 1
-"""The id in the jail that programs run under where the warden is root."""
+"""The id in the jail that programs run under where the fork server is root."""
 OUTSIDE_USER = 65534
 """Who that is outside: nobody."""
 
@@ -36,8 +36,8 @@ _HIDDEN = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the warden prepared once, and what its cells can count on."""
+class SandboxConfig:
+    """What the fork server prepared once, and what its sandboxes can count on."""
 
     kernel: bool
     """In a jail of namespaces; otherwise a plain process with what follows."""
@@ -57,13 +57,13 @@ class Surroundings:
 
 
 def library_folders() -> list[str]:
-    """The folders of the standard library: what the warden, started without site, has on its path."""
+    """The folders of the standard library: what the fork server, started without site, has on its path."""
     found = [os.path.abspath(path) for path in sys.path if os.path.isdir(path)]
     return [path for path in dict.fromkeys(found) if not any(path.startswith(other + "/") for other in found)]
 
 
 def two_users() -> bool:
-    """Whether the warden may map a second user: it is root, and that user exists in the namespace it is in."""
+    """Whether the fork server may map a second user: it is root, and that user exists in the namespace it is in."""
     if os.geteuid() != 0:
         return False
     with open("/proc/self/uid_map", encoding="ascii") as lines:
@@ -146,15 +146,15 @@ def _without_libraries(folders: Iterable[str], libraries: list[str]) -> str:
 
 
 def make_work_folder(path: str, kib: int, owner: int) -> None:
-    """In a cell: mounts of its own, and an empty work folder that holds so much and no more."""
-    linux.unshare("creating a cell", linux.NEW_MOUNTS)
+    """In a sandbox: mounts of its own, and an empty work folder that holds so much and no more."""
+    linux.unshare("creating a sandbox", linux.NEW_MOUNTS)
     flags = linux.NO_SETUID | linux.NO_DEVICES | linux.NO_EXEC
     options = f"size={kib}k,nr_inodes={FILES},mode=0700,uid={owner},gid={owner}"
     linux.mount("making a work folder", "tmpfs", path, "tmpfs", flags, options)
 
 
 def place_input(folder: str, content: bytes) -> int:
-    """In a cell: the standard input as a file at /dev/stdin, so that it can be opened again by name; open for reading."""
+    """In a sandbox: the standard input as a file at /dev/stdin, so that it can be opened again by name; open for reading."""
     path = f"{folder}/.input"
     with open(path, "wb") as file:
         file.write(content)

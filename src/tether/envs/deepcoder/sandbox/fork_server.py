@@ -1,9 +1,9 @@
-"""The fork server: started once per process of Tether, it makes a cell for every task and never sees what runs in it.
+"""The fork server: started once per process of Tether, it makes a sandbox for every task and never sees what runs in it.
 
 It is a bare interpreter (no site, no environment, no descriptors but one), has the usual modules loaded, and sits inside the jail it built
-(cell.py). Tether sends it one byte and one socket per task; it forks a supervisor for that socket and goes back to waiting. It stays
+(namespaces.py). Tether sends it one byte and one socket per task; it forks a supervisor for that socket and goes back to waiting. It stays
 single-threaded, reads no program and no output, and ends when Tether's end of its socket is closed, for whatever reason, taking every
-cell along. Imports the standard library only, and nothing of Tether but its neighbours here.
+sandbox along. Imports the standard library only, and nothing of Tether but its neighbours here.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from tether.envs.deepcoder.sandbox import cell, landlock, linux, program, seccomp, supervisor, wire
+from tether.envs.deepcoder.sandbox import landlock, linux, namespaces, program, seccomp, supervisor, wire
 
 PRELOADED = """
     array ast base64 bisect bz2 calendar cmath collections contextlib copy csv ctypes datetime decimal enum fractions functools hashlib heapq
@@ -46,7 +46,7 @@ _ADDRESS_SPACE = 256 * 2**20
 
 def main(descriptor: int, isolation: str) -> NoReturn:
     """Prepare, say so (or why not), then serve until Tether is gone."""
-    # Its number is whatever was free in Tether; cells close everything below a bound, so it must be low.
+    # Its number is whatever was free in Tether; sandboxes close everything below a bound, so it must be low.
     control = socket.socket(fileno=fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
     os.close(descriptor)
     _reset_process()
@@ -55,15 +55,15 @@ def main(descriptor: int, isolation: str) -> NoReturn:
             importlib.import_module(name)
     program.prepare_interpreter()
     try:
-        around, process_ids = _jailed() if isolation == "kernel" else (_beside(), -1)
+        config, process_ids = _jailed() if isolation == "kernel" else (_beside(), -1)
     except OSError as error:
         reason = error.strerror or str(error)
         _say(control, {"missing": (f"{error.filename}: {reason}" if error.filename else reason) + _setting_to_blame()})
         os._exit(1)
-    _say(control, {"seccomp": around.seccomp, "landlock": around.landlock, "threads": around.threads_counted, "folder": around.folder})
-    _serve(control, around, process_ids)
-    if around.folder:
-        _remove(around.folder)
+    _say(control, {"seccomp": config.seccomp, "landlock": config.landlock, "threads": config.threads_counted, "folder": config.folder})
+    _serve(control, config, process_ids)
+    if config.folder:
+        _remove(config.folder)
     os._exit(0)
 
 
@@ -96,15 +96,15 @@ def _reset_process() -> None:
             file.write("1000")  # if memory runs out, programs go before the training run
 
 
-def _jailed() -> tuple[cell.Surroundings, int]:
+def _jailed() -> tuple[namespaces.SandboxConfig, int]:
     """Build the jail and move in: the process that returns is its first. Also a descriptor of its process-id namespace."""
     if not linux.LINUX:
         raise OSError("namespaces: this is not Linux")
-    seccomp.assemble(linux.machine(), supervisor.PROGRAM)  # kept for the cells; says so if there is no table
+    seccomp.assemble(linux.machine(), supervisor.PROGRAM)  # kept for the sandboxes; says so if there is no table
     if not _works(_install_filter):
         raise OSError("filtering system calls: not permitted, or not known to this kernel")
-    libraries, program_user, space = cell.library_folders(), cell.two_users(), _address_space()
-    cell.enter_namespaces(program_user)
+    libraries, program_user, space = namespaces.library_folders(), namespaces.two_users(), _address_space()
+    namespaces.enter_namespaces(program_user)
     inner = os.fork()
     if inner:
         os.closerange(0, _DESCRIPTORS)
@@ -112,10 +112,10 @@ def _jailed() -> tuple[cell.Surroundings, int]:
         os._exit(0)
     linux.die_with_parent(signal.SIGKILL)
     process_ids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    work = cell.build_root(libraries)
+    work = namespaces.build_root(libraries)
     linux.forbid_inspection()
     counted = _kernel_version() >= _COUNTS_PER_NAMESPACE and _works(lambda: linux.unshare("counting threads", linux.NEW_USER))
-    around = cell.Surroundings(
+    config = namespaces.SandboxConfig(
         kernel=True,
         libraries=tuple(libraries),
         program_user=program_user,
@@ -126,12 +126,12 @@ def _jailed() -> tuple[cell.Surroundings, int]:
         work=work,
         folder="",
     )
-    return around, process_ids
+    return config, process_ids
 
 
-def _beside() -> cell.Surroundings:
+def _beside() -> namespaces.SandboxConfig:
     """No jail: a plain process, with whatever the kernel gives a process without rights."""
-    libraries = cell.library_folders()
+    libraries = namespaces.library_folders()
     files = linux.LINUX and landlock.version() > 0
     program_user = os.geteuid() == 0 and _works(lambda: _read_as_nobody(libraries))
     if os.geteuid() == 0 and not program_user and not files:
@@ -140,7 +140,7 @@ def _beside() -> cell.Surroundings:
         )
     folder = tempfile.mkdtemp(prefix=wire.FOLDER_PREFIX)
     os.chmod(folder, 0o711)
-    return cell.Surroundings(
+    return namespaces.SandboxConfig(
         kernel=False,
         libraries=tuple(libraries),
         program_user=program_user,
@@ -174,8 +174,8 @@ def _install_filter() -> None:
 
 def _read_as_nobody(folders: list[str]) -> None:
     os.setgroups([])
-    os.setresgid(cell.OUTSIDE_USER, cell.OUTSIDE_USER, cell.OUTSIDE_USER)
-    os.setresuid(cell.OUTSIDE_USER, cell.OUTSIDE_USER, cell.OUTSIDE_USER)
+    os.setresgid(namespaces.OUTSIDE_USER, namespaces.OUTSIDE_USER, namespaces.OUTSIDE_USER)
+    os.setresuid(namespaces.OUTSIDE_USER, namespaces.OUTSIDE_USER, namespaces.OUTSIDE_USER)
     for folder in folders:
         os.listdir(folder)
 
@@ -194,8 +194,8 @@ def _address_space() -> int:
         return _ADDRESS_SPACE
 
 
-def _serve(control: socket.socket, around: cell.Surroundings, process_ids: int) -> None:
-    """A cell for every socket that comes; returns when there will be no more."""
+def _serve(control: socket.socket, config: namespaces.SandboxConfig, process_ids: int) -> None:
+    """A sandbox for every socket that comes; returns when there will be no more."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
     while True:
         try:
@@ -206,21 +206,21 @@ def _serve(control: socket.socket, around: cell.Surroundings, process_ids: int) 
             return
         for descriptor in descriptors:
             with contextlib.suppress(OSError):  # no room for another process: Tether sees its socket closed
-                _start_cell(control, descriptor, around)
+                _start_sandbox(control, descriptor, config)
             os.close(descriptor)
-            if around.kernel:  # children belong here again, or the next one could not be given a namespace of its own
-                linux.set_namespace("leaving a cell", process_ids, linux.NEW_PIDS)
+            if config.kernel:  # children belong here again, or the next one could not be given a namespace of its own
+                linux.set_namespace("leaving a sandbox", process_ids, linux.NEW_PIDS)
 
 
-def _start_cell(control: socket.socket, descriptor: int, around: cell.Surroundings) -> None:
-    if around.kernel:
-        linux.unshare("creating a cell", linux.NEW_PIDS)
+def _start_sandbox(control: socket.socket, descriptor: int, config: namespaces.SandboxConfig) -> None:
+    if config.kernel:
+        linux.unshare("creating a sandbox", linux.NEW_PIDS)
     if os.fork() == 0:
         try:
             control.close()
             if linux.LINUX:
                 linux.die_with_parent(signal.SIGKILL)
-            supervisor.main(socket.socket(fileno=descriptor), around)
+            supervisor.main(socket.socket(fileno=descriptor), config)
         finally:
             os._exit(1)
 

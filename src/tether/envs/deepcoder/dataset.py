@@ -1,11 +1,10 @@
-"""The built-in problems: one TOML file each, by level, with a reference solution and hidden tests.
+"""Problems from the public data sets: the format of a row is told by its fields.
 
-A file holds `title`, `difficulty` (1 to 5), `kind` ("stdin" or "function"), `statement`, `solution`, for functions also `function` and
-optionally `starter`, and `[[tests]]`: `public`, and either `stdin` and `stdout`, or `args` (a JSON array) and `result` (JSON). Files
-are read strictly: whatever is missing, unknown or of the wrong type is an error that names the file.
+Loading is done once per process and options, since a trainer builds hundreds of environments that share them.
 """
 
 import tomllib
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -14,12 +13,47 @@ from pydantic import Field, StringConstraints, model_validator
 
 from tether.core.config import Settings, validate
 from tether.core.errors import BadInput
-from tether.envs.dataset import Pool
-from tether.envs.deepcoder.literals import read_json
+from tether.envs.dataset import BadRows, Pool, Row, RowError, load_instances
+from tether.envs.deepcoder.formats.functions import humaneval, mbpp
+from tether.envs.deepcoder.formats.livecodebench import livecodebench
+from tether.envs.deepcoder.formats.pairs import deepcoder, input_output, verification_info
+from tether.envs.deepcoder.parsing import read_json
 from tether.envs.deepcoder.problem import Case, Prints, Problem, Returns, check_arguments, digest_of
 from tether.envs.deepcoder.sandbox.jobs import CallTask, StdinTask
 
-FOLDER = Path(__file__).parent / "problems"
+DEFAULT = "the built-in problems"
+
+_FORMATS: tuple[tuple[tuple[str, ...], Callable[[Row], Problem]], ...] = (
+    (("question_content", "public_test_cases"), livecodebench),
+    (("prompt", "entry_point", "test"), humaneval),
+    (("test_list",), mbpp),
+    (("problem", "tests"), deepcoder),
+    (("question", "input_output"), input_output),
+    (("prompt", "verification_info"), verification_info),
+)
+"""The fields that tell a format; the first that a row has all fields of."""
+
+
+def read_problem(row: Row) -> Problem:
+    """The problem of a row in any known format."""
+    present = row.value if isinstance(row.value, dict) else row.fields("problem", "tests")
+    for names, read in _FORMATS:
+        if all(name in present for name in names):
+            return read(row)
+    known = "; ".join(", ".join(names) for names, _ in _FORMATS)
+    raise RowError(f"is of no known format: it has the fields {', '.join(map(str, present)) or '(none)'}; a format is told by {known}")
+
+
+@lru_cache(maxsize=8)
+def load_pool(source: str, bad_rows: BadRows, max_tests: int | None) -> Pool[Problem]:
+    """The problems of a file or named data set, by split."""
+    problems = load_instances(
+        source, lambda row: read_problem(row).limited_to(max_tests), env="deepcoder", default=DEFAULT, bad_rows=bad_rows
+    )
+    return Pool(problems, env="deepcoder", source=source)
+
+
+FOLDER = Path(__file__).parent / "data" / "problems"
 LEVELS = (1, 5)
 
 Text = Annotated[str, StringConstraints(min_length=1, strict=True)]
