@@ -10,14 +10,14 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from tether.envs.countdown.expression import Evaluation, Use, evaluate
+from tether.envs.countdown.expression import ExpressionResult, Use, check_answer
 from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load
 from tether.envs.dataset import BadRows
 from tether.envs.text import TextEnv
 from tether.envs.turns import Outcome, TurnOptions
 
-Reward = Callable[[Evaluation], float]
-"""From the evaluation on the answer that ends the episode to what is paid."""
+Reward = Callable[[ExpressionResult], float]
+"""From the result of the answer that ends the episode to its reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class TargetReward:
     refused: float = 0.0
     """Not an expression, or not over the allowed numbers."""
 
-    def __call__(self, evaluation: Evaluation) -> float:
-        if evaluation.solved:
+    def __call__(self, result: ExpressionResult) -> float:
+        if result.solved:
             return self.solved
-        return self.missed if evaluation.legal else self.refused
+        return self.missed if result.legal else self.refused
 
 
 _HOW_OFTEN = {
@@ -54,11 +54,11 @@ def puzzle_text(puzzle: Puzzle) -> str:
     return f"Target: {puzzle.target}, nums: {list(puzzle.numbers)}"
 
 
-def reply(evaluation: Evaluation, puzzle: Puzzle, *, over: bool) -> str:
+def reply(result: ExpressionResult, puzzle: Puzzle, *, over: bool) -> str:
     """The judgement; while turns are left, with the puzzle once more."""
-    if evaluation.solved:
+    if result.solved:
         return f"The expression is {puzzle.target}."
-    return evaluation.reason if over else f"{evaluation.reason} Try again.\n{puzzle_text(puzzle)}"
+    return result.reason if over else f"{result.reason} Try again.\n{puzzle_text(puzzle)}"
 
 
 MAX_TARGET = 1_000_000
@@ -112,17 +112,17 @@ class Countdown(TextEnv[CountdownOptions]):
         self.puzzle: Puzzle = self._make(seed, self.options.split)
 
     def _take(self, answer: str) -> Outcome:
-        evaluation = evaluate(answer, self.puzzle, self.options.use)
+        result = check_answer(answer, self.puzzle, self.options.use)
         last = self._turns + 1 >= self.max_turns
-        over = evaluation.solved or last
+        over = result.solved or last
         return Outcome(
-            text=reply(evaluation, self.puzzle, over=over),
-            reward=self._pay(evaluation) if over else 0.0,
+            text=reply(result, self.puzzle, over=over),
+            reward=self._pay(result) if over else 0.0,
             # No answer at all is nothing to judge: that episode runs out of turns instead of failing.
-            done=evaluation.solved or (last and bool(answer.strip())),
-            success=evaluation.solved,
-            valid=evaluation.legal,
-            info={"value": None if evaluation.value is None else str(evaluation.value), "reason": evaluation.reason},
+            done=result.solved or (last and bool(answer.strip())),
+            success=result.solved,
+            valid=result.legal,
+            info={"value": None if result.value is None else str(result.value), "reason": result.reason},
         )
 
     @property

@@ -142,7 +142,7 @@ Use = Literal["at_most_once", "exactly_once"]
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class ExpressionResult:
     """The result of checking an answer against its puzzle."""
 
     solved: bool
@@ -154,22 +154,22 @@ class Evaluation:
     """What is wrong with it, as a sentence; empty where it is solved."""
 
 
-def evaluate(answer: str, puzzle: Puzzle, use: Use) -> Evaluation:
+def check_answer(answer: str, puzzle: Puzzle, use: Use) -> ExpressionResult:
     """Parse an answer and compare it with the puzzle."""
     if not answer.strip():
-        return Evaluation(False, False, None, "There is no answer.")
+        return ExpressionResult(False, False, None, "There is no answer.")
     try:
         expression = parse(answer)
     except Malformed as error:
-        return Evaluation(False, False, None, f"Not an expression: it {error}.")
+        return ExpressionResult(False, False, None, f"Not an expression: it {error}.")
     misuse = _misuse(Counter(expression.numbers), Counter(puzzle.numbers), use)
     if misuse:
-        return Evaluation(False, False, expression.value, misuse)
+        return ExpressionResult(False, False, expression.value, misuse)
     if expression.value is None:
-        return Evaluation(False, True, None, "The expression divides by zero.")
+        return ExpressionResult(False, True, None, "The expression divides by zero.")
     if expression.value != puzzle.target:
-        return Evaluation(False, True, expression.value, f"The expression is {expression.value}, not {puzzle.target}.")
-    return Evaluation(True, True, expression.value, "")
+        return ExpressionResult(False, True, expression.value, f"The expression is {expression.value}, not {puzzle.target}.")
+    return ExpressionResult(True, True, expression.value, "")
 
 
 def _misuse(used: Counter[int], given: Counter[int], use: Use) -> str:

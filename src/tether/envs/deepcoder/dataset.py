@@ -56,7 +56,7 @@ def load_pool(source: str, bad_rows: BadRows, max_tests: int | None) -> Pool[Pro
 FOLDER = Path(__file__).parent / "data" / "problems"
 LEVELS = (1, 5)
 
-Text = Annotated[str, StringConstraints(min_length=1, strict=True)]
+NonEmptyText = Annotated[str, StringConstraints(min_length=1, strict=True)]
 
 
 class WrittenTest(Settings):
@@ -72,11 +72,11 @@ class WrittenTest(Settings):
 class ProblemFile(Settings):
     """A problem file as it is written."""
 
-    title: Text
+    title: NonEmptyText
     difficulty: int = Field(ge=LEVELS[0], le=LEVELS[1])
     kind: Literal["stdin", "function"]
-    statement: Text
-    solution: Text
+    statement: NonEmptyText
+    solution: NonEmptyText
     function: str = ""
     starter: str = ""
     tests: tuple[WrittenTest, ...] = Field(min_length=2)

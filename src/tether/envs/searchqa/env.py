@@ -17,7 +17,7 @@ from tether.envs.searchqa import render
 from tether.envs.searchqa.client import TOKEN_VARIABLE, Api, RemoteRetriever, Retriever
 from tether.envs.searchqa.corpus import readable
 from tether.envs.searchqa.dataset import Generator, Question, local_sources, questions_alone
-from tether.envs.searchqa.render import Format, parse
+from tether.envs.searchqa.render import ActionFormat, parse
 from tether.envs.searchqa.reward import AnswerReward, Grade, Reward, grade
 from tether.envs.text import TextEnv
 from tether.envs.turns import Outcome, TurnOptions, Work
@@ -27,7 +27,7 @@ class SearchQAOptions(TurnOptions):
     """Options of searchqa."""
 
     max_turns: int = Field(default=5, ge=1)
-    format: Format = "brackets"
+    format: ActionFormat = "brackets"
     """How actions are written: search[..] and finish[..], or Search-R1's tags."""
     top_k: int = Field(default=5, ge=1, le=100)
     """Documents a search shows."""

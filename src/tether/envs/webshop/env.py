@@ -22,7 +22,7 @@ from tether.envs.webshop.reward import Reward, binary, graded, score_purchase
 
 NOTHING_DONE = "That action is not available on this page; nothing has changed."
 
-_PLACES: dict[str, pages.Place] = {
+_PLACES: dict[str, pages.PageName] = {
     "description": "description",
     "features": "features",
     "reviews": "reviews",
@@ -49,7 +49,7 @@ class WebShopOptions(TurnOptions):
     """How the nouns of two titles are found; see nouns.py."""
     reward: Literal["graded", "binary"] = "graded"
     """The original's score, or 1 for a full score and else nothing."""
-    observation: pages.Style = "text"
+    observation: pages.ObservationStyle = "text"
     """The original's plain text, or its text with buttons marked."""
     show_attributes: bool = False
     """Whether products have an Attributes page, which names their kind and attributes outright."""

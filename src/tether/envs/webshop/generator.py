@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from tether.core.seeding import derive_seed
 from tether.envs.webshop.products import Product
-from tether.envs.webshop.stock import Axis, Department, Kind, departments, words
+from tether.envs.webshop.stock import Axis, Department, ProductKind, departments, words
 
 FAMILIES_A_KIND = 20
 SISTERS = 3
@@ -36,7 +36,7 @@ def generated_products() -> tuple[Product, ...]:
     return tuple(products)
 
 
-def _family(department: Department, kind: Kind, number: int) -> list[Product]:
+def _family(department: Department, kind: ProductKind, number: int) -> list[Product]:
     rng = random.Random(derive_seed("webshop", "family", kind.query, number))
     brand, series, noun = rng.choice(words().brands), rng.choice(words().series), rng.choice(kind.nouns)
     waiting = rng.sample(kind.features, len(kind.features))
@@ -64,7 +64,7 @@ def _taken(department: Department, waiting: list[str], beside: list[str], number
 
 def _product(
     department: Department,
-    kind: Kind,
+    kind: ProductKind,
     identity: tuple[str, str, str, str],
     features: tuple[list[str], list[str]],
     price: float,
@@ -94,7 +94,7 @@ def _product(
     )
 
 
-def _instruction(department: Department, kind: Kind, wanted: list[str]) -> str:
+def _instruction(department: Department, kind: ProductKind, wanted: list[str]) -> str:
     """As the original's: Find me easy carry, high quality refillable containers with rose gold for dry skin."""
     slots = {slot: ", ".join(name for name in wanted if department.features[name].slot == slot) for slot in ("is", "with", "for")}
     parts = ["Find me", slots["is"], kind.query, slots["with"] and f"with {slots['with']}", slots["for"] and f"for {slots['for']}"]
@@ -120,7 +120,7 @@ def _offered(axis: Axis, rng: random.Random) -> tuple[str, ...]:
     return tuple(value for value in axis.values if value in chosen)
 
 
-def _asin(kind: Kind, family: int, sister: int) -> str:
+def _asin(kind: ProductKind, family: int, sister: int) -> str:
     """A code like the original's: B0 and eight letters or digits."""
     number = derive_seed("webshop", "asin", kind.query, family, sister)
     letters = []

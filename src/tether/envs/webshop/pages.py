@@ -17,8 +17,8 @@ SUB_PAGES = ("Description", "Features", "Reviews", "Attributes")
 PRODUCTS_A_PAGE = 10
 _HTML_SPACE = " \n\t\f\r"
 
-Place = Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"]
-Style = Literal["text", "text_rich"]
+PageName = Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"]
+ObservationStyle = Literal["text", "text_rich"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Piece:
 class Page:
     """What is shown at one place of the shop."""
 
-    place: Place
+    place: PageName
     pieces: tuple[Piece, ...]
 
     @property
@@ -50,7 +50,7 @@ class Page:
         found = {piece.text.lower(): piece for kind in ("button", "link") for piece in self.pieces if piece.kind == kind}
         return found | {piece.text: piece for piece in self.pieces if piece.kind == "option"}
 
-    def text(self, style: Style) -> str:
+    def text(self, style: ObservationStyle) -> str:
         shown = [piece for piece in self.pieces if piece.visible]
         if style == "text":
             return " [SEP] ".join(piece.text.strip() for piece in shown)
@@ -86,7 +86,7 @@ def item_page(instruction: str, product: Product, chosen: Mapping[str, str], wit
     return Page("item", (*pieces, Piece(BUY, "button")))
 
 
-def sub_page(instruction: str, product: Product, place: Place) -> Page:
+def sub_page(instruction: str, product: Product, place: PageName) -> Page:
     """Description, features, reviews (there are none in the data) or attributes of a product."""
     texts: dict[str, list[str]] = {
         "description": [product.description],

@@ -18,7 +18,7 @@ from tether.envs.dataset import read_packaged
 _DEPARTMENT_FILES = ("fashion.toml", "beauty.toml", "electronics.toml", "home.toml", "grocery.toml")
 """In this order: the order of the departments is part of the catalogue's fixed random stream."""
 
-Slot = Literal["is", "with", "for"]
+FeatureSlot = Literal["is", "with", "for"]
 """Where an instruction puts a feature: Find me IS things with WITH for FOR."""
 
 
@@ -26,7 +26,7 @@ Slot = Literal["is", "with", "for"]
 class Feature:
     """A property that products may have, and the sentence that describes it."""
 
-    slot: Slot
+    slot: FeatureSlot
     sentence: str
 
 
@@ -43,7 +43,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProductKind:
     """A kind of product. Example: desk lamps, their category path, and their materials, prices and options."""
 
     path: str
@@ -63,13 +63,13 @@ class Department:
 
     category: str
     features: Mapping[str, Feature]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ProductKind, ...]
     rivals: tuple[tuple[str, ...], ...] = ()
     """Features of which a product has at most one, such as a long and a short sleeve."""
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ProductWords:
     """Invented brands and model names, and the sentences that any product may carry."""
 
     brands: tuple[str, ...]
@@ -85,9 +85,9 @@ def departments() -> tuple[Department, ...]:
 
 
 @lru_cache(maxsize=1)
-def words() -> Words:
+def words() -> ProductWords:
     """The words of titles and descriptions, read once per process."""
-    return Words(**{name: tuple(values) for name, values in read_packaged(__package__, "words.toml").items()})
+    return ProductWords(**{name: tuple(values) for name, values in read_packaged(__package__, "words.toml").items()})
 
 
 def _department(table: Mapping[str, Any]) -> Department:
@@ -100,11 +100,11 @@ def _department(table: Mapping[str, Any]) -> Department:
     )
 
 
-def _kind(table: Mapping[str, Any], shared: Mapping[str, Axis]) -> Kind:
+def _kind(table: Mapping[str, Any], shared: Mapping[str, Axis]) -> ProductKind:
     low, high = table["price"]
     lists = {name: tuple(table[name]) for name in ("nouns", "features", "materials", "facts")}
     axes = tuple(shared[axis] if isinstance(axis, str) else _axis(axis) for axis in table["axes"])
-    return Kind(path=table["path"], query=table["query"], axes=axes, price=(low, high), **lists)
+    return ProductKind(path=table["path"], query=table["query"], axes=axes, price=(low, high), **lists)
 
 
 def _axis(table: Mapping[str, Any]) -> Axis:

@@ -181,7 +181,7 @@ def _job(code: str, task: Task, word: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class IsolationLevel:
     """What programs would be kept in here."""
 
     name: Isolation | None
@@ -191,25 +191,25 @@ class Level:
 
 
 @lru_cache(maxsize=1)
-def describe_isolation() -> Level:
+def describe_isolation() -> IsolationLevel:
     """The strongest level this machine gives; tried once per process."""
     try:
         facts = _tried("kernel")
     except SandboxUnavailable as refusal:
         return _weaker(str(refusal))
     threads = "" if facts["threads"] else "; before Linux 5.14 threads are bounded by memory only"
-    return Level("kernel", True, f"namespaces, a root folder of its own, system call filter, limits{threads}")
+    return IsolationLevel("kernel", True, f"namespaces, a root folder of its own, system call filter, limits{threads}")
 
 
-def _weaker(refusal: str) -> Level:
+def _weaker(refusal: str) -> IsolationLevel:
     try:
         facts = _tried("process")
     except SandboxUnavailable as second:
-        return Level(None, False, str(second))
+        return IsolationLevel(None, False, str(second))
     given = [name for name, there in (("system call filter", facts["seccomp"]), ("file rules (Landlock)", facts["landlock"])) if there]
     missing = [name for name, there in (("network", facts["seccomp"]), ("files", facts["landlock"])) if not there]
     open_to = f"; programs can reach this machine's {' and '.join(missing)}" if missing else ""
-    return Level("process", False, f"a process with {', '.join([*given, 'limits'])}{open_to}; {refusal}")
+    return IsolationLevel("process", False, f"a process with {', '.join([*given, 'limits'])}{open_to}; {refusal}")
 
 
 def _tried(isolation: Isolation) -> dict[str, Any]:

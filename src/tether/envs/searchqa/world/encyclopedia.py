@@ -14,8 +14,8 @@ from tether.core.seeding import derive_seed
 from tether.envs.searchqa.corpus import Document
 from tether.envs.searchqa.world import chronicle, settlement
 from tether.envs.searchqa.world.names import WORDS
-from tether.envs.searchqa.world.schema import KINDS, Entity, Value
-from tether.envs.searchqa.world.settlement import Draft
+from tether.envs.searchqa.world.schema import KINDS, Entity, FactValue
+from tether.envs.searchqa.world.settlement import WorldDraft
 
 WORLD_SEED = 1
 MIN_WORDS = 45
@@ -32,7 +32,7 @@ class World:
     entities: tuple[Entity, ...]
     named: Mapping[str, Entity]
 
-    def value_text(self, value: Value) -> str:
+    def value_text(self, value: FactValue) -> str:
         """A value as sentences show it; numbers above 9,999 with separators, years and the like plain."""
         return value if isinstance(value, str) else f"{value:,}" if value > 9999 else str(value)
 
@@ -80,7 +80,7 @@ def _told(group: tuple[str, ...]) -> set[str]:
 @lru_cache(maxsize=1)
 def the_world() -> World:
     """The one world of the offline default."""
-    draft = Draft(WORLD_SEED)
+    draft = WorldDraft(WORLD_SEED)
     settlement.settle(draft)
     chronicle.record(draft)
     entities = tuple(entity for name in KINDS for entity in draft.kinds[name])

@@ -13,7 +13,7 @@ from tether.envs.searchqa.world.schema import PACKAGE
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
+class NameStyle:
     """How the words of one people sound."""
 
     onsets: tuple[str, ...]
@@ -30,7 +30,7 @@ class Style:
 
 
 _NAMES = read_packaged(PACKAGE, "names.toml")
-STYLES = tuple(Style(**{part: tuple(syllables) for part, syllables in style.items()}) for style in _NAMES["styles"])
+STYLES = tuple(NameStyle(**{part: tuple(syllables) for part, syllables in style.items()}) for style in _NAMES["styles"])
 UNFIT = tuple(_NAMES["unfit"])
 """Strings of letters that no name may contain."""
 WORDS: Mapping[str, tuple[str, ...]] = {name: tuple(words) for name, words in read_packaged(PACKAGE, "words.toml").items()}
@@ -52,7 +52,7 @@ class Namer:
         self._given = {(style, sex): self._pool(style, sex, 34) for style in STYLES for sex in ("men", "women")}
         self._family = {style: self._pool(style, "families", 110) for style in STYLES}
 
-    def word(self, style: Style, endings: str, form: str = "{}") -> str:
+    def word(self, style: NameStyle, endings: str, form: str = "{}") -> str:
         """A new word of a style, put into a form such as "Lake {}"."""
         while True:
             word = self._spell(style, endings)
@@ -64,7 +64,7 @@ class Namer:
         """An adjective and a noun that no other thing is called after."""
         return next(self._pairs)
 
-    def person(self, style: Style, sex: str) -> str:
+    def person(self, style: NameStyle, sex: str) -> str:
         """A new full name."""
         while True:
             name = f"{self._rng.choice(self._given[style, sex])} {self._rng.choice(self._family[style])}"
@@ -72,10 +72,10 @@ class Namer:
                 self._taken.add(name)
                 return name
 
-    def _pool(self, style: Style, endings: str, size: int) -> list[str]:
+    def _pool(self, style: NameStyle, endings: str, size: int) -> list[str]:
         return [self.word(style, endings) for _ in range(size)]
 
-    def _spell(self, style: Style, endings: str) -> str:
+    def _spell(self, style: NameStyle, endings: str) -> str:
         rng = self._rng
         syllables = [rng.choice(style.onsets), rng.choice(style.vowels), rng.choice(style.middles)]
         if rng.random() < LONGER:

@@ -19,7 +19,7 @@ PACKAGE = "tether.envs.searchqa"
 _KIND_FILES = ("land.toml", "people.toml", "works.toml", "deeds.toml")
 """In this order: the order of kinds and comparisons is part of the world."""
 
-Value = int | str
+FactValue = int | str
 """A year or a measure; else a plain word or the name of another entity."""
 
 
@@ -39,7 +39,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EntityKind:
     """A kind of entity: how it is called, what is known of it, and how an article tells it."""
 
     name: str
@@ -72,7 +72,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class SameFactQuestion:
     """A yes/no question over two entities of a kind: whether a fact of theirs is the same."""
 
     kind: str
@@ -86,7 +86,7 @@ class Entity:
 
     kind: str
     name: str
-    facts: dict[str, Value] = field(default_factory=dict)
+    facts: dict[str, FactValue] = field(default_factory=dict)
     woman: bool = False
 
     def number(self, relation: str) -> int:
@@ -111,13 +111,13 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def _kind(table: Mapping[str, Any]) -> Kind:
+def _kind(table: Mapping[str, Any]) -> EntityKind:
     relations = tuple(Relation(**_tuples(relation)) for relation in table["relations"])
-    return Kind(**{**_tuples(table), "relations": relations})
+    return EntityKind(**{**_tuples(table), "relations": relations})
 
 
 _TABLES = tuple(read_packaged(PACKAGE, name) for name in _KIND_FILES)
 
-KINDS: Mapping[str, Kind] = MappingProxyType({kind["name"]: _kind(kind) for table in _TABLES for kind in table["kinds"]})
+KINDS: Mapping[str, EntityKind] = MappingProxyType({kind["name"]: _kind(kind) for table in _TABLES for kind in table["kinds"]})
 COMPARISONS = tuple(Comparison(**_tuples(each)) for table in _TABLES for each in table.get("comparisons", ()))
-AGREEMENTS = tuple(Agreement(**_tuples(each)) for table in _TABLES for each in table.get("agreements", ()))
+AGREEMENTS = tuple(SameFactQuestion(**_tuples(each)) for table in _TABLES for each in table.get("agreements", ()))

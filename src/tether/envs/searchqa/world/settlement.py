@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from tether.core.seeding import derive_seed
-from tether.envs.searchqa.world.names import STYLES, WORDS, Namer, Style
-from tether.envs.searchqa.world.schema import Entity, Value
+from tether.envs.searchqa.world.names import STYLES, WORDS, Namer, NameStyle
+from tether.envs.searchqa.world.schema import Entity, FactValue
 
 T = TypeVar("T")
 
@@ -15,18 +15,18 @@ LAST_YEAR = 1495
 COMING_OF_AGE = 22
 
 
-class Draft:
+class WorldDraft:
     """A world in the making."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(derive_seed("searchqa world", seed))
         self.namer = Namer(self.rng)
         self.kinds: dict[str, list[Entity]] = {}
-        self.styles: dict[str, Style] = {}
+        self.styles: dict[str, NameStyle] = {}
         """The style of each realm's names, by its name."""
         self.named: dict[str, Entity] = {}
 
-    def add(self, kind: str, name: str, facts: dict[str, Value], *, woman: bool = False) -> Entity:
+    def add(self, kind: str, name: str, facts: dict[str, FactValue], *, woman: bool = False) -> Entity:
         entity = Entity(kind, name, facts, woman)
         assert name not in self.named, name
         self.named[name] = entity
@@ -48,7 +48,7 @@ class Draft:
         """A year in which a person was grown up and alive."""
         return self.rng.randint(person.number("born") + COMING_OF_AGE, person.number("died") - 1)
 
-    def style_of(self, town: str) -> Style:
+    def style_of(self, town: str) -> NameStyle:
         return self.styles[self.named[town].text("realm")]
 
 
@@ -60,7 +60,7 @@ def active_in(person: Entity, year: int) -> bool:
 NUM_REALMS, NUM_MOUNTAINS, NUM_RIVERS, NUM_LAKES, NUM_TOWNS = 14, 112, 154, 60, 520
 
 
-def settle(draft: Draft) -> None:
+def settle(draft: WorldDraft) -> None:
     """Write the lands into the draft."""
     for number in range(NUM_REALMS):
         _realm(draft, number)
@@ -79,11 +79,11 @@ def settle(draft: Draft) -> None:
         _dynasty(draft, realm)
 
 
-def _within(draft: Draft, kind: str, realm: Entity) -> list[Entity]:
+def _within(draft: WorldDraft, kind: str, realm: Entity) -> list[Entity]:
     return [entity for entity in draft.kinds[kind] if entity.facts["realm"] == realm.name]
 
 
-def _realm(draft: Draft, number: int) -> None:
+def _realm(draft: WorldDraft, number: int) -> None:
     style = STYLES[number % len(STYLES)]
     name = draft.namer.word(style, "places")
     draft.styles[name] = style
@@ -98,12 +98,12 @@ def _realm(draft: Draft, number: int) -> None:
     )
 
 
-def _mountain(draft: Draft, realm: Entity) -> None:
+def _mountain(draft: WorldDraft, realm: Entity) -> None:
     name = draft.namer.word(draft.styles[realm.name], "things", "Mount {}")
     draft.add("mountain", name, {"realm": realm.name, "height": draft.rng.randint(900, 6200)})
 
 
-def _river(draft: Draft, realm: Entity) -> None:
+def _river(draft: WorldDraft, realm: Entity) -> None:
     name = draft.namer.word(draft.styles[realm.name], "things", "River {}")
     source = draft.pick(_within(draft, "mountain", realm))
     draft.add(
@@ -113,13 +113,13 @@ def _river(draft: Draft, realm: Entity) -> None:
     )
 
 
-def _lake(draft: Draft, realm: Entity) -> None:
+def _lake(draft: WorldDraft, realm: Entity) -> None:
     name = draft.namer.word(draft.styles[realm.name], "things", "Lake {}")
     feeder = draft.pick(_within(draft, "river", realm))
     draft.add("lake", name, {"realm": realm.name, "feeder": feeder.name, "depth": draft.rng.randint(6, 480)})
 
 
-def _town(draft: Draft, realm: Entity) -> None:
+def _town(draft: WorldDraft, realm: Entity) -> None:
     town = draft.add(
         "town",
         draft.namer.word(draft.styles[realm.name], "places"),
@@ -136,7 +136,7 @@ def _town(draft: Draft, realm: Entity) -> None:
         town.facts["river"] = draft.pick(_within(draft, "river", realm)).name
 
 
-def _dynasty(draft: Draft, realm: Entity) -> None:
+def _dynasty(draft: WorldDraft, realm: Entity) -> None:
     """One ruler after the other: each is crowned in the year the last one died."""
     towns = _within(draft, "town", realm)
     crowned = draft.rng.randint(1060, 1110)
