@@ -14,7 +14,7 @@ from tether.core.errors import TetherError, environment_boundary
 from tether.envs.checker import CheckReport, Verdict
 from tether.envs.checker.examination import NUM_EPISODES, examine
 from tether.envs.checker.laws import LAWS
-from tether.envs.env_factory import EnvFactory, env_factory
+from tether.envs.factory import EnvFactory, env_factory
 from tether.envs.registry import ENVIRONMENTS, make_env
 
 EXAMPLES = """\b

@@ -159,7 +159,7 @@ def _create(out: Path | None, settings: Any) -> RunStore:
 
 def _without_secrets(settings: Any) -> Any:
     """The settings as they may be written down: an option that is not to be shown (a token) stays out, and comes from TETHER_TOKEN."""
-    from tether.envs.env_factory import env_factory
+    from tether.envs.factory import env_factory
 
     def shown(chosen: Any) -> dict[str, Any]:
         known = env_factory(chosen.name).options

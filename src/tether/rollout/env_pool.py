@@ -12,7 +12,7 @@ from typing import Self
 from tether.core.protocols import Engine, Env, Sampling
 from tether.core.types import Group
 from tether.envs.registry import find_class, is_address
-from tether.envs.vector import WorkerPool, make_envs
+from tether.envs.remote import WorkerPool, make_envs
 from tether.models.chat import ChatFormat
 from tether.rollout.collect import collect
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds

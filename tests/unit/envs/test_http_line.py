@@ -20,13 +20,13 @@ import pytest
 from tether import make_env
 from tether.core.errors import BadInput
 from tether.core.types import Observation, Step
-from tether.envs.http_client import HttpEnv, HttpEnvError, connect
-from tether.envs.http_server import serving
+from tether.envs.remote.http_client import HttpEnv, HttpEnvError, connect
+from tether.envs.remote.http_server import serving
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tether.envs.http_transport.RETRY_DELAYS", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("tether.envs.remote.http_transport.RETRY_DELAYS", (0.02, 0.02, 0.02))
 
 
 def _message(connection: socket.socket) -> bytes:
@@ -246,7 +246,7 @@ def test_a_description_is_asked_for_once_in_a_while(monkeypatch: pytest.MonkeyPa
     with _answering(reply) as url:
         assert {connect(url).name for _ in range(20)} == {"lake 1"}
         assert connect(url, size=5).name == "lake 2", "other options, another description"
-        monkeypatch.setattr("tether.envs.http_client.DESCRIPTION_LIFE", 0.0)
+        monkeypatch.setattr("tether.envs.remote.http_client.DESCRIPTION_LIFE", 0.0)
         assert connect(url).name == "lake 3"
 
 
@@ -301,7 +301,7 @@ def test_slow_servers(drip: bool) -> None:
 
 
 def test_endless_replies_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tether.envs.http_transport.MAX_REPLY", 1000)
+    monkeypatch.setattr("tether.envs.remote.http_transport.MAX_REPLY", 1000)
     with (
         _answering(lambda method, path: _json(b" " * 2000)) as url,
         pytest.raises(HttpEnvError, match="answered with more than 1000 bytes"),

@@ -17,9 +17,9 @@ from starlette.routing import Mount
 
 from tether import __version__, make_env
 from tether.core.errors import BadInput, UnknownName
-from tether.envs.http_client import HttpEnvError, connect
-from tether.envs.http_server import MAX_BODY, Service, address_of, bind, check, make_app, server_token, serving
-from tether.envs.http_sessions import Limits, Refusal, SessionTable
+from tether.envs.remote.http_client import HttpEnvError, connect
+from tether.envs.remote.http_server import MAX_BODY, Service, address_of, bind, check, make_app, server_token, serving
+from tether.envs.remote.sessions import Refusal, SessionLimits, SessionTable
 
 
 @contextmanager
@@ -225,7 +225,7 @@ def test_options_can_be_locked() -> None:
 
 
 def test_a_full_server_drops_ended_episodes_first_and_then_refuses() -> None:
-    with _client(limits=Limits(max_sessions=2), max_turns=1) as api:
+    with _client(limits=SessionLimits(max_sessions=2), max_turns=1) as api:
         first, _ = _open(api)
         second, _ = _open(api)
         full = api.post("/v1/sessions", json={"seed": 0})
@@ -242,7 +242,7 @@ def test_a_full_server_drops_ended_episodes_first_and_then_refuses() -> None:
 
 
 def test_client_of_a_full_server_says_so_after_a_few_attempts() -> None:
-    with serving("frozen_lake", limits=Limits(max_sessions=1)) as url:
+    with serving("frozen_lake", limits=SessionLimits(max_sessions=1)) as url:
         player = connect(url)
         player.reset(0)
         began = time.monotonic()
@@ -254,7 +254,7 @@ def test_client_of_a_full_server_says_so_after_a_few_attempts() -> None:
 
 
 def test_idle_sessions_are_dropped_and_a_new_episode_opens_another() -> None:
-    with _client(limits=Limits(idle_timeout=0.3)) as api:
+    with _client(limits=SessionLimits(idle_timeout=0.3)) as api:
         idle, resting = connect(str(api.base_url)), connect(str(api.base_url))
         idle.reset(0)
         resting.reset(0)
@@ -269,7 +269,7 @@ def test_idle_sessions_are_dropped_and_a_new_episode_opens_another() -> None:
 
 def test_every_request_keeps_a_session_alive() -> None:
     now = 0.0
-    table = SessionTable(Limits(idle_timeout=10), clock=lambda: now)
+    table = SessionTable(SessionLimits(idle_timeout=10), clock=lambda: now)
 
     async def play() -> list[int]:
         nonlocal now

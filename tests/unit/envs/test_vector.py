@@ -13,7 +13,7 @@ from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, Unknow
 from tether.core.protocols import ConcurrentEnv, Env
 from tether.core.types import Step
 from tether.envs.registry import ENVIRONMENTS, make_env, register_env
-from tether.envs.vector import VectorEnv, make_envs
+from tether.envs.remote import VectorEnv, make_envs
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -269,7 +269,7 @@ def test_pool_closes_its_environments() -> None:
         def close(self) -> None:
             self.left = True
 
-    from tether.envs.vector.pool import WorkerPool
+    from tether.envs.remote import WorkerPool
 
     envs = [Closable(), Closable()]
     with WorkerPool(envs):  # type: ignore[arg-type]

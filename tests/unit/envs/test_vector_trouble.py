@@ -14,7 +14,7 @@ import pytest
 
 from tether.core.errors import EnvironmentFailure
 from tether.core.types import Observation, Step
-from tether.envs.vector import VectorEnv, hosts
+from tether.envs.remote import VectorEnv, hosts
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -224,7 +224,7 @@ def test_closing_while_processes_start() -> None:
 SCRIPT = """
     import os, signal, sys, time
     sys.path.append({folder!r})
-    from tether.envs.vector import VectorEnv
+    from tether.envs.remote import VectorEnv
     from troubled_environments import Troubled
 
     if __name__ == "__main__":
@@ -252,7 +252,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
         f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
-        "from tether.envs.vector import VectorEnv\n"
+        "from tether.envs.remote import VectorEnv\n"
         "with VectorEnv('troubled_environments:Troubled', 1) as vector:\n    print(vector.reset([0])[0])\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)

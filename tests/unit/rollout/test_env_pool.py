@@ -6,7 +6,7 @@ import pytest
 
 from tether.core.protocols import Sampling
 from tether.core.types import Completion, Observation, Step
-from tether.envs.turns import TurnOptions
+from tether.envs.base import TurnOptions
 from tether.rollout import env_pool as module
 from tether.rollout.collect import training_plan
 from tether.rollout.env_pool import EnvPool

@@ -8,7 +8,7 @@ from typing import Any
 from tether.core.errors import EnvironmentFailure, TetherError, environment_boundary
 from tether.envs.checker.laws import LAWS, Law
 from tether.envs.checker.subject import NotApplicable, Subject
-from tether.envs.env_factory import EnvFactory, EnvSource, env_factory, refuse_while_main_is_imported
+from tether.envs.factory import EnvFactory, EnvSource, env_factory, refuse_while_main_is_imported
 
 NUM_EPISODES = 200
 _MAX_VIOLATIONS = 3

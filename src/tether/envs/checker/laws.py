@@ -18,10 +18,10 @@ from tether.core.enums import Split
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, TetherError, environment_boundary
 from tether.core.grammar import ANSWER_TAGS
 from tether.core.types import Observation, Step
+from tether.envs.base import Work
 from tether.envs.checker.episodes import Episode, difference, replay, transcript
 from tether.envs.checker.second_process import transcripts_elsewhere
 from tether.envs.checker.subject import NotApplicable, Subject, identities
-from tether.envs.turns import Work
 
 SPLIT_SEEDS = 300
 """Instances of each split that are compared."""
@@ -278,7 +278,7 @@ def env_seed(subject: Subject) -> Iterator[str]:
 def splits(subject: Subject) -> Iterator[str]:
     """No instance is in two of train, validation and test."""
     if "split" not in subject.option_names:
-        yield "it has no option 'split', which the trainer sets; derive Options from tether.envs.turns.TurnOptions"
+        yield "it has no option 'split', which the trainer sets; derive Options from tether.envs.base.TurnOptions"
         return
     seen: dict[str, tuple[Split, int]] = {}
     for split in (Split.TRAIN, Split.VALIDATION, Split.TEST):

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.protocols import Env
 from tether.envs.checker.episodes import play, transcript
-from tether.envs.env_factory import MAIN_GUARD
+from tether.envs.factory import MAIN_GUARD
 
 SECONDS = 300.0
 """What the other process may take, its start included."""

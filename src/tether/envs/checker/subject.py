@@ -8,7 +8,7 @@ from tether.core.errors import environment_boundary
 from tether.core.protocols import Env
 from tether.core.types import Observation
 from tether.envs.checker.episodes import Episode, play
-from tether.envs.env_factory import EnvFactory
+from tether.envs.factory import EnvFactory
 
 NUM_REPEATED = 20
 """How many episodes are played again."""

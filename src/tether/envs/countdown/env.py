@@ -10,11 +10,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.countdown.expression import ExpressionResult, Use, check_answer
 from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load
 from tether.envs.dataset import BadRows
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions
 
 Reward = Callable[[ExpressionResult], float]
 """From the result of the answer that ends the episode to its reward."""
@@ -108,10 +107,10 @@ class Countdown(TextEnv[CountdownOptions]):
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or TargetReward()
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.puzzle: Puzzle = self._make(seed, self.options.split)
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         result = check_answer(answer, self.puzzle, self.options.use)
         last = self._turns + 1 >= self.max_turns
         over = result.solved or last
@@ -137,10 +136,10 @@ class Countdown(TextEnv[CountdownOptions]):
         return self.puzzle.fingerprint
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return rules(self.options.use)
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return puzzle_text(self.puzzle)
 
 

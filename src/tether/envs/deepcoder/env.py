@@ -14,6 +14,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from tether.core.enums import Split
+from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.deepcoder import render
 from tether.envs.deepcoder.assemble import assemble, extract
@@ -24,8 +25,6 @@ from tether.envs.deepcoder.problem import Problem
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import Limits, ProgramRunner
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions, Work
 
 Generator = Callable[[int, Split], Problem]
 
@@ -88,10 +87,10 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         self._concurrency = self.options.concurrency or min(os.cpu_count() or 1, _MOST_CONCURRENT)
         self._runner: ProgramRunner = runner or _sandbox(_limits(self.options), self.options.isolation, self._concurrency)
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         found = extract(answer)
         try:
             if not found.code.strip():
@@ -128,10 +127,10 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         return self.problem.fingerprint
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return render.rules(self.max_turns)
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return render.opening(self.problem)
 
 

@@ -94,24 +94,24 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
         self._make: Generator = generator or RandomLake(self.options.size, self.options.frozen)
         self._pay: Reward = reward or GoalReward()
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.lake: Lake = self._make(seed, self.options.split)
         self.player = self.lake.tiles.index("S")
         self._table = transitions(self.lake.size, self.options.slip)
         self._slips = 0
 
-    def _seed_luck(self, env_seed: int) -> None:
-        self._luck = random.Random(env_seed)
+    def seed_randomness(self, env_seed: int) -> None:
+        self._rng = random.Random(env_seed)
 
-    def _act(self, index: int) -> tuple[float, bool, bool]:
+    def act(self, index: int) -> tuple[float, bool, bool]:
         outcomes = self._table[self.player][index]
-        place = choose(outcomes, self._luck.random())
+        place = choose(outcomes, self._rng.random())
         self._slips += place != INTENDED
         self.player = outcomes[place][1]
         tile = self.lake.tiles[self.player]
         return self._pay(tile), tile in "GH", tile == "G"
 
-    def _info(self) -> dict[str, Any]:
+    def turn_info(self) -> dict[str, Any]:
         return {"player": divmod(self.player, self.lake.size), "slips": self._slips}
 
     @property
@@ -137,10 +137,10 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
         return render.image(self.lake, self.player)
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         task = "Walk over the frozen lake to the goal; a hole ends the game."
         return f"{task} The ice is slippery: a step may go sideways." if self.options.slip > 0 else task
 
     @property
-    def _symbols(self) -> str:
+    def symbols(self) -> str:
         return render.LEGEND

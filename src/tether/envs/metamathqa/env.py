@@ -11,12 +11,11 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.metamathqa.answers.compare import Match, same
 from tether.envs.metamathqa.dataset import load
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions, Work
 
 Reward = Callable[[bool, int], float]
 """From whether an attempt was right, and its number counted from 0, to what is paid."""
@@ -98,11 +97,11 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or HalvingReward()
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
         self._attempts = 0
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         if not answer.strip():
             return Outcome(NO_ANSWER, valid=False, info=self._info(correct=False))
         correct = same(self.problem.label, answer, self.options.match)
@@ -136,10 +135,10 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         return self.problem.fingerprint
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return task(self.options.attempts)
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return question_text(self.problem)
 
 

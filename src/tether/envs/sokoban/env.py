@@ -107,11 +107,11 @@ class Sokoban(ActionEnv[SokobanOptions]):
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or PushReward()
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.level: Level = self._make(seed, self.options.split)
         self.boxes, self.player = self.level.boxes, self.level.player
 
-    def _act(self, index: int) -> tuple[float, bool, bool]:
+    def act(self, index: int) -> tuple[float, bool, bool]:
         before = self._boxes_on_target()
         self._move(self.level.deltas[index])
         solved = not self.level.targets & ~self.boxes
@@ -137,7 +137,7 @@ class Sokoban(ActionEnv[SokobanOptions]):
         level = self.level
         return Level(level.height, level.width, level.walls, level.targets, self.boxes, self.player)
 
-    def _info(self) -> dict[str, Any]:
+    def turn_info(self) -> dict[str, Any]:
         return {"player": divmod(self.player, self.level.width), "boxes_on_target": self._boxes_on_target()}
 
     @property
@@ -164,11 +164,11 @@ class Sokoban(ActionEnv[SokobanOptions]):
         return render.image(self.level, self.boxes, self.player)
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return "Push every box onto a target. You cannot pull, and cannot push two boxes at once or a box into a wall."
 
     @property
-    def _symbols(self) -> str:
+    def symbols(self) -> str:
         return render.LEGEND
 
 

@@ -10,9 +10,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.dataset import BadRows, Pool
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions
 from tether.envs.webshop import pages
 from tether.envs.webshop.dataset import GoalKind, load_catalogue, load_goals
 from tether.envs.webshop.goals import Generator, Goal, synthetic_goals
@@ -85,15 +84,15 @@ class WebShop(TextEnv[WebShopOptions]):
 
     # --- the episode ---
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.goal: Goal = self._make(seed, self.options.split)
         self._found: list[Product] = []
         self._open_search()
 
-    def _seed_luck(self, env_seed: int) -> None:
-        self._luck = random.Random(env_seed)
+    def seed_randomness(self, env_seed: int) -> None:
+        self._rng = random.Random(env_seed)
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         match = _ACTION.match(answer.strip())
         name, argument = (match[1], match[2].lower()) if match else ("", "")
         if name == "search":
@@ -103,10 +102,10 @@ class WebShop(TextEnv[WebShopOptions]):
                 return self._buy()
             self._click(argument)
         else:
-            return Outcome(f"{NOTHING_DONE}\n{self._opening()}", valid=False, info={"page": self._page.place})
-        return Outcome(self._opening(), info={"page": self._page.place})
+            return Outcome(f"{NOTHING_DONE}\n{self.opening()}", valid=False, info={"page": self._page.place})
+        return Outcome(self.opening(), info={"page": self._page.place})
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         actions = ["search[keywords]"] if self._page.place == "search" else [f"click[{text}]" for text in self._clickables]
         return "\n".join([self._page.text(self.options.observation), "Available actions:", *actions])
 
@@ -122,7 +121,7 @@ class WebShop(TextEnv[WebShopOptions]):
         self._show(pages.search_page(self.goal.text))
 
     def _search(self, keywords: str) -> None:
-        self._found = self._catalogue.find(keywords, self._luck)
+        self._found = self._catalogue.find(keywords, self._rng)
         self._open_results(1)
 
     def _open_results(self, number: int) -> None:
@@ -178,5 +177,5 @@ class WebShop(TextEnv[WebShopOptions]):
         return self.goal.fingerprint
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return _TASK

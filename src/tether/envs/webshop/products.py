@@ -130,12 +130,12 @@ class Catalogue:
     def _index(self) -> TextIndex:
         return TextIndex([product.search_text for product in self.products])
 
-    def find(self, keywords: str, env_seed: random.Random) -> list[Product]:
+    def find(self, keywords: str, rng: random.Random) -> list[Product]:
         """The products a search lists, best first: at most 50, but all of them for the special first words `<a>`, `<c>` and `<q>`."""
         first, _, rest = keywords.partition(" ")
         wanted = rest.strip()
         if first == "<r>":
-            return env_seed.sample(self.products, min(MOST_HITS, len(self.products)))
+            return rng.sample(self.products, min(MOST_HITS, len(self.products)))
         if first == "<a>":
             return [product for product in self.products if wanted in product.attributes]
         if first == "<c>":

@@ -1,9 +1,10 @@
-"""Requests to an environment server: pooled connections, time limits, retries, and every failure as one clear line.
+"""Requests to an environment server: pooled connections, deadlines, retries, and one line for every failure.
 
-All environments of a process that talk to the same server share its connections; a forked child begins with none, because two
-processes cannot share a socket. Every request of the protocol can be sent again without harm (a step carries its turn), so broken
-connections and servers that say "later" are tried a few times within the time limit. A server that is slow, gone, or answers anything
-else than the protocol raises `HttpEnvError`; what it refuses as the caller's mistake is a `BadInput` with the server's words.
+All environments of a process that use the same server share its connections. A forked child starts without connections, because two
+processes cannot share a socket. Every request of the protocol can be sent again without harm (a step carries its turn). So a request is
+sent again, a few times and within the deadline, when the connection breaks or the server answers that it is busy. A server that is slow,
+gone, or does not follow the protocol raises `HttpEnvError`. A request that the server refuses as the caller's mistake raises `BadInput`
+with the server's words.
 """
 
 import atexit
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tether.core.errors import BadInput, TetherError
-from tether.envs.http_protocol import WireError, checked_token, decode, encode, is_loopback
+from tether.envs.remote.wire import WireError, checked_token, decode, encode, is_loopback
 
 RETRY_DELAYS = (0.1, 0.3, 0.9)
 """Seconds before each further attempt."""
@@ -27,8 +28,8 @@ MAX_REPLY = 64 * 2**20
 """Bytes of a reply; a large picture has a few million."""
 KEEP_ALIVE = 30.0
 """Seconds that an unused connection is kept; shorter than servers keep theirs, so that it is seldom found closed."""
-FAREWELL = 1.0
-"""Seconds that telling servers goodbye may take when the process ends."""
+CLOSING_SECONDS = 1.0
+"""Seconds for closing sessions when the process ends."""
 
 
 class HttpEnvError(TetherError):
@@ -36,12 +37,12 @@ class HttpEnvError(TetherError):
 
 
 class SessionLost(HttpEnvError):
-    """The server does not know the session (or the path) that was asked for."""
+    """The server does not know the session (or the path) of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an environment is served, and how to ask there."""
+    """The address of a served environment, with the token and the deadline of requests."""
 
     base: str
     """The URL without a slash at its end; may hold a path."""
@@ -50,7 +51,7 @@ class Endpoint:
     """Seconds that one request may take, further attempts included."""
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The object that the server answers with."""
+        """Send a request; returns the JSON object of the reply."""
         deadline = time.monotonic() + self.timeout
         content = None if body is None else encode(body)
         delays = iter(RETRY_DELAYS)
@@ -65,7 +66,7 @@ class Endpoint:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise HttpEnvError(f"{self.base} cannot be asked ({error})") from error
             if status and status not in RETRY_STATUSES:
-                return self._opened(status, data)
+                return self._read_reply(status, data)
             delay = next(delays, None)
             if delay is None or time.monotonic() + delay > deadline:
                 raise HttpEnvError(problem or f"{self.base} answered {status}{_reason(data)}")
@@ -79,7 +80,7 @@ class Endpoint:
             headers["Authorization"] = f"Bearer {self.token}"
         left = max(0.001, deadline - time.monotonic())
         data = bytearray()
-        client = _here.client(self.base)
+        client = _state.client(self.base)
         with client.stream(method, self.base + path, content=content, params=query, headers=headers, timeout=left) as response:
             for chunk in response.iter_bytes():
                 data += chunk
@@ -89,8 +90,8 @@ class Endpoint:
                     raise self._too_slow()
         return response.status_code, bytes(data)
 
-    def _opened(self, status: int, data: bytes) -> dict[str, Any]:
-        """The object of a reply, or the error that it tells of."""
+    def _read_reply(self, status: int, data: bytes) -> dict[str, Any]:
+        """The object of a reply; raises the error that the reply reports."""
         if status in (401, 403):
             raise BadInput(f"{self.base} refused{_reason(data)}; give the server's token as option token or in TETHER_TOKEN")
         if status == 400 and _reason(data):
@@ -115,7 +116,7 @@ class Endpoint:
 
 
 def endpoint(url: str, token: str | None, timeout: float) -> Endpoint:
-    """Where a URL points, checked before anything is asked there."""
+    """The endpoint of a URL, checked before the first request."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -129,7 +130,7 @@ def endpoint(url: str, token: str | None, timeout: float) -> Endpoint:
 
 
 def _reason(data: bytes) -> str:
-    """What an error reply says, with a colon before it; nothing where it says nothing."""
+    """The message of an error reply with a colon before it; empty where there is none."""
     try:
         value = decode(data)
     except WireError:
@@ -140,18 +141,19 @@ def _reason(data: bytes) -> str:
 
 # --- what the environments of one process share ---
 
-Place = tuple[str, str | None, bytes]
-"""A kind of session: address, token and options."""
+SessionKey = tuple[str, str | None, bytes]
+"""Sessions with equal keys are interchangeable: address, token and options."""
 
 
-class _Here:
-    """This process's connections, and sessions that no environment uses any more."""
+class _ProcessState:
+    """The connections of this process, and the sessions that no environment uses any more."""
 
-    def __init__(self, inherited: "_Here | None" = None) -> None:
+    def __init__(self, inherited: "_ProcessState | None" = None) -> None:
         self._clients: dict[str, httpx.Client] = {}
-        # A deque takes and gives items in one go, so no lock is held while garbage is collected in the middle of it.
-        self.parked: defaultdict[Place, deque[tuple[Endpoint, str]]] = defaultdict(deque)
-        self._inherited = inherited  # its sockets belong to the parent: kept alive so that nobody closes them here
+        # `HttpEnv.__del__` appends here, and the garbage collector may call it at any point, also inside code that holds a lock. A lock
+        # could deadlock then. Appending to a deque and popping from it are atomic, so no lock is needed.
+        self.parked: defaultdict[SessionKey, deque[tuple[Endpoint, str]]] = defaultdict(deque)
+        self._inherited = inherited  # its sockets belong to the parent process; this reference keeps them from being closed here
 
     def client(self, base: str) -> httpx.Client:
         parts = urlsplit(base)
@@ -161,18 +163,20 @@ class _Here:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=KEEP_ALIVE)
             # A proxy that the environment variables name cannot reach this machine's own servers.
             made = httpx.Client(limits=limits, trust_env=not is_loopback(parts.hostname or ""), verify=parts.scheme == "https")
-            client = self._clients.setdefault(origin, made)  # if another thread was faster, this one is never used and holds nothing
+            client = self._clients.setdefault(origin, made)  # if another thread was faster, `made` is dropped; it holds no connection
         return client
 
     def close(self) -> None:
-        """Give parked sessions back, as far as that can be done at once, and close the connections."""
-        deadline = time.monotonic() + FAREWELL
+        """End the parked sessions, as far as that takes no longer than a moment, and close the connections."""
+        deadline = time.monotonic() + CLOSING_SECONDS
         for waiting in self.parked.values():
             while waiting and time.monotonic() < deadline:
                 place, session = waiting.pop()
                 try:
-                    self.client(place.base).delete(f"{place.base}/v1/sessions/{session}", headers=_bearer(place), timeout=FAREWELL / 2)
-                except httpx.HTTPError:  # the server drops what is left by itself, in time
+                    self.client(place.base).delete(
+                        f"{place.base}/v1/sessions/{session}", headers=_bearer(place), timeout=CLOSING_SECONDS / 2
+                    )
+                except httpx.HTTPError:  # the server drops idle sessions by itself
                     break
         for client in self._clients.values():
             client.close()
@@ -182,18 +186,18 @@ def _bearer(place: Endpoint) -> dict[str, str]:
     return {} if place.token is None else {"Authorization": f"Bearer {place.token}"}
 
 
-_here = _Here()
+_state = _ProcessState()
 
 
-def here() -> _Here:
+def process_state() -> _ProcessState:
     """What the environments of this process share."""
-    return _here
+    return _state
 
 
-def _begin_afresh() -> None:
-    global _here
-    _here = _Here(inherited=_here)
+def _start_from_scratch() -> None:
+    global _state
+    _state = _ProcessState(inherited=_state)
 
 
-os.register_at_fork(after_in_child=_begin_afresh)
-atexit.register(lambda: _here.close())
+os.register_at_fork(after_in_child=_start_from_scratch)
+atexit.register(lambda: _state.close())

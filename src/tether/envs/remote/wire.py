@@ -1,10 +1,10 @@
-"""What travels between an environment server and its clients: JSON that comes out as it went in.
+"""The JSON between an environment server and its clients; decoding gives back what was encoded.
 
-JSON cannot hold everything an environment may put into `info`, so a few objects with one key that begins with "$" stand for the
-rest: {"$float": "nan"}, {"$bytes": base64}, {"$array": {dtype, shape, data}} and {"$dict": [[key, value], ...]} for dictionaries whose
-keys are not plain text. numpy scalars become Python numbers and tuples become lists; whatever else cannot be written down is
-refused, never turned into its printed form. docs/environments/http.md is the specification for other languages.
-What both ends must agree on besides, tokens and which hosts are this machine, stands here too.
+JSON cannot hold everything that an environment may put into `info`. So an object with one key that begins with "$" stands for another
+value: {"$float": "nan"}, {"$bytes": base64}, {"$array": {dtype, shape, data}} and {"$dict": [[key, value], ...]} for dictionaries with keys
+that are not plain text. numpy scalars become Python numbers and tuples become lists. Any other value is refused, never turned into its
+printed form. docs/environments/http.md is the specification for other languages.
+Server and client also agree on tokens and on which hosts are this machine; those functions are here too.
 """
 
 import base64
@@ -23,7 +23,10 @@ from tether.core.errors import BadInput
 from tether.core.types import Observation, Step
 
 PROTOCOL = 1
-"""Grows when a client of the old form would no longer understand the server; also the v1 of the paths."""
+"""Grows when an old client would no longer understand the server; also the v1 of the paths."""
+ENV_SEED, OLD_ENV_SEED = "env_seed", "luck"
+"""The field that seeds the randomness inside an episode. Until tether 0.1 it was called `luck`. A server that knows the new name says so in
+its description (`seed_field`) and accepts the old one for one release; a client sends the name that the server knows."""
 
 _ARRAY_KINDS = "biufc"
 """Booleans, integers and floats: arrays that are nothing but numbers."""

@@ -1,9 +1,9 @@
-"""Serves an environment over HTTP, for clients on this machine or, with a token, elsewhere.
+"""Serves an environment over HTTP, for clients on this machine or, with a token, on others.
 
-`make_app` is the API as a FastAPI application, `bind` and `run` put it on a port, and `serving` does all of it in the background of
-a Python program. What comes in is checked field by field and anything wrong is answered with {"error": one line}. Without a token
-only this machine is served, and not to web pages that a browser on it has open: the Host header must name this machine, and bodies
-must be declared as JSON, which a foreign page may not do.
+`make_app` is the API as a FastAPI application, `bind` and `run` put it on a port, and `serving` does both in the background of a Python
+program. Requests are checked field by field, and a wrong one is answered with {"error": one line}. Without a token only this machine is
+served, and web pages open in a browser on it are not: the Host header must name this machine, and bodies must be declared as JSON, which
+a page of another site may not do.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -21,9 +21,10 @@ from tether.core.config import merge
 from tether.core.errors import BadInput, TetherError, did_you_mean, environment_boundary
 from tether.core.protocols import Env
 from tether.core.version import __version__
-from tether.envs.http_protocol import PROTOCOL, WireError, checked_token, decode, encode, is_loopback
-from tether.envs.http_sessions import Limits, Refusal, SessionTable, dispose
 from tether.envs.registry import make_env
+from tether.envs.remote.calls import EnvDescription, close_in_thread
+from tether.envs.remote.sessions import Refusal, SessionLimits, SessionTable
+from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, checked_token, decode, encode, is_loopback
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -46,7 +47,7 @@ class Service:
     token: str | None = None
     lock_options: bool = False
     """Clients may choose the split of the instances and nothing else."""
-    limits: Limits = field(default_factory=Limits)
+    limits: SessionLimits = field(default_factory=SessionLimits)
 
     def build(self, wanted: Mapping[str, Any]) -> Env:
         """An environment with a client's options."""
@@ -60,21 +61,17 @@ class Service:
         described = {
             "protocol": PROTOCOL,
             "version": f"tether {__version__}",
-            "name": str(env.name),
-            "max_turns": int(env.max_turns),
-            "instructions": str(env.instructions),
-            "reward_range": getattr(env, "reward_range", None),
-            "reply_tags": getattr(env, "reply_tags", None),
-            "actions": getattr(env, "actions", None),
+            **asdict(EnvDescription.of(env)),
             "options": _options(env, merge(self.options, wanted)),
             "lock_options": self.lock_options,
+            "seed_field": ENV_SEED,
         }
-        dispose(env)
+        close_in_thread(env)
         return encode(described)
 
 
 def _options(env: Env, given: Mapping[str, Any]) -> Any:
-    """The options of an environment, defaults included; those that are never printed (tokens) are not told either."""
+    """The options of an environment, defaults included. Options that are never printed (tokens) are left out."""
     options = getattr(env, "options", None)
     if not isinstance(options, BaseModel):
         return given
@@ -102,7 +99,7 @@ def make_app(service: Service) -> "FastAPI":
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers={Refusal: refused, HTTPException: refused})
     _add_routes(app, service, table)
-    app.add_middleware(_Doorkeeper, token=service.token)
+    app.add_middleware(_AccessControl, token=service.token)
     return app
 
 
@@ -123,16 +120,16 @@ def _add_routes(app: "FastAPI", service: Service, table: SessionTable) -> None:
 
     @app.post("/v1/sessions")
     async def open_session(request: Request) -> Response:
-        body = await _body(request, ("seed", "luck", "options"))
-        seed, env_seed, wanted = _whole(body, "seed"), _luck(body), body.get("options") or {}
+        body = await _body(request, ("seed", ENV_SEED, OLD_ENV_SEED, "options"))
+        seed, env_seed, wanted = _whole(body, "seed"), _env_seed(body), body.get("options") or {}
         if not isinstance(wanted, dict):
             raise Refusal(400, f"field 'options': got {wanted!r}; give an object")
         return answer(await table.open(lambda: service.build(wanted), seed, env_seed))
 
     @app.post("/v1/sessions/{name}/reset")
     async def reset(name: str, request: Request) -> Response:
-        body = await _body(request, ("seed", "luck"))
-        return answer(await table.reset(name, _whole(body, "seed"), _luck(body)))
+        body = await _body(request, ("seed", ENV_SEED, OLD_ENV_SEED))
+        return answer(await table.reset(name, _whole(body, "seed"), _env_seed(body)))
 
     @app.post("/v1/sessions/{name}/step")
     async def step(name: str, request: Request) -> Response:
@@ -166,7 +163,7 @@ async def _body(request: "Request", fields: tuple[str, ...]) -> dict[str, Any]:
     if kind != "application/json":
         raise Refusal(415, f"the body is declared as '{kind}'; send JSON with Content-Type: application/json")
     data = bytearray()
-    async for chunk in request.stream():  # to the end even if it is too long: a client that is still sending would not read the answer
+    async for chunk in request.stream():  # to the end even if it is too long: a client does not read the reply while it is still sending
         if len(data) <= MAX_BODY:
             data += chunk
     if len(data) > MAX_BODY:
@@ -195,12 +192,16 @@ def _whole(body: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _luck(body: Mapping[str, Any]) -> int | None:
-    return None if body.get("luck") is None else _whole(body, "luck")
+def _env_seed(body: Mapping[str, Any]) -> int | None:
+    """The seed of the randomness inside the episode. Clients of tether 0.1 call it `luck`."""
+    given = [name for name in (ENV_SEED, OLD_ENV_SEED) if body.get(name) is not None]
+    if len(given) > 1:
+        raise Refusal(400, f"got both '{ENV_SEED}' and its old name '{OLD_ENV_SEED}'; give {ENV_SEED} alone")
+    return _whole(body, given[0]) if given else None
 
 
-class _Doorkeeper:
-    """Lets requests in that bring the token; where there is none, those that were addressed to this machine by name."""
+class _AccessControl:
+    """Admits requests with the token; without a token, requests whose Host header names this machine."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app = app
@@ -234,7 +235,7 @@ class _Doorkeeper:
 
 
 def server_token(token: str | None, host: str) -> str | None:
-    """The token of a server on this host: needed wherever others can reach it."""
+    """The token of a server on this host; it is required where other machines can reach the server."""
     if not token and not is_loopback(host):
         raise BadInput(
             f"host '{host}' can be reached from other machines, so clients need a token; set TETHER_TOKEN or --token to a long secret"
@@ -269,14 +270,14 @@ def address_of(listener: socket.socket) -> str:
 
 
 def check(service: Service) -> None:
-    """Play with the environment once: what is wrong with it is said before anything listens, and its data is loaded by one alone."""
+    """Build and reset the environment once. So errors are reported before the server listens, and its data is loaded once."""
     try:
         with environment_boundary(f"environment '{service.name}' cannot be served"):
             service.describe({})
             env = service.build({})
             with suppress(BadInput):  # such as no instance in this split; clients may choose another
                 env.reset(0)
-            dispose(env)
+            close_in_thread(env)
     except TetherError as error:
         raise (error.__cause__ if isinstance(error.__cause__, TetherError) else error) from None
 
@@ -302,9 +303,9 @@ def run(service: Service, listener: socket.socket) -> None:
 
 
 @contextmanager
-def serving(name: str, *, token: str | None = None, limits: Limits | None = None, **options: Any) -> Iterator[str]:
-    """An environment served in the background of this program, on a free port of this machine; gives the URL."""
-    service = Service(name, options, server_token(token, "localhost"), limits=limits or Limits())
+def serving(name: str, *, token: str | None = None, limits: SessionLimits | None = None, **options: Any) -> Iterator[str]:
+    """An environment served in the background of this program, on a free port of this machine; yields the URL."""
+    service = Service(name, options, server_token(token, "localhost"), limits=limits or SessionLimits())
     check(service)
     listener = bind("127.0.0.1", 0)
     server = _server(service)

@@ -1,8 +1,8 @@
-"""How to build an environment, here or in another process.
+"""How to build an environment, in this process or in another one.
 
-A blueprint comes from a name and options, from an environment class and options, or from any callable without arguments. What
-travels to another process is a reference to the class (its module and its name there) and the options, so an environment that user
-code registered works there too, as long as its module can be imported. One that was defined inside a function cannot be.
+An `EnvFactory` is made from a name and options, from an environment class and options, or from any callable without arguments. Another
+process receives a reference to the class (its module and its name there) and the options. So an environment that user code registered
+works there too, as long as its module can be imported; a class defined inside a function cannot be.
 """
 
 import pickle
@@ -15,20 +15,21 @@ from typing import Any, cast
 from tether.core.config import Settings
 from tether.core.errors import BadInput
 from tether.core.protocols import Env
+from tether.envs.base import check_reset_signature
 from tether.envs.registry import EnvClass, build, find_class, is_address, make_env
 
 EnvSource = str | EnvClass | Callable[[], Env]
-"""A name, an environment class, or whatever makes an environment when it is called."""
+"""A name, an environment class, or a callable that makes an environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFactory:
-    """A way to build one kind of environment."""
+    """A way to build environments of one kind."""
 
     label: str
-    """What to call it in messages."""
+    """The environment's name in messages."""
     make: Callable[..., Env]
-    """Builds one; takes further options, if there are any to take."""
+    """Builds one; takes further options, if the environment has options."""
     options: type[Settings] | None
     """The options it takes; None if they are not known here (a plain callable, an address)."""
 
@@ -44,7 +45,7 @@ class EnvFactory:
 
 
 def env_factory(source: EnvSource, options: Mapping[str, Any] | None = None) -> EnvFactory:
-    """The blueprint of a name, a class or a callable."""
+    """The factory of a name, a class or a callable."""
     chosen = dict(options or {})
     if isinstance(source, str) and is_address(source):
         return EnvFactory(source, partial(make_env, source, **chosen), None)
@@ -54,18 +55,21 @@ def env_factory(source: EnvSource, options: Mapping[str, Any] | None = None) -> 
         return _of_class(cast(EnvClass, source), _name_of(source), chosen)
     if chosen:
         raise BadInput(f"{_name_of(source)} takes no options, but got {', '.join(sorted(chosen))}; give it an attribute Options")
-    return EnvFactory(_name_of(source), source, None)
+    return EnvFactory(_name_of(source), partial(_call, source, _name_of(source)), None)
 
 
 MAIN_GUARD = "run a script from a file, with its work under: if __name__ == '__main__':"
 
 
 def refuse_while_main_is_imported() -> None:
-    """Other processes import the main script. One that does its work when it is imported would do it again in each of them."""
+    """Raise BadInput while the main script is being imported.
+
+    Worker processes import the main script. A script that starts workers at import time would start them again in each worker.
+    """
     try:
         spawn.get_preparation_data("tether")
     except RuntimeError:
-        raise BadInput(f"environments in other processes were asked for while the main script is being imported; {MAIN_GUARD}") from None
+        raise BadInput(f"environments in other processes were requested while the main script is being imported; {MAIN_GUARD}") from None
 
 
 def _of_class(cls: EnvClass, label: str, options: dict[str, Any]) -> EnvFactory:
@@ -74,6 +78,12 @@ def _of_class(cls: EnvClass, label: str, options: dict[str, Any]) -> EnvFactory:
 
 def _build(cls: EnvClass, label: str, options: dict[str, Any], **more: Any) -> Env:
     return build(cls, label, {**options, **more})
+
+
+def _call(make: Callable[[], Env], label: str) -> Env:
+    env = make()
+    check_reset_signature(env, label)
+    return env
 
 
 def _name_of(source: Any) -> str:

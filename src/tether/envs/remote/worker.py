@@ -1,7 +1,7 @@
-"""What runs in the process of an environment: build it, then answer calls until the other end hangs up.
+"""The main function of a worker process: build the environment, then execute calls until the other end closes the connection.
 
-A call is answered with the pickled result, or with a `Failed` that holds the words of the error. Ctrl-C is the caller's business and
-is not listened to here. A worker never outlives the process it works for, not even in the middle of an endless loop.
+The reply to a call is the pickled result, or a `Failed` with the text of the error. The worker ignores Ctrl-C: the main process handles
+it. A worker ends with the process it works for, even in the middle of an endless loop.
 """
 
 import multiprocessing
@@ -15,21 +15,21 @@ from typing import Any
 
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.protocols import Env
-from tether.envs.vector.calls import close_env, perform
+from tether.envs.remote.calls import build_env, close_env, perform
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """In place of a result: what went wrong."""
+    """Sent in place of a result."""
 
     reason: str
 
 
 def serve(connection: Connection, make: bytes, environ: dict[str, str]) -> None:
-    """The life of a worker process."""
+    """Run the worker. `make` is a pickled function without arguments that builds the environment."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    os.environ.clear()  # the server that forked this process may have been started long before
+    os.environ.clear()  # the fork server may have been started long ago, with other variables
     os.environ.update(environ)
     try:
         env = _build(make)
@@ -49,16 +49,14 @@ def _build(make: bytes) -> Env:
             f"start: the worker process cannot import the environment ({type(error).__name__}: {error}); "
             "define it in a module that can be imported from anywhere, not in an interactive session"
         ) from error
-    with environment_boundary("start"):
-        env: Env = maker()
-        return env
+    return build_env(maker)
 
 
 def _answer_calls(env: Env, connection: Connection) -> None:
     while True:
         try:
             call = connection.recv()
-        except EOFError:  # the other end hung up
+        except EOFError:  # the other end closed the connection
             return
         try:
             reply = _pickled(perform(env, call), call.what)
@@ -66,7 +64,7 @@ def _answer_calls(env: Env, connection: Connection) -> None:
             reply = pickle.dumps(Failed(str(failure)))
         try:
             connection.send_bytes(reply)
-        except OSError:  # it hung up in the meantime
+        except OSError:  # the connection was closed meanwhile
             return
 
 
@@ -76,6 +74,7 @@ def _pickled(result: Any, what: str) -> bytes:
 
 
 def _leave_with_parent() -> None:
+    # A watching thread, because the main thread may be inside environment code that never returns.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,60 +1,50 @@
-"""The vector of environments and its members.
+"""A vector of environments, its members, and the pool of environments that training uses.
 
-A member is an Env that can also be asked without waiting for the answer. It holds a host (a live environment) while it plays an
-episode and gives it back when the episode is over, so there are never more processes than episodes under way. A member whose
-environment hung, crashed or raised answers every step with that failure until it is reset; a reset always gives it a sound one.
+A member is an Env that also takes calls without blocking (`submit_reset`, `submit_step`). It holds a host (a live environment) while it
+plays an episode and returns it when the episode is over, so there are never more processes than episodes in progress. If its environment
+hung, crashed or raised, every further step of the member fails with that reason until the next reset, which always gets a working
+environment.
 """
 
 import atexit
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from enum import Enum
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, get_args
 
 from tether.core.errors import BadInput, EnvironmentFailure
-from tether.core.grammar import ANSWER_TAGS
 from tether.core.protocols import Env
 from tether.core.types import Observation, Step
-from tether.envs.env_factory import EnvFactory, EnvSource, env_factory
-from tether.envs.turns import Work
-from tether.envs.vector.background import Background
-from tether.envs.vector.calls import Begun, Call, Reset, Take, close_env
-from tether.envs.vector.hosts import Host, InlineHost, ThreadHost
-from tether.envs.vector.process import ProcessHost, fork_server
+from tether.envs.base import EpisodePhase, Work
+from tether.envs.factory import EnvFactory, EnvSource, env_factory
+from tether.envs.remote.background import Background
+from tether.envs.remote.calls import Begun, Call, EnvDescription, Reset, Take, close_env
+from tether.envs.remote.hosts import Host, InlineHost, ProcessHost, ThreadHost, fork_server
 
 T = TypeVar("T")
 
 STEP_SECONDS = 60.0
-"""What a reset or a step may take by default."""
-
-
-class _Phase(Enum):
-    UNSET = "has not been reset"
-    PLAYING = "is being played"
-    OVER = "is over"
-    BROKEN = "is broken"
+"""The default deadline of a reset or a step."""
 
 
 class Member:
     """One environment of a vector."""
 
-    def __init__(self, number: int, vector: "VectorEnv", like: Env) -> None:
+    def __init__(self, number: int, vector: "VectorEnv", like: EnvDescription) -> None:
         self.number = number
-        self.name, self.max_turns, self.instructions = like.name, like.max_turns, like.instructions
-        self.reply_tags: tuple[str, ...] = getattr(like, "reply_tags", ANSWER_TAGS)
+        self.name, self.max_turns, self.instructions, self.reply_tags = like.name, like.max_turns, like.instructions, like.reply_tags
         self._vector = vector
         self._host: Host | None = None
-        self._phase = _Phase.UNSET
+        self._phase = EpisodePhase.UNSET
         self._failure: EnvironmentFailure | None = None
         self._busy = False
 
     @property
     def over(self) -> bool:
         """The episode has ended; a reset begins the next one."""
-        return self._phase is _Phase.OVER
+        return self._phase is EpisodePhase.OVER
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         return self.submit_reset(seed, env_seed).result()
@@ -68,12 +58,12 @@ class Member:
 
     def submit_step(self, answer: str) -> Future[Step]:
         """Begin a step; the future holds the step or an EnvironmentFailure."""
-        if self._phase is _Phase.BROKEN and not self._busy:
+        if self._phase is EpisodePhase.BROKEN and not self._busy:
             refused: Future[Step] = Future()
             refused.set_exception(EnvironmentFailure(f"step: the environment failed before ({self._failure}); reset it first"))
             return refused
-        if self._phase is not _Phase.PLAYING and not self._busy:
-            raise BadInput(f"{self.name}: step was called but the episode {self._phase.value}; call reset(seed) first")
+        if not self._busy:
+            self._phase.require_playing(self.name)
         return self._submit(Take(answer), self._stepped)
 
     def _submit(self, call: Call, accept: Callable[[Any], Any]) -> Future[Any]:
@@ -82,16 +72,16 @@ class Member:
         self._host = self._host or self._vector.lend_host()
         self._busy = True
         answer: Future[Any] = Future()
-        answer.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        answer.set_running_or_notify_cancel()  # from here on the caller cannot cancel it
         self._host.submit(call).add_done_callback(lambda inner: self._settle(inner, accept, answer))
         return answer
 
     def _settle(self, inner: Future[Any], accept: Callable[[Any], Any], answer: Future[Any]) -> None:
-        """The member's state changes before whoever waits for the answer hears of it."""
+        # The state of the member must change before the caller sees the answer: the caller may submit the next call at once.
         failure = inner.exception()
         self._busy = False
         if isinstance(failure, EnvironmentFailure):
-            self._phase, self._failure = _Phase.BROKEN, failure
+            self._phase, self._failure = EpisodePhase.BROKEN, failure
             self._leave_host()
         if failure is not None:
             answer.set_exception(failure)
@@ -99,19 +89,19 @@ class Member:
             answer.set_result(accept(inner.result()))
 
     def _begun(self, begun: Begun) -> Observation:
-        self._phase, self.instructions = _Phase.PLAYING, begun.instructions
+        self._phase, self.instructions = EpisodePhase.PLAYING, begun.instructions
         return begun.observation
 
     def _stepped(self, step: Step) -> Step:
         if step.done:
-            self._phase = _Phase.OVER
+            self._phase = EpisodePhase.OVER
             self._leave_host()
         return step
 
     def _leave_host(self) -> None:
         host, self._host = self._host, None
         if host is not None:
-            self._vector.rollback(host)
+            self._vector.return_host(host)
 
 
 class VectorEnv:
@@ -126,14 +116,15 @@ class VectorEnv:
         step_timeout: float = STEP_SECONDS,
         workers: int | None = None,
     ) -> None:
-        """`workers` bounds how many members work at the same time; by default it is the environment's own `workers`, and where it has
-        none, nobody queues. The clock of a call begins when the call does, not while it queues."""
+        """`workers` limits how many calls run at the same time; the default is the environment's own attribute `workers`, or no limit. The
+        deadline of a call starts when the call starts, not while it waits for its turn."""
         if count < 1 or step_timeout <= 0 or (workers is not None and workers < 1):
             raise BadInput(f"got count={count}, step_timeout={step_timeout}, workers={workers}; each has to be greater than zero")
         plan = env_factory(make, options)
         first = plan.make()
         self.work = work_of(first)
-        self.members = [Member(number, self, first) for number in range(count)]
+        description = EnvDescription.of(first)
+        self.members = [Member(number, self, description) for number in range(count)]
         self._idle: deque[Host] = deque()
         self._hosts: set[Host] = set()
         self._closed = False
@@ -145,9 +136,9 @@ class VectorEnv:
     def __len__(self) -> int:
         return len(self.members)
 
-    def reset(self, seeds: Sequence[int], lucks: Sequence[int | None] | None = None) -> list[Observation | EnvironmentFailure]:
+    def reset(self, seeds: Sequence[int], env_seeds: Sequence[int | None] | None = None) -> list[Observation | EnvironmentFailure]:
         """Reset every member; a member that failed gives its failure."""
-        pairs = zip(self._one_each("seed", seeds), self._one_each("luck", lucks or [None] * len(self)), strict=True)
+        pairs = zip(self._one_each("seed", seeds), self._one_each("env_seed", env_seeds or [None] * len(self)), strict=True)
         asked = [member.submit_reset(seed, env_seed) for member, (seed, env_seed) in zip(self.members, pairs, strict=True)]
         return [_outcome(future) for future in asked]
 
@@ -160,7 +151,7 @@ class VectorEnv:
         return [None if future is None else _outcome(future) for future in asked]
 
     def close(self) -> None:
-        """End everything: calls under way fail, processes and threads end (a thread that hangs is left behind, as a daemon)."""
+        """End everything: calls in progress fail, processes and threads end (a thread that hangs is left behind, as a daemon)."""
         if self._closed:
             return
         self._closed = True
@@ -171,7 +162,7 @@ class VectorEnv:
         for host in hosts:
             host.hang_up()
         for host in hosts:
-            host.see_off()
+            host.wait_for_end()
 
     def __enter__(self) -> Self:
         return self
@@ -182,7 +173,7 @@ class VectorEnv:
     # --- for the members ---
 
     def lend_host(self) -> Host:
-        """A live environment that nobody plays, or the place for a new one."""
+        """A live environment that no member uses, or the host of a new one."""
         if self._closed:
             raise BadInput("the vector of environments is closed; make a new one")
         if self._idle:
@@ -191,15 +182,16 @@ class VectorEnv:
         self._hosts.add(host)
         return host
 
-    def rollback(self, host: Host) -> None:
+    def return_host(self, host: Host) -> None:
+        """Take a host back; a dead one is dropped."""
         if not host.dead:
             self._idle.append(host)
-        elif not self._closed:  # else `close` sees to it
+        elif not self._closed:  # `close` ends the hosts otherwise
             self._hosts.discard(host)
             host.hang_up()
 
     def _housing(self, plan: EnvFactory, pickled: bytes, first: Env, step_timeout: float) -> Callable[[], Host]:
-        """What makes a host for this kind of work. The environment that is there already gets the first one, unless it has to move."""
+        """The function that makes a host for this kind of work. The first environment gets the first host, unless it must move to a process."""
         if self._background is None:
             spare: Host = InlineHost(plan.make, first)
             new_host: Callable[[], Host] = partial(InlineHost, plan.make)
@@ -222,7 +214,7 @@ class VectorEnv:
 
 
 def work_of(env: Env) -> Work:
-    """Where an environment's steps belong; one that does not say is taken to be quick."""
+    """Where an environment's steps run; without a property `work` they run inline."""
     work: Work = getattr(env, "work", "inline")
     if work not in get_args(Work):
         raise BadInput(f"environment '{env.name}' has work '{work}'; use one of {', '.join(get_args(Work))}")
@@ -239,6 +231,38 @@ _OPEN: set[VectorEnv] = set()
 
 @atexit.register
 def _close_all() -> None:
-    """Processes end before multiprocessing, at its own exit, would wait for them."""
+    """multiprocessing waits for its processes at exit; this function runs earlier and ends them."""
     for vector in list(_OPEN):
         vector.close()
+
+
+class WorkerPool:
+    """Environments that are used and closed together: plain ones, or the members of a vector."""
+
+    def __init__(self, envs: list[Env], vector: VectorEnv | None = None) -> None:
+        self.envs = envs
+        self._vector = vector
+
+    def close(self) -> None:
+        if self._vector is not None:
+            self._vector.close()
+        else:
+            for env in self.envs:
+                close_env(env)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def make_envs(name: str, options: Mapping[str, Any], count: int, step_timeout: float = STEP_SECONDS) -> WorkerPool:
+    """`count` environments of this name and these options: plain objects where steps run inline, else members of a vector."""
+    plan = env_factory(name, options)
+    first = plan.make()
+    if work_of(first) == "inline":
+        return WorkerPool([first, *(plan.make() for _ in range(count - 1))])
+    close_env(first)
+    vector = VectorEnv(name, count, options=options, step_timeout=step_timeout)
+    return WorkerPool(list(vector.members), vector)

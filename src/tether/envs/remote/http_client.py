@@ -1,35 +1,32 @@
-"""An environment that is played somewhere else: the Env protocol over HTTP, as if it were local.
+"""An environment on a server, used through the Env protocol like a local one.
 
-`connect` asks the server what it serves with these options; each `reset` then begins an episode in a session of the server, and each
-`step` is one request. An environment that is no longer used leaves its session to the next one with the same options in this process,
-so a training run keeps as many sessions as it plays episodes at once. The server may forget a session between episodes (reset opens
-another); one that is lost in the middle of an episode is an error that ends that episode.
+`connect` asks the server for a description of its environment with these options. Each `reset` starts an episode in a session of the
+server, and each `step` is one request. An environment that is garbage-collected leaves its session to the next one with the same options
+in this process, so a training run needs as many sessions as it plays episodes at once. The server may drop a session between episodes
+(`reset` opens another). A session that is lost during an episode ends that episode with an error.
 """
 
 import logging
-import math
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tether.core.errors import BadInput
-from tether.core.grammar import ANSWER_TAGS
 from tether.core.types import Observation, Step
 from tether.core.version import __version__
-from tether.envs.http_protocol import PROTOCOL, WireError, encode, observation_read, step_read
-from tether.envs.http_transport import Endpoint, HttpEnvError, Place, SessionLost, endpoint, here
-from tether.envs.turns import Work, whole
+from tether.envs.base import EpisodePhase, Work, whole
+from tether.envs.remote.calls import EnvDescription
+from tether.envs.remote.http_transport import Endpoint, HttpEnvError, SessionKey, SessionLost, endpoint, process_state
+from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, encode, observation_read, step_read
 
 __all__ = ["HttpEnv", "HttpEnvError", "connect"]
 
 _LOG = logging.getLogger(__name__)
 
 DESCRIPTION_LIFE = 5.0
-"""Seconds that a server's description is taken as still true, so that building hundreds of environments asks once."""
-
-_UNSET, _PLAYING, _OVER = "has not been reset", "is being played", "is over"
+"""Seconds that a server's description is cached, so that building hundreds of environments asks once."""
 
 
 def connect(url: str, *, token: str | None = None, timeout: float = 60.0, **options: Any) -> "HttpEnv":
@@ -47,23 +44,24 @@ class HttpEnv:
         self._session: str | None = None
         self._place, self._wanted = place, options
         try:
-            self._key: Place = (place.base, place.token, encode(options))
+            self._key: SessionKey = (place.base, place.token, encode(options))
         except WireError as error:
             raise BadInput(f"option {error}") from None
-        described = _description(place, self._key)
+        served = _description(place, self._key)
+        described, self._seed_field = served.env, served.seed_field
         self._pid = os.getpid()
-        self._state = _UNSET
+        self._phase = EpisodePhase.UNSET
         self._turn = 0
         self.name = described.name
         self.max_turns = described.max_turns
-        self.options = described.options
+        self.options = served.options
         """The options as the server understood them, defaults included."""
         self.reward_range = described.reward_range
-        """The least and the most that one step can pay."""
+        """The smallest and the largest reward of one step."""
         self.reply_tags = described.reply_tags
         """The tags that an agent may put its answer into."""
         self.actions = described.actions
-        """The names of actions, where answers are made of them."""
+        """The names of actions, where answers consist of them."""
         self._instructions = described.instructions
 
     @property
@@ -73,7 +71,7 @@ class HttpEnv:
 
     @property
     def instance(self) -> str | None:
-        """The whole instance being played as text; None where the server does not tell it."""
+        """The whole instance being played as text; None where the server does not expose it."""
         session = self._own_session()
         if session is None:
             raise BadInput(f"{self.name}: there is no instance before the first reset; call reset(seed) first")
@@ -81,14 +79,14 @@ class HttpEnv:
         return told if isinstance(told, str) else None
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
-        request = {"seed": whole("seed", seed), "luck": None if env_seed is None else whole("luck", env_seed)}
-        session, self._session, self._state = self._own_session() or _unparked(self._key), None, _UNSET
+        request = {"seed": whole("seed", seed), self._seed_field: None if env_seed is None else whole("env_seed", env_seed)}
+        session, self._session, self._phase = self._own_session() or _unparked(self._key), None, EpisodePhase.UNSET
         reply: dict[str, Any] | None = None
         if session is not None:
             try:
                 reply = self._place.call("POST", f"/v1/sessions/{session}/reset", request)
             except SessionLost:
-                session = None  # dropped between two episodes: nothing is lost
+                session = None  # dropped between two episodes: no episode is lost
         if reply is None:
             reply = self._place.call("POST", "/v1/sessions", {**request, "options": self._wanted})
             session = reply.get("session")
@@ -99,13 +97,14 @@ class HttpEnv:
             observation = observation_read(reply.get("observation"))
         except WireError as error:
             raise self._place.garbled(error) from None
-        self._session, self._instructions, self._turn, self._state, self._pid = session, instructions, 0, _PLAYING, os.getpid()
+        self._session, self._instructions, self._turn, self._pid = session, instructions, 0, os.getpid()
+        self._phase = EpisodePhase.PLAYING
         return observation
 
     def step(self, answer: str) -> Step:
-        if self._state is not _PLAYING:
-            raise BadInput(f"{self.name}: step was called but the episode {self._state}; call reset(seed) first")
-        session, self._session, self._state = self._own_session(), None, _UNSET  # until the server has answered
+        self._phase.require_playing(self.name)
+        # Until the server has replied the episode counts as lost: whatever the request raises, the next reset opens another session.
+        session, self._session, self._phase = self._own_session(), None, EpisodePhase.UNSET
         if session is None:
             raise HttpEnvError(f"{self.name}: the episode belongs to the process that this one was forked from; call reset(seed) first")
         try:
@@ -114,16 +113,17 @@ class HttpEnv:
             raise HttpEnvError(f"the server lost the episode: {error}") from None
         except WireError as error:
             raise self._place.garbled(error) from None
-        self._session, self._turn, self._state = session, self._turn + 1, _OVER if step.done else _PLAYING
+        self._session, self._turn = session, self._turn + 1
+        self._phase = EpisodePhase.OVER if step.done else EpisodePhase.PLAYING
         return step
 
     def close(self) -> None:
         """End the session on the server. The environment can still be reset, which opens another."""
-        session, self._session, self._state = self._own_session(), None, _UNSET
+        session, self._session, self._phase = self._own_session(), None, EpisodePhase.UNSET
         if session is not None:
             try:
                 self._place.call("DELETE", f"/v1/sessions/{session}")
-            except HttpEnvError as error:  # the server drops it by itself, in time
+            except HttpEnvError as error:  # the server drops idle sessions by itself
                 _LOG.debug("closing %s: %s", self.name, error)
 
     def _own_session(self) -> str | None:
@@ -132,17 +132,17 @@ class HttpEnv:
 
     def __del__(self) -> None:
         if self._session is not None and not sys.is_finalizing() and self._own_session() is not None:
-            here().parked[self._key].append((self._place, self._session))
+            process_state().parked[self._key].append((self._place, self._session))
 
     def __reduce__(self) -> Any:
-        """A copy is a new environment with the same options; an episode cannot be played twice at once."""
+        """A copy is a new environment with the same options; an episode cannot be continued by two environments."""
         return HttpEnv, (self._place, self._wanted)
 
 
-def _unparked(key: Place) -> str | None:
+def _unparked(key: SessionKey) -> str | None:
     """A session that another environment of this process has left."""
     try:
-        return here().parked[key].popleft()[1]
+        return process_state().parked[key].popleft()[1]
     except IndexError:
         return None
 
@@ -151,23 +151,20 @@ def _unparked(key: Place) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
-    """What a server says of its environment."""
+class ServedEnv:
+    """A server's description of its environment, checked."""
 
-    name: str
-    max_turns: int
-    instructions: str
+    env: EnvDescription
     options: dict[str, Any]
-    reward_range: tuple[float, float]
-    reply_tags: tuple[str, ...]
-    actions: tuple[str, ...]
+    seed_field: str
+    """The name of the field for `env_seed` in requests. Servers before tether 0.2 know it as `luck`, and refuse any other name."""
 
 
-_described: dict[Place, tuple[float, Description]] = {}
+_described: dict[SessionKey, tuple[float, ServedEnv]] = {}
 
 
-def _description(place: Endpoint, key: Place) -> Description:
-    """What the server says it serves with these options, checked."""
+def _description(place: Endpoint, key: SessionKey) -> ServedEnv:
+    """The server's description of its environment with these options."""
     known = _described.get(key)
     if known is not None and time.monotonic() - known[0] < DESCRIPTION_LIFE:
         return known[1]
@@ -180,7 +177,7 @@ def _description(place: Endpoint, key: Place) -> Description:
     return described
 
 
-def _checked(place: Endpoint, told: dict[str, Any]) -> Description:
+def _checked(place: Endpoint, told: dict[str, Any]) -> ServedEnv:
     if told.get("protocol") != PROTOCOL:
         raise HttpEnvError(
             f"{place.base} speaks version {told.get('protocol')} of the protocol ({told.get('version')}), "
@@ -189,33 +186,26 @@ def _checked(place: Endpoint, told: dict[str, Any]) -> Description:
     version = str(told.get("version", ""))
     if version.startswith("tether ") and version != f"tether {__version__}":
         _LOG.warning("%s runs %s, this is tether %s: an environment may differ between versions", place.base, version, __version__)
-    optional: dict[str, Any] = {
-        "instructions": "",
-        "options": {},
-        "reward_range": [-math.inf, math.inf],
-        "reply_tags": list(ANSWER_TAGS),
-        "actions": [],
-    }
-    fields: dict[str, Any] = {key: optional.get(key) if told.get(key) is None else told[key] for key in ("name", "max_turns", *optional)}
-    span = fields["reward_range"]
+    given: dict[str, Any] = {field.name: told[field.name] for field in fields(EnvDescription) if told.get(field.name) is not None}
+    options, seed_field = told.get("options") or {}, told.get("seed_field", OLD_ENV_SEED)
+    span = given.get("reward_range", [0, 0])
     right = {
-        "name": isinstance(fields["name"], str),
-        "max_turns": isinstance(fields["max_turns"], int) and fields["max_turns"] >= 1,
-        "instructions": isinstance(fields["instructions"], str),
-        "options": isinstance(fields["options"], dict),
+        "name": isinstance(given.get("name"), str),
+        "max_turns": isinstance(given.get("max_turns"), int) and given["max_turns"] >= 1,
+        "instructions": isinstance(given.get("instructions", ""), str),
+        "options": isinstance(options, dict),
         "reward_range": isinstance(span, list) and len(span) == 2 and all(isinstance(end, int | float) for end in span),
-        "reply_tags": _are_texts(fields["reply_tags"]) and bool(fields["reply_tags"]),
-        "actions": _are_texts(fields["actions"]),
+        "reply_tags": _are_texts(given.get("reply_tags", [""])) and bool(given.get("reply_tags", [""])),
+        "actions": _are_texts(given.get("actions", [])),
+        "seed_field": seed_field in (ENV_SEED, OLD_ENV_SEED),
     }
     for key in right:
         if not right[key]:
             raise place.garbled(f"has no usable '{key}'")
-    tuples = {
-        "reward_range": (float(span[0]), float(span[1])),
-        "reply_tags": tuple(fields["reply_tags"]),
-        "actions": tuple(fields["actions"]),
-    }
-    return Description(**{**fields, **tuples})
+    if "reward_range" in given:
+        given["reward_range"] = (float(span[0]), float(span[1]))
+    given |= {key: tuple(given[key]) for key in ("reply_tags", "actions") if key in given}
+    return ServedEnv(EnvDescription(**given), options, seed_field)
 
 
 def _are_texts(value: Any) -> bool:
