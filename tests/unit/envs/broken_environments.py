@@ -1,6 +1,6 @@
-"""A sound environment, and one that breaks each law and no other; importable by other processes.
+"""A sound environment, and one that fails each check and no other; importable by other processes.
 
-Behind one of two doors is a prize: name the door. `BROKEN` lists every broken one with the law it breaks and a part of what is said.
+Behind one of two doors is a prize: name the door. `BROKEN` lists every broken one with the check it breaks and a part of what is said.
 """
 
 import random
@@ -22,7 +22,7 @@ class DoorOptions(TurnOptions):
 
 
 class Doors(TextEnv[DoorOptions]):
-    """Keeps every law. Luck decides where the wind blows from, which is said at every step."""
+    """Passes every check. env_seed decides where the wind blows from, which is said at every step."""
 
     name = "doors"
     Options = DoorOptions
@@ -69,9 +69,9 @@ class Doors(TextEnv[DoorOptions]):
 BROKEN: list[tuple[type[Doors], str, str]] = []
 
 
-def breaks(law: str, said: str) -> Any:
+def breaks(check: str, said: str) -> Any:
     def note(cls: type[Doors]) -> type[Doors]:
-        BROKEN.append((cls, law, said))
+        BROKEN.append((cls, check, said))
         return cls
 
     return note
@@ -81,6 +81,12 @@ def breaks(law: str, said: str) -> Any:
 class CannotBeBuilt(Doors):
     def __init__(self, options: Any = None) -> None:
         raise RuntimeError("no wood")
+
+
+@breaks("construction", "environment 'doors': the parameter 'luck' of reset is now called 'env_seed'; rename it in reset's signature")
+class OldParameter(Doors):
+    def reset(self, seed: int, *, luck: int | None = None) -> Observation:  # type: ignore[override]
+        return super().reset(seed, env_seed=luck)
 
 
 @breaks("attributes", "max_turns is 0; it has to be a whole number, at least 1")
@@ -101,7 +107,7 @@ class Speechless(Doors):
 
 
 @breaks("attributes", "reset cannot be called as reset(seed, env_seed=None): got an unexpected keyword argument 'env_seed'")
-class Luckless(Doors):
+class NoEnvSeed(Doors):
     def reset(self, seed: int) -> Observation:  # type: ignore[override]
         return super().reset(seed)
 
@@ -364,8 +370,8 @@ class OneHouse(Doors):
         super().generate(0)
 
 
-@breaks("luck", "reset(1, env_seed=1) is not the instance of reset(1)")
-class LuckyHouse(Doors):
+@breaks("env_seed", "reset(1, env_seed=1) is not the instance of reset(1)")
+class HouseByEnvSeed(Doors):
     def seed_randomness(self, env_seed: int) -> None:
         super().seed_randomness(env_seed)
         offset = env_seed % 7

@@ -157,7 +157,7 @@ def test_a_broken_one_is_named_in_one_line_and_harms_nobody(install: Install, of
         make_env("bad")
     message = str(caught.value)
     assert message.startswith(f"environment 'bad' of distribution 'broken 1.2' cannot be loaded from '{offer}': {said}")
-    assert message.endswith("; mend or uninstall that distribution") and "\n" not in message
+    assert message.endswith("; fix or uninstall that distribution") and "\n" not in message
     assert make_env("echo").name == "echo" and make_env("sokoban").name == "sokoban"
     assert "bad" in ENVIRONMENTS.names()
 

@@ -60,7 +60,7 @@ def test_description(api: httpx.Client) -> None:
         "max_turns": 5,
         "instructions": make_env("frozen_lake", slip=0.0).instructions,
         "reward_range": [0.0, 2.0],
-        "reply_tags": None,
+        "reply_tags": ["answer"],
         "actions": ["Left", "Down", "Right", "Up"],
         "options": {
             "max_turns": 5,
@@ -72,6 +72,7 @@ def test_description(api: httpx.Client) -> None:
             "slip": 0.0,
         },
         "lock_options": False,
+        "seed_field": "env_seed",
     }
     assert api.get("/v1/env", params={"options": '{"max_turns": 2}'}).json()["max_turns"] == 2
 
@@ -91,10 +92,24 @@ def test_an_episode(api: httpx.Client) -> None:
     last = api.post(f"{path}/step", json={"turn": 2, "answer": "Down"}).json()
     assert (last["reward"], last["done"], last["success"]) == (1.0, True, True)
     assert api.get(f"{path}/instance").json() == {"instance": "FSFFFFHFFFFFFGFF"}
-    again = api.post(f"{path}/reset", json={"seed": 0, "luck": 4}).json()
+    again = api.post(f"{path}/reset", json={"seed": 0, "env_seed": 4}).json()
     assert set(again) == {"instructions", "observation"} and again["observation"] == opened["observation"]
     assert api.delete(path).json() == {} == api.delete(path).json()
     assert "no such session" in _error(api.post(f"{path}/reset", json={"seed": 0}), 404)
+
+
+def test_clients_of_tether_0_1_may_say_luck() -> None:
+    """On ice that always slips, the seed of the slips shows after a few steps."""
+    with serving("frozen_lake", slip=1.0, size=12, frozen=1.0) as url, httpx.Client(base_url=url) as api:
+
+        def played(**seeds: int) -> list[str]:
+            path = f"/v1/sessions/{api.post('/v1/sessions', json={'seed': 0, **seeds}).json()['session']}"
+            replies = [api.post(f"{path}/step", json={"turn": turn, "answer": "Down || Right"}).json() for turn in (1, 2, 3)]
+            again = api.post(f"{path}/reset", json={"seed": 0, **seeds})
+            assert again.status_code == 200
+            return [reply["observation"]["text"] for reply in replies]
+
+        assert played(luck=5) == played(env_seed=5) != played(env_seed=6)
 
 
 def test_pictures_are_raw_bytes_with_their_shape(api: httpx.Client) -> None:
@@ -127,7 +142,9 @@ def test_a_turn_asked_for_twice_is_played_once(api: httpx.Client) -> None:
         ({"seed": "1"}, "field 'seed': got '1'; give a whole number"),
         ({"seed": True}, "field 'seed': got True; give a whole number"),
         ({"seed": 1.0}, "field 'seed': got 1.0"),
+        ({"seed": 1, "env_seed": "x"}, "field 'env_seed': got 'x'"),
         ({"seed": 1, "luck": "x"}, "field 'luck': got 'x'"),
+        ({"seed": 1, "luck": 1, "env_seed": 1}, "got both 'env_seed' and its old name 'luck'; give env_seed alone"),
         ({"seed": 1, "options": [1]}, "field 'options': got [1]; give an object"),
         ({"seed": 1, "option": {}}, "unknown field 'option': did you mean 'options'?"),
         ({"seed": 1, "options": {"sise": 5}}, "unknown frozen_lake option key 'sise': did you mean 'size'?"),

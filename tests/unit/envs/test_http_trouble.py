@@ -218,7 +218,7 @@ def test_a_failing_close_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         env.close()
         assert _closed([13])
         time.sleep(0.05)
-    assert "closing an environment: RuntimeError: never closes" in caplog.text
+    assert "closing environment moody: close: RuntimeError: never closes" in caplog.text
 
 
 def test_stopping_closes_every_environment() -> None:

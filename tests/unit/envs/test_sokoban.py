@@ -118,7 +118,7 @@ def test_grid_with_coordinates_needs_no_list_of_walls() -> None:
     ]
 
 
-def test_luck_changes_nothing() -> None:
+def test_env_seed_changes_nothing() -> None:
     env = make_env("sokoban")
     runs = []
     for env_seed in (1, 2):

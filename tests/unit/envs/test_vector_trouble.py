@@ -131,6 +131,23 @@ def test_a_late_answer_of_an_abandoned_thread_is_ignored(caplog: pytest.LogCaptu
     assert caplog.records == []  # asyncio would log what goes wrong in its loop
 
 
+def test_an_environment_whose_call_returns_late_is_closed() -> None:
+    """Its host is dead by then, so nobody else closes it; while the call runs it must not be closed."""
+    closed: list[int] = []
+
+    class Closable(Troubled):
+        def close(self) -> None:
+            closed.append(self.seed)
+
+    with VectorEnv(Closable, 1, options={"work": "wait"}, step_timeout=0.3) as vector:
+        vector.reset([5])
+        assert str(vector.step(["sleep 0.6"])[0]) == "step: timed out after 0.3 s"
+        assert closed == []
+        assert _eventually(lambda: closed == [5])
+        vector.reset([6])
+    assert closed == [5, 6]
+
+
 @pytest.mark.parametrize("command", ["sleep 30", "stubborn 0.6"])
 def test_coroutines_that_take_too_long(command: str) -> None:
     with VectorEnv(Awaiting, 2, step_timeout=0.3) as vector:
@@ -138,7 +155,7 @@ def test_coroutines_that_take_too_long(command: str) -> None:
         late, fine = vector.step([command, "hello"])
         assert str(late) == "step: timed out after 0.3 s"
         assert isinstance(fine, Step)
-        assert vector.members[0].reset(3).text == "seed 3, luck None"
+        assert vector.members[0].reset(3).text == "seed 3, env_seed None"
         assert str(vector.step(["raise", None])[0]) == "step: KeyError: 'no such shelf'"
 
 

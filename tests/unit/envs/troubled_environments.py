@@ -103,7 +103,7 @@ class Awaiting:
     async def areset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         await asyncio.sleep(0)
         self.instructions = f"Wait for {seed}."
-        return Observation(f"seed {seed}, luck {env_seed}")
+        return Observation(f"seed {seed}, env_seed {env_seed}")
 
     async def astep(self, answer: str) -> Step:
         verb, _, argument = answer.partition(" ")

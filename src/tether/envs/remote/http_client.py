@@ -187,7 +187,8 @@ def _checked(place: Endpoint, told: dict[str, Any]) -> ServedEnv:
     if version.startswith("tether ") and version != f"tether {__version__}":
         _LOG.warning("%s runs %s, this is tether %s: an environment may differ between versions", place.base, version, __version__)
     given: dict[str, Any] = {field.name: told[field.name] for field in fields(EnvDescription) if told.get(field.name) is not None}
-    options, seed_field = told.get("options") or {}, told.get("seed_field", OLD_ENV_SEED)
+    options = {} if told.get("options") is None else told["options"]
+    seed_field = told.get("seed_field", OLD_ENV_SEED)
     span = given.get("reward_range", [0, 0])
     right = {
         "name": isinstance(given.get("name"), str),

@@ -1,14 +1,15 @@
-"""The laws of an environment. Each is a small function that yields violations, in words that let anybody see them again.
+"""The checks. Each is a small function that yields violations, in words with which the violation can be reproduced.
 
-A law that rests on another is not held against an environment that breaks the other: one mistake is told once. Laws about play look at
-the same episodes, whose answers are half plausible, half rubbish.
+A check is skipped where a check that it requires has failed, so that one mistake is reported once. The checks of play all look at the same
+episodes, whose answers are half plausible and half nonsense.
 """
 
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any, get_args
 
@@ -17,17 +18,64 @@ import numpy as np
 from tether.core.enums import Split
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, TetherError, environment_boundary
 from tether.core.grammar import ANSWER_TAGS
+from tether.core.protocols import Env
 from tether.core.types import Observation, Step
 from tether.envs.base import Work
-from tether.envs.checker.episodes import Episode, difference, replay, transcript
-from tether.envs.checker.second_process import transcripts_elsewhere
-from tether.envs.checker.subject import NotApplicable, Subject, identities
+from tether.envs.checker.episodes import EpisodeRecord, difference, play, replay, transcript, transcripts_elsewhere
+from tether.envs.factory import EnvFactory
+
+NUM_REPEATED = 20
+"""How many episodes are played again."""
+
+
+class NotApplicable(Exception):
+    """A check does not apply to this environment; the message says why."""
+
+
+class EnvUnderTest:
+    """The environment under test: how to build it, and the episodes that several checks look at, played once."""
+
+    def __init__(self, factory: EnvFactory, num_episodes: int) -> None:
+        self.factory, self.num_episodes = factory, num_episodes
+
+    @cached_property
+    def fresh(self) -> Env:
+        """An environment that has not been reset and never is."""
+        return self.factory.make()
+
+    @cached_property
+    def episodes(self) -> list[EpisodeRecord]:
+        """Played one after the other in one environment, as in training."""
+        env = self.factory.make()
+        return [play(env, number) for number in range(self.num_episodes)]
+
+    @property
+    def repeated(self) -> list[EpisodeRecord]:
+        """The episodes that are replayed to see whether they come out the same: some of every kind."""
+        return self.episodes[:: max(1, self.num_episodes // NUM_REPEATED)][:NUM_REPEATED]
+
+    @property
+    def option_names(self) -> list[str]:
+        if self.factory.options is None:
+            raise NotApplicable("its options are not known here; check it by name or by class")
+        return list(self.factory.options.model_fields)
+
+
+def identities(env: Env, seeds: Iterable[int], env_seed: int | None = None) -> Iterator[tuple[int, str]]:
+    """Each seed with its instance, or with the first observation where the environment does not expose the instance."""
+    for seed in seeds:
+        with environment_boundary(f"reset({seed})"):
+            opening: Any = env.reset(seed, env_seed=env_seed)
+            instance = getattr(env, "instance", None)
+        shown = opening.text if isinstance(opening, Observation) else repr(opening)
+        yield seed, shown if instance is None else instance
+
 
 SPLIT_SEEDS = 300
 """Instances of each split that are compared."""
 INSTANCE_SEEDS = 50
 """Seeds among which at least two instances have to differ."""
-LUCK_SEEDS = 10
+ENV_SEED_SEEDS = 10
 _TOLERANCE = 1e-9
 """Sums of rewards may miss their bound by rounding."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -35,28 +83,28 @@ _HALF_PAIR = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
-    """Something every environment has to keep to."""
+class Check:
+    """One requirement of every environment."""
 
     name: str
-    violations: Callable[[Subject], Iterator[str]]
-    rests_on: tuple[str, ...] = ()
+    violations: Callable[[EnvUnderTest], Iterator[str]]
+    requires: tuple[str, ...] = ()
 
 
 # --- what it is ---
 
 
-def construction(subject: Subject) -> Iterator[str]:
+def construction(tested: EnvUnderTest) -> Iterator[str]:
     """It can be built."""
     try:
-        subject.fresh  # noqa: B018 - built on first use
+        tested.fresh  # noqa: B018 - built on first use
     except TetherError as error:
         yield str(error)
 
 
-def attributes(subject: Subject) -> Iterator[str]:
+def attributes(tested: EnvUnderTest) -> Iterator[str]:
     """It has what an Env has, of the right types."""
-    env: Any = subject.fresh
+    env: Any = tested.fresh
     if not isinstance(getattr(env, "name", None), str) or not env.name:
         yield f"name is {getattr(env, 'name', None)!r}; it has to be a text"
     turns = getattr(env, "max_turns", None)
@@ -81,10 +129,10 @@ def _unlike_call(env: Any, method: str, call: str, arguments: tuple[Any, ...], k
         yield f"{method} cannot be called as {call}: {error}"
 
 
-def instructions(subject: Subject) -> Iterator[str]:
+def instructions(tested: EnvUnderTest) -> Iterator[str]:
     """They are there and tell how to reply, in the tags the environment takes."""
-    text = subject.fresh.instructions
-    tags = ("think", *getattr(subject.fresh, "reply_tags", ANSWER_TAGS))
+    text = tested.fresh.instructions
+    tags = ("think", *getattr(tested.fresh, "reply_tags", ANSWER_TAGS))
     missing = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>") if mark not in text]
     if not text.strip():
         yield "the instructions are empty"
@@ -92,15 +140,15 @@ def instructions(subject: Subject) -> Iterator[str]:
         yield f"the instructions do not state the reply format ({', '.join(missing)} missing); add tether.core.grammar.FORMAT_RULE"
 
 
-def options(subject: Subject) -> Iterator[str]:
+def options(tested: EnvUnderTest) -> Iterator[str]:
     """A misspelt option is refused, and the right spelling suggested."""
-    known = subject.option_names
+    known = tested.option_names
     if not known:
         raise NotApplicable("it has no options")
     right = max(known, key=len)
     wrong = f"{right}{right[-1]}"
     try:
-        subject.plan.make(**{wrong: 1})
+        tested.factory.make(**{wrong: 1})
     except BadInput as error:
         if right not in str(error).replace(wrong, ""):
             yield f"option '{wrong}' is refused without a word about '{right}': {error}"
@@ -111,12 +159,12 @@ def options(subject: Subject) -> Iterator[str]:
 # --- how it is called ---
 
 
-def order_of_calls(subject: Subject) -> Iterator[str]:
+def order_of_calls(tested: EnvUnderTest) -> Iterator[str]:
     """A step before reset, or after the end, is refused by an error that says so."""
-    yield from _accepted(subject.plan.make(), "x", "step before reset")
-    ended = next((episode for episode in subject.episodes if episode.error is None and _is_done(episode)), None)
+    yield from _accepted(tested.factory.make(), "x", "step before reset")
+    ended = next((episode for episode in tested.episodes if episode.error is None and _is_done(episode)), None)
     if ended is not None:
-        env = subject.plan.make()
+        env = tested.factory.make()
         replay(env, ended)
         yield from _accepted(env, ended.answers[-1], f"{ended}: a step after the end")
 
@@ -132,13 +180,13 @@ def _accepted(env: Any, answer: str, what: str) -> Iterator[str]:
         yield f"{what} gave {gave!r:.80}; it has to raise an error that says to reset first"
 
 
-def _is_done(episode: Episode) -> bool:
+def _is_done(episode: EpisodeRecord) -> bool:
     return bool(episode.steps) and isinstance(episode.steps[-1], Step) and bool(episode.steps[-1].done)
 
 
-def types(subject: Subject) -> Iterator[str]:
+def types(tested: EnvUnderTest) -> Iterator[str]:
     """reset returns an Observation, step a Step, and their fields are what they should be."""
-    for episode in subject.episodes:
+    for episode in tested.episodes:
         if episode.opening is not None or episode.error is None:
             yield from (f"{episode}: reset returned {problem}" for problem in _observation_problems(episode.opening))
         if not isinstance(episode.instance, str | None) or episode.instance == "":
@@ -181,15 +229,15 @@ def _kind(image: Any) -> str:
     return f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else repr(image)[:80]
 
 
-def never_raises(subject: Subject) -> Iterator[str]:
+def never_raises(tested: EnvUnderTest) -> Iterator[str]:
     """No answer, however odd, makes it raise."""
-    yield from (f"{episode}: {episode.error}" for episode in subject.episodes if episode.error is not None)
+    yield from (f"{episode}: {episode.error}" for episode in tested.episodes if episode.error is not None)
 
 
-def turns(subject: Subject) -> Iterator[str]:
+def turns(tested: EnvUnderTest) -> Iterator[str]:
     """An episode is over after max_turns steps at the latest."""
-    limit = subject.fresh.max_turns
-    for episode in subject.episodes:
+    limit = tested.fresh.max_turns
+    for episode in tested.episodes:
         if episode.error is None and not _is_done(episode):
             yield f"{episode}: not done after {len(episode.steps)} steps; max_turns is {limit}"
 
@@ -197,48 +245,48 @@ def turns(subject: Subject) -> Iterator[str]:
 # --- how it ends and what it pays ---
 
 
-def rewards(subject: Subject) -> Iterator[str]:
+def rewards(tested: EnvUnderTest) -> Iterator[str]:
     """Finite, and within reward_range where there is one."""
-    low, high = getattr(subject.fresh, "reward_range", (-math.inf, math.inf))
-    for episode, number, step in _all_steps(subject):
+    low, high = getattr(tested.fresh, "reward_range", (-math.inf, math.inf))
+    for episode, number, step in _all_steps(tested):
         if not math.isfinite(step.reward):
             yield f"{episode}: step {number} pays {step.reward}"
         elif not low - _TOLERANCE <= step.reward <= high + _TOLERANCE:
             yield f"{episode}: step {number} pays {step.reward}, outside of reward_range ({low}, {high})"
 
 
-def success(subject: Subject) -> Iterator[str]:
+def success(tested: EnvUnderTest) -> Iterator[str]:
     """Success ends the episode."""
-    for episode, number, step in _all_steps(subject):
+    for episode, number, step in _all_steps(tested):
         if step.success and not step.done:
             yield f"{episode}: step {number} is a success, but not done"
 
 
-def truncation(subject: Subject) -> Iterator[str]:
+def truncation(tested: EnvUnderTest) -> Iterator[str]:
     """Running out of turns ends the episode."""
-    for episode, number, step in _all_steps(subject):
+    for episode, number, step in _all_steps(tested):
         if step.info["truncated"] and not step.done:
             yield f"{episode}: step {number} is truncated, but not done"
 
 
-def stop_reason(subject: Subject) -> Iterator[str]:
+def stop_reason(tested: EnvUnderTest) -> Iterator[str]:
     """An ended episode is a success, truncated, or else a failure: never two of them."""
-    for episode, number, step in _all_steps(subject):
+    for episode, number, step in _all_steps(tested):
         if step.done and step.success and step.info["truncated"]:
             yield f"{episode}: step {number} is both a success and truncated"
 
 
-def _all_steps(subject: Subject) -> Iterator[tuple[Episode, int, Step]]:
-    return ((episode, number, step) for episode in subject.episodes for number, step in episode.proper_steps)
+def _all_steps(tested: EnvUnderTest) -> Iterator[tuple[EpisodeRecord, int, Step]]:
+    return ((episode, number, step) for episode in tested.episodes for number, step in episode.proper_steps)
 
 
 # --- determinism ---
 
 
-def repeatability(subject: Subject) -> Iterator[str]:
-    """The same seed, luck and answers give the same episode: in another instance, and in the same one again."""
-    for episode in subject.repeated:
-        first, env = transcript(episode), subject.plan.make()
+def repeatability(tested: EnvUnderTest) -> Iterator[str]:
+    """The same seed, env_seed and answers give the same episode: in another instance, and in the same one again."""
+    for episode in tested.repeated:
+        first, env = transcript(episode), tested.factory.make()
         for where in ("a fresh instance", "the same instance again"):
             found = difference(first, transcript(replay(env, episode)))
             if found is not None:
@@ -246,43 +294,43 @@ def repeatability(subject: Subject) -> Iterator[str]:
                 break
 
 
-def another_process(subject: Subject) -> Iterator[str]:
+def another_process(tested: EnvUnderTest) -> Iterator[str]:
     """And in another process, where strings hash otherwise."""
     try:
-        make = subject.plan.pickled()
+        make = tested.factory.pickled()
     except BadInput as error:
         raise NotApplicable(str(error)) from error
-    played_elsewhere = transcripts_elsewhere(make, [episode.seed for episode in subject.repeated])
-    for episode, elsewhere in zip(subject.repeated, played_elsewhere, strict=True):
+    played_elsewhere = transcripts_elsewhere(make, [episode.seed for episode in tested.repeated])
+    for episode, elsewhere in zip(tested.repeated, played_elsewhere, strict=True):
         found = difference(transcript(episode), elsewhere)
         if found is not None:
             yield f"{episode}, in another process: {found}"
 
 
-def seeds(subject: Subject) -> Iterator[str]:
+def seeds(tested: EnvUnderTest) -> Iterator[str]:
     """Not every seed is the same instance."""
-    if len({identity for _, identity in identities(subject.plan.make(), range(INSTANCE_SEEDS))}) < 2:
+    if len({identity for _, identity in identities(tested.factory.make(), range(INSTANCE_SEEDS))}) < 2:
         yield f"seeds 0 to {INSTANCE_SEEDS - 1} all give the same instance; draw it from the seed"
 
 
-def env_seed(subject: Subject) -> Iterator[str]:
-    """Luck does not change the instance."""
-    env = subject.plan.make()
-    first = dict(identities(env, range(LUCK_SEEDS)))
+def env_seed(tested: EnvUnderTest) -> Iterator[str]:
+    """`env_seed` does not change the instance."""
+    env = tested.factory.make()
+    first = dict(identities(env, range(ENV_SEED_SEEDS)))
     for number in (1, 2):
-        for seed, identity in identities(env, range(LUCK_SEEDS), env_seed=number):
+        for seed, identity in identities(env, range(ENV_SEED_SEEDS), env_seed=number):
             if identity != first[seed]:
                 yield f"reset({seed}, env_seed={number}) is not the instance of reset({seed}); env_seed is for what happens in it"
 
 
-def splits(subject: Subject) -> Iterator[str]:
+def splits(tested: EnvUnderTest) -> Iterator[str]:
     """No instance is in two of train, validation and test."""
-    if "split" not in subject.option_names:
+    if "split" not in tested.option_names:
         yield "it has no option 'split', which the trainer sets; derive Options from tether.envs.base.TurnOptions"
         return
     seen: dict[str, tuple[Split, int]] = {}
     for split in (Split.TRAIN, Split.VALIDATION, Split.TEST):
-        for seed, identity in identities(subject.plan.make(split=split), range(SPLIT_SEEDS)):
+        for seed, identity in identities(tested.factory.make(split=split), range(SPLIT_SEEDS)):
             other, other_seed = seen.setdefault(identity, (split, seed))
             if other is not split:
                 yield f"seed {other_seed} of {other} and seed {seed} of {split} are the same: {identity[:60]!a}"
@@ -291,9 +339,9 @@ def splits(subject: Subject) -> Iterator[str]:
 # --- how it looks ---
 
 
-def rendering(subject: Subject) -> Iterator[str]:
+def rendering(tested: EnvUnderTest) -> Iterator[str]:
     """What is shown can be printed and stored: no control characters but those the agent wrote itself, no halves of surrogate pairs."""
-    for episode in subject.episodes:
+    for episode in tested.episodes:
         written: set[str] = set()
         for answer, text in episode.texts:
             written |= set(answer)
@@ -303,12 +351,12 @@ def rendering(subject: Subject) -> Iterator[str]:
                 break
 
 
-def pictures(subject: Subject) -> Iterator[str]:
+def pictures(tested: EnvUnderTest) -> Iterator[str]:
     """With observation=image there is a picture to see."""
     try:
-        if "observation" not in subject.option_names:
+        if "observation" not in tested.option_names:
             raise NotApplicable("it has no image mode")
-        env = subject.plan.make(observation="image")
+        env = tested.factory.make(observation="image")
     except ConfigError as error:
         raise NotApplicable("it has no image mode") from error
     image = getattr(env.reset(0), "image", None)
@@ -316,24 +364,24 @@ def pictures(subject: Subject) -> Iterator[str]:
         yield f"with observation='image', reset(0) gives the image {_kind(image)}; it has to be uint8 [height, width, 3]"
 
 
-LAWS = (
-    Law("construction", construction),
-    Law("attributes", attributes, ("construction",)),
-    Law("instructions", instructions, ("attributes",)),
-    Law("options", options, ("construction",)),
-    Law("order of calls", order_of_calls, ("attributes",)),
-    Law("types", types, ("attributes",)),
-    Law("never raises", never_raises, ("attributes",)),
-    Law("turns", turns, ("types",)),
-    Law("rewards", rewards, ("types",)),
-    Law("success", success, ("types",)),
-    Law("truncation", truncation, ("types",)),
-    Law("stop reason", stop_reason, ("types",)),
-    Law("repeatability", repeatability, ("attributes",)),
-    Law("another process", another_process, ("repeatability",)),
-    Law("seeds", seeds, ("repeatability", "types", "never raises")),
-    Law("luck", env_seed, ("repeatability", "types", "never raises")),
-    Law("splits", splits, ("repeatability", "types", "never raises")),
-    Law("rendering", rendering, ("types",)),
-    Law("pictures", pictures, ("types",)),
+CHECKS = (
+    Check("construction", construction),
+    Check("attributes", attributes, ("construction",)),
+    Check("instructions", instructions, ("attributes",)),
+    Check("options", options, ("construction",)),
+    Check("order of calls", order_of_calls, ("attributes",)),
+    Check("types", types, ("attributes",)),
+    Check("never raises", never_raises, ("attributes",)),
+    Check("turns", turns, ("types",)),
+    Check("rewards", rewards, ("types",)),
+    Check("success", success, ("types",)),
+    Check("truncation", truncation, ("types",)),
+    Check("stop reason", stop_reason, ("types",)),
+    Check("repeatability", repeatability, ("attributes",)),
+    Check("another process", another_process, ("repeatability",)),
+    Check("seeds", seeds, ("repeatability", "types", "never raises")),
+    Check("env_seed", env_seed, ("repeatability", "types", "never raises")),
+    Check("splits", splits, ("repeatability", "types", "never raises")),
+    Check("rendering", rendering, ("types",)),
+    Check("pictures", pictures, ("types",)),
 )
