@@ -32,7 +32,7 @@ from tether import make_env
 from tether.core.errors import TetherError
 from tether.envs.frozen_lake.env import FrozenLake, FrozenLakeOptions
 from tether.envs.frozen_lake.generator import Lake
-from tether.envs.http_server import serving
+from tether.envs.remote.http_server import serving
 from tether.envs.sokoban.env import Sokoban, SokobanOptions
 from tether.envs.sokoban.levels import Level
 from tether.envs.sokoban.solver import solve

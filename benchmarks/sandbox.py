@@ -11,8 +11,7 @@ import time
 from typing import get_args
 
 from tether.envs.deepcoder.sandbox.jobs import StdinTask
-from tether.envs.deepcoder.sandbox.level import describe_isolation
-from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox
+from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox, describe_isolation
 
 PROGRAM = "a, b = map(int, input().split())\nprint(a + b)"
 
@@ -21,7 +20,7 @@ def runs_per_second(sandbox: Sandbox, tests: int, seconds: float) -> float:
     """Test runs a second, with so many tests per program, one program after another."""
     tasks = [StdinTask(f"{number} 1\n") for number in range(tests)]
     expected = [f"{number + 1}\n" for number in range(tests)]
-    sandbox.run(PROGRAM, tasks)  # the first one starts the warden
+    sandbox.run(PROGRAM, tasks)  # the first one starts the fork server
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         if [report.stdout for report in sandbox.run(PROGRAM, tasks)] != expected:

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from tether.core.enums import Split
 from tether.envs.searchqa import corpus
-from tether.envs.searchqa.data import Question, load_questions
-from tether.envs.searchqa.index import SearchIndex
-from tether.envs.searchqa.index_store import open_index
+from tether.envs.searchqa.dataset import Question, load_questions
+from tether.envs.searchqa.index import SearchIndex, open_index
 
 DEPTHS = (2, 5, 10)
 
@@ -44,7 +43,7 @@ def main() -> None:
 
 
 def _world(number: int) -> tuple[Sequence[Question], SearchIndex]:
-    from tether.envs.searchqa.sources import world_corpus
+    from tether.envs.searchqa.dataset import world_corpus
     from tether.envs.searchqa.world.questions import world_questions
 
     make = world_questions()

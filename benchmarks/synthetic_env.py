@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tether.core.seeding import generator
 from tether.core.types import Observation
-from tether.envs.turns import Outcome, TurnEnv, TurnOptions
+from tether.envs.base import Outcome, TurnEnv, TurnOptions
 
 WORD = " go"
 TAG = "never"
@@ -41,17 +41,17 @@ class FixedTask(TurnEnv[FixedOptions]):
     def instructions(self) -> str:
         return "Go on."
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self._number = seed
         self._chance = float(generator("benchmark", "difficulty", seed).beta(SPREAD, SPREAD))
 
-    def _seed_luck(self, env_seed: int) -> None:
+    def seed_randomness(self, env_seed: int) -> None:
         self._solves = generator("benchmark", "outcome", env_seed).random() < self._chance
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         done = self._turns + 1 == self.max_turns
         success = done and bool(self._solves)
         return Outcome("", reward=float(success), done=done, success=success)
 
-    def _observe(self, head: str, body: str | None = None) -> Observation:
+    def observe(self, head: str, body: str | None = None) -> Observation:
         return Observation(shown(self._number, self.options.first_words if body is None else self.options.words))

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
+from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.splits import draw
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions
 
 
 class SortOptions(TurnOptions):
@@ -24,9 +23,9 @@ class SortNumbers(TextEnv[SortOptions]):
     name = "sort_numbers"
     Options = SortOptions
     reward_range = (0.0, 1.0)
-    _task = "Put the numbers into ascending order. Answer with all of them, separated by spaces."
+    task = "Put the numbers into ascending order. Answer with all of them, separated by spaces."
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.numbers = draw(self.name, seed, self.options.split, self._propose)
 
     def _propose(self, rng: random.Random) -> Numbers:
@@ -36,13 +35,13 @@ class SortNumbers(TextEnv[SortOptions]):
     def instance(self) -> str:
         return self.numbers.fingerprint
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return f"Numbers: {self.instance}"
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         given, right = answer.split(), sorted(self.instance.split(), key=int)
         if sorted(given) != sorted(right):
-            return Outcome(f"These are not the numbers. {self._opening()}", valid=False)
+            return Outcome(f"These are not the numbers. {self.opening()}", valid=False)
         if given != right:
-            return Outcome(f"That is not the order. {self._opening()}")
+            return Outcome(f"That is not the order. {self.opening()}")
         return Outcome("They are in order.", reward=1.0, done=True, success=True)

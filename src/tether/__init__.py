@@ -31,7 +31,7 @@ _PUBLIC = {
     "TetherError": "tether.core.errors",
     "Trajectory": "tether.core.types",
     "Turn": "tether.core.types",
-    "VectorEnv": "tether.envs.vector",
+    "VectorEnv": "tether.envs.remote",
     "as_gymnasium": "tether.envs.gym_wrapper",
     "check_env": "tether.envs.checker",
     "cross_score": "tether.diagnostics.cross_score",
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from tether.envs.checker import check_env
     from tether.envs.gym_wrapper import as_gymnasium
     from tether.envs.registry import make_env, register_env
-    from tether.envs.vector import VectorEnv
+    from tether.envs.remote import VectorEnv
     from tether.models.load import LoadedModel, load_model
     from tether.models.policy import Policy
     from tether.rollout.engines.scripted import ScriptedEngine

@@ -106,7 +106,7 @@ def _fit(model: str, pairs: list[str]) -> Iterator[Finding]:
 
 def _sandbox() -> Finding:
     """Which isolation the programs of deepcoder would get; found out by running one."""
-    from tether.envs.deepcoder.sandbox.level import describe_isolation
+    from tether.envs.deepcoder.sandbox.sandbox import describe_isolation
 
     level = describe_isolation()
     strength = "kernel isolation" if level.strong else "weaker isolation only" if level.name else "not available"

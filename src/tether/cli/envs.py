@@ -1,4 +1,4 @@
-"""`tether envs`: what can be played, with which options, and whether it keeps the laws of an environment."""
+"""`tether envs`: lists the environments, shows one with its options, and checks environments."""
 
 import re
 from functools import partial
@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tether.core.errors import TetherError, environment_boundary
-from tether.envs.checker import CheckReport, Verdict
-from tether.envs.checker.examination import NUM_EPISODES, examine
-from tether.envs.checker.laws import LAWS
-from tether.envs.env_factory import EnvFactory, env_factory
+from tether.envs.checker import CheckReport, CheckResult
+from tether.envs.checker.checks import CHECKS
+from tether.envs.checker.runner import NUM_EPISODES, run_checks
+from tether.envs.factory import EnvFactory, env_factory
 from tether.envs.registry import ENVIRONMENTS, make_env
 
 EXAMPLES = """\b
@@ -28,10 +28,10 @@ Examples:
 
 def envs(
     name: Annotated[str | None, typer.Argument(help="Show this environment's rules, options and an example.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Hold the laws against this environment, or against all of them.")] = False,
-    episodes: Annotated[int, typer.Option(help="With --check: how many episodes of odd answers to play.", min=1)] = NUM_EPISODES,
+    check: Annotated[bool, typer.Option("--check", help="Check this environment, or all of them.")] = False,
+    episodes: Annotated[int, typer.Option(help="With --check: how many episodes of unusual answers to play.", min=1)] = NUM_EPISODES,
 ) -> None:
-    """List the environments, show one, or check that they keep to the contract (exit code 1 if one does not)."""
+    """List the environments, show one, or check them (exit code 1 if a check fails)."""
     console = Console(highlight=False)
     if check:
         _check(console, ENVIRONMENTS.names() if name is None else [name], episodes, go_on=name is None)
@@ -50,7 +50,7 @@ def _list(console: Console) -> None:
             env = make_env(name)
             with environment_boundary(name):
                 table.add_row(name, str(env.max_turns), Text(re.split(r"[.;]\s", env.instructions)[0]))
-        except TetherError as error:  # a broken plug-in is no reason to hide the others
+        except TetherError as error:  # a broken plug-in must not hide the others
             table.add_row(name, "-", Text(f"cannot be used: {error}", style="red"))
     console.print(table)
     for clash in ENVIRONMENTS.clashes():
@@ -76,22 +76,22 @@ def _show(console: Console, name: str) -> None:
 
 
 def _check(console: Console, names: list[str], episodes: int, go_on: bool) -> None:
-    """`go_on`: an environment that cannot even be found is a line of the table; else it is the user's mistake."""
+    """`go_on`: an environment that cannot be found is a row of the table; otherwise it is an error of the user."""
     found = {name: _find(name, go_on) for name in names}
     reports = []
     with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("checking", total=len(names) * len(LAWS))
+        task = bars.add_task("checking", total=len(names) * len(CHECKS))
         for name, plan in found.items():
             if isinstance(plan, EnvFactory):
-                reports.append(examine(plan, episodes, partial(_announce, bars, task, name)))
+                reports.append(run_checks(plan, episodes, partial(_announce, bars, task, name)))
             else:
-                reports.append(CheckReport(name, (Verdict(LAWS[0].name, (str(plan),)),)))
-    console.print(_verdicts(reports))
-    broken = [report.env for report in reports if not report.ok]
-    if broken:
-        console.print(Text(f"\n{', '.join(broken)}: broken", style="red"))
+                reports.append(CheckReport(name, (CheckResult(CHECKS[0].name, (str(plan),)),)))
+    console.print(_results(reports))
+    failed = [report.env for report in reports if not report.ok]
+    if failed:
+        console.print(Text(f"\n{', '.join(failed)}: failed", style="red"))
         raise typer.Exit(1)
-    console.print(f"\n{len(reports)} environment{'' if len(reports) == 1 else 's'}, all sound")
+    console.print(f"\n{len(reports)} environment{'' if len(reports) == 1 else 's'}, all pass")
 
 
 def _find(name: str, go_on: bool) -> EnvFactory | TetherError:
@@ -103,21 +103,21 @@ def _find(name: str, go_on: bool) -> EnvFactory | TetherError:
         return error
 
 
-def _announce(bars: Progress, task: TaskID, name: str, law: str) -> None:
-    bars.update(task, advance=1, description=f"{name}: {law}")
+def _announce(bars: Progress, task: TaskID, name: str, check: str) -> None:
+    bars.update(task, advance=1, description=f"{name}: {check}")
 
 
-def _verdicts(reports: list[CheckReport]) -> Table:
-    """One row for each environment and law, and more where a law is broken more than once."""
+def _results(reports: list[CheckReport]) -> Table:
+    """One row for each environment and check, and one for each violation of a failed check."""
     table = Table(box=None, pad_edge=False)
-    for title in ("environment", "law", "result"):
+    for title in ("environment", "check", "result"):
         table.add_column(title, no_wrap=True)
     table.add_column("reason", overflow="fold")
     for report in reports:
-        for verdict in report.verdicts:
-            if verdict.violations:
-                for violation in verdict.violations:
-                    table.add_row(report.env, verdict.law, Text("FAIL", style="bold red"), Text(violation))
+        for result in report.results:
+            if result.violations:
+                for violation in result.violations:
+                    table.add_row(report.env, result.check, Text("FAIL", style="bold red"), Text(violation))
             else:
-                table.add_row(report.env, verdict.law, Text("-" if verdict.skipped else "ok", style="green"), Text(verdict.skipped))
+                table.add_row(report.env, result.check, Text("-" if result.skipped else "ok", style="green"), Text(result.skipped))
     return table

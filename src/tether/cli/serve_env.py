@@ -40,11 +40,11 @@ def serve_env(
     step_timeout: Annotated[float, typer.Option(help="Seconds that a reset or a step may take.", min=0.1)] = 60.0,
 ) -> None:
     """Serve an environment over HTTP; make_env("http://...") and tether train http://... use it."""
-    from tether.envs.http_server import Service, address_of, bind, check, run, server_token
-    from tether.envs.http_sessions import Limits
+    from tether.envs.remote.http_server import Service, address_of, bind, check, run, server_token
+    from tether.envs.remote.sessions import SessionLimits
 
     secret = server_token(token, host)
-    limits = Limits(max_sessions=max_sessions, idle_timeout=idle_timeout, step_timeout=step_timeout)
+    limits = SessionLimits(max_sessions=max_sessions, idle_timeout=idle_timeout, step_timeout=step_timeout)
     service = Service(env, parse_overrides(options or []), secret, lock_options, limits)
     check(service)
     with bind(host, port) as listener:

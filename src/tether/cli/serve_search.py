@@ -34,11 +34,11 @@ def serve_search(
     bad_rows: Annotated[str, typer.Option(help="What to do with a malformed document: error or skip.")] = "error",
 ) -> None:
     """Serve a search index over HTTP, in the shapes of Search-R1 and of rllm."""
-    from tether.envs.http_server import address_of, bind, server_token
+    from tether.envs.remote.http_server import address_of, bind, server_token
     from tether.envs.searchqa.corpus import of_file
-    from tether.envs.searchqa.index_store import open_index
+    from tether.envs.searchqa.dataset import world_corpus
+    from tether.envs.searchqa.index import open_index
     from tether.envs.searchqa.server import serve
-    from tether.envs.searchqa.sources import world_corpus
 
     if bad_rows not in ("error", "skip"):
         raise BadInput(f"--bad-rows got '{bad_rows}'; use error or skip")

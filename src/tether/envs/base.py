@@ -1,24 +1,72 @@
-"""What environments with named actions share: parsing, the budget of actions, and the words around the state.
+"""Base classes of environments: `TurnEnv` counts turns, `TextEnv` takes free text, `ActionEnv` takes named actions.
 
-A subclass supplies the action names, an instance (`_generate`), the effect of one action (`_act`) and its looks (`state_text`,
-`state_image`); this class makes an Env of them. One answer is one turn: its legal actions are executed in order, at most
-`actions_per_turn` of them (the surplus is cut without penalty), until the episode is over.
+`reset` starts the instance of a seed. `step` takes one answer and uses one turn. An episode that runs out of turns ends as `truncated`,
+which is a different result from failing. A step before `reset`, or after the end, raises an error that says to call `reset`.
+
+Derive from `TextEnv` or `ActionEnv` and override the methods under "what a subclass supplies"; they are public names on purpose.
+docs/environments/custom.md shows both. An environment may also implement the `Env` protocol without any of these classes.
 """
 
-from abc import abstractmethod
-from typing import Any, ClassVar, Literal, TypeVar
+import inspect
+import math
+import operator
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from tether.core.config import Settings
+from tether.core.enums import Split
+from tether.core.errors import BadInput
 from tether.core.grammar import ACTION_SEPARATOR, FORMAT_RULE, match_actions
-from tether.core.types import Observation
-from tether.envs.turns import Outcome, TurnEnv, TurnOptions
+from tether.core.seeding import derive_seed
+from tether.core.types import Observation, Step
+
+Work = Literal["inline", "process", "wait"]
+"""Where a step runs: in the caller's thread (inline: microseconds of Python), in a process of its own (process: long computations, code
+that may crash), or in a thread beside others (wait: waiting for a server or another program)."""
 
 ObservationMode = Literal["grid", "coordinates", "grid_coordinates", "image"]
 
 NOTHING_EXECUTED = "No valid action was given; the state has not changed."
+
+_RENAMED = {
+    "_generate": "generate",
+    "_take": "take",
+    "_opening": "opening",
+    "_task": "task",
+    "_act": "act",
+    "_seed_luck": "seed_randomness",
+    "_observe": "observe",
+    "_turn_line": "turn_line",
+    "_symbols": "symbols",
+}
+"""Names of tether 0.1 that subclasses overrode, with their present names."""
+
+
+class EpisodePhase(Enum):
+    """Where an episode stands; the value completes the sentence "the episode ..."."""
+
+    UNSET = "has not been reset"
+    PLAYING = "is being played"
+    OVER = "is over"
+    BROKEN = "is broken"
+
+    def require_playing(self, env_name: str) -> None:
+        """Raise BadInput unless a step may be taken now."""
+        if self is not EpisodePhase.PLAYING:
+            raise BadInput(f"{env_name}: step was called but the episode {self.value}; call reset(seed) first")
+
+
+class TurnOptions(Settings):
+    """Options of every built-in environment."""
+
+    max_turns: int = Field(default=1, ge=1)
+    split: Split = Split.TRAIN
 
 
 class ActionOptions(TurnOptions):
@@ -29,21 +77,158 @@ class ActionOptions(TurnOptions):
     actions_per_turn: int = Field(default=2, ge=1)
 
 
-OptionsT = TypeVar("OptionsT", bound=ActionOptions)
+@dataclass(slots=True)
+class Outcome:
+    """The effect of one answer, before turns are counted."""
+
+    text: str
+    """The state, or the reply to the answer."""
+    reward: float = 0.0
+    done: bool = False
+    success: bool = False
+    valid: bool = True
+    """The answer was a clean action; the trainer's format penalty follows this."""
+    info: dict[str, Any] = field(default_factory=dict)
 
 
-class ActionEnv(TurnEnv[OptionsT]):
-    """An Env whose answers are names of actions, such as "Right || Up"."""
+OptionsT = TypeVar("OptionsT", bound=TurnOptions)
+ActionOptionsT = TypeVar("ActionOptionsT", bound=ActionOptions)
+
+
+def _refuse_old_names(cls: type) -> None:
+    """Raise BadInput for a class that overrides methods under their names of tether 0.1: nothing would call them any more.
+
+    A class may use one of these names for a method of its own. So they are refused only where the present name has no implementation;
+    `_seed_luck` overrides an optional method and is always refused.
+    """
+    old = [name for name in _RENAMED if name in vars(cls)]
+    missing = [name for name in old if getattr(getattr(cls, _RENAMED[name], None), "__isabstractmethod__", False)]
+    if missing or "_seed_luck" in old:
+        renamed = ", ".join(f"{name} is now {_RENAMED[name]}" for name in old)
+        raise BadInput(f"environment class {cls.__name__} overrides methods that were renamed: {renamed}; rename them")
+
+
+class TurnEnv(ABC, Generic[OptionsT]):
+    """An Env that counts turns and checks the order of calls."""
+
+    name: str
+    Options: ClassVar[type[TurnOptions]]
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Keys of `info` whose values after the last step are averaged over episodes: numbers or truth values, 0 where a key is missing."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        _refuse_old_names(cls)
+
+    def __init__(self, options: OptionsT) -> None:
+        self.options = options
+        self.max_turns: int = options.max_turns
+        self._turns = 0
+        self._phase = EpisodePhase.UNSET
+
+    # --- what a subclass supplies ---
+
+    @property
+    @abstractmethod
+    def instructions(self) -> str:
+        """The rules of the task, for the system message."""
+
+    @abstractmethod
+    def generate(self, seed: int) -> None:
+        """Set up the instance of this seed, in the split of the options."""
+
+    @abstractmethod
+    def take(self, answer: str) -> Outcome:
+        """Execute one answer."""
+
+    @abstractmethod
+    def observe(self, head: str, body: str | None = None) -> Observation:
+        """The observation below a line about the turns; `body` is the text of the turn's outcome, None at the start."""
+
+    def turn_line(self) -> str:
+        """The first line of an observation while turns are left."""
+        return f"Turn {self._turns + 1} of {self.max_turns}."
+
+    def seed_randomness(self, env_seed: int) -> None:
+        """Seed the randomness inside an episode. Environments without any ignore it."""
+
+    @property
+    def work(self) -> Work:
+        """Where this environment's steps run when many environments are played at once."""
+        return "inline"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The smallest and the largest reward of one step."""
+        return -math.inf, math.inf
+
+    @property
+    def instance(self) -> str | None:
+        """The whole instance being played as text, for comparing instances; its hash decides the split. None where it is not exposed."""
+        return None
+
+    # --- the Env protocol ---
+
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        seed = whole("seed", seed)
+        self._phase = EpisodePhase.UNSET  # stays so if the instance cannot be made
+        self.generate(seed)
+        # The string "luck" is part of the derived seed. It is the stream's name in tether 0.1 and must not change, or every recorded
+        # episode would play differently.
+        self.seed_randomness(derive_seed("luck", seed) if env_seed is None else whole("env_seed", env_seed))
+        self._turns = 0
+        self._phase = EpisodePhase.PLAYING
+        return self.observe(self.turn_line())
+
+    def step(self, answer: str) -> Step:
+        self._phase.require_playing(self.name)
+        outcome = self.take(answer)
+        self._turns += 1
+        truncated = not outcome.done and self._turns >= self.max_turns
+        over = outcome.done or truncated
+        if over:
+            self._phase = EpisodePhase.OVER
+        head = _end_line(outcome.success, truncated) if over else self.turn_line()
+        info = {"valid": outcome.valid, "truncated": truncated, **outcome.info}
+        return Step(self.observe(head, outcome.text), outcome.reward, over, outcome.success, info)
+
+
+class TextEnv(TurnEnv[OptionsT]):
+    """An Env whose answers are free text: a program or a query reaches `take` exactly as the agent wrote it."""
+
+    @property
+    @abstractmethod
+    def task(self) -> str:
+        """The goal and the rules; the format of a reply is added."""
+
+    @abstractmethod
+    def opening(self) -> str:
+        """The text of the first observation: the question, the problem, the first page."""
+
+    @property
+    def instructions(self) -> str:
+        return f"{self.task}\n{FORMAT_RULE}"
+
+    def observe(self, head: str, body: str | None = None) -> Observation:
+        return Observation(f"{head}\n{self.opening() if body is None else body}")
+
+
+class ActionEnv(TurnEnv[ActionOptionsT]):
+    """An Env whose answers are names of actions, such as "Right || Up".
+
+    One answer is one turn. Its valid actions are executed in order until the episode is over, at most `actions_per_turn` of them; the rest
+    is ignored without penalty.
+    """
 
     actions: ClassVar[tuple[str, ...]]
     """The names an answer may use; matched without regard to case."""
     Options: ClassVar[type[ActionOptions]]
 
-    # --- what a subclass supplies, besides `_generate` ---
+    # --- what a subclass supplies, besides `generate` ---
 
     @abstractmethod
-    def _act(self, index: int) -> tuple[float, bool, bool]:
-        """Execute one action; answer its reward, whether the episode is over, whether the task is solved."""
+    def act(self, index: int) -> tuple[float, bool, bool]:
+        """Execute one action; returns its reward, whether the episode is over, and whether the task is solved."""
 
     @abstractmethod
     def state_text(self) -> str:
@@ -55,25 +240,25 @@ class ActionEnv(TurnEnv[OptionsT]):
 
     @property
     @abstractmethod
-    def _task(self) -> str:
+    def task(self) -> str:
         """The goal and the rules, in a sentence or two."""
 
     @property
-    def _symbols(self) -> str:
+    def symbols(self) -> str:
         """The meaning of each symbol of the grid; empty where the state is no grid."""
         return ""
 
-    def _info(self) -> dict[str, Any]:
-        """What else is worth recording of the turn just taken."""
+    def turn_info(self) -> dict[str, Any]:
+        """What else `info` holds about the turn just taken."""
         return {}
 
-    # --- what this class makes of it ---
+    # --- what this class adds ---
 
     @property
     def instructions(self) -> str:
-        parts = [self._task]
-        if self._symbols and "grid" in self.options.observation:
-            parts.append(f"Symbols: {self._symbols}.")
+        parts = [self.task]
+        if self.symbols and "grid" in self.options.observation:
+            parts.append(f"Symbols: {self.symbols}.")
         if "coordinates" in self.options.observation:
             parts.append("Positions are (row, column), counted from 0 at the top left.")
         limit = self.options.actions_per_turn
@@ -81,25 +266,47 @@ class ActionEnv(TurnEnv[OptionsT]):
         parts.append(f"Actions: {', '.join(self.actions)}. Give {many}.")
         return "\n".join([" ".join(parts), FORMAT_RULE])
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         found, valid = match_actions(answer, self.actions)
         executed: list[str] = []
         reward, done, success = 0.0, False, False
         for index in found[: self.options.actions_per_turn]:
-            gained, done, success = self._act(index)
+            gained, done, success = self.act(index)
             reward += gained
             executed.append(self.actions[index])
             if done:
                 break
         warning = "" if executed else NOTHING_EXECUTED
-        return Outcome(warning, reward, done, success, valid, {"executed": executed, **self._info()})
+        return Outcome(warning, reward, done, success, valid, {"executed": executed, **self.turn_info()})
 
-    def _turn_line(self) -> str:
+    def turn_line(self) -> str:
         left = (self.max_turns - self._turns) * self.options.actions_per_turn
         return f"Turn {self._turns + 1} of {self.max_turns}, {left} action{'' if left == 1 else 's'} left."
 
-    def _observe(self, head: str, body: str | None = None) -> Observation:
+    def observe(self, head: str, body: str | None = None) -> Observation:
         lines = f"{body}\n{head}" if body else head
         if self.options.observation == "image":
             return Observation(f"{lines}\nSee the image.", self.state_image())
         return Observation(f"{lines}\n{self.state_text()}")
+
+
+def check_reset_signature(env: Any, label: str) -> None:
+    """Raise BadInput for an environment whose `reset` still takes `luck`, the name of `env_seed` in tether 0.1."""
+    try:
+        parameters = inspect.signature(env.reset).parameters
+    except (AttributeError, TypeError, ValueError):  # no reset, or one without a signature: the checker and the first call report it
+        return
+    if "luck" in parameters and "env_seed" not in parameters:
+        raise BadInput(f"environment '{label}': the parameter 'luck' of reset is now called 'env_seed'; rename it in reset's signature")
+
+
+def _end_line(success: bool, truncated: bool) -> str:
+    return "Solved." if success else "No turns left." if truncated else "Failed."
+
+
+def whole(what: str, value: int) -> int:
+    """A plain int. numpy integers have another repr, which would derive another seed."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise BadInput(f"reset got {what} {value!r}; give a whole number") from None

@@ -9,10 +9,13 @@ import gzip
 import importlib.util
 import json
 import logging
+import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -117,6 +120,12 @@ class Pool(Generic[InstanceT]):
                 f"{self._env}: none of the {len(self)} rows of '{self._source}' is a {split} instance; use split=all, or a larger file"
             )
         return pool[seed % len(pool)]
+
+
+@lru_cache(maxsize=32)
+def read_packaged(package: str, name: str) -> dict[str, Any]:
+    """A TOML table of an environment's `data` folder, read once per process. Callers must not change it."""
+    return tomllib.loads(files(package).joinpath("data", name).read_text(encoding="utf-8"))
 
 
 def _file_rows(path: Path, env: str) -> Iterator[Row]:

@@ -5,6 +5,7 @@ The seed of `reset` is the seed of the instance; without one it is drawn from `n
 `register_with_gymnasium()` makes every environment available to `gymnasium.make`, as "tether/FrozenLake-v0" and the like.
 """
 
+import logging
 import string
 from typing import Any
 
@@ -17,6 +18,8 @@ from tether.core.errors import BadInput, did_you_mean
 from tether.core.protocols import Env
 from tether.core.types import Observation
 from tether.envs.registry import ENVIRONMENTS, make_env
+
+_LOG = logging.getLogger(__name__)
 
 SAMPLE_LENGTH = 32
 """Characters of a random action, at most."""
@@ -57,9 +60,14 @@ class GymEnv(gymnasium.Env[str, str]):
         self._shown: Observation | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin the instance of a seed; the only option is `env_seed`, the seed of the environment's own chance."""
+        """Start the instance of a seed. The only option is `env_seed`, the seed of the randomness inside the episode."""
         super().reset(seed=seed)
         chosen = dict(options or {})
+        if "luck" in chosen:
+            _LOG.warning("reset option 'luck' is now called 'env_seed'; the old name works for one release")
+            if "env_seed" in chosen:
+                raise BadInput("reset got both 'env_seed' and its old name 'luck'; give env_seed alone")
+            chosen["env_seed"] = chosen.pop("luck")
         env_seed = chosen.pop("env_seed", None)
         if chosen:
             wrong = next(iter(chosen))

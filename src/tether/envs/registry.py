@@ -19,6 +19,7 @@ from tether.core.config import Settings, validate
 from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, TetherError, UnknownName, did_you_mean
 from tether.core.protocols import Env
 from tether.core.registry import Registry
+from tether.envs.base import check_reset_signature
 
 ENTRY_POINTS = "tether.environments"
 """The entry point group in which a distribution offers environments: name = "package.module:Class"."""
@@ -79,7 +80,7 @@ ENVIRONMENTS = EnvRegistry(
 def make_env(name: str, **options: Any) -> Env:
     """The environment of this name; an unknown name or option is one clear line that suggests the nearest known one."""
     if is_address(name):
-        from tether.envs.http_client import connect
+        from tether.envs.remote.http_client import connect
 
         return connect(name, **options)
     return build(find_class(name), name, options)
@@ -107,20 +108,22 @@ def find_class(name: str) -> EnvClass:
     found = _import(name) if ":" in name else ENVIRONMENTS.get(name)
     if not callable(found) or not hasattr(found, "Options"):
         raise BadInput(
-            f"environment '{name}' has no Options; give its class an attribute Options, a subclass of tether.envs.turns.TurnOptions"
+            f"environment '{name}' has no Options; give its class an attribute Options, a subclass of tether.envs.base.TurnOptions"
         )
     return cast(EnvClass, found)
 
 
 def build(cls: EnvClass, name: str, options: Mapping[str, Any]) -> Env:
-    """An environment of a class. What its constructor raises is told in one line; Tether's own errors are such lines already."""
+    """An environment of a class. An error of its constructor becomes one line; Tether's own errors are such lines already."""
     settings = validate(cls.Options, options, what=f"{name} option")
     try:
-        return cls(settings)
+        env = cls(settings)
     except TetherError:
         raise
     except Exception as error:
         raise EnvironmentFailure(f"environment '{name}' cannot be built: {_in_one_line(error)}") from error
+    check_reset_signature(env, name)
+    return env
 
 
 def _in_one_line(error: Exception) -> str:
@@ -151,7 +154,7 @@ def _load(offer: EntryPoint) -> Any:
     except Exception as error:
         raise BadInput(
             f"environment '{offer.name}' of {_origin(offer)} cannot be loaded from '{offer.value}': "
-            f"{_in_one_line(error)}; mend or uninstall that distribution"
+            f"{_in_one_line(error)}; fix or uninstall that distribution"
         ) from error
 
 

@@ -29,7 +29,7 @@ from tether.core.protocols import Engine, EngineStatistics, Env, Sampling
 from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group, Trajectory
 from tether.envs.registry import find_class, is_address
-from tether.envs.vector import WorkerPool, make_envs
+from tether.envs.remote import WorkerPool, make_envs
 from tether.models.chat import ChatFormat
 from tether.models.memory import forget_failed, memory_boundary
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds

@@ -15,7 +15,7 @@ from tether.core.config import Settings, dump_yaml, load, merge, validate
 from tether.core.errors import BadInput, ConfigError, TetherError
 from tether.core.protocols import Engine, Env
 from tether.core.types import Group
-from tether.envs.env_factory import env_factory
+from tether.envs.factory import env_factory
 from tether.envs.registry import make_env
 from tether.models.catalog import check_name
 from tether.runs.checkpoints import MODEL, find_checkpoint

@@ -1,4 +1,4 @@
-"""`tether envs --check`: a line for every environment and law, exit code 1 where one is broken, and plug-ins that harm nobody."""
+"""`tether envs --check`: a line for every environment and check, exit code 1 where one is broken, and plug-ins that harm nobody."""
 
 import importlib
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from tether.cli.main import main
 from tether.envs import registry
-from tether.envs.checker.laws import LAWS
+from tether.envs.checker.checks import CHECKS
 
 sys.path.append(str(Path(__file__).parents[1] / "envs"))
 
@@ -39,20 +39,20 @@ def _rows(out: str) -> list[list[str]]:
 def test_one_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["envs", "--check", "frozen_lake", "--episodes", "30"]) == 0
     rows = _rows(capsys.readouterr().out)
-    assert rows[0] == ["environment", "law", "result", "reason"]
-    assert rows[1 : len(LAWS) + 1] == [["frozen_lake", law.name, "ok"] for law in LAWS]
-    assert rows[-1] == ["1 environment, all sound"]
+    assert rows[0] == ["environment", "check", "result", "reason"]
+    assert rows[1 : len(CHECKS) + 1] == [["frozen_lake", check.name, "ok"] for check in CHECKS]
+    assert rows[-1] == ["1 environment, all pass"]
 
 
 def test_all_of_them_and_one_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
     registry.register_env("generous", PaysNaN)
     assert _run(["envs", "--check", "--episodes", "20"]) == 1
     rows = _rows(capsys.readouterr().out)
-    assert [row for row in rows if row[0] == "sokoban"] == [["sokoban", law.name, "ok"] for law in LAWS]
+    assert [row for row in rows if row[0] == "sokoban"] == [["sokoban", check.name, "ok"] for check in CHECKS]
     failed = [row for row in rows if "FAIL" in row]
     assert {tuple(row[:3]) for row in failed} == {("generous", "rewards", "FAIL")}
     assert "pays nan" in failed[0][3] and failed[0][3].startswith("reset(0), step('')")
-    assert rows[-1] == ["generous: broken"]
+    assert rows[-1] == ["generous: failed"]
 
 
 def test_what_does_not_apply_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +122,7 @@ def test_the_check_goes_on_after_a_broken_plugin(capsys: pytest.CaptureFixture[s
     rows = _rows(capsys.readouterr().out)
     failed = [row for row in rows if "FAIL" in row]
     assert [row[:3] for row in failed] == [["torn", "construction", "FAIL"]] and failed[0][3].startswith(TORN)
-    assert [row for row in rows if row[0] == "doors"] == [["doors", law.name, "ok"] for law in LAWS]
+    assert [row for row in rows if row[0] == "doors"] == [["doors", check.name, "ok"] for check in CHECKS]
     assert _run(["envs", "--check", "torn"]) == 2  # asked for by name, it is the user's mistake
 
 

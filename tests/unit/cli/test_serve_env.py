@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tether import make_env
 from tether.cli.serve_env import EXAMPLES, serve_env
 from tether.core.errors import BadInput, UnknownName
-from tether.envs.http_client import HttpEnvError
+from tether.envs.remote.http_client import HttpEnvError
 
 app = typer.Typer(rich_markup_mode=None)
 app.command(epilog=EXAMPLES)(serve_env)

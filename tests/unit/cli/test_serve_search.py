@@ -17,8 +17,8 @@ import pytest
 from tether.cli.main import main
 from tether.envs.registry import make_env
 from tether.envs.searchqa.client import RemoteRetriever, close_clients
-from tether.envs.searchqa.index_store import open_index
-from tether.envs.searchqa.sources import world_corpus
+from tether.envs.searchqa.dataset import world_corpus
+from tether.envs.searchqa.index import open_index
 
 TETHER = [sys.executable, "-c", "from tether.cli.main import main; main()", "serve-search"]
 

@@ -1,6 +1,6 @@
-"""A sound environment, and one that breaks each law and no other; importable by other processes.
+"""A sound environment, and one that fails each check and no other; importable by other processes.
 
-Behind one of two doors is a prize: name the door. `BROKEN` lists every broken one with the law it breaks and a part of what is said.
+Behind one of two doors is a prize: name the door. `BROKEN` lists every broken one with the check it breaks and a part of what is said.
 """
 
 import random
@@ -12,9 +12,8 @@ from pydantic import BaseModel
 from tether.core.enums import Split
 from tether.core.grammar import FORMAT_RULE
 from tether.core.types import Observation, Step
+from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.splits import split_of
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions
 
 
 class DoorOptions(TurnOptions):
@@ -23,7 +22,7 @@ class DoorOptions(TurnOptions):
 
 
 class Doors(TextEnv[DoorOptions]):
-    """Keeps every law. Luck decides where the wind blows from, which is said at every step."""
+    """Passes every check. env_seed decides where the wind blows from, which is said at every step."""
 
     name = "doors"
     Options = DoorOptions
@@ -33,7 +32,7 @@ class Doors(TextEnv[DoorOptions]):
         super().__init__(options or DoorOptions())
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return "Behind one of two doors is a prize: answer left or right."
 
     @property
@@ -44,35 +43,35 @@ class Doors(TextEnv[DoorOptions]):
     def instance(self) -> str:
         return f"house {self.house}"
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         stream = random.Random(seed)
         split = self.options.split
         self.house = next(house for house in iter(lambda: stream.randrange(10**6), None) if split_of(f"house {house}") is split)
 
-    def _seed_luck(self, env_seed: int) -> None:
+    def seed_randomness(self, env_seed: int) -> None:
         self.wind = random.Random(env_seed)
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return f"You stand before house {self.house}."
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         blow = f"The wind blows from {self.wind.choice(['north', 'south', 'east', 'west'])}."
         if answer.strip() not in self.actions:
             return Outcome(f"There is no such door. {blow}", valid=False)
         right = self.actions[self.house % 2] == answer.strip()
         return Outcome(f"The door opens. {blow}", float(right), done=True, success=right)
 
-    def _observe(self, head: str, body: str | None = None) -> Observation:
+    def observe(self, head: str, body: str | None = None) -> Observation:
         image = np.zeros((2, 2, 3), np.uint8) if self.options.observation == "image" else None
-        return Observation(super()._observe(head, body).text, image)
+        return Observation(super().observe(head, body).text, image)
 
 
 BROKEN: list[tuple[type[Doors], str, str]] = []
 
 
-def breaks(law: str, said: str) -> Any:
+def breaks(check: str, said: str) -> Any:
     def note(cls: type[Doors]) -> type[Doors]:
-        BROKEN.append((cls, law, said))
+        BROKEN.append((cls, check, said))
         return cls
 
     return note
@@ -82,6 +81,12 @@ def breaks(law: str, said: str) -> Any:
 class CannotBeBuilt(Doors):
     def __init__(self, options: Any = None) -> None:
         raise RuntimeError("no wood")
+
+
+@breaks("construction", "environment 'doors': the parameter 'luck' of reset is now called 'env_seed'; rename it in reset's signature")
+class OldParameter(Doors):
+    def reset(self, seed: int, *, luck: int | None = None) -> Observation:  # type: ignore[override]
+        return super().reset(seed, env_seed=luck)
 
 
 @breaks("attributes", "max_turns is 0; it has to be a whole number, at least 1")
@@ -101,8 +106,8 @@ class Speechless(Doors):
     instructions = None  # type: ignore[assignment]
 
 
-@breaks("attributes", "reset cannot be called as reset(seed, env_seed=None): got an unexpected keyword argument 'luck'")
-class Luckless(Doors):
+@breaks("attributes", "reset cannot be called as reset(seed, env_seed=None): got an unexpected keyword argument 'env_seed'")
+class NoEnvSeed(Doors):
     def reset(self, seed: int) -> Observation:  # type: ignore[override]
         return super().reset(seed)
 
@@ -174,9 +179,9 @@ class StepsBeforeReset(Doors):
 @breaks("order of calls", "a step after the end gave Step(")
 class StepsAfterTheEnd(Doors):
     def step(self, answer: str) -> Step:
-        from tether.envs.turns import _Phase
+        from tether.envs.base import EpisodePhase
 
-        if self._phase is _Phase.OVER:
+        if self._phase is EpisodePhase.OVER:
             return self.last
         self.last = super().step(answer)
         return self.last
@@ -271,43 +276,43 @@ for _name, _change, _law, _said in STEPS:
 
 @breaks("never raises", "step('')")
 class RaisesOnNothing(Doors):
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         if not answer:
             raise ValueError("say something")
-        return super()._take(answer)
+        return super().take(answer)
 
 
 @breaks("never raises", "step: UnicodeEncodeError")
 class RaisesOnHalfAPair(Doors):
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         answer.encode()
-        return super()._take(answer)
+        return super().take(answer)
 
 
 @breaks("never raises", "step: RecursionError")
 class RaisesOnDepth(Doors):
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         def depth(text: str) -> int:
             return 1 + depth(text[1:]) if text[:1] in ("(", "[", "{") else 0
 
         depth(answer)
-        return super()._take(answer)
+        return super().take(answer)
 
 
 @breaks("never raises", "characters): step: ValueError: too long")
 class RaisesOnLength(Doors):
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         if len(answer) > 20_000:
             raise ValueError("too long")
-        return super()._take(answer)
+        return super().take(answer)
 
 
 @breaks("never raises", "reset(13, env_seed=")
 class RaisesOnASeed(Doors):
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         if seed == 13:
             raise KeyError("unlucky")
-        super()._generate(seed)
+        super().generate(seed)
 
 
 @breaks("turns", "not done after 3 steps; max_turns is 3")
@@ -322,8 +327,8 @@ class NeverEnds(Doors):
 class RollsDice(Doors):
     dice = random.Random()  # salted by the clock
 
-    def _take(self, answer: str) -> Outcome:
-        outcome = super()._take(answer)
+    def take(self, answer: str) -> Outcome:
+        outcome = super().take(answer)
         return Outcome(f"{outcome.text} {self.dice.random()}", outcome.reward, outcome.done, outcome.success, outcome.valid)
 
 
@@ -333,9 +338,9 @@ class Remembers(Doors):
 
     visits = 0
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         self.visits += 1
-        return f"{super()._opening()} Visit {min(self.visits, 2)}."
+        return f"{super().opening()} Visit {min(self.visits, 2)}."
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         if seed > 0:
@@ -355,20 +360,20 @@ class InstanceWithClock(Doors):
 
 @breaks("another process", "in another process: reset gave")
 class LeansOnHashes(Doors):
-    def _opening(self) -> str:
-        return f"{super()._opening()} It is number {hash(str(self.house)) % 1000}."
+    def opening(self) -> str:
+        return f"{super().opening()} It is number {hash(str(self.house)) % 1000}."
 
 
 @breaks("seeds", "seeds 0 to 49 all give the same instance")
 class OneHouse(Doors):
-    def _generate(self, seed: int) -> None:
-        super()._generate(0)
+    def generate(self, seed: int) -> None:
+        super().generate(0)
 
 
-@breaks("luck", "reset(1, env_seed=1) is not the instance of reset(1)")
-class LuckyHouse(Doors):
-    def _seed_luck(self, env_seed: int) -> None:
-        super()._seed_luck(env_seed)
+@breaks("env_seed", "reset(1, env_seed=1) is not the instance of reset(1)")
+class HouseByEnvSeed(Doors):
+    def seed_randomness(self, env_seed: int) -> None:
+        super().seed_randomness(env_seed)
         offset = env_seed % 7
         while split_of(f"house {self.house + offset}") is not self.options.split:
             offset += 7
@@ -377,7 +382,7 @@ class LuckyHouse(Doors):
 
 @breaks("splits", "seed 0 of train and seed 0 of validation are the same: 'house ")
 class OneSplit(Doors):
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.house = random.Random(seed).randrange(10**6)
 
 
@@ -389,30 +394,30 @@ NoSplitOptions.model_fields.pop("split")
 NoSplitOptions.model_rebuild(force=True)
 
 
-@breaks("splits", "it has no option 'split', which the trainer sets; derive Options from tether.envs.turns.TurnOptions")
+@breaks("splits", "it has no option 'split', which the trainer sets; derive Options from tether.envs.base.TurnOptions")
 class NoSplit(Doors):
     Options = NoSplitOptions
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.house = seed
 
 
 @breaks("splits", "KeyError: 'no tests'")
 class NoTests(Doors):
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         if self.options.split is Split.TEST:
             raise KeyError("no tests")
-        super()._generate(seed)
+        super().generate(seed)
 
 
 @breaks("rendering", r"the observation holds '\ud")
 class Echoes(Doors):
-    def _take(self, answer: str) -> Outcome:
-        outcome = super()._take(answer)
+    def take(self, answer: str) -> Outcome:
+        outcome = super().take(answer)
         return Outcome(f"You said {answer}.", outcome.reward, outcome.done, outcome.success, outcome.valid)
 
 
 @breaks("pictures", "with observation='image', reset(0) gives the image None")
 class NoPicture(Doors):
-    def _observe(self, head: str, body: str | None = None) -> Observation:
-        return Observation(super()._observe(head, body).text)
+    def observe(self, head: str, body: str | None = None) -> Observation:
+        return Observation(super().observe(head, body).text)

@@ -1,4 +1,4 @@
-"""The checker finds what it is for: each broken environment is caught by the law it breaks and by no other, sound ones by none."""
+"""The checker finds what it is for: each broken environment is caught by the check it fails and by no other, sound ones by none."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from tether.core.errors import BadInput, UnknownName
 from tether.core.types import Observation, Step
-from tether.envs.checker import CheckReport, Verdict, check_env, examination, laws, second_process
+from tether.envs.checker import CheckReport, CheckResult, check_env, checks, episodes, runner
 from tether.envs.checker.answers import HUGE, NASTY, Answers
 from tether.envs.checker.episodes import canonical, difference, play, replay, transcript
 from tether.envs.registry import ENVIRONMENTS, make_env
@@ -19,49 +19,51 @@ sys.path.append(str(Path(__file__).parent))
 
 from broken_environments import BROKEN, Doors, LeansOnHashes
 
-LAW_NAMES = [law.name for law in laws.LAWS]
+CHECK_NAMES = [check.name for check in checks.CHECKS]
 
 
 @pytest.fixture
 def here_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the law that starts another process, which takes half a second each time, and with fewer instances of each split."""
-    monkeypatch.setattr(laws, "SPLIT_SEEDS", 50)
-    monkeypatch.setattr(examination, "LAWS", [law for law in laws.LAWS if law.name != "another process"])
+    """Without the check that starts another process, which takes half a second each time, and with fewer instances of each split."""
+    monkeypatch.setattr(checks, "SPLIT_SEEDS", 50)
+    monkeypatch.setattr(runner, "CHECKS", [check for check in checks.CHECKS if check.name != "another process"])
 
 
-def _violations(report: CheckReport, law: str) -> tuple[str, ...]:
-    return next(verdict.violations for verdict in report.verdicts if verdict.law == law)
+def _violations(report: CheckReport, check: str) -> tuple[str, ...]:
+    return next(result.violations for result in report.results if result.check == check)
 
 
-@pytest.mark.parametrize(("cls", "law", "said"), BROKEN, ids=[cls.__name__ for cls, _, _ in BROKEN])
-def test_each_broken_environment_breaks_its_law_and_no_other(cls: type[Doors], law: str, said: str, request: pytest.FixtureRequest) -> None:
-    if law != "another process":
+@pytest.mark.parametrize(("cls", "check", "said"), BROKEN, ids=[cls.__name__ for cls, _, _ in BROKEN])
+def test_each_broken_environment_fails_its_check_and_no_other(
+    cls: type[Doors], check: str, said: str, request: pytest.FixtureRequest
+) -> None:
+    if check != "another process":
         request.getfixturevalue("here_only")
     report = check_env(cls, episodes=100)
-    assert report.broken == [law], str(report)
+    assert report.failed == [check], str(report)
     assert not report.ok
-    assert any(said in violation for violation in _violations(report, law)), str(report)
+    assert any(said in violation for violation in _violations(report, check)), str(report)
 
 
 def test_every_law_is_broken_by_somebody() -> None:
-    assert {law for _, law, _ in BROKEN} == set(LAW_NAMES)
+    assert {check for _, check, _ in BROKEN} == set(CHECK_NAMES)
 
 
 def test_sound_environments_break_none() -> None:
     for source in (Doors, "frozen_lake", "broken_environments:Doors"):
         report = check_env(source)
         assert report.ok, str(report)
-        assert [verdict.law for verdict in report.verdicts] == LAW_NAMES
-        assert not any(verdict.skipped for verdict in report.verdicts)
-        assert str(report) == f"{report.env}: all {len(LAW_NAMES)} laws hold"
+        assert [result.check for result in report.results] == CHECK_NAMES
+        assert not any(result.skipped for result in report.results)
+        assert str(report) == f"{report.env}: all {len(CHECK_NAMES)} checks pass"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENVIRONMENTS.names())
-def test_the_whole_registry_keeps_the_laws(name: str) -> None:
+def test_the_whole_registry_passes_the_checks(name: str) -> None:
     report = check_env(name)
     assert report.ok, str(report)
-    assert {verdict.law for verdict in report.verdicts if verdict.skipped} <= {"pictures"}
+    assert {result.check for result in report.results if result.skipped} <= {"pictures"}
 
 
 @pytest.mark.usefixtures("here_only")
@@ -81,16 +83,16 @@ def test_options_reach_the_environment(name: str, options: dict[str, Any]) -> No
 def test_a_callable_is_checked_as_far_as_its_options_are_known() -> None:
     report = check_env(lambda: Doors(), episodes=30)
     assert report.ok
-    skipped = {verdict.law: verdict.skipped for verdict in report.verdicts if verdict.skipped}
+    skipped = {result.check: result.skipped for result in report.results if result.skipped}
     unknown = "its options are not known here; check it by name or by class"
     assert skipped.pop("another process").startswith("environment '<lambda>' cannot be built in another process")
     assert skipped == {"options": unknown, "splits": unknown, "pictures": unknown}
 
 
 def test_a_law_that_rests_on_a_broken_one_is_not_held() -> None:
-    report = check_env(next(cls for cls, law, _ in BROKEN if law == "construction"))
-    assert report.broken == ["construction"]
-    assert all(verdict.skipped.startswith("rests on ") for verdict in report.verdicts[1:])
+    report = check_env(next(cls for cls, check, _ in BROKEN if check == "construction"))
+    assert report.failed == ["construction"]
+    assert all(result.skipped.startswith("requires ") for result in report.results[1:])
 
 
 def test_mistakes_of_the_caller() -> None:
@@ -99,11 +101,11 @@ def test_mistakes_of_the_caller() -> None:
     with pytest.raises(BadInput, match="takes no options, but got slip"):
         check_env(lambda: Doors(), slip=1)
     report = check_env("sokoban", boxs=2)
-    assert report.broken == ["construction"] and "did you mean 'boxes'" in str(report)
+    assert report.failed == ["construction"] and "did you mean 'boxes'" in str(report)
 
 
 @pytest.mark.usefixtures("here_only")
-def test_two_mistakes_are_two_broken_laws() -> None:
+def test_two_mistakes_are_two_failed_checks() -> None:
     class Both(Doors):
         def step(self, answer: str) -> Step:
             step = super().step(answer)
@@ -111,25 +113,25 @@ def test_two_mistakes_are_two_broken_laws() -> None:
                 step.observation, 0.0, step.done, not step.done, {"valid": True, "truncated": not step.done or step.info["truncated"]}
             )
 
-    assert check_env(Both, episodes=100).broken == ["success", "truncation"]
+    assert check_env(Both, episodes=100).failed == ["success", "truncation"]
 
 
 @pytest.mark.usefixtures("here_only")
 def test_at_most_three_violations_of_a_law_are_told() -> None:
     report = check_env(next(cls for cls, _, _ in BROKEN if cls.__name__ == "PaysNaN"), episodes=30)
     assert len(_violations(report, "rewards")) == 3
-    assert str(report).splitlines()[0] == f"doors breaks 1 of {len(LAW_NAMES) - 1} laws"
+    assert str(report).splitlines()[0] == f"doors fails 1 of {len(CHECK_NAMES) - 1} checks"
     assert len(str(report).splitlines()) == 4
 
 
-def test_a_law_that_the_environment_stops_in_its_tracks_is_broken() -> None:
+def test_a_check_that_the_environment_interrupts_has_failed() -> None:
     class Explodes(Doors):
         @property
         def reward_range(self) -> tuple[float, float]:
             raise OSError("boom")
 
     report = check_env(Explodes, episodes=5)
-    assert report.broken == ["attributes"] and "attributes: OSError: boom" in str(report)
+    assert report.failed == ["attributes"] and "attributes: OSError: boom" in str(report)
 
 
 def test_the_report_of_a_script(tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_the_report_of_a_script(tmp_path: Path) -> None:
     guarded.write_text(f"{source}if __name__ == '__main__':\n    {body}")
     open_.write_text(source + body)
     done = subprocess.run([sys.executable, guarded], capture_output=True, text=True, check=True)
-    assert done.stdout == f"mine: all {len(LAW_NAMES)} laws hold\n"
+    assert done.stdout == f"mine: all {len(CHECK_NAMES)} checks pass\n"
     done = subprocess.run([sys.executable, open_], capture_output=True, text=True, check=True)
     assert "exit code 1" in done.stdout and "run a script from a file, with its work under: if __name__ == '__main__':" in done.stdout
     assert done.stdout.count("mine breaks 1") == 1  # the other process says nothing of its own
@@ -160,7 +162,7 @@ def test_the_other_process_salts_its_hashes_otherwise(monkeypatch: pytest.Monkey
             monkeypatch.delenv("PYTHONHASHSEED", raising=False)
         else:
             monkeypatch.setenv("PYTHONHASHSEED", value)
-        with second_process._another_hash_seed():
+        with episodes._another_hash_seed():
             assert os.environ["PYTHONHASHSEED"] not in (value, "0")
         assert os.environ.get("PYTHONHASHSEED") == value
 
@@ -169,7 +171,7 @@ def test_hash_dependence_is_found_whatever_this_process_was_started_with() -> No
     code = (
         f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
         "from broken_environments import LeansOnHashes\nfrom tether.envs.checker import check_env\n"
-        "if __name__ == '__main__':\n    print(check_env(LeansOnHashes, episodes=30).broken)\n"
+        "if __name__ == '__main__':\n    print(check_env(LeansOnHashes, episodes=30).failed)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "1"}
@@ -192,14 +194,14 @@ def _portable(monkeypatch: pytest.MonkeyPatch, cls: type[Doors]) -> type[Doors]:
 
 def test_one_that_the_other_process_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
     report = check_env(_portable(monkeypatch, _Elsewhere), episodes=20)
-    assert report.broken == ["another process"]
+    assert report.failed == ["another process"]
     assert "in another process: AttributeError: Can't get attribute '_Elsewhere'" in str(report)
 
 
 def test_one_that_takes_too_long_in_the_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second_process, "SECONDS", 0.01)
+    monkeypatch.setattr(episodes, "SECONDS", 0.01)
     report = check_env(Doors, episodes=20)
-    assert report.broken == ["another process"] and "did not play 20 episodes within 0.01 s" in str(report)
+    assert report.failed == ["another process"] and "did not play 20 episodes within 0.01 s" in str(report)
 
 
 # --- the episodes ---
@@ -285,9 +287,9 @@ def test_canonical_tells_apart_what_equality_does_not() -> None:
     assert canonical(Observation("x", changed)) != canonical(Observation("x", np.zeros((60, 60, 3), np.uint8)))
 
 
-def test_verdicts() -> None:
-    assert Verdict("law").ok and Verdict("law", skipped="no").ok and not Verdict("law", ("bad",)).ok
-    report = CheckReport("x", (Verdict("one"), Verdict("two", skipped="no"), Verdict("three", ("bad", "worse"))))
-    assert not report.ok and report.broken == ["three"]
-    assert str(report) == "x breaks 1 of 3 laws\n  three: bad\n  three: worse"
-    assert str(CheckReport("x", report.verdicts[:2])) == "x: all 1 laws hold"
+def test_results() -> None:
+    assert CheckResult("check").ok and CheckResult("check", skipped="no").ok and not CheckResult("check", ("bad",)).ok
+    report = CheckReport("x", (CheckResult("one"), CheckResult("two", skipped="no"), CheckResult("three", ("bad", "worse"))))
+    assert not report.ok and report.failed == ["three"]
+    assert str(report) == "x fails 1 of 3 checks\n  three: bad\n  three: worse"
+    assert str(CheckReport("x", report.results[:2])) == "x: all 1 checks pass"

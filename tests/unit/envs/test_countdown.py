@@ -6,10 +6,9 @@ from fractions import Fraction
 import pytest
 
 from tether.core.errors import BadInput, ConfigError
-from tether.envs.countdown.env import Countdown, CountdownOptions
+from tether.envs.countdown.env import Countdown, CountdownOptions, TargetReward
+from tether.envs.countdown.expression import check_answer
 from tether.envs.countdown.generator import Puzzle
-from tether.envs.countdown.reward import TargetReward
-from tether.envs.countdown.verdict import judge
 from tether.envs.registry import make_env
 
 FOUR = Puzzle(4, (3, 5, 2))
@@ -48,7 +47,7 @@ def test_where_our_rules_differ_from_upstream(answer: str, at_most_once: float, 
 
 def test_the_papers_own_example_uses_a_number_twice() -> None:
     puzzle = Puzzle(24, (1, 5, 6, 7))
-    assert judge("6×(7-5+1)+6", puzzle, "at_most_once").reason == "6 is used twice but given once."
+    assert check_answer("6×(7-5+1)+6", puzzle, "at_most_once").reason == "6 is used twice but given once."
     assert pay("6*(5-1)", puzzle=puzzle) == 1.0
     assert pay("6*(5-1)", "exactly_once", puzzle) == 0.0
 
@@ -78,23 +77,23 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("answer", "solved", "legal", "value", "reason"), VERDICTS)
 def test_verdicts(answer: str, solved: bool, legal: bool, value: str | None, reason: str) -> None:
-    verdict = judge(answer, Puzzle(10, (2, 2, 5, 9)), "at_most_once")
-    shown = None if verdict.value is None else str(verdict.value)
-    assert (verdict.solved, verdict.legal, shown, verdict.reason) == (solved, legal, value, reason)
+    result = check_answer(answer, Puzzle(10, (2, 2, 5, 9)), "at_most_once")
+    shown = None if result.value is None else str(result.value)
+    assert (result.solved, result.legal, shown, result.reason) == (solved, legal, value, reason)
 
 
 def test_exactly_once_wants_every_number_as_often_as_it_is_given() -> None:
     puzzle = Puzzle(10, (2, 2, 5, 9))
-    assert judge("2*5", puzzle, "exactly_once").reason == "2 is not used; every number must be used exactly once."
-    assert judge("2*5+2", puzzle, "exactly_once").reason == "9 is not used; every number must be used exactly once."
-    assert judge("9+5-2-2", puzzle, "exactly_once").solved
+    assert check_answer("2*5", puzzle, "exactly_once").reason == "2 is not used; every number must be used exactly once."
+    assert check_answer("2*5+2", puzzle, "exactly_once").reason == "9 is not used; every number must be used exactly once."
+    assert check_answer("9+5-2-2", puzzle, "exactly_once").solved
 
 
 def test_a_value_near_the_target_is_not_the_target() -> None:
     puzzle = Puzzle(1, (333333, 999999, 1000000))
-    verdict = judge("1000000/999999", puzzle, "at_most_once")  # within 1e-5, where upstream's check would have paid 1
-    assert not verdict.solved
-    assert verdict.value == Fraction(1000000, 999999)
+    result = check_answer("1000000/999999", puzzle, "at_most_once")  # within 1e-5, where upstream's check would have paid 1
+    assert not result.solved
+    assert result.value == Fraction(1000000, 999999)
 
 
 def test_the_amounts_are_the_reward_objects() -> None:

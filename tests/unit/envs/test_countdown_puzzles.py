@@ -11,10 +11,9 @@ import pytest
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.countdown.env import Countdown, CountdownOptions
-from tether.envs.countdown.expression import parse
+from tether.envs.countdown.expression import check_answer, parse
 from tether.envs.countdown.generator import Puzzle, RandomPuzzle
 from tether.envs.countdown.solver import solve
-from tether.envs.countdown.verdict import judge
 from tether.envs.registry import make_env
 from tether.envs.splits import split_of
 
@@ -116,7 +115,7 @@ def test_the_solver_finds_exactly_what_can_be_made(numbers: tuple[int, ...]) -> 
             found = solve(target, numbers, use)  # type: ignore[arg-type]
             assert (found is not None) == (Fraction(target) in reachable), (target, use)
             if found is not None:
-                assert judge(found, Puzzle(target, numbers), use).solved  # type: ignore[arg-type]
+                assert check_answer(found, Puzzle(target, numbers), use).solved  # type: ignore[arg-type]
 
 
 def test_the_solver_on_known_hard_puzzles() -> None:
@@ -129,7 +128,7 @@ def test_the_solver_on_known_hard_puzzles() -> None:
     ]:
         found = solve(target, numbers, "exactly_once")
         assert found is not None
-        assert judge(found, Puzzle(target, numbers), "exactly_once").solved
+        assert check_answer(found, Puzzle(target, numbers), "exactly_once").solved
     assert solve(24, (1, 1, 1, 1)) is None
     assert solve(10_000, (1, 2, 3, 4, 5)) is None
     assert solve(5, (5, 9), "at_most_once") == "5"

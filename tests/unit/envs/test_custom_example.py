@@ -1,4 +1,4 @@
-"""What docs/environments/custom.md says is so: its example is the one in examples/, all three kinds keep the laws, the commands work."""
+"""What docs/environments/custom.md says is so: its example is the one in examples/, all three kinds keep the checks, the commands work."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tether.envs.checker import check_env
-from tether.envs.checker.laws import LAWS
+from tether.envs.checker.checks import CHECKS
 from tether.envs.registry import ENVIRONMENTS
 
 ROOT = Path(__file__).parents[3]
@@ -26,9 +26,9 @@ def test_the_page_shows_the_example_and_it_is_short() -> None:
     assert sum(1 for line in source.splitlines() if line.strip()) <= 40
 
 
-def test_the_page_lists_the_laws() -> None:
+def test_the_page_lists_the_checks() -> None:
     rows = re.findall(r"^\| ([^|]*) \| .* \|$", PAGE.partition("## Test it")[2].partition("## In gymnasium")[0], re.MULTILINE)
-    assert rows[1:] == [law.name for law in LAWS]
+    assert rows[1:] == [check.name for check in CHECKS]
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ def classes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["SortNumbers", "Corridor", "Parity"])
-def test_each_kind_keeps_the_laws(kind: str, classes: dict[str, Any]) -> None:
+def test_each_kind_passes_the_checks(kind: str, classes: dict[str, Any]) -> None:
     report = check_env(classes[kind])
     assert report.ok, str(report)
-    skipped = {verdict.law for verdict in report.verdicts if verdict.skipped}
+    skipped = {result.check for result in report.results if result.skipped}
     assert skipped == {"another process"} | ({"pictures"} if kind != "Corridor" else set())  # the page's classes are in no module
 
 
 def test_random_play_solves_the_corridor_now_and_then(classes: dict[str, Any]) -> None:
-    """Else the laws about success would say nothing."""
+    """Else the checks about success would say nothing."""
     from tether.envs.checker.episodes import play
 
     env = classes["Corridor"](classes["CorridorOptions"]())
@@ -81,7 +81,7 @@ def folder(tmp_path: Path) -> Path:
 def test_check_and_play_from_a_folder(folder: Path) -> None:
     out = _tether(folder, "envs", "--check", "my_env:SortNumbers", "--episodes", "30")
     shown = [line.split() for line in out.splitlines() if line.startswith("my_env")]
-    assert [line[-1] for line in shown[:-1]] == ["ok"] * (len(LAWS) - 1) and out.endswith("\n1 environment, all sound\n")
+    assert [line[-1] for line in shown[:-1]] == ["ok"] * (len(CHECKS) - 1) and out.endswith("\n1 environment, all pass\n")
     out = _tether(folder, "play", "my_env:SortNumbers", "--seed", "1", typed="9 15 57 29\n9 15 29 57\n")
     quoted = re.search(r"\$ tether play my_env:SortNumbers --seed 1\n(.*?)\n\n    \$ tether train", PAGE, re.DOTALL)
     assert quoted

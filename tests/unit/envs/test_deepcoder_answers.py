@@ -4,8 +4,7 @@ import warnings
 
 import pytest
 
-from tether.envs.deepcoder.assemble import assemble
-from tether.envs.deepcoder.extract import Extracted, extract
+from tether.envs.deepcoder.assemble import Extracted, assemble, extract
 from tether.envs.deepcoder.parsing import MAX_CHARACTERS, NotPython, check_compiles, literal, parse
 
 HUMANEVAL_PROMPT = (

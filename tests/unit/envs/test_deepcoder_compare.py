@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tether.envs.deepcoder.compare import same_output, same_value
-from tether.envs.deepcoder.literals import clip, read_json, read_value, show
+from tether.envs.deepcoder.parsing import clip, read_json, read_value, show
 
 DIGITS = "7" * 6000
 """More digits than int() and str() take by default."""

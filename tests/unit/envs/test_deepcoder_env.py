@@ -12,11 +12,11 @@ from tether.core.enums import Split
 from tether.core.errors import BadInput, ConfigError
 from tether.core.types import Step
 from tether.envs.dataset import Row
-from tether.envs.deepcoder.data import read_problem
+from tether.envs.deepcoder.dataset import read_problem
 from tether.envs.deepcoder.env import DeepCoder, DeepCoderOptions
-from tether.envs.deepcoder.judge import Verdict
+from tether.envs.deepcoder.grade import SuiteResult
 from tether.envs.deepcoder.problem import Problem
-from tether.envs.deepcoder.sandbox.level import describe_isolation
+from tether.envs.deepcoder.sandbox.sandbox import describe_isolation
 
 ISOLATION = describe_isolation().name or "process"
 
@@ -187,8 +187,8 @@ def test_memory_is_limited() -> None:
 
 
 def test_rewards_can_be_replaced() -> None:
-    def all_or_nothing(verdict: Verdict) -> float:
-        return float(verdict.solved)
+    def all_or_nothing(results: SuiteResult) -> float:
+        return float(results.solved)
 
     problem = read_problem(Row(SUM, "row"))
     env = DeepCoder(DeepCoderOptions(isolation=ISOLATION), generator=lambda seed, split: problem, reward=all_or_nothing)

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tether.envs.dataset import Row
-from tether.envs.deepcoder.data import read_problem
+from tether.envs.deepcoder.dataset import read_problem
 from tether.envs.deepcoder.env import DeepCoder, DeepCoderOptions
 from tether.envs.deepcoder.problem import Near, Problem
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Report, ScriptTask
-from tether.envs.deepcoder.sandbox.level import describe_isolation
+from tether.envs.deepcoder.sandbox.sandbox import describe_isolation
 
 ISOLATION = describe_isolation().name or "process"
 IS_FLOATS = """

@@ -13,7 +13,7 @@ import pytest
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.dataset import Row, RowError
-from tether.envs.deepcoder.data import load_pool, read_problem
+from tether.envs.deepcoder.dataset import load_pool, read_problem
 from tether.envs.deepcoder.problem import Case, Passes, Prints, Problem, Returns, digest_of
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Report, ScriptTask, StdinTask
 

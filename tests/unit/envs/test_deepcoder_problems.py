@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[3] / "src" / "tether" / "envs" / "deepcoder" / "problems"
+FOLDER = Path(__file__).parents[3] / "src" / "tether" / "envs" / "deepcoder" / "data" / "problems"
 PATHS = sorted(FOLDER.rglob("*.toml"))
 FOLDERS = {1: "1_warmup", 2: "2_easy", 3: "3_medium", 4: "4_hard", 5: "5_challenge"}
 FIELDS = {"title", "difficulty", "kind", "statement", "solution", "tests"}

@@ -12,11 +12,11 @@ import pytest
 from tether.core.enums import Split
 from tether.core.seeding import derive_seed
 from tether.envs.dataset import Row
-from tether.envs.deepcoder.data import read_problem
+from tether.envs.deepcoder.dataset import read_problem
 from tether.envs.deepcoder.env import DeepCoder, DeepCoderOptions
 from tether.envs.deepcoder.problem import Problem
 from tether.envs.deepcoder.sandbox.jobs import CallTask, ScriptTask
-from tether.envs.deepcoder.sandbox.level import describe_isolation
+from tether.envs.deepcoder.sandbox.sandbox import describe_isolation
 
 ISOLATION = describe_isolation().name or "process"
 

@@ -16,11 +16,11 @@ import pytest
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, MissingDependency, UnknownName
 from tether.envs import registry
 from tether.envs.registry import ENVIRONMENTS, check_name, find_class, make_env
-from tether.envs.vector import VectorEnv
+from tether.envs.remote import VectorEnv
 
 SOURCE = """
-    from tether.envs.text import TextEnv
-    from tether.envs.turns import Outcome, TurnOptions
+    from tether.envs.base import TextEnv
+    from tether.envs.base import Outcome, TurnOptions
 
     class EchoOptions(TurnOptions):
         loud: bool = False
@@ -34,16 +34,16 @@ SOURCE = """
             return "process"
 
         @property
-        def _task(self):
+        def task(self):
             return "Say the number."
 
-        def _generate(self, seed):
+        def generate(self, seed):
             self.seed = seed
 
-        def _opening(self):
+        def opening(self):
             return f"{self.seed}!" if self.options.loud else str(self.seed)
 
-        def _take(self, answer):
+        def take(self, answer):
             right = answer.strip() == str(self.seed)
             return Outcome("Right." if right else "Wrong.", float(right), True, right)
 
@@ -157,7 +157,7 @@ def test_a_broken_one_is_named_in_one_line_and_harms_nobody(install: Install, of
         make_env("bad")
     message = str(caught.value)
     assert message.startswith(f"environment 'bad' of distribution 'broken 1.2' cannot be loaded from '{offer}': {said}")
-    assert message.endswith("; mend or uninstall that distribution") and "\n" not in message
+    assert message.endswith("; fix or uninstall that distribution") and "\n" not in message
     assert make_env("echo").name == "echo" and make_env("sokoban").name == "sokoban"
     assert "bad" in ENVIRONMENTS.names()
 
@@ -245,7 +245,7 @@ def test_a_folder_in_which_nothing_was_found_is_not_searched_from_then_on(folder
 
 
 def test_an_address_goes_to_the_client() -> None:
-    from tether.envs.http_client import HttpEnvError
+    from tether.envs.remote.http_client import HttpEnvError
 
     with pytest.raises(HttpEnvError, match=r"127\.0\.0\.1:9"):
         make_env("http://127.0.0.1:9", timeout=1.0)

@@ -1,4 +1,4 @@
-"""FrozenLake: known episodes, slips against theory and against gymnasium itself, luck apart from the map."""
+"""FrozenLake: known episodes, slips against theory and against gymnasium itself, randomness apart from the map."""
 
 import random
 from collections import Counter
@@ -7,8 +7,7 @@ import pytest
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.envs.frozen_lake.dynamics import choose, transitions
-from tether.envs.frozen_lake.env import FrozenLake, FrozenLakeOptions
+from tether.envs.frozen_lake.env import FrozenLake, FrozenLakeOptions, choose, transitions
 from tether.envs.frozen_lake.generator import Lake, RandomLake
 
 LEFT, DOWN, RIGHT, UP = range(4)
@@ -68,7 +67,7 @@ def test_grid_with_coordinates() -> None:
 
 
 def shares(slip: float, action: str, plays: int = 4000) -> dict[int, float]:
-    """Where one action leads from the centre, over many lucks."""
+    """Where one action leads from the centre, over many env_seeds."""
     env = FrozenLake(FrozenLakeOptions(slip=slip), generator=lambda seed, split: CENTRE)
     ends: Counter[int] = Counter()
     for env_seed in range(plays):
@@ -123,7 +122,7 @@ def test_whole_episodes_agree_with_gymnasium() -> None:
             done = step.done
 
 
-def test_members_share_the_map_not_the_luck() -> None:
+def test_members_share_the_map_not_the_slips() -> None:
     env = FrozenLake(FrozenLakeOptions(slip=0.5, max_turns=20, frozen=1.0, size=8))
     texts, paths = set(), set()
     for env_seed in range(8):
@@ -139,7 +138,7 @@ def test_members_share_the_map_not_the_luck() -> None:
     assert len(paths) == 8
 
 
-def test_luck_follows_from_the_seed_by_default() -> None:
+def test_env_seed_follows_from_the_seed_by_default() -> None:
     env = FrozenLake(FrozenLakeOptions(slip=0.5))
     runs = []
     for _ in range(2):

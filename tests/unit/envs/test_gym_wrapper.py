@@ -61,6 +61,20 @@ def test_plays_as_the_environment_does() -> None:
             break
 
 
+def test_the_old_name_of_env_seed_works_for_one_release(caplog: pytest.LogCaptureFixture) -> None:
+    env = as_gymnasium("frozen_lake", slip=1.0)
+    env.reset(seed=7, options={"env_seed": 3})
+    assert caplog.text == ""
+    expected = env.step("Down || Down")[0]
+    env.reset(seed=7, options={"luck": 3})
+    assert env.step("Down || Down")[0] == expected
+    assert [record.getMessage() for record in caplog.records] == [
+        "reset option 'luck' is now called 'env_seed'; the old name works for one release"
+    ]
+    with pytest.raises(BadInput, match="reset got both 'env_seed' and its old name 'luck'"):
+        env.reset(seed=7, options={"luck": 3, "env_seed": 3})
+
+
 def test_endings_are_told_apart() -> None:
     env = as_gymnasium("sokoban", max_turns=1)
     env.reset(seed=0)

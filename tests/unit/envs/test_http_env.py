@@ -19,9 +19,9 @@ from tether.core.protocols import Env
 from tether.core.seeding import derive_seed
 from tether.core.types import Observation, Step
 from tether.envs.checker.answers import Answers
-from tether.envs.http_client import HttpEnv, HttpEnvError, connect
-from tether.envs.http_server import serving
-from tether.envs.http_transport import here
+from tether.envs.remote.http_client import HttpEnv, HttpEnvError, connect
+from tether.envs.remote.http_server import serving
+from tether.envs.remote.http_transport import process_state
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_a_forked_child_has_connections_and_sessions_of_its_own(lake: str) -> No
     script = f"""
 import os, sys
 from tether import make_env
-from tether.envs.http_client import HttpEnvError, connect
+from tether.envs.remote.http_client import HttpEnvError, connect
 
 def play(seeds):
     local = make_env("frozen_lake", slip=0.3)
@@ -277,7 +277,7 @@ print(env.step("Down").observation.text)
 def test_the_end_of_a_process_gives_its_sessions_back_without_a_warning(lake: str) -> None:
     before = _sessions(lake)
     script = f"""
-from tether.envs.http_client import connect
+from tether.envs.remote.http_client import connect
 for seed in range(3):
     connect({lake!r}, max_turns=2 + seed).reset(seed)
 """
@@ -288,9 +288,9 @@ for seed in range(3):
 
 def test_connections_are_shared(lake: str) -> None:
     def client() -> httpx.Client:
-        return here().client(lake)
+        return process_state().client(lake)
 
-    assert client() is here().client(f"{lake}/some/prefix")
+    assert client() is process_state().client(f"{lake}/some/prefix")
     found: list[httpx.Client] = []
     threads = [threading.Thread(target=lambda: found.append(client())) for _ in range(8)]
     for thread in threads:

@@ -20,13 +20,13 @@ import pytest
 from tether import make_env
 from tether.core.errors import BadInput
 from tether.core.types import Observation, Step
-from tether.envs.http_client import HttpEnv, HttpEnvError, connect
-from tether.envs.http_server import serving
+from tether.envs.remote.http_client import HttpEnv, HttpEnvError, connect
+from tether.envs.remote.http_server import serving
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tether.envs.http_transport.RETRY_DELAYS", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("tether.envs.remote.http_transport.RETRY_DELAYS", (0.02, 0.02, 0.02))
 
 
 def _message(connection: socket.socket) -> bytes:
@@ -121,14 +121,16 @@ def test_a_server_killed_in_the_middle_of_an_episode() -> None:
 
 
 @contextmanager
-def _answering(reply: Callable[[str, str], tuple[int, bytes, dict[str, str]]]) -> Iterator[str]:
-    """A server that answers whatever `reply` makes of method and path."""
+def _answering(reply: Callable[[str, str], tuple[int, bytes, dict[str, str]]], bodies: list[Any] | None = None) -> Iterator[str]:
+    """A server that answers whatever `reply` makes of method and path; the JSON it was sent is put into `bodies`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if sent and bodies is not None:
+                bodies.append(json.loads(sent))
             status, body, headers = reply(self.command, self.path.partition("?")[0])
             self.send_response(status)
             for key, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -176,6 +178,7 @@ def _json(value: Any, status: int = 200, **headers: str) -> tuple[int, bytes, di
         (_json({**LAKE, "reward_range": ["a", "b"]}), "has no usable 'reward_range'"),
         (_json({**LAKE, "reply_tags": []}), "has no usable 'reply_tags'"),
         (_json({**LAKE, "actions": [1]}), "has no usable 'actions'"),
+        (_json({**LAKE, "seed_field": "chance"}), "has no usable 'seed_field'"),
         (_json(b"not gzip", **{"Content-Encoding": "gzip"}), "cannot be asked"),
         (_json(b"", 301, Location="http://elsewhere/"), "answered 301"),
         (_json(b"oops", 500), "answered 500"),
@@ -236,6 +239,19 @@ def test_the_tersest_server_that_will_do() -> None:
         assert env.step("x") == Step(Observation("u"), 1.0, True, True, {})
 
 
+@pytest.mark.parametrize(
+    ("described", "field"), [({}, "luck"), ({"version": "tether 0.1.0"}, "luck"), ({"seed_field": "env_seed"}, "env_seed")]
+)
+def test_the_server_says_what_it_calls_env_seed(described: dict[str, Any], field: str) -> None:
+    """A server of tether 0.1 knows `luck` alone and refuses any other field, so the client sends the name that the server knows."""
+    bodies: list[Any] = []
+    with _answering(lambda method, path: _json({**LAKE, **described} if path == "/v1/env" else OPENED), bodies) as url:
+        env = connect(url)
+        env.reset(1, env_seed=7)
+        env.reset(2)
+    assert bodies == [{"seed": 1, field: 7, "options": {}}, {"seed": 2, field: None}]
+
+
 def test_a_description_is_asked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
@@ -246,7 +262,7 @@ def test_a_description_is_asked_for_once_in_a_while(monkeypatch: pytest.MonkeyPa
     with _answering(reply) as url:
         assert {connect(url).name for _ in range(20)} == {"lake 1"}
         assert connect(url, size=5).name == "lake 2", "other options, another description"
-        monkeypatch.setattr("tether.envs.http_client.DESCRIPTION_LIFE", 0.0)
+        monkeypatch.setattr("tether.envs.remote.http_client.DESCRIPTION_LIFE", 0.0)
         assert connect(url).name == "lake 3"
 
 
@@ -301,7 +317,7 @@ def test_slow_servers(drip: bool) -> None:
 
 
 def test_endless_replies_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tether.envs.http_transport.MAX_REPLY", 1000)
+    monkeypatch.setattr("tether.envs.remote.http_transport.MAX_REPLY", 1000)
     with (
         _answering(lambda method, path: _json(b" " * 2000)) as url,
         pytest.raises(HttpEnvError, match="answered with more than 1000 bytes"),

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tether.core.errors import BadInput
 from tether.core.types import Observation, Step
-from tether.envs.http_protocol import (
+from tether.envs.remote.wire import (
     WireError,
     checked_token,
     decode,

@@ -17,9 +17,9 @@ from starlette.routing import Mount
 
 from tether import __version__, make_env
 from tether.core.errors import BadInput, UnknownName
-from tether.envs.http_client import HttpEnvError, connect
-from tether.envs.http_server import MAX_BODY, Service, address_of, bind, check, make_app, server_token, serving
-from tether.envs.http_sessions import Limits, Refusal, SessionTable
+from tether.envs.remote.http_client import HttpEnvError, connect
+from tether.envs.remote.http_server import MAX_BODY, Service, address_of, bind, check, make_app, server_token, serving
+from tether.envs.remote.sessions import Refusal, SessionLimits, SessionTable
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def test_description(api: httpx.Client) -> None:
         "max_turns": 5,
         "instructions": make_env("frozen_lake", slip=0.0).instructions,
         "reward_range": [0.0, 2.0],
-        "reply_tags": None,
+        "reply_tags": ["answer"],
         "actions": ["Left", "Down", "Right", "Up"],
         "options": {
             "max_turns": 5,
@@ -72,6 +72,7 @@ def test_description(api: httpx.Client) -> None:
             "slip": 0.0,
         },
         "lock_options": False,
+        "seed_field": "env_seed",
     }
     assert api.get("/v1/env", params={"options": '{"max_turns": 2}'}).json()["max_turns"] == 2
 
@@ -91,10 +92,24 @@ def test_an_episode(api: httpx.Client) -> None:
     last = api.post(f"{path}/step", json={"turn": 2, "answer": "Down"}).json()
     assert (last["reward"], last["done"], last["success"]) == (1.0, True, True)
     assert api.get(f"{path}/instance").json() == {"instance": "FSFFFFHFFFFFFGFF"}
-    again = api.post(f"{path}/reset", json={"seed": 0, "luck": 4}).json()
+    again = api.post(f"{path}/reset", json={"seed": 0, "env_seed": 4}).json()
     assert set(again) == {"instructions", "observation"} and again["observation"] == opened["observation"]
     assert api.delete(path).json() == {} == api.delete(path).json()
     assert "no such session" in _error(api.post(f"{path}/reset", json={"seed": 0}), 404)
+
+
+def test_clients_of_tether_0_1_may_say_luck() -> None:
+    """On ice that always slips, the seed of the slips shows after a few steps."""
+    with serving("frozen_lake", slip=1.0, size=12, frozen=1.0) as url, httpx.Client(base_url=url) as api:
+
+        def played(**seeds: int) -> list[str]:
+            path = f"/v1/sessions/{api.post('/v1/sessions', json={'seed': 0, **seeds}).json()['session']}"
+            replies = [api.post(f"{path}/step", json={"turn": turn, "answer": "Down || Right"}).json() for turn in (1, 2, 3)]
+            again = api.post(f"{path}/reset", json={"seed": 0, **seeds})
+            assert again.status_code == 200
+            return [reply["observation"]["text"] for reply in replies]
+
+        assert played(luck=5) == played(env_seed=5) != played(env_seed=6)
 
 
 def test_pictures_are_raw_bytes_with_their_shape(api: httpx.Client) -> None:
@@ -127,7 +142,9 @@ def test_a_turn_asked_for_twice_is_played_once(api: httpx.Client) -> None:
         ({"seed": "1"}, "field 'seed': got '1'; give a whole number"),
         ({"seed": True}, "field 'seed': got True; give a whole number"),
         ({"seed": 1.0}, "field 'seed': got 1.0"),
+        ({"seed": 1, "env_seed": "x"}, "field 'env_seed': got 'x'"),
         ({"seed": 1, "luck": "x"}, "field 'luck': got 'x'"),
+        ({"seed": 1, "luck": 1, "env_seed": 1}, "got both 'env_seed' and its old name 'luck'; give env_seed alone"),
         ({"seed": 1, "options": [1]}, "field 'options': got [1]; give an object"),
         ({"seed": 1, "option": {}}, "unknown field 'option': did you mean 'options'?"),
         ({"seed": 1, "options": {"sise": 5}}, "unknown frozen_lake option key 'sise': did you mean 'size'?"),
@@ -225,7 +242,7 @@ def test_options_can_be_locked() -> None:
 
 
 def test_a_full_server_drops_ended_episodes_first_and_then_refuses() -> None:
-    with _client(limits=Limits(max_sessions=2), max_turns=1) as api:
+    with _client(limits=SessionLimits(max_sessions=2), max_turns=1) as api:
         first, _ = _open(api)
         second, _ = _open(api)
         full = api.post("/v1/sessions", json={"seed": 0})
@@ -242,7 +259,7 @@ def test_a_full_server_drops_ended_episodes_first_and_then_refuses() -> None:
 
 
 def test_client_of_a_full_server_says_so_after_a_few_attempts() -> None:
-    with serving("frozen_lake", limits=Limits(max_sessions=1)) as url:
+    with serving("frozen_lake", limits=SessionLimits(max_sessions=1)) as url:
         player = connect(url)
         player.reset(0)
         began = time.monotonic()
@@ -254,7 +271,7 @@ def test_client_of_a_full_server_says_so_after_a_few_attempts() -> None:
 
 
 def test_idle_sessions_are_dropped_and_a_new_episode_opens_another() -> None:
-    with _client(limits=Limits(idle_timeout=0.3)) as api:
+    with _client(limits=SessionLimits(idle_timeout=0.3)) as api:
         idle, resting = connect(str(api.base_url)), connect(str(api.base_url))
         idle.reset(0)
         resting.reset(0)
@@ -269,7 +286,7 @@ def test_idle_sessions_are_dropped_and_a_new_episode_opens_another() -> None:
 
 def test_every_request_keeps_a_session_alive() -> None:
     now = 0.0
-    table = SessionTable(Limits(idle_timeout=10), clock=lambda: now)
+    table = SessionTable(SessionLimits(idle_timeout=10), clock=lambda: now)
 
     async def play() -> list[int]:
         nonlocal now

@@ -13,11 +13,10 @@ from pydantic import Field
 
 from tether.core.errors import BadInput, EnvironmentFailure
 from tether.envs import registry
-from tether.envs.http_client import HttpEnvError, connect
-from tether.envs.http_server import Service, check, serving
-from tether.envs.http_sessions import Limits
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions
+from tether.envs.base import Outcome, TextEnv, TurnOptions
+from tether.envs.remote.http_client import HttpEnvError, connect
+from tether.envs.remote.http_server import Service, check, serving
+from tether.envs.remote.sessions import SessionLimits
 
 
 class _MoodyOptions(TurnOptions):
@@ -44,20 +43,20 @@ class Moody(TextEnv[_MoodyOptions]):
             raise RuntimeError("no\nand no again")
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return "Be moody."
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return f"seed {self._seed}"
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         if seed < 0 or self.options.never_resets:
             raise BadInput(f"moody: got seed {seed}; give one from 0 on")
         self._seed, self._steps = seed, 0
         if seed == 666:
             raise LookupError("cursed")
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         self._steps += 1
         if answer == "wait":
             self.waiting.set()
@@ -78,8 +77,8 @@ class Moody(TextEnv[_MoodyOptions]):
 class Cursed(Moody):
     """Never begins."""
 
-    def _generate(self, seed: int) -> None:
-        super()._generate(666)
+    def generate(self, seed: int) -> None:
+        super().generate(666)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +100,7 @@ def _closed(expected: list[int]) -> bool:
 
 
 def test_a_stuck_step_is_left_behind_and_holds_up_nobody() -> None:
-    with serving("moody", limits=Limits(step_timeout=1.0)) as url, ThreadPoolExecutor(1) as thread:
+    with serving("moody", limits=SessionLimits(step_timeout=1.0)) as url, ThreadPoolExecutor(1) as thread:
         stuck, other = connect(url), connect(url)
         stuck.reset(1)
         other.reset(2)
@@ -139,7 +138,7 @@ def _sessions(url: str) -> int:
 
 
 def test_building_and_resetting_are_under_the_same_limit() -> None:
-    with serving("moody", limits=Limits(step_timeout=0.3)) as url:
+    with serving("moody", limits=SessionLimits(step_timeout=0.3)) as url:
         with pytest.raises(HttpEnvError, match=r"answered 504: the environment took longer than 0\.3 s"):
             connect(url, slow_to_build=1.0)
         assert _sessions(url) == 0
@@ -219,7 +218,7 @@ def test_a_failing_close_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         env.close()
         assert _closed([13])
         time.sleep(0.05)
-    assert "closing an environment: RuntimeError: never closes" in caplog.text
+    assert "closing environment moody: close: RuntimeError: never closes" in caplog.text
 
 
 def test_stopping_closes_every_environment() -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput, ConfigError
-from tether.envs.metamathqa.data import last_box
-from tether.envs.metamathqa.env import MetaMathQA, MetaMathQAOptions
+from tether.envs.metamathqa.dataset import last_box
+from tether.envs.metamathqa.env import HalvingReward, MetaMathQA, MetaMathQAOptions
 from tether.envs.metamathqa.generator import Problem
-from tether.envs.metamathqa.reward import HalvingReward
 from tether.envs.registry import make_env
 from tether.envs.splits import split_of
 

@@ -8,8 +8,10 @@ import pytest
 from tether.core.errors import BadInput, ConfigError, UnknownName
 from tether.core.protocols import Env
 from tether.core.registry import Registry
+from tether.core.types import Observation, Step
 from tether.envs import registry
-from tether.envs.base import ActionEnv
+from tether.envs.base import ActionEnv, Outcome, TextEnv, TurnOptions
+from tether.envs.factory import env_factory
 from tether.envs.registry import ENVIRONMENTS, make_env, register_env
 from tether.envs.sokoban.env import Sokoban
 
@@ -72,3 +74,65 @@ def test_listing_names_imports_no_environment() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ENVIRONMENTS.names()
+
+
+# --- names of tether 0.1 ---
+
+
+def test_a_reset_that_takes_luck_is_refused_when_the_environment_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        name, max_turns, instructions, Options = "old", 1, "Say anything.", TurnOptions
+
+        def __init__(self, options: TurnOptions) -> None:
+            pass
+
+        def reset(self, seed: int, *, luck: int | None = None) -> Observation:
+            raise AssertionError("never called")
+
+        def step(self, answer: str) -> Step:
+            raise AssertionError("never called")
+
+    said = r"environment 'old': the parameter 'luck' of reset is now called 'env_seed'; rename it in reset's signature"
+    monkeypatch.setattr(ENVIRONMENTS, "_entries", dict(ENVIRONMENTS._entries))
+    register_env("old", Old)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=said):
+        make_env("old")
+    with pytest.raises(BadInput, match="environment '<lambda>': the parameter 'luck'"):
+        env_factory(lambda: Old(TurnOptions())).make()  # type: ignore[arg-type, return-value]
+
+
+def test_methods_with_their_old_names_are_refused_when_the_class_is_defined() -> None:
+    with pytest.raises(
+        BadInput, match=r"^environment class Old overrides methods that were renamed: _generate is now generate, _take is now take, "
+    ):
+
+        class Old(TextEnv[TurnOptions]):
+            def _generate(self, seed: int) -> None: ...
+
+            def _take(self, answer: str) -> Outcome:
+                return Outcome("")
+
+    class Present(TextEnv[TurnOptions]):
+        """Has a helper with an old name, which is its own business."""
+
+        name, task = "present", "Say anything."
+
+        def generate(self, seed: int) -> None: ...
+
+        def opening(self) -> str:
+            return "Go."
+
+        def take(self, answer: str) -> Outcome:
+            return self._take(answer)
+
+        def _take(self, answer: str) -> Outcome:
+            return Outcome("Done.", done=True)
+
+    with pytest.raises(BadInput, match="environment class Dice overrides methods that were renamed: _seed_luck is now seed_randomness"):
+
+        class Dice(Present):
+            def _seed_luck(self, luck: int) -> None: ...
+
+    env = Present(TurnOptions())
+    env.reset(0)
+    assert env.step("x").done

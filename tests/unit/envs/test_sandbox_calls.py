@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tether.envs.deepcoder.sandbox import client, linux, seccomp, syscalls_aarch64, syscalls_x86_64
+from tether.envs.deepcoder.sandbox import client, linux, seccomp
 from tether.envs.deepcoder.sandbox.jobs import Limits, Report, StdinTask
-from tether.envs.deepcoder.sandbox.level import describe_isolation
-from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox
+from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox, describe_isolation
 
 needs_kernel = pytest.mark.skipif(describe_isolation().name != "kernel", reason="this machine gives no kernel isolation")
-needs_filter = pytest.mark.skipif(not client.running_warden("process").facts["seccomp"], reason="this kernel filters no system calls")
+needs_filter = pytest.mark.skipif(not client.running_fork_server("process").facts["seccomp"], reason="this kernel filters no system calls")
 BOTH = [pytest.param("kernel", marks=needs_kernel), pytest.param("process", marks=needs_filter)]
 
 # Of calls that must fail: name, number on x86_64, number on aarch64, arguments.
@@ -80,7 +79,7 @@ def test_forbidden_calls(isolation: Isolation) -> None:
 
 def test_every_call_that_is_not_listed_is_refused(isolation: Isolation) -> None:
     """All numbers there are, and some there are not yet, with arguments that would do no harm."""
-    _, numbers = seccomp.TABLES[linux.machine()]
+    numbers = seccomp.TABLES[linux.machine()]["numbers"]
     # These two belong to the kernel's own probes: newer kernels let them past every filter and end whoever else calls them.
     probes = [335, 336] if linux.machine() == "x86_64" else []
     unlisted = [number for number in range(1024) if number not in numbers.values() and number not in probes]
@@ -150,13 +149,13 @@ def test_crashes_stay_inside(isolation: Isolation) -> None:
 
 def test_tables_name_every_call_the_filter_speaks_of() -> None:
     listed = set(seccomp.ALLOWED.split()) | {"clone", "clone3", "kill", "tgkill", "fcntl", "ioctl", "prlimit64"}
-    assert set(syscalls_aarch64.NUMBERS) == listed
-    assert set(syscalls_x86_64.NUMBERS) == listed | set(seccomp.ALLOWED_ON_X86_64.split())
-    assert len(set(syscalls_x86_64.NUMBERS.values())) == len(syscalls_x86_64.NUMBERS)
+    assert set(seccomp.TABLES["aarch64"]["numbers"]) == listed
+    assert set(seccomp.TABLES["x86_64"]["numbers"]) == listed | set(seccomp.ALLOWED_ON_X86_64.split())
+    assert len(set(seccomp.TABLES["x86_64"]["numbers"].values())) == len(seccomp.TABLES["x86_64"]["numbers"])
 
 
 def test_no_forbidden_number_is_in_a_table() -> None:
-    tables = {1: syscalls_x86_64.NUMBERS, 2: syscalls_aarch64.NUMBERS}
+    tables = {1: seccomp.TABLES["x86_64"]["numbers"], 2: seccomp.TABLES["aarch64"]["numbers"]}
     for entry in FORBIDDEN.replace("\n", "|").split("|"):
         words = entry.split()
         if words and words[0] not in ("kill", "tgkill", "prlimit64"):
@@ -176,7 +175,7 @@ def test_tables_against_the_kernels_headers(machine: str) -> None:
         pytest.skip(f"{path} is not on this machine")
     numbers = {name: int(number) for name, number in re.findall(pattern, path.read_text())}
     renamed = {"newfstatat": "fstatat"}
-    _, table = seccomp.TABLES[machine]
+    table = seccomp.TABLES[machine]["numbers"]
     there = {name: numbers.get(name, numbers.get(renamed.get(name, ""))) for name in table}
     assert table == there
 

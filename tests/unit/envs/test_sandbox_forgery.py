@@ -12,21 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tether.envs.deepcoder.sandbox import client, codec, verdict
+from tether.envs.deepcoder.sandbox import client, codec, jobs
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Limits, Report, ScriptTask, StdinTask, Task
-from tether.envs.deepcoder.sandbox.level import describe_isolation
-from tether.envs.deepcoder.sandbox.sandbox import Sandbox
+from tether.envs.deepcoder.sandbox.sandbox import Sandbox, describe_isolation
 
 SANDBOX = Sandbox(Limits(cpu_seconds=3, wall_seconds=10), isolation=describe_isolation().name or "process")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def well_afterwards() -> Iterator[None]:
-    """The one warden of all these attacks is still there at the end, and well."""
-    warden = client.running_warden(SANDBOX.isolation).process_id
+    """The one fork server of all these attacks is still there at the end, and well."""
+    fork_server = client.running_fork_server(SANDBOX.isolation).process_id
     yield
     assert SANDBOX.run("print(6 * 7)", [StdinTask("")])[0].stdout == "42\n"
-    assert client.running_warden(SANDBOX.isolation).process_id == warden
+    assert client.running_fork_server(SANDBOX.isolation).process_id == fork_server
 
 
 def run(code: str, task: Task) -> Report:
@@ -320,12 +319,12 @@ def test_paths_of_this_machine_are_not_told() -> None:
 
 def test_a_cell_that_could_not_be_prepared_says_why() -> None:
     facts = json.dumps({"limit": None, "started": False, "seconds": 0.1, "code": 113, "signal": 0, "cpu_seconds": 0.1}).encode()
-    report = verdict.report(StdinTask(""), "", [facts, b"", b"making a work folder: No space left on device"])
-    assert (report.ending, report.detail) == ("killed", "the cell could not be prepared (making a work folder: No space left on device)")
-    assert verdict.report(StdinTask(""), "", [facts, b"", b""]).detail.endswith("(exit code 113, signal 0)")
+    report = jobs.read_report(StdinTask(""), "", [facts, b"", b"making a work folder: No space left on device"])
+    assert (report.ending, report.detail) == ("killed", "the sandbox could not be prepared (making a work folder: No space left on device)")
+    assert jobs.read_report(StdinTask(""), "", [facts, b"", b""]).detail.endswith("(exit code 113, signal 0)")
 
 
 def test_every_fact_of_the_supervisor_is_plain_json() -> None:
     facts = json.dumps({"limit": None, "started": True, "seconds": 0.1, "code": 0, "signal": 64, "cpu_seconds": 0.1}).encode()
-    report = verdict.report(StdinTask(""), "", [facts, b"out", b"+"])
+    report = jobs.read_report(StdinTask(""), "", [facts, b"out", b"+"])
     assert (report.ending, report.detail, report.stdout) == ("killed", "ended by SIGRTMAX", "out")

@@ -10,8 +10,7 @@ import pytest
 from tether.core.errors import TetherError
 from tether.envs.deepcoder.sandbox import client
 from tether.envs.deepcoder.sandbox.jobs import SandboxUnavailable, ScriptTask, StdinTask
-from tether.envs.deepcoder.sandbox.level import describe_isolation
-from tether.envs.deepcoder.sandbox.sandbox import Sandbox
+from tether.envs.deepcoder.sandbox.sandbox import Sandbox, describe_isolation
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="restricts a process with Linux's own means")
 needs_kernel = pytest.mark.skipif(describe_isolation().name != "kernel", reason="this machine gives no kernel isolation")
@@ -28,10 +27,10 @@ seccomp.install(b"".join(struct.pack("HBBI", *step) for step in steps))
 # A user namespace that allows no other: what an administrator does with a sysctl.
 NO_MORE_NAMESPACES = """
 import os
-from tether.envs.deepcoder.sandbox import cell, linux
+from tether.envs.deepcoder.sandbox import linux, namespaces
 outside = os.geteuid(), os.getegid()
 linux.unshare("", linux.NEW_USER)
-cell._write_maps("self", *(f"0 {name} 1" for name in outside))
+namespaces._write_maps("self", *(f"0 {name} 1" for name in outside))
 with open("/proc/sys/user/max_user_namespaces", "w") as file: file.write("0")
 """
 # A kernel without the filter and the file rules.
@@ -51,7 +50,7 @@ client._BOOTSTRAP = "import sys; sys.platform = 'darwin'\\n" + client._BOOTSTRAP
 ASK = """
 from tether.core.errors import TetherError
 from tether.envs.deepcoder.sandbox.jobs import StdinTask
-from tether.envs.deepcoder.sandbox.level import describe_isolation
+from tether.envs.deepcoder.sandbox.sandbox import describe_isolation
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
 level = describe_isolation()
 print(level.name, level.strong, level.detail, sep=" | ")
@@ -125,19 +124,19 @@ def test_another_system() -> None:
         assert "ending='ok'" in weaker
 
 
-def test_a_warden_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(SandboxUnavailable, match=r"isolation=process: starting /nonexistent/python: No such file or directory"):
         client.Client("process")
 
 
-def test_a_warden_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP", "raise SystemExit(3)")
     with pytest.raises(SandboxUnavailable, match="the sandbox's own process ended while it started"):
         client.Client("kernel")
 
 
-def test_a_warden_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP", "import time; time.sleep(100)")
     monkeypatch.setattr(client, "_START_SECONDS", 0.2)
     monkeypatch.setattr(client, "_END_SECONDS", 0.2)
@@ -150,11 +149,11 @@ def test_the_error_is_tethers_own() -> None:
 
 
 def test_processes_leave_no_folder_behind() -> None:
-    warden = client.Client("process")
-    folder = Path(warden.facts["folder"])
+    fork_server = client.Client("process")
+    folder = Path(fork_server.facts["folder"])
     assert folder.is_dir() and folder.stat().st_mode & 0o777 == 0o711
-    warden._process.kill()  # so that it cannot clear up itself
-    warden.close()
+    fork_server._process.kill()  # so that it cannot clear up itself
+    fork_server.close()
     assert not folder.exists()
 
 

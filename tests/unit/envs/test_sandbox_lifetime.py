@@ -1,4 +1,4 @@
-"""Nothing is left behind and nothing hangs: wardens that die, processes that fork or are killed, hundreds of programs, many at a time."""
+"""Nothing is left behind and nothing hangs: fork servers that die, processes that fork or are killed, hundreds of programs, many at a time."""
 
 import gc
 import json
@@ -15,8 +15,7 @@ import pytest
 
 from tether.envs.deepcoder.sandbox import client
 from tether.envs.deepcoder.sandbox.jobs import Limits, Report, StdinTask
-from tether.envs.deepcoder.sandbox.level import describe_isolation
-from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox
+from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox, describe_isolation
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 needs_kernel = pytest.mark.skipif(describe_isolation().name != "kernel", reason="this machine gives no kernel isolation")
@@ -54,11 +53,11 @@ def alive(process: int) -> bool:
         return False
 
 
-def quiet_warden(isolation: Isolation) -> tuple[int, int]:
-    """The warden's process, and the one of its processes that makes cells, with no cell left from before."""
-    warden = client.running_warden(isolation).process_id
-    assert wait_for(lambda: len(descendants(warden)) == (1 if isolation == "kernel" else 0))
-    return warden, (descendants(warden)[0] if isolation == "kernel" else warden)
+def quiet_fork_server(isolation: Isolation) -> tuple[int, int]:
+    """The fork server's process, and the one of its processes that makes sandboxes, with no sandbox left from before."""
+    fork_server = client.running_fork_server(isolation).process_id
+    assert wait_for(lambda: len(descendants(fork_server)) == (1 if isolation == "kernel" else 0))
+    return fork_server, (descendants(fork_server)[0] if isolation == "kernel" else fork_server)
 
 
 def in_thread(isolation: Isolation, code: str = SLEEP, count: int = 1) -> tuple[threading.Thread, list[Report]]:
@@ -71,23 +70,23 @@ def in_thread(isolation: Isolation, code: str = SLEEP, count: int = 1) -> tuple[
 
 
 @both_levels
-def test_a_killed_warden_ends_its_runs_and_is_replaced(isolation: Isolation) -> None:
-    warden, server = quiet_warden(isolation)
+def test_a_killed_fork_server_ends_its_runs_and_is_replaced(isolation: Isolation) -> None:
+    fork_server, server = quiet_fork_server(isolation)
     thread, reports = in_thread(isolation, count=2)
     assert wait_for(lambda: len(descendants(server)) == 4)
-    family = [warden, *descendants(warden)]
-    os.kill(warden, signal.SIGKILL)
+    family = [fork_server, *descendants(fork_server)]
+    os.kill(fork_server, signal.SIGKILL)
     thread.join(10)
     assert [report.ending for report in reports] == ["killed", "killed"]
-    assert reports[0].detail == "the cell ended without an answer"
+    assert reports[0].detail == "the sandbox ended without an answer"
     assert wait_for(lambda: not any(map(alive, family)))
     assert Sandbox(isolation=isolation).run("print(1)", [StdinTask("")])[0].stdout == "1\n"
-    assert client.running_warden(isolation).process_id != warden
+    assert client.running_fork_server(isolation).process_id != fork_server
 
 
 @both_levels
 def test_a_killed_supervisor_ends_its_program(isolation: Isolation) -> None:
-    warden, server = quiet_warden(isolation)
+    fork_server, server = quiet_fork_server(isolation)
     thread, reports = in_thread(isolation)
     assert wait_for(lambda: len(descendants(server)) == 2)
     family = descendants(server)
@@ -95,7 +94,7 @@ def test_a_killed_supervisor_ends_its_program(isolation: Isolation) -> None:
     thread.join(10)
     assert [report.ending for report in reports] == ["killed"]
     assert wait_for(lambda: not any(map(alive, family)))
-    assert client.running_warden(isolation).process_id == warden
+    assert client.running_fork_server(isolation).process_id == fork_server
 
 
 RUN_FOREVER = f"""
@@ -104,8 +103,8 @@ from tether.envs.deepcoder.sandbox import client
 from tether.envs.deepcoder.sandbox.jobs import Limits, StdinTask
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
 sandbox = Sandbox(Limits(wall_seconds=100), isolation=sys.argv[1], concurrency=2)
-warden = client.running_warden(sandbox.isolation)
-print(warden.process_id, warden.facts["folder"], flush=True)
+fork_server = client.running_fork_server(sandbox.isolation)
+print(fork_server.process_id, fork_server.facts["folder"], flush=True)
 sandbox.run({SLEEP!r}, [StdinTask("")] * 2)
 """
 
@@ -116,9 +115,9 @@ def test_when_tether_is_killed_everything_goes(isolation: Isolation, number: sig
     command = [sys.executable, "-c", RUN_FOREVER, isolation]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tether:
         assert tether.stdout is not None
-        warden, *folders = tether.stdout.readline().split()
-        assert wait_for(lambda: len(descendants(int(warden))) == (5 if isolation == "kernel" else 4))
-        family = [int(warden), *descendants(int(warden))]
+        fork_server, *folders = tether.stdout.readline().split()
+        assert wait_for(lambda: len(descendants(int(fork_server))) == (5 if isolation == "kernel" else 4))
+        family = [int(fork_server), *descendants(int(fork_server))]
         assert [Path(folder).is_dir() for folder in folders] == ([] if isolation == "kernel" else [True])
         tether.send_signal(number)
         tether.wait(10)
@@ -129,7 +128,7 @@ def test_when_tether_is_killed_everything_goes(isolation: Isolation, number: sig
 @both_levels
 def test_hundreds_of_programs_leak_nothing(isolation: Isolation) -> None:
     sandbox = Sandbox(Limits(wall_seconds=20), isolation=isolation, concurrency=2)
-    warden, server = quiet_warden(isolation)
+    fork_server, server = quiet_fork_server(isolation)
 
     def state() -> tuple[int, int, int, int, int]:
         gc.collect()
@@ -137,7 +136,7 @@ def test_hundreds_of_programs_leak_nothing(isolation: Isolation) -> None:
         descriptors = [
             len(os.listdir(f"/proc/{process}/fd")) if os.access(f"/proc/{process}/fd", os.R_OK) else 0 for process in (os.getpid(), server)
         ]
-        return len(descendants(warden)), mounts, *descriptors, threading.active_count()  # type: ignore[return-value]
+        return len(descendants(fork_server)), mounts, *descriptors, threading.active_count()  # type: ignore[return-value]
 
     before = state()
     rounds = 34 if isolation == "kernel" else 5
@@ -148,7 +147,7 @@ def test_hundreds_of_programs_leak_nothing(isolation: Isolation) -> None:
 
 @needs_kernel
 def test_what_the_kernel_says_about_a_running_program() -> None:
-    _, server = quiet_warden("kernel")
+    _, server = quiet_fork_server("kernel")
     thread, _ = in_thread("kernel", "import time\ntime.sleep(0.7)")
     assert wait_for(lambda: len(descendants(server)) == 2)
     supervisor, program = descendants(server)
@@ -204,7 +203,7 @@ def test_the_number_holds_for_the_whole_process() -> None:
 def test_an_interrupted_run_frees_its_places() -> None:
     level = describe_isolation().name or "process"
     sandbox = Sandbox(Limits(wall_seconds=20), isolation=level, concurrency=1)
-    _, server = quiet_warden(level)
+    _, server = quiet_fork_server(level)
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
@@ -232,12 +231,12 @@ print(Sandbox(isolation=sys.argv[1]).run(look, [StdinTask("")])[0].stdout.split(
 
 @both_levels
 def test_descriptors_of_tether_stay_there(isolation: Isolation) -> None:
-    """Also when they are many and meant to be inherited, and the warden's own has a high number."""
+    """Also when they are many and meant to be inherited, and the fork server's own has a high number."""
     done = subprocess.run([sys.executable, "-c", MANY_DESCRIPTORS, isolation], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("['0', '1', '2', '3']\n", "")
 
 
-def test_a_forked_process_has_a_warden_of_its_own() -> None:
+def test_a_forked_process_has_a_fork_server_of_its_own() -> None:
     code = """
 import os, sys
 from tether.envs.deepcoder.sandbox import client
@@ -245,9 +244,9 @@ from tether.envs.deepcoder.sandbox.jobs import StdinTask
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
 sandbox = Sandbox(isolation=sys.argv[1])
 sandbox.run("1", [StdinTask("")])
-ours = client.running_warden(sandbox.isolation).process_id
+ours = client.running_fork_server(sandbox.isolation).process_id
 child = os.fork()
-print(sandbox.run("print(6 * 7)", [StdinTask("")])[0].stdout.strip(), (client.running_warden(sandbox.isolation).process_id == ours) == (child != 0), flush=True)
+print(sandbox.run("print(6 * 7)", [StdinTask("")])[0].stdout.strip(), (client.running_fork_server(sandbox.isolation).process_id == ours) == (child != 0), flush=True)
 if child == 0: os._exit(0)
 os.waitpid(child, 0)
 print(sandbox.run("print(6 * 7)", [StdinTask("")])[0].stdout.strip())
@@ -262,10 +261,10 @@ print(sandbox.run("print(6 * 7)", [StdinTask("")])[0].stdout.strip())
 
 
 @both_levels
-def test_the_warden_never_had_the_environment(isolation: Isolation) -> None:
+def test_the_fork_server_never_had_the_environment(isolation: Isolation) -> None:
     """Not even in memory that a program could read through."""
-    warden, server = quiet_warden(isolation)
-    for process in {warden, server}:
+    fork_server, server = quiet_fork_server(isolation)
+    for process in {fork_server, server}:
         path = Path(f"/proc/{process}/environ")
         if os.access(path, os.R_OK):
             assert {name.partition(b"=")[0] for name in path.read_bytes().split(b"\0")} <= {

@@ -348,6 +348,6 @@ def test_other_bad_arguments() -> None:
 
 
 def test_importing_the_sandbox_starts_nothing() -> None:
-    code = "import subprocess; subprocess.Popen = None; import tether.envs.deepcoder.sandbox.level; print('quiet')"
+    code = "import subprocess; subprocess.Popen = None; import tether.envs.deepcoder.sandbox.sandbox; print('quiet')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("quiet\n", "")

@@ -9,13 +9,12 @@ import pytest
 
 from tether.envs.deepcoder.sandbox import client
 from tether.envs.deepcoder.sandbox.jobs import Limits, Report, StdinTask
-from tether.envs.deepcoder.sandbox.level import describe_isolation
-from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox
+from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox, describe_isolation
 
 LIMITS = Limits(cpu_seconds=3, wall_seconds=10)
 
 needs_kernel = pytest.mark.skipif(describe_isolation().name != "kernel", reason="this machine gives no kernel isolation")
-needs_file_rules = pytest.mark.skipif(not client.running_warden("process").facts["landlock"], reason="this kernel has no Landlock")
+needs_file_rules = pytest.mark.skipif(not client.running_fork_server("process").facts["landlock"], reason="this kernel has no Landlock")
 BOTH = [pytest.param("kernel", marks=needs_kernel), pytest.param("process", marks=needs_file_rules)]
 
 
@@ -23,9 +22,9 @@ BOTH = [pytest.param("kernel", marks=needs_kernel), pytest.param("process", mark
 def isolation(request: pytest.FixtureRequest) -> Iterator[Isolation]:
     """Whatever the test did, this process and the sandbox are well afterwards."""
     level: Isolation = request.param
-    warden = client.running_warden(level).process_id
+    fork_server = client.running_fork_server(level).process_id
     yield level
-    assert client.running_warden(level).process_id == warden
+    assert client.running_fork_server(level).process_id == fork_server
     assert attack("print(6 * 7)", level).stdout == "42\n"
 
 
@@ -235,7 +234,7 @@ print(attempt(urllib.request.urlopen, 'http://127.0.0.1:{port}'))
 
 
 def test_signals_reach_only_oneself(isolation: Isolation) -> None:
-    ours = [os.getpid(), os.getppid(), client.running_warden(isolation).process_id]
+    ours = [os.getpid(), os.getppid(), client.running_fork_server(isolation).process_id]
     code = f"""
 import signal
 for process in (1, 0, -1, -os.getpid(), os.getppid(), 3, *{ours!r}):

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tether.envs.deepcoder.sandbox.jobs import Limits, Report, StdinTask
-from tether.envs.deepcoder.sandbox.level import describe_isolation
-from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox
+from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox, describe_isolation
 
 LIMITS = Limits(cpu_seconds=3, wall_seconds=10, memory_mib=128, output_kib=64, file_kib=256, threads=8)
 

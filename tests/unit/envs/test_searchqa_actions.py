@@ -2,18 +2,18 @@
 
 import pytest
 
-from tether.envs.searchqa.actions import Action, parse
+from tether.envs.searchqa.render import SearchAction, parse
 
 
 @pytest.mark.parametrize(
     ("answer", "action"),
     [
-        ("search[River Takoma]", Action("search", "River Takoma")),
-        ("finish[Mount Likunu]", Action("finish", "Mount Likunu")),
-        ("  SEARCH [ two   words\n here ] \n", Action("search", "two words here")),
-        ("Finish[a [b] c]", Action("finish", "a [b] c")),
-        ("search[f(x)[0]]", Action("search", "f(x)[0]")),
-        ("finish[x] or finish[y]", Action("finish", "x] or finish[y")),  # from the first bracket to the last
+        ("search[River Takoma]", SearchAction("search", "River Takoma")),
+        ("finish[Mount Likunu]", SearchAction("finish", "Mount Likunu")),
+        ("  SEARCH [ two   words\n here ] \n", SearchAction("search", "two words here")),
+        ("Finish[a [b] c]", SearchAction("finish", "a [b] c")),
+        ("search[f(x)[0]]", SearchAction("search", "f(x)[0]")),
+        ("finish[x] or finish[y]", SearchAction("finish", "x] or finish[y")),  # from the first bracket to the last
         ("search[]", None),
         ("finish[  ]", None),
         ("search[x", None),
@@ -25,19 +25,19 @@ from tether.envs.searchqa.actions import Action, parse
         ("", None),
     ],
 )
-def test_brackets(answer: str, action: Action | None) -> None:
+def test_brackets(answer: str, action: SearchAction | None) -> None:
     assert parse(answer, "brackets") == action
 
 
 @pytest.mark.parametrize(
     ("answer", "action"),
     [
-        ("<search> River Takoma </search>", Action("search", "River Takoma")),
-        ("<answer> Mount Likunu </answer>", Action("finish", "Mount Likunu")),
-        ("<search>a</search><answer>b</answer>", Action("search", "a")),  # the first tag decides
-        ("<answer>b</answer><search>a</search>", Action("finish", "b")),
-        ("so <Search>a\nb</Search> then", Action("search", "a b")),
-        ("<search> a </search> b </search>", Action("search", "a")),
+        ("<search> River Takoma </search>", SearchAction("search", "River Takoma")),
+        ("<answer> Mount Likunu </answer>", SearchAction("finish", "Mount Likunu")),
+        ("<search>a</search><answer>b</answer>", SearchAction("search", "a")),  # the first tag decides
+        ("<answer>b</answer><search>a</search>", SearchAction("finish", "b")),
+        ("so <Search>a\nb</Search> then", SearchAction("search", "a b")),
+        ("<search> a </search> b </search>", SearchAction("search", "a")),
         ("<search> </search>", None),
         ("<search> a </answer>", None),
         ("<search> a", None),
@@ -46,5 +46,5 @@ def test_brackets(answer: str, action: Action | None) -> None:
         ("", None),
     ],
 )
-def test_tags(answer: str, action: Action | None) -> None:
+def test_tags(answer: str, action: SearchAction | None) -> None:
     assert parse(answer, "tags") == action

@@ -11,7 +11,7 @@ import pytest
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.searchqa.corpus import Corpus, Document, of_documents, of_file
-from tether.envs.searchqa.data import Question, load_questions
+from tether.envs.searchqa.dataset import Question, load_questions
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 HOTPOT = SHARED / "hotpotqa" / "hotpotqa_100_with_context.json"

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from tether.core.errors import BadInput
-from tether.envs.searchqa import index_store
+from tether.envs.searchqa import index as search_index
 from tether.envs.searchqa.corpus import Corpus, Document, of_documents
-from tether.envs.searchqa.data import load_questions
-from tether.envs.searchqa.index import SearchIndex, write_index
-from tether.envs.searchqa.index_store import open_index
+from tether.envs.searchqa.dataset import load_questions
+from tether.envs.searchqa.index import SearchIndex, open_index, write_index
 
 HOTPOT = Path(__file__).parents[4] / "shared" / "data" / "hotpotqa" / "hotpotqa_100_with_context.json"
 
@@ -172,7 +171,7 @@ def test_another_corpus_is_another_index(cache: Path) -> None:
 
 def test_another_layout_is_another_index(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_index(of_documents(DOCUMENTS))
-    monkeypatch.setattr(index_store, "LAYOUT", "another")
+    monkeypatch.setattr(search_index, "LAYOUT", "another")
     open_index(of_documents(DOCUMENTS))
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 2
 
@@ -230,7 +229,7 @@ def test_what_a_killed_process_left_is_cleared(cache: Path) -> None:
 def test_processes_that_build_at_once_all_end_well(cache: Path) -> None:
     code = (
         "from tether.envs.searchqa.corpus import Corpus, Document, of_documents\n"
-        "from tether.envs.searchqa.index_store import open_index\n"
+        "from tether.envs.searchqa.index import open_index\n"
         "documents = [Document(str(n), f'T{n}', 'some words ' * 30) for n in range(4000)]\n"
         "def read():\n"
         "    print('built')\n"
@@ -258,7 +257,7 @@ def test_without_locks_the_second_to_finish_gives_way(cache: Path, monkeypatch: 
         if not raced:
             raced.append(1)
             open_index(Corpus(inner.digest, lambda: DOCUMENTS))
-            monkeypatch.setattr(index_store.shutil, "rmtree", _keep_finished(cache))
+            monkeypatch.setattr(search_index.shutil, "rmtree", _keep_finished(cache))
         return DOCUMENTS
 
     assert ids(open_index(Corpus(inner.digest, read_while_another_builds)), "culture") == ["d"]

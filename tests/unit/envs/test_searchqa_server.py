@@ -14,8 +14,7 @@ import uvicorn
 from tether.envs.searchqa import server as server_module
 from tether.envs.searchqa.client import RemoteRetriever, RetrieverError, close_clients
 from tether.envs.searchqa.corpus import Document, of_documents
-from tether.envs.searchqa.index import SearchIndex
-from tether.envs.searchqa.index_store import open_index
+from tether.envs.searchqa.index import SearchIndex, open_index
 from tether.envs.searchqa.server import create_app
 
 DOCUMENTS = [

@@ -12,11 +12,10 @@ import pytest
 
 from tether.core.enums import Split
 from tether.envs.searchqa.corpus import Document, of_documents
-from tether.envs.searchqa.world import words
-from tether.envs.searchqa.world.encyclopedia import KINDS, World, the_world
-from tether.envs.searchqa.world.names import STYLES, UNFIT, Namer
-from tether.envs.searchqa.world.questions import COMPARISONS, SHARES, WorldQuestions, in_order, world_questions
-from tether.envs.searchqa.world.schema import Entity
+from tether.envs.searchqa.world.encyclopedia import World, the_world
+from tether.envs.searchqa.world.names import STYLES, UNFIT, WORDS, Namer
+from tether.envs.searchqa.world.questions import SHARES, WorldQuestions, in_order, world_questions
+from tether.envs.searchqa.world.schema import COMPARISONS, KINDS, Entity
 
 DIGEST = "8dbc978f094ab463f07ee2c942cde5e4"
 
@@ -206,7 +205,7 @@ def test_the_world_is_the_same_everywhere(articles: dict[str, Document]) -> None
     digest = of_documents(list(articles.values())).digest
     assert digest == DIGEST, "the world has changed: every question and figure in the documents with it"
     code = (
-        "from tether.envs.searchqa.sources import world_corpus; from tether.envs.searchqa.world.questions import world_questions;"
+        "from tether.envs.searchqa.dataset import world_corpus; from tether.envs.searchqa.world.questions import world_questions;"
         "from tether.core.enums import Split; print(world_corpus().digest); print(world_questions()(7, Split.TRAIN).text)"
     )
     done = subprocess.run(
@@ -367,4 +366,4 @@ def test_splits_share_no_question(questions: WorldQuestions) -> None:
 
 def test_plants_do_not_eat(world: World) -> None:
     for species in of_kind(world, "species"):
-        assert ("flowers" in species.facts) == (species.facts["sort"] in words.PLANTS) != ("diet" in species.facts)
+        assert ("flowers" in species.facts) == (species.facts["sort"] in WORDS["plants"]) != ("diet" in species.facts)

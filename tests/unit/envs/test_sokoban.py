@@ -3,9 +3,8 @@
 import pytest
 
 from tether.envs.registry import make_env
-from tether.envs.sokoban.env import Sokoban, SokobanOptions
+from tether.envs.sokoban.env import PushReward, Sokoban, SokobanOptions
 from tether.envs.sokoban.levels import Level
-from tether.envs.sokoban.reward import PushReward
 from tether.envs.sokoban.solver import solve
 
 
@@ -119,7 +118,7 @@ def test_grid_with_coordinates_needs_no_list_of_walls() -> None:
     ]
 
 
-def test_luck_changes_nothing() -> None:
+def test_env_seed_changes_nothing() -> None:
     env = make_env("sokoban")
     runs = []
     for env_seed in (1, 2):

@@ -13,7 +13,7 @@ from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, Unknow
 from tether.core.protocols import ConcurrentEnv, Env
 from tether.core.types import Step
 from tether.envs.registry import ENVIRONMENTS, make_env, register_env
-from tether.envs.vector import VectorEnv, make_envs
+from tether.envs.remote import VectorEnv, make_envs
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -45,12 +45,12 @@ def test_equals_serial_play(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"slip": 0.5, "max_turns": 4}
     with VectorEnv("frozen_lake", 3, options=options) as vector:
         for round_number in range(2):
-            seeds, lucks = [7, 8, 7], [1, None, 2 + round_number]
-            played: list[list[Any]] = [[observation] for observation in vector.reset(seeds, lucks)]
+            seeds, env_seeds = [7, 8, 7], [1, None, 2 + round_number]
+            played: list[list[Any]] = [[observation] for observation in vector.reset(seeds, env_seeds)]
             for turn in range(4):
                 for member, step in zip(played, vector.step([answers[turn] for answers in SCRIPT]), strict=True):
                     member.extend([step] if step is not None else [])
-            expected = [_serially(make_env("frozen_lake", **options), *each) for each in zip(seeds, lucks, SCRIPT, strict=True)]
+            expected = [_serially(make_env("frozen_lake", **options), *each) for each in zip(seeds, env_seeds, SCRIPT, strict=True)]
             assert played == expected
 
 
@@ -78,7 +78,7 @@ def test_tags_of_its_own_are_passed_on() -> None:
 def test_instructions_follow_the_instance() -> None:
     with VectorEnv(Awaiting, 2) as vector:
         assert [member.instructions for member in vector.members] == ["Wait."] * 2
-        assert [observation.text for observation in vector.reset([3, 4], [None, 9])] == ["seed 3, luck None", "seed 4, luck 9"]  # type: ignore[union-attr]
+        assert [observation.text for observation in vector.reset([3, 4], [None, 9])] == ["seed 3, env_seed None", "seed 4, env_seed 9"]  # type: ignore[union-attr]
         assert [member.instructions for member in vector.members] == ["Wait for 3.", "Wait for 4."]
 
 
@@ -269,7 +269,7 @@ def test_pool_closes_its_environments() -> None:
         def close(self) -> None:
             self.left = True
 
-    from tether.envs.vector.pool import WorkerPool
+    from tether.envs.remote import WorkerPool
 
     envs = [Closable(), Closable()]
     with WorkerPool(envs):  # type: ignore[arg-type]

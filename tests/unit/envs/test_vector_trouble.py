@@ -14,7 +14,7 @@ import pytest
 
 from tether.core.errors import EnvironmentFailure
 from tether.core.types import Observation, Step
-from tether.envs.vector import VectorEnv, hosts
+from tether.envs.remote import VectorEnv, hosts
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -131,6 +131,23 @@ def test_a_late_answer_of_an_abandoned_thread_is_ignored(caplog: pytest.LogCaptu
     assert caplog.records == []  # asyncio would log what goes wrong in its loop
 
 
+def test_an_environment_whose_call_returns_late_is_closed() -> None:
+    """Its host is dead by then, so nobody else closes it; while the call runs it must not be closed."""
+    closed: list[int] = []
+
+    class Closable(Troubled):
+        def close(self) -> None:
+            closed.append(self.seed)
+
+    with VectorEnv(Closable, 1, options={"work": "wait"}, step_timeout=0.3) as vector:
+        vector.reset([5])
+        assert str(vector.step(["sleep 0.6"])[0]) == "step: timed out after 0.3 s"
+        assert closed == []
+        assert _eventually(lambda: closed == [5])
+        vector.reset([6])
+    assert closed == [5, 6]
+
+
 @pytest.mark.parametrize("command", ["sleep 30", "stubborn 0.6"])
 def test_coroutines_that_take_too_long(command: str) -> None:
     with VectorEnv(Awaiting, 2, step_timeout=0.3) as vector:
@@ -138,7 +155,7 @@ def test_coroutines_that_take_too_long(command: str) -> None:
         late, fine = vector.step([command, "hello"])
         assert str(late) == "step: timed out after 0.3 s"
         assert isinstance(fine, Step)
-        assert vector.members[0].reset(3).text == "seed 3, luck None"
+        assert vector.members[0].reset(3).text == "seed 3, env_seed None"
         assert str(vector.step(["raise", None])[0]) == "step: KeyError: 'no such shelf'"
 
 
@@ -224,7 +241,7 @@ def test_closing_while_processes_start() -> None:
 SCRIPT = """
     import os, signal, sys, time
     sys.path.append({folder!r})
-    from tether.envs.vector import VectorEnv
+    from tether.envs.remote import VectorEnv
     from troubled_environments import Troubled
 
     if __name__ == "__main__":
@@ -252,7 +269,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
         f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
-        "from tether.envs.vector import VectorEnv\n"
+        "from tether.envs.remote import VectorEnv\n"
         "with VectorEnv('troubled_environments:Troubled', 1) as vector:\n    print(vector.reset([0])[0])\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)

@@ -12,17 +12,17 @@ import pytest
 
 from tether.core.enums import Split
 from tether.core.types import Step
-from tether.envs.webshop.data import load_catalogue, load_goals
+from tether.envs.webshop.dataset import load_catalogue, load_goals
 from tether.envs.webshop.env import WebShop, WebShopOptions
-from tether.envs.webshop.generator import DEPARTMENTS, SISTERS, generated_products
+from tether.envs.webshop.generator import SISTERS, generated_products
 from tether.envs.webshop.goals import Goal
 from tether.envs.webshop.nouns import LightNouns
-from tether.envs.webshop.products import Product
+from tether.envs.webshop.products import Product, TextIndex
 from tether.envs.webshop.reward import likeness, score_purchase
-from tether.envs.webshop.search import TextIndex
+from tether.envs.webshop.stock import departments
 
 PRODUCTS = generated_products()
-KINDS = [(department, kind) for department in DEPARTMENTS for kind in department.kinds]
+KINDS = [(department, kind) for department in departments() for kind in department.kinds]
 
 
 def test_size() -> None:
@@ -71,14 +71,14 @@ def test_features_of_a_kind_cannot_be_taken_for_one_another(department, kind) ->
 
 
 def test_a_product_has_five_features_that_go_together() -> None:
-    rivals = {department.category: department.rivals for department in DEPARTMENTS}
+    rivals = {department.category: department.rivals for department in departments()}
     for product in PRODUCTS:
         assert len(set(product.attributes)) == 5
         assert all(len(set(group) & set(product.attributes)) <= 1 for group in rivals[product.category]), product
 
 
 def test_no_feature_is_unused() -> None:
-    for department in DEPARTMENTS:
+    for department in departments():
         assert {name for kind in department.kinds for name in kind.features} == set(department.features)
 
 
@@ -155,7 +155,7 @@ def test_care_is_rewarded() -> None:
 
 _DIGEST = """
 import hashlib
-from tether.envs.webshop.data import load_catalogue, load_goals
+from tether.envs.webshop.dataset import load_catalogue, load_goals
 from tether.envs.webshop.env import WebShop
 from tether.core.enums import Split
 env = WebShop()

@@ -13,7 +13,7 @@ from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.dataset import Pool
 from tether.envs.registry import make_env
-from tether.envs.webshop.data import load_catalogue, load_goals
+from tether.envs.webshop.dataset import load_catalogue, load_goals
 from tether.envs.webshop.goals import NO_LIMIT, Goal, synthetic_goals
 from tether.envs.webshop.products import Product
 

@@ -210,7 +210,7 @@ def test_special_searches() -> None:
     assert page(play(env, "click[next >]", "click[< prev]")) == page(random_page)
 
 
-def test_a_random_listing_follows_luck() -> None:
+def test_a_random_listing_follows_env_seed() -> None:
     def listing(env_seed: int) -> str:
         env = shop()
         env.reset(0, env_seed=env_seed)

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tether.core.errors import MissingDependency
-from tether.envs.webshop.colours import COLOURS
 from tether.envs.webshop.goals import NO_LIMIT, Goal
 from tether.envs.webshop.nouns import LightNouns, SpacyNouns, noun_test
 from tether.envs.webshop.products import Product
-from tether.envs.webshop.reward import Score, binary, graded, likeness, reduced_to_colour, score_purchase
+from tether.envs.webshop.reward import COLOURS, Score, binary, graded, likeness, reduced_to_colour, score_purchase
 
 
 class AllWords:

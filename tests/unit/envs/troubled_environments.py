@@ -10,8 +10,7 @@ import threading
 import time
 
 from tether.core.types import Observation, Step
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions, Work
+from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 
 
 class TroubledOptions(TurnOptions):
@@ -40,23 +39,23 @@ class Troubled(TextEnv[TroubledOptions]):
             raise RuntimeError("refused to be built")
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return "Behave."
 
     @property
     def work(self) -> Work:
         return self.options.work
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         if seed < 0:
             time.sleep(-seed)
         self.seed = seed
         self.steps = 0
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return f"seed {self.seed}, process {os.getpid()}"
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         self.steps += 1
         verb, _, argument = answer.partition(" ")
         info = {}
@@ -104,7 +103,7 @@ class Awaiting:
     async def areset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         await asyncio.sleep(0)
         self.instructions = f"Wait for {seed}."
-        return Observation(f"seed {seed}, luck {env_seed}")
+        return Observation(f"seed {seed}, env_seed {env_seed}")
 
     async def astep(self, answer: str) -> Step:
         verb, _, argument = answer.partition(" ")
@@ -127,5 +126,5 @@ class Awaiting:
 class Curious(Troubled):
     """Looks around in the process it lives in."""
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return f"{os.environ.get('TETHER_TEST_HERE')} {os.getcwd()}"

@@ -10,7 +10,7 @@ import tether
 from tether.core.enums import FinishReason, StopReason
 from tether.core.protocols import Sampling
 from tether.core.types import Completion, Group, Observation, Step
-from tether.envs.vector import make_envs
+from tether.envs.remote import make_envs
 from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds

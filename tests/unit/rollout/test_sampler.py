@@ -6,7 +6,7 @@ import pytest
 
 from tether.core.protocols import Sampling
 from tether.core.types import Observation, Step
-from tether.envs.turns import TurnOptions
+from tether.envs.base import TurnOptions
 from tether.rollout import sampler as module
 from tether.rollout.engines.scripted import ScriptedEngine
 from tether.rollout.episode import EpisodeRules

@@ -12,7 +12,7 @@ from tether.algorithms.presets import ALGORITHMS
 from tether.cli.main import main
 from tether.cli.train import SMOKE
 from tether.core.config import load, read_file
-from tether.envs.deepcoder.sandbox.level import describe_isolation
+from tether.envs.deepcoder.sandbox.sandbox import describe_isolation
 from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.runs.store import RunStore
 from tether.training.settings import RunSettings

@@ -1,9 +1,9 @@
-"""The public conformance checker: what every environment has to keep to, held against any environment.
+"""The environment checker: every requirement of an environment, tested on any environment.
 
-`check_env(name_or_class, **options)` answers with a report of every law. The laws are in `laws`; the episodes they look at are played
-by `episodes` with answers from `answers`, all of it by seed, so that whatever is found can be found again.
+`check_env(name_or_class, **options)` returns a report of every check. The checks are in `checks`, and `runner` runs them. The episodes they
+look at are played by `episodes` with answers from `answers`. All answers follow from seeds, so every finding can be reproduced.
 """
 
-from tether.envs.checker.examination import CheckReport, Verdict, check_env
+from tether.envs.checker.runner import CheckReport, CheckResult, check_env
 
-__all__ = ["CheckReport", "Verdict", "check_env"]
+__all__ = ["CheckReport", "CheckResult", "check_env"]

@@ -1,12 +1,18 @@
-"""Episodes played for the checker: recorded whole, compared to the byte, described so that anybody can play them again.
+"""Episodes played for the checker: recorded whole, compared to the byte, described so that they can be played again.
 
-Nothing an environment does stops the recording: what it raises is written down and ends that episode, a reply of the wrong type ends it
-too. Which of it is a violation is for the laws to say.
+Nothing that an environment does stops the recording: an exception is recorded and ends the episode, and so does a reply of the wrong type.
+The checks decide which of this is a violation. `transcripts_elsewhere` plays the same episodes in another Python process, whose string
+hashes have another salt: an environment that depends on the order of a set behaves differently there.
 """
 
-from collections.abc import Iterator
+import multiprocessing
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -16,14 +22,15 @@ from tether.core.protocols import Env
 from tether.core.seeding import derive_seed
 from tether.core.types import Observation, Step
 from tether.envs.checker.answers import Answers
+from tether.envs.factory import MAIN_GUARD
 
 _SHOWN_ANSWER = 60
 """Characters of an answer that a description shows."""
 
 
 @dataclass(slots=True)
-class Episode:
-    """What happened, in order."""
+class EpisodeRecord:
+    """One episode: the answers and everything the environment returned, in order."""
 
     seed: int
     env_seed: int | None
@@ -58,13 +65,14 @@ class Episode:
 
 
 def episode_seeds(number: int) -> tuple[int, int | None]:
-    """Seed and luck of the checker's episode of a number; every other one leaves the luck to the environment."""
+    """Seed and env_seed of the checker's episode of a number; every other episode leaves env_seed to the environment."""
+    # The string "check luck" names the stream of tether 0.1. It must not change: episode numbers in reports would mean other episodes.
     return number, derive_seed("check luck", number) if number % 2 else None
 
 
-def play(env: Env, number: int) -> Episode:
+def play(env: Env, number: int) -> EpisodeRecord:
     """The checker's episode of a number: reset, then answers drawn from its seed until the episode is over."""
-    episode = Episode(*episode_seeds(number))
+    episode = EpisodeRecord(*episode_seeds(number))
     try:
         with environment_boundary("instructions"):
             source = Answers(env, number)
@@ -78,9 +86,9 @@ def play(env: Env, number: int) -> Episode:
     return episode
 
 
-def replay(env: Env, like: Episode) -> Episode:
-    """The same seed, luck and answers again."""
-    episode = Episode(like.seed, like.env_seed)
+def replay(env: Env, like: EpisodeRecord) -> EpisodeRecord:
+    """The same seed, env_seed and answers again."""
+    episode = EpisodeRecord(like.seed, like.env_seed)
     _open(env, episode)
     for answer in like.answers:
         if episode.error is not None or _is_over(episode):
@@ -89,7 +97,7 @@ def replay(env: Env, like: Episode) -> Episode:
     return episode
 
 
-def transcript(episode: Episode) -> list[tuple[str, str]]:
+def transcript(episode: EpisodeRecord) -> list[tuple[str, str]]:
     """Everything the environment did, as (where, what exactly): texts, which compare and travel whatever they tell of."""
     replies = [(f"step {number}", canonical(step)) for number, step in enumerate(episode.steps, 1)]
     ending = [("the end", episode.error)] if episode.error is not None else []
@@ -122,7 +130,7 @@ def canonical(value: Any) -> str:
     return repr(value)
 
 
-def _open(env: Env, episode: Episode) -> None:
+def _open(env: Env, episode: EpisodeRecord) -> None:
     try:
         with environment_boundary("reset"):
             episode.opening = env.reset(episode.seed, env_seed=episode.env_seed)
@@ -131,7 +139,7 @@ def _open(env: Env, episode: Episode) -> None:
         episode.error = str(failure)
 
 
-def _advance(env: Env, episode: Episode, answer: str) -> None:
+def _advance(env: Env, episode: EpisodeRecord, answer: str) -> None:
     episode.answers.append(answer)
     try:
         with environment_boundary("step"):
@@ -140,7 +148,7 @@ def _advance(env: Env, episode: Episode, answer: str) -> None:
         episode.error = str(failure)
 
 
-def _is_over(episode: Episode) -> bool:
+def _is_over(episode: EpisodeRecord) -> bool:
     last = episode.steps[-1] if episode.steps else None
     return last is not None and (not isinstance(last, Step) or bool(last.done))
 
@@ -155,3 +163,62 @@ def _around(text: str, other: str) -> str:
     """The part of a text around its first difference from the other."""
     at = next((place for place, (one, two) in enumerate(zip(text, other, strict=False)) if one != two), min(len(text), len(other)))
     return ascii(text[max(0, at - 40) : at + 40])
+
+
+SECONDS = 300.0
+"""What the other process may take, its start included."""
+
+Transcript = list[tuple[str, str]]
+
+
+def transcripts_elsewhere(make: bytes, numbers: Sequence[int]) -> list[Transcript]:
+    """The transcripts of the checker's episodes of these numbers, each played in a fresh environment, all in one fresh process."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_play_all, args=(theirs, make, numbers), name="tether-check")
+    with _another_hash_seed():
+        process.start()
+    theirs.close()
+    try:
+        if not ours.poll(SECONDS):
+            raise EnvironmentFailure(f"another process did not play {len(numbers)} episodes within {SECONDS:g} s")
+        found: list[Transcript] | str = ours.recv()
+    except EOFError:
+        process.join()
+        raise EnvironmentFailure(
+            f"another process ended with exit code {process.exitcode} before it had played {len(numbers)} episodes; {MAIN_GUARD}"
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        ours.close()
+    if isinstance(found, str):
+        raise EnvironmentFailure(found)
+    return found
+
+
+def _play_all(connection: Connection, make: bytes, numbers: Sequence[int]) -> None:
+    """What the other process does."""
+    try:
+        with environment_boundary("in another process"):
+            maker = pickle.loads(make)
+            envs: list[Env] = [maker() for _ in numbers]
+        connection.send([transcript(play(env, number)) for env, number in zip(envs, numbers, strict=True)])
+    except EnvironmentFailure as failure:
+        connection.send(str(failure))
+
+
+@contextmanager
+def _another_hash_seed() -> Iterator[None]:
+    """While this lasts, a Python that is started salts its hashes otherwise than this one does (or, if unsalted, did)."""
+    variable = "PYTHONHASHSEED"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1" if before != "1" else "2"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before

@@ -4,18 +4,61 @@ By default one answer decides. With more turns, a wrong answer is told what is w
 ends the episode is paid, so that failing first never pays more than solving at once. There is no chance in it: `luck` changes nothing.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from tether.envs.countdown import render
-from tether.envs.countdown.data import MAX_NUMBERS, load
-from tether.envs.countdown.generator import Generator, Puzzle, RandomPuzzle
-from tether.envs.countdown.reward import Reward, TargetReward
-from tether.envs.countdown.verdict import Use, judge
+from tether.envs.base import Outcome, TextEnv, TurnOptions
+from tether.envs.countdown.expression import ExpressionResult, Use, check_answer
+from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load
 from tether.envs.dataset import BadRows
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions
+
+Reward = Callable[[ExpressionResult], float]
+"""From the result of the answer that ends the episode to its reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReward:
+    """The paper's three amounts, unless told otherwise."""
+
+    solved: float = 1.0
+    missed: float = 0.1
+    """A well-formed expression over the allowed numbers with another value, or none (it divides by zero)."""
+    refused: float = 0.0
+    """Not an expression, or not over the allowed numbers."""
+
+    def __call__(self, result: ExpressionResult) -> float:
+        if result.solved:
+            return self.solved
+        return self.missed if result.legal else self.refused
+
+
+_HOW_OFTEN = {
+    "at_most_once": "Use each number at most once; you need not use them all.",
+    "exactly_once": "Use every number exactly once.",
+}
+
+
+def rules(use: Use) -> str:
+    return (
+        "Write an arithmetic expression that equals the target. "
+        f"{_HOW_OFTEN[use]} Allowed are + - * / and parentheses; division is exact. "
+        "Answer with the expression alone, such as (3 + 5) * 2, without an equals sign."
+    )
+
+
+def puzzle_text(puzzle: Puzzle) -> str:
+    return f"Target: {puzzle.target}, nums: {list(puzzle.numbers)}"
+
+
+def reply(result: ExpressionResult, puzzle: Puzzle, *, over: bool) -> str:
+    """The judgement; while turns are left, with the puzzle once more."""
+    if result.solved:
+        return f"The expression is {puzzle.target}."
+    return result.reason if over else f"{result.reason} Try again.\n{puzzle_text(puzzle)}"
+
 
 MAX_TARGET = 1_000_000
 """Of a generated puzzle; taking apart larger ones would take noticeable time."""
@@ -64,21 +107,21 @@ class Countdown(TextEnv[CountdownOptions]):
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or TargetReward()
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.puzzle: Puzzle = self._make(seed, self.options.split)
 
-    def _take(self, answer: str) -> Outcome:
-        verdict = judge(answer, self.puzzle, self.options.use)
+    def take(self, answer: str) -> Outcome:
+        result = check_answer(answer, self.puzzle, self.options.use)
         last = self._turns + 1 >= self.max_turns
-        over = verdict.solved or last
+        over = result.solved or last
         return Outcome(
-            text=render.reply(verdict, self.puzzle, over=over),
-            reward=self._pay(verdict) if over else 0.0,
+            text=reply(result, self.puzzle, over=over),
+            reward=self._pay(result) if over else 0.0,
             # No answer at all is nothing to judge: that episode runs out of turns instead of failing.
-            done=verdict.solved or (last and bool(answer.strip())),
-            success=verdict.solved,
-            valid=verdict.legal,
-            info={"value": None if verdict.value is None else str(verdict.value), "reason": verdict.reason},
+            done=result.solved or (last and bool(answer.strip())),
+            success=result.solved,
+            valid=result.legal,
+            info={"value": None if result.value is None else str(result.value), "reason": result.reason},
         )
 
     @property
@@ -93,11 +136,11 @@ class Countdown(TextEnv[CountdownOptions]):
         return self.puzzle.fingerprint
 
     @property
-    def _task(self) -> str:
-        return render.rules(self.options.use)
+    def task(self) -> str:
+        return rules(self.options.use)
 
-    def _opening(self) -> str:
-        return render.puzzle_text(self.puzzle)
+    def opening(self) -> str:
+        return puzzle_text(self.puzzle)
 
 
 def _generator(options: CountdownOptions) -> Generator:

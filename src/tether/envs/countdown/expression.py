@@ -5,8 +5,12 @@ number or a parenthesis. No power, no equals sign, no decimals, no multiplicatio
 nesting cannot exhaust Python's, and refuses texts beyond a length that no honest answer needs: any text is answered in microseconds.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Literal
+
+from tether.envs.countdown.generator import Puzzle
 
 MAX_LENGTH = 1000
 """Characters. Six numbers with all their operators and a spare pair of parentheses around each come to well under a hundred."""
@@ -131,3 +135,60 @@ def _compute(left: Fraction | None, operator: str, right: Fraction | None) -> Fr
 
 def _cut(digits: str) -> str:
     return digits if len(digits) <= 12 else f"{digits[:12]}..."
+
+
+Use = Literal["at_most_once", "exactly_once"]
+"""How often each given number may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressionResult:
+    """The result of checking an answer against its puzzle."""
+
+    solved: bool
+    legal: bool
+    """A well-formed expression over the allowed numbers, whatever its value."""
+    value: Fraction | None
+    """Of any well-formed expression; None if it is malformed or divides by zero."""
+    reason: str
+    """What is wrong with it, as a sentence; empty where it is solved."""
+
+
+def check_answer(answer: str, puzzle: Puzzle, use: Use) -> ExpressionResult:
+    """Parse an answer and compare it with the puzzle."""
+    if not answer.strip():
+        return ExpressionResult(False, False, None, "There is no answer.")
+    try:
+        expression = parse(answer)
+    except Malformed as error:
+        return ExpressionResult(False, False, None, f"Not an expression: it {error}.")
+    misuse = _misuse(Counter(expression.numbers), Counter(puzzle.numbers), use)
+    if misuse:
+        return ExpressionResult(False, False, expression.value, misuse)
+    if expression.value is None:
+        return ExpressionResult(False, True, None, "The expression divides by zero.")
+    if expression.value != puzzle.target:
+        return ExpressionResult(False, True, expression.value, f"The expression is {expression.value}, not {puzzle.target}.")
+    return ExpressionResult(True, True, expression.value, "")
+
+
+def _misuse(used: Counter[int], given: Counter[int], use: Use) -> str:
+    """What the rules say against these numbers; empty if nothing."""
+    for number, times in sorted(used.items()):
+        if number not in given:
+            return f"{_shown(number)} is not among the numbers."
+        if times > given[number]:
+            return f"{number} is used {_times(times)} but given {_times(given[number])}."
+    unused = sorted((given - used).elements())
+    if use == "exactly_once" and unused:
+        return f"{unused[0]} is not used; every number must be used exactly once."
+    return ""
+
+
+def _shown(number: int) -> str:
+    text = str(number)
+    return text if len(text) <= 20 else f"{text[:20]}..."
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

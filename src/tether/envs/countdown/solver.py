@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import combinations
 
-from tether.envs.countdown.verdict import Use
+from tether.envs.countdown.expression import Use
 
 TABLED = 3
 """Sets of up to so many numbers are listed in full; four numbers make some thousand values, five a hundred thousand."""

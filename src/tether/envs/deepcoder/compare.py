@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from tether.envs.deepcoder.literals import show
+from tether.envs.deepcoder.parsing import show
 
 TOLERANCE = 1e-9
 """Relative, and absolute below 1."""

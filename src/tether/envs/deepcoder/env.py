@@ -14,21 +14,17 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from tether.core.enums import Split
+from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.deepcoder import render
-from tether.envs.deepcoder.assemble import assemble
-from tether.envs.deepcoder.data import load_pool
-from tether.envs.deepcoder.extract import extract
-from tether.envs.deepcoder.judge import Verdict, judge, reject
+from tether.envs.deepcoder.assemble import assemble, extract
+from tether.envs.deepcoder.dataset import LEVELS, builtin_pool, load_pool
+from tether.envs.deepcoder.grade import FractionPassed, Reward, SuiteResult, grade, reject
 from tether.envs.deepcoder.parsing import NotPython
 from tether.envs.deepcoder.problem import Problem
-from tether.envs.deepcoder.problem_files import LEVELS, builtin_pool
-from tether.envs.deepcoder.reward import FractionPassed, Reward
-from tether.envs.deepcoder.sandbox.client import Isolation, running_warden
+from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import Limits, ProgramRunner
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions, Work
 
 Generator = Callable[[int, Split], Problem]
 
@@ -91,10 +87,10 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         self._concurrency = self.options.concurrency or min(os.cpu_count() or 1, _MOST_CONCURRENT)
         self._runner: ProgramRunner = runner or _sandbox(_limits(self.options), self.options.isolation, self._concurrency)
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         found = extract(answer)
         try:
             if not found.code.strip():
@@ -104,14 +100,14 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
             if not found.fenced:
                 return Outcome(render.NO_PROGRAM, valid=False, info={"passed": 0, "total": len(self.problem.cases)})
             return self._outcome(reject(self.problem.cases, str(error)))
-        return self._outcome(judge(program, self.problem.cases, self._runner, wave=self._concurrency, total_limit=self.options.total_limit))
+        return self._outcome(grade(program, self.problem.cases, self._runner, wave=self._concurrency, total_limit=self.options.total_limit))
 
-    def _outcome(self, verdict: Verdict) -> Outcome:
-        done = verdict.solved or self._turns + 1 >= self.max_turns
-        info = {"passed": verdict.passed, "total": verdict.total, "failures": verdict.endings}
-        if verdict.failures:
-            info["first_failure"] = render.failure_line(verdict.failures[0])
-        return Outcome(render.feedback(verdict), self._pay(verdict) if done else 0.0, done, verdict.solved, info=info)
+    def _outcome(self, results: SuiteResult) -> Outcome:
+        done = results.solved or self._turns + 1 >= self.max_turns
+        info = {"passed": results.passed, "total": results.total, "failures": results.endings}
+        if results.failures:
+            info["first_failure"] = render.failure_line(results.failures[0])
+        return Outcome(render.feedback(results), self._pay(results) if done else 0.0, done, results.solved, info=info)
 
     @property
     def workers(self) -> int:
@@ -131,10 +127,10 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         return self.problem.fingerprint
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return render.rules(self.max_turns)
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return render.opening(self.problem)
 
 
@@ -157,5 +153,5 @@ def _limits(options: DeepCoderOptions) -> Limits:
 @lru_cache(maxsize=8)
 def _sandbox(limits: Limits, isolation: Isolation, concurrency: int) -> ProgramRunner:
     """A sandbox; that this machine has none is told when the environment is built, not in the middle of a run."""
-    running_warden(isolation)
+    running_fork_server(isolation)
     return Sandbox(limits, isolation=isolation, concurrency=concurrency)

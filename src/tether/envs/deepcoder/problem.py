@@ -13,7 +13,7 @@ from typing import Any
 
 from tether.envs.deepcoder.compare import same_output, same_value
 from tether.envs.deepcoder.expressions import RESULT, holds
-from tether.envs.deepcoder.literals import show
+from tether.envs.deepcoder.parsing import show
 from tether.envs.deepcoder.sandbox import codec
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Report, ScriptTask, StdinTask, Task
 

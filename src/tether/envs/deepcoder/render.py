@@ -6,8 +6,8 @@ and the addresses in what Python prints of an object are left out: they are othe
 
 import re
 
-from tether.envs.deepcoder.judge import WRONG, Failure, Verdict
-from tether.envs.deepcoder.literals import clip, show
+from tether.envs.deepcoder.grade import WRONG, Failure, SuiteResult
+from tether.envs.deepcoder.parsing import clip, show
 from tether.envs.deepcoder.problem import Case, Problem, Satisfies
 from tether.envs.deepcoder.sandbox.jobs import CallTask, ScriptTask, StdinTask
 
@@ -50,14 +50,14 @@ def opening(problem: Problem) -> str:
     return "\n\n".join(parts)
 
 
-def feedback(verdict: Verdict) -> str:
+def feedback(results: SuiteResult) -> str:
     """What an agent is told of an attempt: the first public test that failed, or what the hidden ones ended with."""
-    lines = [f"Passed {verdict.passed} of {verdict.total} tests."]
-    public = next((failure for failure in verdict.failures if failure.case.public), None)
+    lines = [f"Passed {results.passed} of {results.total} tests."]
+    public = next((failure for failure in results.failures if failure.case.public), None)
     if public is not None:
         lines.append(f"The first public test that failed {_WORDS[public.ending]}.\n{_failed(public)}")
-    elif verdict.failures:
-        counts = ", ".join(f"{count} {_WORDS[ending]}" for ending, count in verdict.endings.items())
+    elif results.failures:
+        counts = ", ".join(f"{count} {_WORDS[ending]}" for ending, count in results.endings.items())
         lines.append(f"Hidden tests that failed: {counts}.")
     return "\n".join(lines)
 

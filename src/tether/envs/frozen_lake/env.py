@@ -5,17 +5,67 @@ the episode with nothing; reaching the goal pays 1.
 """
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from tether.core.errors import MissingDependency
 from tether.envs.base import ActionEnv, ActionOptions
 from tether.envs.frozen_lake import render
-from tether.envs.frozen_lake.dynamics import INTENDED, choose, transitions
 from tether.envs.frozen_lake.generator import Generator, Lake, RandomLake
-from tether.envs.frozen_lake.reward import GoalReward, Reward
+
+Reward = Callable[[str], float]
+"""From the letter of the tile reached (S, F, H or G) to what is paid."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoalReward:
+    """1 at the goal and nothing else, unless told otherwise."""
+
+    goal: float = 1.0
+    hole: float = 0.0
+    ice: float = 0.0
+
+    def __call__(self, tile: str) -> float:
+        return self.goal if tile == "G" else self.hole if tile == "H" else self.ice
+
+
+Outcomes = tuple[tuple[float, int], ...]
+"""(cumulative probability, tile reached), in gymnasium's order: turned left of the action, as intended, turned right of it."""
+
+INTENDED = 1
+"""Place of the intended direction in Outcomes."""
+
+
+@lru_cache(maxsize=64)
+def transitions(size: int, slip: float) -> tuple[tuple[Outcomes, ...], ...]:
+    """Outcomes by tile and action (Left, Down, Right, Up)."""
+    try:
+        from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+    except ImportError as error:
+        raise MissingDependency("frozen_lake needs gymnasium, which is not installed; run: pip install gymnasium") from error
+    open_lake = ["S" + "F" * (size - 1)] + ["F" * size] * (size - 1)
+    table = FrozenLakeEnv(desc=open_lake, is_slippery=True, success_rate=1.0 - slip).P
+    return tuple(tuple(_cumulated(table[tile][action]) for action in range(4)) for tile in range(size**2))
+
+
+def _cumulated(row: list[tuple[float, int, float, bool]]) -> Outcomes:
+    return tuple(zip(accumulate(outcome[0] for outcome in row), (outcome[1] for outcome in row), strict=True))
+
+
+def choose(outcomes: Outcomes, uniform: float) -> int:
+    """The outcome a uniform draw picks, as gymnasium's categorical_sample does: the first whose cumulative probability exceeds it."""
+    for place, (cumulative, _) in enumerate(outcomes):
+        if cumulative > uniform:
+            return place
+    # Rounding can leave the sum a hair under 1; the last outcome that has any probability then takes the rest.
+    return max(place for place in range(len(outcomes)) if place == 0 or outcomes[place][0] > outcomes[place - 1][0])
 
 
 class FrozenLakeOptions(ActionOptions):
@@ -44,24 +94,24 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
         self._make: Generator = generator or RandomLake(self.options.size, self.options.frozen)
         self._pay: Reward = reward or GoalReward()
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.lake: Lake = self._make(seed, self.options.split)
         self.player = self.lake.tiles.index("S")
         self._table = transitions(self.lake.size, self.options.slip)
         self._slips = 0
 
-    def _seed_luck(self, env_seed: int) -> None:
-        self._luck = random.Random(env_seed)
+    def seed_randomness(self, env_seed: int) -> None:
+        self._rng = random.Random(env_seed)
 
-    def _act(self, index: int) -> tuple[float, bool, bool]:
+    def act(self, index: int) -> tuple[float, bool, bool]:
         outcomes = self._table[self.player][index]
-        place = choose(outcomes, self._luck.random())
+        place = choose(outcomes, self._rng.random())
         self._slips += place != INTENDED
         self.player = outcomes[place][1]
         tile = self.lake.tiles[self.player]
         return self._pay(tile), tile in "GH", tile == "G"
 
-    def _info(self) -> dict[str, Any]:
+    def turn_info(self) -> dict[str, Any]:
         return {"player": divmod(self.player, self.lake.size), "slips": self._slips}
 
     @property
@@ -87,10 +137,10 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
         return render.image(self.lake, self.player)
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         task = "Walk over the frozen lake to the goal; a hole ends the game."
         return f"{task} The ice is slippery: a step may go sideways." if self.options.slip > 0 else task
 
     @property
-    def _symbols(self) -> str:
+    def symbols(self) -> str:
         return render.LEGEND

@@ -5,18 +5,48 @@ There is no chance in it: `luck` changes nothing. Comparing answers as mathemati
 such episodes are best stepped beside each other.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
-from tether.envs.metamathqa import render
 from tether.envs.metamathqa.answers.compare import Match, same
-from tether.envs.metamathqa.data import load
+from tether.envs.metamathqa.dataset import load
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
-from tether.envs.metamathqa.reward import HalvingReward, Reward
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions, Work
+
+Reward = Callable[[bool, int], float]
+"""From whether an attempt was right, and its number counted from 0, to what is paid."""
+
+
+@dataclass(frozen=True, slots=True)
+class HalvingReward:
+    """1, 1/2, 1/4 and so on, unless told otherwise."""
+
+    first: float = 1.0
+    factor: float = 0.5
+
+    def __call__(self, correct: bool, attempt: int) -> float:
+        return self.first * self.factor**attempt if correct else 0.0
+
+
+CORRECT = "Correct!"
+INCORRECT = "Incorrect."
+THINK_AGAIN = "Incorrect. Please think again."
+NO_ANSWER = "No answer was given. Please answer the question."
+
+
+def task(attempts: int) -> str:
+    tries = f" You have {attempts} attempts; the reward halves with every one you use." if attempts > 1 else ""
+    return (
+        f"Solve the mathematics problem. Answer with the result alone: a number such as 72, 3/4 or 2.5, or an expression in LaTeX.{tries}"
+    )
+
+
+def question_text(problem: Problem) -> str:
+    return problem.question
 
 
 class MetaMathQAOptions(TurnOptions):
@@ -67,18 +97,18 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or HalvingReward()
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
         self._attempts = 0
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         if not answer.strip():
-            return Outcome(render.NO_ANSWER, valid=False, info=self._info(correct=False))
+            return Outcome(NO_ANSWER, valid=False, info=self._info(correct=False))
         correct = same(self.problem.label, answer, self.options.match)
         reward = self._pay(correct, self._attempts)
         self._attempts += 1
         spent = self._attempts >= self.options.attempts
-        text = render.CORRECT if correct else render.INCORRECT if spent else render.THINK_AGAIN
+        text = CORRECT if correct else INCORRECT if spent else THINK_AGAIN
         return Outcome(text, reward, done=correct or spent, success=correct, info=self._info(correct=correct))
 
     def _info(self, *, correct: bool) -> dict[str, Any]:
@@ -105,11 +135,11 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         return self.problem.fingerprint
 
     @property
-    def _task(self) -> str:
-        return render.task(self.options.attempts)
+    def task(self) -> str:
+        return task(self.options.attempts)
 
-    def _opening(self) -> str:
-        return render.question_text(self.problem)
+    def opening(self) -> str:
+        return question_text(self.problem)
 
 
 def _generator(options: MetaMathQAOptions) -> Generator:

@@ -12,12 +12,12 @@ from fractions import Fraction
 from tether.core.enums import Split
 from tether.core.errors import BadInput, did_you_mean
 from tether.envs.metamathqa.kinds import buying, measures, motion, sharing, unknowns
-from tether.envs.metamathqa.kinds.story import Kind, Story, show
+from tether.envs.metamathqa.kinds.story import ProblemKind, Story, show
 from tether.envs.splits import draw
 
 Generator = Callable[[int, Split], "Problem"]
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ProblemKind] = {
     "ages": sharing.ages,
     "animals": sharing.animals,
     "areas": measures.areas,

@@ -11,24 +11,22 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
-from tether.envs.http_protocol import checked_token
+from tether.envs.remote.wire import checked_token
 from tether.envs.searchqa import render
-from tether.envs.searchqa.actions import Format, parse
 from tether.envs.searchqa.client import TOKEN_VARIABLE, Api, RemoteRetriever, Retriever
 from tether.envs.searchqa.corpus import readable
-from tether.envs.searchqa.data import Generator, Question
+from tether.envs.searchqa.dataset import Generator, Question, local_sources, questions_alone
+from tether.envs.searchqa.render import ActionFormat, parse
 from tether.envs.searchqa.reward import AnswerReward, Grade, Reward, grade
-from tether.envs.searchqa.sources import local_sources, questions_alone
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions, Work
 
 
 class SearchQAOptions(TurnOptions):
     """Options of searchqa."""
 
     max_turns: int = Field(default=5, ge=1)
-    format: Format = "brackets"
+    format: ActionFormat = "brackets"
     """How actions are written: search[..] and finish[..], or Search-R1's tags."""
     top_k: int = Field(default=5, ge=1, le=100)
     """Documents a search shows."""
@@ -106,13 +104,13 @@ class SearchQA(TextEnv[SearchQAOptions]):
         if self._make is None:
             self._make = questions_alone(options.data, options.bad_rows)
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self._load()
         assert self._make is not None
         self.question: Question = self._make(seed, self.options.split)
         self._searches = 0
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         action = parse(readable(answer), self.options.format)
         if action is None:
             return Outcome(render.invalid(self.options.format), valid=False, info=self._info([]))
@@ -167,13 +165,13 @@ class SearchQA(TextEnv[SearchQAOptions]):
 
     @property
     def instructions(self) -> str:
-        return f"{self._task}\n{render.TAGS_RULE}" if self.options.format == "tags" else super().instructions
+        return f"{self.task}\n{render.TAGS_RULE}" if self.options.format == "tags" else super().instructions
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return render.task(self.options.format, self.options.top_k, self.options.search_cost)
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         return f"Question: {self.question.text}"
 
 

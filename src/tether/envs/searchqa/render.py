@@ -1,9 +1,35 @@
 """What the agent is told: the rules, the results of a search, and why an answer was no action; in either format."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from tether.envs.searchqa.actions import Format
 from tether.envs.searchqa.corpus import Document
+
+ActionFormat = Literal["brackets", "tags"]
+
+_BRACKETS = re.compile(r"\s*(search|finish)\s*\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)
+_TAGS = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchAction:
+    """One action with its words."""
+
+    name: Literal["search", "finish"]
+    text: str
+    """The query or the answer, never empty."""
+
+
+def parse(answer: str, format: ActionFormat) -> SearchAction | None:
+    """The action of an answer; None if it is not one, or an empty one."""
+    match = _BRACKETS.fullmatch(answer) if format == "brackets" else _TAGS.search(answer)
+    text = " ".join(match.group(2).split()) if match else ""
+    if match is None or not text:
+        return None
+    return SearchAction("search" if match.group(1).lower() == "search" else "finish", text)
+
 
 TAGS_RULE = (
     "Always reply as: <think> your thoughts </think> and then either <search> your query </search> or <answer> your answer </answer>"
@@ -15,7 +41,7 @@ _WAYS = {
 }
 
 
-def task(format: Format, top_k: int, search_cost: float) -> str:
+def task(format: ActionFormat, top_k: int, search_cost: float) -> str:
     search, finish = _WAYS[format]
     shown = "the best document" if top_k == 1 else f"the {top_k} best documents"
     cost = f" The first search is free, each further one costs {search_cost:g} of the reward." if search_cost else ""
@@ -26,16 +52,18 @@ def task(format: Format, top_k: int, search_cost: float) -> str:
     )
 
 
-def invalid(format: Format) -> str:
+def invalid(format: ActionFormat) -> str:
     search, finish = _WAYS[format]
     return f"That was neither a search nor an answer. To search, write {search}; to answer, write {finish}."
 
 
-def no_results(query: str, format: Format) -> str:
+def no_results(query: str, format: ActionFormat) -> str:
     return _wrapped(f"No document was found for '{query}'. Use other words; very common ones are not looked up.", format)
 
 
-def results(query: str, documents: Sequence[Document], format: Format, *, document_chars: int, results_chars: int) -> tuple[str, list[str]]:
+def results(
+    query: str, documents: Sequence[Document], format: ActionFormat, *, document_chars: int, results_chars: int
+) -> tuple[str, list[str]]:
     """The documents as text, and the titles of those shown. Each is cut to `document_chars`, all of them to `results_chars`."""
     lines: list[str] = []
     room = results_chars
@@ -56,7 +84,7 @@ def verdict(answer: str, right: bool, gold: str) -> str:
     return f"Your answer '{answer}' is right." if right else f"Your answer was '{answer}', the right one is '{gold}'."
 
 
-def _wrapped(text: str, format: Format) -> str:
+def _wrapped(text: str, format: ActionFormat) -> str:
     return f"<information>{text}</information>" if format == "tags" else text
 
 

@@ -4,6 +4,8 @@ Moving into a box pushes it if the cell behind is free; two boxes in a row never
 box. There is no chance in it: `luck` changes nothing.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +17,27 @@ from tether.envs.base import ActionEnv, ActionOptions
 from tether.envs.sokoban import render
 from tether.envs.sokoban.generator import Generator, ReversePlay
 from tether.envs.sokoban.levels import FileLevels, Level
-from tether.envs.sokoban.reward import PushReward, Reward
 from tether.envs.sokoban.solver import ACTIONS
+
+Reward = Callable[[int, int, bool], float]
+"""From the boxes on targets before and after the action, and whether the level is solved now, to what is paid."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushReward:
+    """A small cost per action, a unit for a box brought onto or off a target, a prize at the end.
+
+    A level with one box that is solved in n actions, the box reaching the target once, pays 11 - 0.1 n in all.
+    """
+
+    step: float = -0.1
+    box_on: float = 1.0
+    box_off: float = -1.0
+    solved: float = 10.0
+
+    def __call__(self, before: int, after: int, solved: bool) -> float:
+        change = self.box_on if after > before else self.box_off if after < before else 0.0
+        return self.step + change + (self.solved if solved else 0.0)
 
 
 class SokobanOptions(ActionOptions):
@@ -86,11 +107,11 @@ class Sokoban(ActionEnv[SokobanOptions]):
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or PushReward()
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.level: Level = self._make(seed, self.options.split)
         self.boxes, self.player = self.level.boxes, self.level.player
 
-    def _act(self, index: int) -> tuple[float, bool, bool]:
+    def act(self, index: int) -> tuple[float, bool, bool]:
         before = self._boxes_on_target()
         self._move(self.level.deltas[index])
         solved = not self.level.targets & ~self.boxes
@@ -116,7 +137,7 @@ class Sokoban(ActionEnv[SokobanOptions]):
         level = self.level
         return Level(level.height, level.width, level.walls, level.targets, self.boxes, self.player)
 
-    def _info(self) -> dict[str, Any]:
+    def turn_info(self) -> dict[str, Any]:
         return {"player": divmod(self.player, self.level.width), "boxes_on_target": self._boxes_on_target()}
 
     @property
@@ -143,11 +164,11 @@ class Sokoban(ActionEnv[SokobanOptions]):
         return render.image(self.level, self.boxes, self.player)
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return "Push every box onto a target. You cannot pull, and cannot push two boxes at once or a box into a wall."
 
     @property
-    def _symbols(self) -> str:
+    def symbols(self) -> str:
         return render.LEGEND
 
 

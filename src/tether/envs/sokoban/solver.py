@@ -14,7 +14,7 @@ from tether.envs.sokoban.levels import Level, bits
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 
-Node = tuple[int, int]
+SearchNode = tuple[int, int]
 """Boxes (a set of cells) and the player's cell."""
 
 
@@ -25,13 +25,13 @@ class SearchLimit(TetherError):
 def solve(level: Level, max_nodes: int = 200_000) -> list[str] | None:
     """The fewest actions that solve the level, [] if it is solved, None if it cannot be solved."""
     pushes = push_distances(level)
-    start: Node = (level.boxes, level.player)
+    start: SearchNode = (level.boxes, level.player)
     estimate = _estimate(level.boxes, pushes)
     if estimate is None:
         return None
-    costs: dict[Node, int] = {start: 0}
-    origin: dict[Node, tuple[Node, int]] = {}
-    waiting: list[tuple[int, int, Node]] = [(estimate, 0, start)]
+    costs: dict[SearchNode, int] = {start: 0}
+    origin: dict[SearchNode, tuple[SearchNode, int]] = {}
+    waiting: list[tuple[int, int, SearchNode]] = [(estimate, 0, start)]
     while waiting:
         _, cost, node = heapq.heappop(waiting)
         if cost > costs[node]:
@@ -78,7 +78,7 @@ def _estimate(boxes: int, pushes: dict[int, int]) -> int | None:
     return total
 
 
-def _pushes_from(level: Level, node: Node) -> list[tuple[Node, int, int]]:
+def _pushes_from(level: Level, node: SearchNode) -> list[tuple[SearchNode, int, int]]:
     """Every push possible: the node after it, the moves it takes (walk and push), its direction."""
     boxes, player = node
     width = level.width
@@ -92,7 +92,7 @@ def _pushes_from(level: Level, node: Node) -> list[tuple[Node, int, int]]:
         (boxes & free >> 1) >> 1,
     )
     anywhere = stands[0] | stands[1] | stands[2] | stands[3]
-    found: list[tuple[Node, int, int]] = []
+    found: list[tuple[SearchNode, int, int]] = []
     ring = seen = 1 << player
     moves = 1
     while ring:
@@ -107,7 +107,7 @@ def _pushes_from(level: Level, node: Node) -> list[tuple[Node, int, int]]:
     return found
 
 
-def _retrace(level: Level, node: Node, origin: dict[Node, tuple[Node, int]]) -> list[str]:
+def _retrace(level: Level, node: SearchNode, origin: dict[SearchNode, tuple[SearchNode, int]]) -> list[str]:
     """The actions that led to a node: for each push the walk to its place, then the push."""
     legs: list[list[int]] = []
     while node in origin:
@@ -118,7 +118,7 @@ def _retrace(level: Level, node: Node, origin: dict[Node, tuple[Node, int]]) -> 
     return [ACTIONS[direction] for leg in reversed(legs) for direction in leg]
 
 
-def _walk(level: Level, node: Node, goal: int) -> list[int]:
+def _walk(level: Level, node: SearchNode, goal: int) -> list[int]:
     """The directions of a shortest walk to a cell that the player can reach."""
     boxes, player = node
     blocked = level.walls | boxes

@@ -10,11 +10,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.dataset import BadRows, Pool
-from tether.envs.text import TextEnv
-from tether.envs.turns import Outcome, TurnOptions
-from tether.envs.webshop import render
-from tether.envs.webshop.data import GoalKind, load_catalogue, load_goals
+from tether.envs.webshop import pages
+from tether.envs.webshop.dataset import GoalKind, load_catalogue, load_goals
 from tether.envs.webshop.goals import Generator, Goal, synthetic_goals
 from tether.envs.webshop.nouns import NounTest, noun_test
 from tether.envs.webshop.products import Catalogue, Product
@@ -22,7 +21,7 @@ from tether.envs.webshop.reward import Reward, binary, graded, score_purchase
 
 NOTHING_DONE = "That action is not available on this page; nothing has changed."
 
-_PLACES: dict[str, render.Place] = {
+_PLACES: dict[str, pages.PageName] = {
     "description": "description",
     "features": "features",
     "reviews": "reviews",
@@ -49,7 +48,7 @@ class WebShopOptions(TurnOptions):
     """How the nouns of two titles are found; see nouns.py."""
     reward: Literal["graded", "binary"] = "graded"
     """The original's score, or 1 for a full score and else nothing."""
-    observation: render.Style = "text"
+    observation: pages.ObservationStyle = "text"
     """The original's plain text, or its text with buttons marked."""
     show_attributes: bool = False
     """Whether products have an Attributes page, which names their kind and attributes outright."""
@@ -85,68 +84,68 @@ class WebShop(TextEnv[WebShopOptions]):
 
     # --- the episode ---
 
-    def _generate(self, seed: int) -> None:
+    def generate(self, seed: int) -> None:
         self.goal: Goal = self._make(seed, self.options.split)
         self._found: list[Product] = []
         self._open_search()
 
-    def _seed_luck(self, env_seed: int) -> None:
-        self._luck = random.Random(env_seed)
+    def seed_randomness(self, env_seed: int) -> None:
+        self._rng = random.Random(env_seed)
 
-    def _take(self, answer: str) -> Outcome:
+    def take(self, answer: str) -> Outcome:
         match = _ACTION.match(answer.strip())
         name, argument = (match[1], match[2].lower()) if match else ("", "")
         if name == "search":
             self._search(argument)
         elif name == "click" and argument in self._clickables and argument != "search":
-            if argument == render.BUY.lower():
+            if argument == pages.BUY.lower():
                 return self._buy()
             self._click(argument)
         else:
-            return Outcome(f"{NOTHING_DONE}\n{self._opening()}", valid=False, info={"page": self._page.place})
-        return Outcome(self._opening(), info={"page": self._page.place})
+            return Outcome(f"{NOTHING_DONE}\n{self.opening()}", valid=False, info={"page": self._page.place})
+        return Outcome(self.opening(), info={"page": self._page.place})
 
-    def _opening(self) -> str:
+    def opening(self) -> str:
         actions = ["search[keywords]"] if self._page.place == "search" else [f"click[{text}]" for text in self._clickables]
         return "\n".join([self._page.text(self.options.observation), "Available actions:", *actions])
 
     # --- from page to page ---
 
-    def _show(self, page: render.Page) -> None:
+    def _show(self, page: pages.Page) -> None:
         self._page = page
         self._clickables = page.clickables
 
     def _open_search(self) -> None:
         self._visited: set[str] = set()
         self._chosen: dict[str, str] = {}
-        self._show(render.search_page(self.goal.text))
+        self._show(pages.search_page(self.goal.text))
 
     def _search(self, keywords: str) -> None:
-        self._found = self._catalogue.find(keywords, self._luck)
+        self._found = self._catalogue.find(keywords, self._rng)
         self._open_results(1)
 
     def _open_results(self, number: int) -> None:
         self._number = number
         self._chosen = {}
-        self._show(render.results_page(self.goal.text, self._found, number, self._visited))
+        self._show(pages.results_page(self.goal.text, self._found, number, self._visited))
 
     def _open_item(self) -> None:
-        self._show(render.item_page(self.goal.text, self._product, self._chosen, self.options.show_attributes))
+        self._show(pages.item_page(self.goal.text, self._product, self._chosen, self.options.show_attributes))
 
     def _click(self, text: str) -> None:
         piece = self._clickables[text]
-        if text == render.BACK_TO_SEARCH.lower():
+        if text == pages.BACK_TO_SEARCH.lower():
             self._open_search()
-        elif text == render.PREVIOUS.lower():
+        elif text == pages.PREVIOUS.lower():
             self._go_back()
-        elif text == render.NEXT.lower() and self._page.place == "results":
+        elif text == pages.NEXT.lower() and self._page.place == "results":
             self._open_results(self._number + 1)
         elif piece.kind == "link":
             self._product = next(product for product in self._found if product.asin == piece.text)
             self._visited.add(piece.text)
             self._open_item()
         elif text in _PLACES:
-            self._show(render.sub_page(self.goal.text, self._product, _PLACES[text]))
+            self._show(pages.sub_page(self.goal.text, self._product, _PLACES[text]))
         else:
             self._chosen[piece.option] = text
             self._open_item()
@@ -162,7 +161,7 @@ class WebShop(TextEnv[WebShopOptions]):
 
     def _buy(self) -> Outcome:
         score = score_purchase(self.goal, self._product, self._chosen, self._nouns)
-        self._show(render.done_page(score))
+        self._show(pages.done_page(score))
         parts = score.parts()
         info = {"page": "done", "asin": self._product.asin, "score": parts.pop("total"), **parts, "noun_test": self._nouns.name}
         return Outcome(self._page.text(self.options.observation), self._pay(score), done=True, success=score.full, info=info)
@@ -178,5 +177,5 @@ class WebShop(TextEnv[WebShopOptions]):
         return self.goal.fingerprint
 
     @property
-    def _task(self) -> str:
+    def task(self) -> str:
         return _TASK

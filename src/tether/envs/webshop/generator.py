@@ -10,15 +10,8 @@ from functools import lru_cache
 
 from tether.core.seeding import derive_seed
 from tether.envs.webshop.products import Product
-from tether.envs.webshop.stock.beauty import BEAUTY
-from tether.envs.webshop.stock.electronics import ELECTRONICS
-from tether.envs.webshop.stock.fashion import FASHION
-from tether.envs.webshop.stock.grocery import GROCERY
-from tether.envs.webshop.stock.home import HOME
-from tether.envs.webshop.stock.kinds import Axis, Department, Kind
-from tether.envs.webshop.stock.words import BRANDS, CLOSINGS, INTROS, SERIES
+from tether.envs.webshop.stock import Axis, Department, ProductKind, departments, words
 
-DEPARTMENTS = (FASHION, BEAUTY, ELECTRONICS, HOME, GROCERY)
 FAMILIES_A_KIND = 20
 SISTERS = 3
 
@@ -34,7 +27,7 @@ def generated_products() -> tuple[Product, ...]:
     """All of them, shuffled: products of a kind do not stand together."""
     products = [
         product
-        for department in DEPARTMENTS
+        for department in departments()
         for kind in department.kinds
         for family in range(FAMILIES_A_KIND)
         for product in _family(department, kind, family)
@@ -43,9 +36,9 @@ def generated_products() -> tuple[Product, ...]:
     return tuple(products)
 
 
-def _family(department: Department, kind: Kind, number: int) -> list[Product]:
+def _family(department: Department, kind: ProductKind, number: int) -> list[Product]:
     rng = random.Random(derive_seed("webshop", "family", kind.query, number))
-    brand, series, noun = rng.choice(BRANDS), rng.choice(SERIES), rng.choice(kind.nouns)
+    brand, series, noun = rng.choice(words().brands), rng.choice(words().series), rng.choice(kind.nouns)
     waiting = rng.sample(kind.features, len(kind.features))
     shared = _taken(department, waiting, [], _SHARED_FEATURES)
     low, high = kind.price
@@ -71,7 +64,7 @@ def _taken(department: Department, waiting: list[str], beside: list[str], number
 
 def _product(
     department: Department,
-    kind: Kind,
+    kind: ProductKind,
     identity: tuple[str, str, str, str],
     features: tuple[list[str], list[str]],
     price: float,
@@ -83,7 +76,7 @@ def _product(
     attributes = rng.sample(shared + own, len(shared) + len(own))
     wanted = own + rng.sample(shared, rng.randint(1, 2))
     sentences = [department.features[attribute].sentence for attribute in attributes]
-    intro = rng.choice(INTROS).format(brand=brand, series=series, noun=noun)
+    intro = rng.choice(words().intros).format(brand=brand, series=series, noun=noun)
     return Product(
         asin=asin,
         title=", ".join([f"{brand} {series} {noun}", material, *(attribute.title() for attribute in attributes[:_IN_TITLE])]),
@@ -91,7 +84,7 @@ def _product(
         query=kind.query,
         product_category=kind.path,
         # What stands in no title or description is found on the features page only, and not by a search.
-        description=" ".join([intro, *sentences[:_IN_DESCRIPTION], rng.choice(CLOSINGS)]),
+        description=" ".join([intro, *sentences[:_IN_DESCRIPTION], rng.choice(words().closings)]),
         bullets=(f"Details: {material.lower()}.", *rng.sample(kind.facts, len(kind.facts)), *sentences[_IN_DESCRIPTION:]),
         prices=_prices(price, rng),
         options=_options(kind.axes, rng),
@@ -101,7 +94,7 @@ def _product(
     )
 
 
-def _instruction(department: Department, kind: Kind, wanted: list[str]) -> str:
+def _instruction(department: Department, kind: ProductKind, wanted: list[str]) -> str:
     """As the original's: Find me easy carry, high quality refillable containers with rose gold for dry skin."""
     slots = {slot: ", ".join(name for name in wanted if department.features[name].slot == slot) for slot in ("is", "with", "for")}
     parts = ["Find me", slots["is"], kind.query, slots["with"] and f"with {slots['with']}", slots["for"] and f"for {slots['for']}"]
@@ -127,7 +120,7 @@ def _offered(axis: Axis, rng: random.Random) -> tuple[str, ...]:
     return tuple(value for value in axis.values if value in chosen)
 
 
-def _asin(kind: Kind, family: int, sister: int) -> str:
+def _asin(kind: ProductKind, family: int, sister: int) -> str:
     """A code like the original's: B0 and eight letters or digits."""
     number = derive_seed("webshop", "asin", kind.query, family, sister)
     letters = []

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from tether.core.errors import MissingDependency
+from tether.envs.dataset import read_packaged
 
 SPACY_MODEL = "en_core_web_sm"
 
@@ -83,56 +84,8 @@ def _is_noun(word: str) -> bool:
     return word in _NOUNS_DESPITE_ENDING or not _ADJECTIVE_ENDING.search(word)
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _WORD = re.compile(r"[^\W_]+")
 _ADJECTIVE_ENDING = re.compile(r".{2}(?:ly|ful|less|able|ible|ous|proof|(?<!e)ed)$")
-_NOUNS_DESPITE_ENDING = _words(
-    """
-    assembly belly butterfly family firefly jelly lily monopoly poly rally reply supply tally trolly armful bagful cupful handful mouthful
-    spoonful bible cable crucible syllable table timetable turntable vegetable airbed daybed flatbed seabed shed sled sunbed waterbed
-    watershed
-    """
-)
-_NO_NOUNS = _words(
-    # articles, prepositions, conjunctions, pronouns and the like
-    """
-    a about above across after again against all along also among an and any anyone anywhere are around as at away back be because been
-    before behind below beneath beside besides between beyond both but by can could do does during each either enough ever every few for
-    from further had has have he her here hers him himself his how if in into is it its itself just less many me more most much my near
-    neither never no nor not now of off often on only onto or other otherwise our ours out over own per same several she should since so
-    some still such than that the their them then there these they this those through to too under until up upon us very via was we were
-    what when where which while who whose why will with within without would yet you your yours
-    """
-    # numerals and prefixes
-    """
-    one two three four five six seven eight nine ten eleven twelve dozen hundred thousand first second third half double triple single dual
-    anti extra mega micro mini multi non pre pro semi super ultra
-    """
-    # verbs of product titles
-    """
-    comes compatible featuring fit fits fitting get includes including keep let make replaces use uses using work working works
-    """
-    # adjectives of product titles
-    """
-    active adult advanced african american antique anxious artificial asian assorted athletic authentic automatic basic best better big
-    bitter botanical bright british busy casual ceramic chewy chic chinese classic clean clear closed cold comfy compact contemporary
-    convenient cool cordless cosmetic cozy crazy creamy crispy crunchy cute daily dark deep dental different digital dry eastern easy
-    elastic electric electronic elegant empty english ergonomic european external facial fake fancy fast faux female firm flat floral
-    fluffy formal free french fresh front full funny furry fuzzy general gentle genuine german global glossy golden good great happy hard
-    healthy heavy heavyweight herbal hidden high hot huge ideal indian indoor inner inside internal italian japanese juicy korean large
-    left light lightweight little local long loose low lower luxurious magical magnetic main major male manual matte mechanical medical
-    medium merry metallic mexican mild mineral minor modern multiple narrow natural new nice nordic northern oily old opaque open organic
-    original orthopedic outdoor outdoors outer outside oval perfect plain plastic portable premium pretty professional pure quick raw real
-    rear reflective resistant retro rich right ripe rough round royal rustic safe salty savory scary seasonal sensitive sexy sharp sheer
-    shiny short silky similar simple sleek slim small smart smooth soft solid sour southern special spicy square stainless stiff stretchy
-    strong sturdy stylish suitable sweet synthetic tactical tall tender thermal thick thin tight tiny tough traditional transparent trendy
-    true unique unisex universal upper various vegan vintage visible warm western wet wide wireless wooden woolen young
-    """
-    # colours
-    """
-    beige black blue brown burgundy colorful gray green grey khaki maroon multicolor navy pink purple red teal turquoise white yellow
-    """
-)
+_TITLES = read_packaged(__package__, "titles.toml")
+_NOUNS_DESPITE_ENDING = frozenset(_TITLES["nouns_despite_ending"])
+_NO_NOUNS = frozenset(word for group in _TITLES["not_nouns"].values() for word in group)

@@ -9,8 +9,67 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import tantivy
+
 from tether.core.seeding import derive_seed
-from tether.envs.webshop.search import MOST_HITS, TextIndex
+
+MOST_HITS = 50
+MOST_TERMS = 1024
+"""Words of a query that count; Lucene, which the original uses, takes as many."""
+
+_FIELD = "contents"
+_WRITER_BYTES = 50_000_000
+
+
+class TextIndex:
+    """Which of some texts fit a query best."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        builder = tantivy.SchemaBuilder()
+        builder.add_text_field(_FIELD, tokenizer_name="english", index_option="freq")
+        builder.add_unsigned_field("row", stored=True)
+        self._schema = builder.build()
+        self._analyser = _english()
+        index = tantivy.Index(self._schema)
+        index.register_tokenizer("english", self._analyser)
+        # One thread: texts are then indexed in their order.
+        writer = index.writer(heap_size=_WRITER_BYTES, num_threads=1)
+        for row, text in enumerate(texts):
+            document = tantivy.Document()
+            document.add_text(_FIELD, _encodable(text))
+            document.add_unsigned("row", row)
+            writer.add_document(document)
+        writer.commit()
+        writer.wait_merging_threads()
+        index.reload()
+        self._searcher = index.searcher()
+
+    def search(self, words: str) -> list[int]:
+        """The places of the best texts, best first; nothing for a query without a word that counts."""
+        terms = self._analyser.analyze(_encodable(words))[:MOST_TERMS]
+        if not terms:
+            return []
+        clauses = [(tantivy.Occur.Should, tantivy.Query.term_query(self._schema, _FIELD, term)) for term in terms]
+        hits = self._searcher.search(tantivy.Query.boolean_query(clauses), MOST_HITS, count=False).hits
+        placed = [(-score, self._searcher.doc(address)["row"][0]) for score, address in hits]
+        return [row for _, row in sorted(placed)]
+
+
+def _english() -> tantivy.TextAnalyzer:
+    analyser = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+    for step in (
+        tantivy.Filter.remove_long(40),
+        tantivy.Filter.lowercase(),
+        tantivy.Filter.stopword("english"),
+        tantivy.Filter.stemmer("english"),
+    ):
+        analyser = analyser.filter(step)
+    return analyser.build()
+
+
+def _encodable(text: str) -> str:
+    """The text without lone surrogates, which cannot be written as UTF-8."""
+    return text.encode("utf-8", "ignore").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +130,12 @@ class Catalogue:
     def _index(self) -> TextIndex:
         return TextIndex([product.search_text for product in self.products])
 
-    def find(self, keywords: str, env_seed: random.Random) -> list[Product]:
+    def find(self, keywords: str, rng: random.Random) -> list[Product]:
         """The products a search lists, best first: at most 50, but all of them for the special first words `<a>`, `<c>` and `<q>`."""
         first, _, rest = keywords.partition(" ")
         wanted = rest.strip()
         if first == "<r>":
-            return env_seed.sample(self.products, min(MOST_HITS, len(self.products)))
+            return rng.sample(self.products, min(MOST_HITS, len(self.products)))
         if first == "<a>":
             return [product for product in self.products if wanted in product.attributes]
         if first == "<c>":

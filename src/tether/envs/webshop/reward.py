@@ -19,13 +19,16 @@ from typing import Any
 
 from rapidfuzz import fuzz
 
-from tether.envs.webshop.colours import COLOURS
+from tether.envs.dataset import read_packaged
 from tether.envs.webshop.goals import Goal
 from tether.envs.webshop.nouns import NounTest
 from tether.envs.webshop.products import Product
 
 Reward = Callable[["Score"], float]
 """From the score of a purchase to what is paid for it."""
+
+COLOURS: tuple[str, ...] = tuple(read_packaged(__package__, "titles.toml")["colours"])
+"""The colour words an option is reduced to before it is compared, in the original's order: the first one found counts."""
 
 _ALIKE_ABOVE = 85
 _DELETED = dict.fromkeys(range(128, 256))

@@ -12,7 +12,7 @@ from typing import Any
 
 from tether.envs.dataset import Row, RowError
 from tether.envs.deepcoder.formats.pairs import decoded, problem_of, read_pairs, text_field
-from tether.envs.deepcoder.literals import read_json
+from tether.envs.deepcoder.parsing import read_json
 from tether.envs.deepcoder.problem import Problem
 
 _MAX_BYTES = 2**30

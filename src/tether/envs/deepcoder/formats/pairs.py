@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tether.envs.dataset import Row, RowError
-from tether.envs.deepcoder.extract import extract
-from tether.envs.deepcoder.literals import read_json, read_value
-from tether.envs.deepcoder.parsing import NotPython, parse
+from tether.envs.deepcoder.assemble import extract
+from tether.envs.deepcoder.parsing import NotPython, parse, read_json, read_value
 from tether.envs.deepcoder.problem import Case, Prints, Problem, Returns, check_arguments, digest_of
 from tether.envs.deepcoder.sandbox.jobs import CallTask, StdinTask
 

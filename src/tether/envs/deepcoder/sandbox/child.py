@@ -2,7 +2,7 @@
 
 The order matters. While it still has rights it places the input and takes the descriptors it needs; then every other descriptor is closed,
 the limits are set, the user is changed, capabilities are dropped, files are restricted and the system call filter comes last. Nothing after
-that can be taken back by the program. Imports the standard library only: it runs in the cells.
+that can be taken back by the program. Imports the standard library only: it runs in the sandboxes.
 """
 
 import fcntl
@@ -14,10 +14,10 @@ import signal
 import socket
 from typing import Any, NoReturn
 
-from tether.envs.deepcoder.sandbox import cell, landlock, linux, program, seccomp, wire
+from tether.envs.deepcoder.sandbox import landlock, linux, namespaces, program, seccomp, wire
 
 NOT_STARTED = 113
-"""The exit code of a cell that could not be prepared."""
+"""The exit code of a sandbox that could not be prepared."""
 STARTED = b"+"
 """The first byte of the result: from here on the program's time runs."""
 
@@ -28,7 +28,7 @@ _DESCRIPTORS = 64
 _PENDING_SIGNALS = 64
 
 
-def main(connection: socket.socket, settings: dict[str, Any], around: cell.Surroundings, folder: str, pipes: list[int]) -> NoReturn:
+def main(connection: socket.socket, settings: dict[str, Any], config: namespaces.SandboxConfig, folder: str, pipes: list[int]) -> NoReturn:
     """Run the job that comes over the connection; never returns."""
     result = pipes[-1]
     try:
@@ -37,12 +37,12 @@ def main(connection: socket.socket, settings: dict[str, Any], around: cell.Surro
         os.setsid()
         job = json.loads(wire.receive(connection))
         given = wire.receive(connection)
-        source = cell.place_input(folder, given) if around.kernel else _input_file(folder, given)
+        source = namespaces.place_input(folder, given) if config.kernel else _input_file(folder, given)
         os.chdir(folder)
         _keep_only([source, *pipes])
         connection.detach()
         result = _RESULT
-        _lock_in(settings, around, folder)
+        _lock_in(settings, config, folder)
     except OSError as error:
         os.write(result, str(error).encode())
         os._exit(NOT_STARTED)
@@ -65,14 +65,14 @@ def _keep_only(descriptors: list[int]) -> None:
     aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, len(descriptors)) for descriptor in descriptors]
     for target, descriptor in enumerate(aside):
         os.dup2(descriptor, target, inheritable=False)
-    highest, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the warden lowered it before it opened anything
+    highest, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the fork server lowered it before it opened anything
     os.closerange(len(descriptors), highest)
 
 
-def _lock_in(settings: dict[str, Any], around: cell.Surroundings, folder: str) -> None:
+def _lock_in(settings: dict[str, Any], config: namespaces.SandboxConfig, folder: str) -> None:
     supervisor = os.getppid()
-    _limit(settings, around)
-    _become_nobody(settings, around)
+    _limit(settings, config)
+    _become_nobody(settings, config)
     if not linux.LINUX:
         return
     linux.die_with_parent(signal.SIGKILL)
@@ -80,16 +80,16 @@ def _lock_in(settings: dict[str, Any], around: cell.Surroundings, folder: str) -
         os._exit(NOT_STARTED)
     linux.forbid_inspection()
     linux.forbid_new_privileges()
-    if around.landlock:
-        devices = [(path, landlock.READ_AND_WRITE_DEVICE) for path in filter(os.path.exists, cell.DEVICES)]
-        landlock.restrict([*((path, landlock.READ) for path in around.libraries), *devices, (folder, landlock.OWN_FOLDER)])
-    if around.seccomp:
+    if config.landlock:
+        devices = [(path, landlock.READ_AND_WRITE_DEVICE) for path in filter(os.path.exists, namespaces.DEVICES)]
+        landlock.restrict([*((path, landlock.READ) for path in config.libraries), *devices, (folder, landlock.OWN_FOLDER)])
+    if config.seccomp:
         seccomp.install(seccomp.assemble(linux.machine(), os.getpid()))
 
 
-def _limit(settings: dict[str, Any], around: cell.Surroundings) -> None:
+def _limit(settings: dict[str, Any], config: namespaces.SandboxConfig) -> None:
     seconds = math.ceil(settings["cpu_seconds"]) + 1  # the supervisor is more exact; this holds if it is slow
-    memory = around.address_space + settings["memory_mib"] * 2**20
+    memory = config.address_space + settings["memory_mib"] * 2**20
     limits = {
         "RLIMIT_AS": memory,
         "RLIMIT_CPU": seconds,
@@ -113,15 +113,15 @@ def _set_limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _become_nobody(settings: dict[str, Any], around: cell.Surroundings) -> None:
+def _become_nobody(settings: dict[str, Any], config: namespaces.SandboxConfig) -> None:
     """Change the user where there is one to change to, give up every capability, and count threads apart from everyone else's."""
-    if around.program_user:
-        user = cell.PROGRAM_USER if around.kernel else cell.OUTSIDE_USER
-        if not around.kernel:
+    if config.program_user:
+        user = namespaces.PROGRAM_USER if config.kernel else namespaces.OUTSIDE_USER
+        if not config.kernel:
             os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-    if around.threads_counted:
+    if config.threads_counted:
         linux.unshare("counting threads", linux.NEW_USER)  # from Linux 5.14 on, each user namespace counts for itself
         _set_limit(resource.RLIMIT_NPROC, settings["threads"])
     if linux.LINUX:

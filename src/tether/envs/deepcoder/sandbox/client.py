@@ -1,6 +1,6 @@
-"""Tether's side of the warden: started when first needed, one per process and level of isolation, restarted when it died.
+"""Tether's side of the fork server: started when first needed, one per process and level of isolation, restarted when it died.
 
-A forked process must not share its parent's warden (its death would go unnoticed), so it forgets it and starts its own. The warden
+A forked process must not share its parent's fork server (its death would go unnoticed), so it forgets it and starts its own. The fork server
 ends when the socket to it is closed; that happens at the end of the process however that comes about, so nothing is left behind.
 """
 
@@ -24,7 +24,7 @@ Isolation = Literal["kernel", "process"]
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _PACKAGE = "tether.envs.deepcoder.sandbox"
-# The warden has neither site-packages nor Tether on its path. It finds its modules, under their names, through packages that are empty
+# The fork server has neither site-packages nor Tether on its path. It finds its modules, under their names, through packages that are empty
 # but for the path to this folder.
 _BOOTSTRAP = f"""
 import sys, types
@@ -33,14 +33,14 @@ for part in {_PACKAGE.split(".")!r}:
     name = f"{{name}}.{{part}}" if name else part
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [sys.argv[1]] if name == {_PACKAGE!r} else []
-from {_PACKAGE}.warden import main
+from {_PACKAGE}.fork_server import main
 main(int(sys.argv[2]), sys.argv[3])
 """
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME")
 
 
 class Client:
-    """One running warden."""
+    """One running fork server."""
 
     def __init__(self, isolation: Isolation) -> None:
         """Start it and wait until it is ready; `SandboxUnavailable` if it cannot be."""
@@ -90,8 +90,8 @@ class Client:
         self._control.settimeout(None)
         return facts
 
-    def start_cell(self, theirs: socket.socket) -> None:
-        """Have a cell made for the other end of a connection; `OSError` if the warden is gone."""
+    def start_sandbox(self, theirs: socket.socket) -> None:
+        """Have a sandbox made for the other end of a connection; `OSError` if the fork server is gone."""
         with self._lock:
             socket.send_fds(self._control, [b"+"], [theirs.fileno()])
 
@@ -104,7 +104,7 @@ class Client:
         return self._process.pid
 
     def close(self) -> None:
-        """End the warden and every cell; also what it would have cleared away, had it not been killed."""
+        """End the fork server and every sandbox; also what it would have cleared away, had it not been killed."""
         self._control.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -116,7 +116,7 @@ class Client:
             shutil.rmtree(folder, ignore_errors=True)
 
     def forget(self) -> None:
-        """In a forked process: it is the parent's warden, so let go of it without a word."""
+        """In a forked process: it is the parent's fork server, so let go of it without a word."""
         self._control.close()
         self._process.returncode = 0
 
@@ -130,8 +130,8 @@ def _refusal(isolation: Isolation, missing: str) -> str:
     )
 
 
-class _Wardens:
-    """The wardens of this process, and the connections to their cells."""
+class _ForkServers:
+    """The fork servers of this process, and the connections to their sandboxes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -151,15 +151,15 @@ class _Wardens:
             return self._running[isolation]
 
     def connect(self, isolation: Isolation) -> socket.socket:
-        """A connection to a new cell."""
+        """A connection to a new sandbox."""
         client = self.get(isolation)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 try:
-                    client.start_cell(theirs)
+                    client.start_sandbox(theirs)
                 except OSError:
-                    self.get(isolation, instead_of=client).start_cell(theirs)
+                    self.get(isolation, instead_of=client).start_sandbox(theirs)
         except BaseException:
             ours.close()
             raise
@@ -183,8 +183,8 @@ class _Wardens:
         self._lock, self._running, self._connections = threading.Lock(), {}, weakref.WeakSet()
 
 
-_WARDENS = _Wardens()
-atexit.register(_WARDENS.close)
-os.register_at_fork(after_in_child=_WARDENS.forget)
-running_warden = _WARDENS.get
-connect = _WARDENS.connect
+_FORK_SERVERS = _ForkServers()
+atexit.register(_FORK_SERVERS.close)
+os.register_at_fork(after_in_child=_FORK_SERVERS.forget)
+running_fork_server = _FORK_SERVERS.get
+connect = _FORK_SERVERS.connect

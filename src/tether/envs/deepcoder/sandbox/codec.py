@@ -3,7 +3,7 @@
 Lists, strings, truth values, None, floats and ordinary integers are themselves; everything else is an object with one key that names
 the kind. Nothing is ever evaluated or unpickled. Both directions bound depth and size, since the value comes from a hostile program: a
 cycle, a value that shares itself into billions of parts, text that is not JSON, or a set built of colliding hashes is one `ValueError`.
-Imports the standard library only: the same file runs in the cells and in Tether.
+Imports the standard library only: the same file runs in the sandboxes and in Tether.
 """
 
 import json

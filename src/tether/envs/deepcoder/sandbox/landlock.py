@@ -1,7 +1,7 @@
 """Which files a process may touch, by Landlock: what the weaker level of isolation has instead of a root folder of its own.
 
 Needs no privileges. Kernels from 5.13 have it where it is switched on; `version` says which one, 0 for none. Imports the standard
-library only: it runs in the cells.
+library only: it runs in the sandboxes.
 """
 
 import ctypes

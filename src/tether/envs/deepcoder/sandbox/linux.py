@@ -1,6 +1,6 @@
 """The kernel calls that Python's standard library does not wrap, through ctypes: namespaces, mounts, capabilities, prctl.
 
-Runs in the warden and its cells, so it imports the standard library only. Every call raises `OSError` naming the step that failed,
+Runs in the fork server and its sandboxes, so it imports the standard library only. Every call raises `OSError` naming the step that failed,
 because that sentence is what a user sees where a machine refuses isolation.
 """
 

@@ -6,7 +6,7 @@ and a word that only Tether knows is sent back once the script has passed its la
 
 All of this happens in the program's own process, so the program can forge every byte of the message. That gains it nothing for stdin
 and call jobs, whose answers are compared outside: it could have printed or returned the same. A script that judges the program from the inside
-can be deceived; see docs/sandbox.md. Imports the standard library only: it runs in the cells.
+can be deceived; see docs/sandbox.md. Imports the standard library only: it runs in the sandboxes.
 """
 
 import _sitebuiltins
@@ -36,8 +36,8 @@ _DIGITS = 50_000
 _OUT_OF_MEMORY = json.dumps({"ending": "memory", "detail": "MemoryError"}).encode() + b"\n"
 
 
-class Ending(contextlib.AbstractContextManager["Ending"]):
-    """Takes whatever a program raises for what it is: the way it ended."""
+class CatchEnding(contextlib.AbstractContextManager["CatchEnding"]):
+    """Records how the enclosed code ended: normally, or by the exception it raised. No exception passes through."""
 
     def __init__(self) -> None:
         self.ending, self.detail = "ok", ""
@@ -81,16 +81,16 @@ def run(job: dict[str, Any], result: int, size: int) -> NoReturn:
 
 
 def prepare_interpreter() -> None:
-    """Once, in the warden: what `site` would have added, and what programs written for judges count on."""
+    """Once, in the fork server: what `site` would have added, and what programs written for judges count on."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     sys.set_int_max_str_digits(_DIGITS)
     gc.collect()
-    gc.freeze()  # what is shared by all cells stays shared
+    gc.freeze()  # what is shared by all sandboxes stays shared
 
 
 def _as_program(job: dict[str, Any], size: int) -> tuple[bytes, int]:
-    with Ending() as end:
+    with CatchEnding() as end:
         _define(_fresh_module("__main__"), job["code"])
     _finish()
     return _message(end)
@@ -98,14 +98,14 @@ def _as_program(job: dict[str, Any], size: int) -> tuple[bytes, int]:
 
 def _as_module_with_call(job: dict[str, Any], size: int) -> tuple[bytes, int]:
     returned, value = False, None
-    with Ending() as end:
+    with CatchEnding() as end:
         module = _fresh_module("solution")
         _define(module, job["code"])
         value = _function(module, job["function"])(*codec.decode(job["arguments"]))
         returned = True
     text = ""
     if returned:
-        with Ending() as end:
+        with CatchEnding() as end:
             text = codec.encode(value, size)
     elif end.ending == "ok":
         end.ending, end.detail = "error", "the program ended before it returned a value"
@@ -115,7 +115,7 @@ def _as_module_with_call(job: dict[str, Any], size: int) -> tuple[bytes, int]:
 
 def _as_module_with_script(job: dict[str, Any], size: int) -> tuple[bytes, int]:
     word, passed = job.pop("word"), False
-    with Ending() as end:
+    with CatchEnding() as end:
         module = _fresh_module("solution")
         _define(module, job["code"])
         exec(compile(job["script"], SCRIPT, "exec", dont_inherit=True), module.__dict__)
@@ -127,7 +127,7 @@ def _as_module_with_script(job: dict[str, Any], size: int) -> tuple[bytes, int]:
 _RUNNERS = {"stdin": _as_program, "call": _as_module_with_call, "script": _as_module_with_script}
 
 
-def _message(end: Ending, word: str = "", value: str = "") -> tuple[bytes, int]:
+def _message(end: CatchEnding, word: str = "", value: str = "") -> tuple[bytes, int]:
     """The bytes to send, and the exit code."""
     if end.ending == "memory":
         return _OUT_OF_MEMORY, 1  # made beforehand: there may be no room to make it now
@@ -167,16 +167,16 @@ def _function(module: ModuleType, name: str) -> Callable[..., Any]:
 
 def _finish() -> None:
     """What the interpreter does at the end: wait for threads, run exit functions, flush."""
-    with Ending():
+    with CatchEnding():
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
-    with Ending():
+    with CatchEnding():
         atexit._run_exitfuncs()
     _flush()
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.__stdout__, sys.stderr):
-        with Ending():
+        with CatchEnding():
             if stream is not None:
                 stream.flush()

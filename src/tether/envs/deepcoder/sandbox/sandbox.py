@@ -1,8 +1,8 @@
-"""Running programs that nobody has read: `Sandbox.run` gives every task a cell of its own and collects the reports.
+"""Running programs that nobody has read: `Sandbox.run` gives every task a sandbox of its own and collects the reports.
 
-Each task is sent to its cell only when it is its turn, over a connection of its own; closing that connection ends the cell. So a program
-that hangs, a cell that dies, a warden that is killed and a user who presses Ctrl-C all come out the same way: the connection ends, and
-the task has a report. How cells contain programs: docs/sandbox.md.
+Each task is sent to its sandbox only when it is its turn, over a connection of its own; closing that connection ends the sandbox. So a program
+that hangs, a sandbox that dies, a fork server that is killed and a user who presses Ctrl-C all come out the same way: the connection ends, and
+the task has a report. How sandboxes contain programs: docs/sandbox.md.
 """
 
 import json
@@ -16,15 +16,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import get_args
+from typing import Any, get_args
 
 from tether.core.errors import BadInput
-from tether.envs.deepcoder.sandbox import client, codec, verdict, wire
-from tether.envs.deepcoder.sandbox.client import Isolation
-from tether.envs.deepcoder.sandbox.jobs import CallTask, Limits, Report, ScriptTask, StdinTask, Task
+from tether.envs.deepcoder.sandbox import client, codec, jobs, wire
+from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
+from tether.envs.deepcoder.sandbox.jobs import CallTask, Limits, Report, SandboxUnavailable, ScriptTask, StdinTask, Task
 
 _GRACE_SECONDS = 40.0
-"""Beyond the wall limit, for a cell to be prepared and to answer; the supervisor inside keeps the limits themselves."""
+"""Beyond the wall limit, for a sandbox to be prepared and to answer; the supervisor inside keeps the limits themselves."""
 _LOOK_AGAIN = 0.05
 _CHUNK = 1 << 16
 _FACTS = 1 << 14
@@ -33,7 +33,7 @@ _MOST = 1_000_000
 
 
 class Sandbox:
-    """A `ProgramRunner`. Cheap to make, safe to use from several threads; cells are shared out among all of one process."""
+    """A `ProgramRunner`. Cheap to make, safe to use from several threads; sandboxes are shared out among all of one process."""
 
     def __init__(self, limits: Limits | None = None, *, isolation: Isolation = "kernel", concurrency: int | None = None) -> None:
         """`concurrency`: tasks at a time, in this process, of all sandboxes that name the same number; by default one per core."""
@@ -81,17 +81,17 @@ class _Exchange:
         try:
             self.outgoing = self.outgoing[self.connection.send(self.outgoing[:_CHUNK]) :]
         except ConnectionError:
-            return True  # the cell is gone, but what it said may still be on its way
+            return True  # the sandbox is gone, but what it said may still be on its way
         return not self.outgoing
 
     def receive(self, most: int) -> list[bytes] | None:
         """Receive some; the frames once they are complete. `ConnectionError` if they never will be."""
         part = self.connection.recv(_CHUNK)
         if not part:
-            raise ConnectionResetError("the cell ended without an answer")
+            raise ConnectionResetError("the sandbox ended without an answer")
         self.incoming += part
         if len(self.incoming) > most:
-            raise ConnectionAbortedError("the cell answered too much")
+            raise ConnectionAbortedError("the sandbox answered too much")
         return wire.unpack(self.incoming, 3)
 
 
@@ -143,13 +143,13 @@ class _Run:
             return
         if frames is not None:
             task = self._tasks[exchange.index]
-            self._finish(exchange, verdict.report(task, exchange.word, frames))
+            self._finish(exchange, jobs.read_report(task, exchange.word, frames))
 
     def _give_up_late_ones(self) -> None:
         now = time.monotonic()
         for key in list(self._selector.get_map().values()):
             if now > key.data.deadline:
-                self._finish(key.data, Report("killed", detail="the cell did not answer in time"))
+                self._finish(key.data, Report("killed", detail="the sandbox did not answer in time"))
 
     def _finish(self, exchange: _Exchange, report: Report) -> None:
         self._selector.unregister(exchange.connection)
@@ -160,7 +160,7 @@ class _Run:
 
 
 def _request(code: str, task: Task, limits: Limits, word: str) -> bytes:
-    """The three frames a cell is given."""
+    """The three frames a sandbox is given."""
     given = task.stdin.encode("utf-8", "replace") if isinstance(task, StdinTask) else b""
     settings = asdict(limits) | {"folder_kib": 4 * limits.file_kib + len(given) // 1024 + 64}
     return wire.pack([json.dumps(settings).encode(), json.dumps(_job(code, task, word)).encode(), given])
@@ -178,3 +178,42 @@ def _job(code: str, task: Task, word: str) -> dict[str, str]:
             except ValueError as error:
                 raise BadInput(f"arguments for {task.function}: {error}") from None
             return {"kind": "call", "code": code, "function": task.function, "arguments": arguments}
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationLevel:
+    """What programs would be kept in here."""
+
+    name: Isolation | None
+    """The strongest isolation there is; None if programs cannot be run at all."""
+    strong: bool
+    detail: str
+
+
+@lru_cache(maxsize=1)
+def describe_isolation() -> IsolationLevel:
+    """The strongest level this machine gives; tried once per process."""
+    try:
+        facts = _tried("kernel")
+    except SandboxUnavailable as refusal:
+        return _weaker(str(refusal))
+    threads = "" if facts["threads"] else "; before Linux 5.14 threads are bounded by memory only"
+    return IsolationLevel("kernel", True, f"namespaces, a root folder of its own, system call filter, limits{threads}")
+
+
+def _weaker(refusal: str) -> IsolationLevel:
+    try:
+        facts = _tried("process")
+    except SandboxUnavailable as second:
+        return IsolationLevel(None, False, str(second))
+    given = [name for name, there in (("system call filter", facts["seccomp"]), ("file rules (Landlock)", facts["landlock"])) if there]
+    missing = [name for name, there in (("network", facts["seccomp"]), ("files", facts["landlock"])) if not there]
+    open_to = f"; programs can reach this machine's {' and '.join(missing)}" if missing else ""
+    return IsolationLevel("process", False, f"a process with {', '.join([*given, 'limits'])}{open_to}; {refusal}")
+
+
+def _tried(isolation: Isolation) -> dict[str, Any]:
+    [report] = Sandbox(isolation=isolation, concurrency=1).run("print(6 * 7)", [StdinTask("")])
+    if (report.ending, report.stdout) != ("ok", "42\n"):
+        raise SandboxUnavailable(f"isolation={isolation}: a first program did not run ({report.detail or report.ending})")
+    return running_fork_server(isolation).facts

@@ -6,20 +6,22 @@ Some calls are let through by their arguments: `clone` only to start a thread, `
 As a program can start no process, the limits of its one process are the limits of the program.
 
 The filter is assembled by hand into the kernel's classic BPF and installed with `prctl`, so it needs neither a library nor privileges.
-Imports the standard library only: it runs in the cells.
+Imports the standard library only: it runs in the sandboxes.
 """
 
 import ctypes
 import errno
+import json
 import struct
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
-from tether.envs.deepcoder.sandbox import linux, syscalls_aarch64, syscalls_x86_64
+from tether.envs.deepcoder.sandbox import linux
 
-TABLES = {
-    "aarch64": (syscalls_aarch64.AUDIT_ARCHITECTURE, syscalls_aarch64.NUMBERS),
-    "x86_64": (syscalls_x86_64.AUDIT_ARCHITECTURE, syscalls_x86_64.NUMBERS),
-}
+TABLES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("data").joinpath("syscalls.json").read_bytes())
+"""By architecture: the kernel's number for it (audit_architecture) and the numbers of its system calls. The file is read when the fork
+server starts, before the jail hides it."""
 
 ALLOWED = """
     read write futex mmap munmap mprotect brk madvise mremap msync clock_gettime
@@ -92,7 +94,7 @@ def assemble(machine: str, own_process: int) -> bytes:
     """The filter for an architecture and a process id, as the kernel takes it."""
     if machine not in TABLES:
         raise OSError(errno.ENOSYS, f"filtering system calls: no table for {machine}")
-    architecture, numbers = TABLES[machine]
+    architecture, numbers = TABLES[machine]["audit_architecture"], TABLES[machine]["numbers"]
     program = [(_LOAD, 0, 0, _ARCHITECTURE), (_IF_EQUAL, 1, 0, architecture), _give(_KILL), (_LOAD, 0, 0, _NUMBER)]
     for name in (ALLOWED + (ALLOWED_ON_X86_64 if machine == "x86_64" else "")).split():
         program += [(_IF_EQUAL, 0, 1, numbers[name]), _give(_ALLOW)]

@@ -1,9 +1,9 @@
-"""The first process of a cell: starts the program's process, watches its limits, and tells Tether how it went.
+"""The first process of a sandbox: starts the program's process, watches its limits, and tells Tether how it went.
 
 It forks before it has read anything but the settings. So the program's process, which reads the job itself, is born from a process that
 has never seen a program, an input or an output, and nothing passes from one test to the next. Whatever the program writes is bytes here:
-counted, kept up to the limit, handed on. When the supervisor ends, the kernel ends everything left in the cell.
-Imports the standard library only: it runs in the cells.
+counted, kept up to the limit, handed on. When the supervisor ends, the kernel ends everything left in the sandbox.
+Imports the standard library only: it runs in the sandboxes.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from tether.envs.deepcoder.sandbox import cell, child, linux, wire
+from tether.envs.deepcoder.sandbox import child, linux, namespaces, wire
 
 PROGRAM = 2
-"""The program's process id in a cell of its own, where the supervisor is 1."""
+"""The program's process id in a sandbox of its own, where the supervisor is 1."""
 
 Limit = tuple[str, str]
 """A limit that was passed: the ending it means, and the words for it."""
@@ -54,50 +54,50 @@ class Stream:
         return True if chunk else None
 
 
-def main(connection: socket.socket, around: cell.Surroundings) -> NoReturn:
-    """Run one task in this process's cell; never returns."""
+def main(connection: socket.socket, config: namespaces.SandboxConfig) -> NoReturn:
+    """Run one task in this process's sandbox; never returns."""
     settings = json.loads(wire.receive(connection))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of the child wakes the poll below
-    folder = _work_folder(settings, around)
+    folder = _work_folder(settings, config)
     pipes = [os.pipe() for _ in range(3)]
     process = os.fork()
     if process == 0:
         try:
-            child.main(connection, settings, around, folder, [write for _, write in pipes])
+            child.main(connection, settings, config, folder, [write for _, write in pipes])
         finally:
             os._exit(child.NOT_STARTED)
     for read, write in pipes:
         os.close(write)
         os.set_blocking(read, False)
-    _keep_what_is_needed(around)
+    _keep_what_is_needed(config)
     size = settings["output_kib"] * 1024
     (output, _), (errors, _), (result, _) = pipes
     streams = [Stream(output, size, kept=True), Stream(errors, size, kept=False), Stream(result, size + _RESULT_HEAD, kept=True)]
-    facts = Watch(process, connection, settings, streams, None if around.kernel else folder).facts_of_its_life()
-    if not around.kernel:
+    facts = Watch(process, connection, settings, streams, None if config.kernel else folder).facts_of_its_life()
+    if not config.kernel:
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(ConnectionError):
         connection.sendall(wire.pack([json.dumps(facts).encode(), bytes(streams[0].data), bytes(streams[2].data)]))
     os._exit(0)
 
 
-def _keep_what_is_needed(around: cell.Surroundings) -> None:
+def _keep_what_is_needed(config: namespaces.SandboxConfig) -> None:
     """The supervisor is trusted, but needs no more rights than to end a process of another user, and to look into its folder."""
     if linux.LINUX:
-        needed = linux.MAY_KILL | (0 if around.kernel else linux.MAY_READ_ALL)
-        linux.keep_capabilities(needed if around.program_user else 0)
+        needed = linux.MAY_KILL | (0 if config.kernel else linux.MAY_READ_ALL)
+        linux.keep_capabilities(needed if config.program_user else 0)
         linux.forbid_new_privileges()
         linux.forbid_inspection()
 
 
-def _work_folder(settings: dict[str, Any], around: cell.Surroundings) -> str:
-    if around.kernel:
-        cell.make_work_folder(around.work, settings["folder_kib"], cell.PROGRAM_USER if around.program_user else 0)
-        return around.work
-    folder = os.path.join(around.folder, str(os.getpid()))
+def _work_folder(settings: dict[str, Any], config: namespaces.SandboxConfig) -> str:
+    if config.kernel:
+        namespaces.make_work_folder(config.work, settings["folder_kib"], namespaces.PROGRAM_USER if config.program_user else 0)
+        return config.work
+    folder = os.path.join(config.folder, str(os.getpid()))
     os.mkdir(folder, 0o700)
-    if around.program_user:
-        os.chown(folder, cell.OUTSIDE_USER, cell.OUTSIDE_USER)
+    if config.program_user:
+        os.chown(folder, namespaces.OUTSIDE_USER, namespaces.OUTSIDE_USER)
     return folder
 
 
@@ -168,7 +168,7 @@ class Watch:
         """Only of a process that is still there: that we are late ourselves is no fault of a program."""
         lived = time.monotonic() - self.began
         if not self.started:
-            return ("killed", "the cell was not ready in time") if lived > _SET_UP_SECONDS else None
+            return ("killed", "the sandbox was not ready in time") if lived > _SET_UP_SECONDS else None
         if lived > self.settings["wall_seconds"]:
             return "timeout", f"more than {self.settings['wall_seconds']:g} s"
         return self._used_up_its_time() if _processor_time(self.process) > self.settings["cpu_seconds"] else None
@@ -215,4 +215,4 @@ def _folder_within(folder: str, kib: int) -> bool:
         sizes = [entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(folder)]
     except FileNotFoundError:
         return True  # one was removed while we looked
-    return len(sizes) <= cell.FILES and sum(sizes) <= kib * 1024
+    return len(sizes) <= namespaces.FILES and sum(sizes) <= kib * 1024

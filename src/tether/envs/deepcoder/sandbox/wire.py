@@ -1,6 +1,6 @@
-"""How Tether and a cell talk: frames of eight bytes of length and that many bytes, over one socket per task.
+"""How Tether and a sandbox talk: frames of eight bytes of length and that many bytes, over one socket per task.
 
-To the cell: its settings (JSON), the job (JSON), the standard input (bytes). Back: the facts of the run (JSON), what was printed
+To the sandbox: its settings (JSON), the job (JSON), the standard input (bytes). Back: the facts of the run (JSON), what was printed
 (bytes), what the program's process said about its own end (bytes, and not to be trusted). Imports the standard library only.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 LENGTH = struct.Struct(">Q")
 FOLDER_PREFIX = "tether-sandbox-"
-"""How the folder is called that a warden without a jail makes and, should it be killed, Tether removes."""
+"""How the folder is called that a fork server without a jail makes and, should it be killed, Tether removes."""
 
 
 def pack(frames: Iterable[bytes]) -> bytes:

@@ -10,7 +10,39 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tether.envs.metamathqa.answers.units import ATTACHED, CURRENCIES, MULTIPLIERS, NO_UNIT, unit_name
+from tether.envs.dataset import read_packaged
+
+_UNITS = read_packaged("tether.envs.metamathqa", "units.toml")
+CURRENCIES: dict[str, str] = _UNITS["currencies"]
+"""Names of currencies by sign."""
+ATTACHED = frozenset(_UNITS["attached"])
+"""What may follow a number without a space, 5cm, and still be a unit; other letters there are variables."""
+MULTIPLIERS: dict[str, int] = _UNITS["multipliers"]
+NO_UNIT = frozenset(_UNITS["no_unit"])
+"""A number followed by one of these is not that number with a unit."""
+
+_PERCENT = frozenset(_UNITS["percent"])
+_SPELLINGS: dict[str, str] = _UNITS["spellings"]
+_REMARK = re.compile(r" (?:of|in|left|total|altogether|each)\b.*")
+
+
+def unit_name(names: list[str], power: str | None) -> str:
+    """The usual name of a unit spelled in these words, raised to a power.
+
+    >>> unit_name(["square", "centimeters"], None), unit_name(["apples", "in", "total"], None)
+    ('cm^2', 'apple')
+    """
+    phrase = _REMARK.sub("", " ".join(name.replace(".", "").strip("'") for name in names))
+    if phrase in _PERCENT:
+        return "%"
+    for word, exponent in (("square ", "2"), ("sq ", "2"), ("cubic ", "3")):
+        if phrase.startswith(word):
+            phrase, power = phrase.removeprefix(word), exponent
+    spelled = _SPELLINGS.get(phrase) or _SPELLINGS.get(phrase.removesuffix("s")) or phrase
+    if spelled == phrase and len(phrase) > 3 and not phrase.endswith("ss"):
+        spelled = phrase.removesuffix("s")
+    return f"{spelled}^{power}" if power else spelled
+
 
 _GROUPED = r"\d{1,3}(?:[, ]\d{3})+(?!\d)"
 _WHOLE = rf"(?:{_GROUPED}|\d+)"

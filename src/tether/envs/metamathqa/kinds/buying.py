@@ -2,10 +2,10 @@
 
 from fractions import Fraction
 
-from tether.envs.metamathqa.kinds.story import Draft, Story, draft, money, plural, show
+from tether.envs.metamathqa.kinds.story import ProblemDraft, Story, draft, money, plural, show
 
 
-def discount(story: Story) -> Draft | None:
+def discount(story: Story) -> ProblemDraft | None:
     """Some pieces at a percentage off, then a coupon."""
     buyer = story.person()
     item = story.choose(["backpack", "jacket", "lamp", "chair", "headset", "pair of boots", "blanket", "skateboard"])
@@ -29,7 +29,7 @@ def discount(story: Story) -> Draft | None:
     return draft(question, sale - coupon, steps, price=price, percent=percent, coupon=coupon)
 
 
-def change(story: Story) -> Draft | None:
+def change(story: Story) -> ProblemDraft | None:
     """Change from a note after buying two sorts of things."""
     buyer = story.person()
     first, second = story.choose(
@@ -60,7 +60,7 @@ def change(story: Story) -> Draft | None:
     return draft(question, note - spent, steps, few=few, many=many, first_price=first_price, second_price=second_price, note=note)
 
 
-def profit(story: Story) -> Draft | None:
+def profit(story: Story) -> ProblemDraft | None:
     """What is left of sales after the costs."""
     seller = story.person()
     thing = story.choose(["bracelet", "cupcake", "poster", "scarf", "birdhouse", "soap bar"])
@@ -84,7 +84,7 @@ def profit(story: Story) -> Draft | None:
     return draft(question, gain, steps, count=count, cost=cost, price=price, fee=fee)
 
 
-def savings(story: Story) -> Draft | None:
+def savings(story: Story) -> ProblemDraft | None:
     """Weeks until something can be bought."""
     saver = story.person()
     goal = story.choose(["bicycle", "guitar", "telescope", "tablet", "tent", "sewing machine"])
@@ -111,7 +111,7 @@ def savings(story: Story) -> Draft | None:
     return draft(question, weeks, steps, price=price, start=start, allowance=allowance, chores=chores, spent=spent)
 
 
-def coins(story: Story) -> Draft:
+def coins(story: Story) -> ProblemDraft:
     """The worth of a handful of coins."""
     owner = story.person()
     quarters, dimes, nickels = story.between(3, 25), story.between(2, 30), story.between(2, 30)

@@ -2,10 +2,10 @@
 
 from fractions import Fraction
 
-from tether.envs.metamathqa.kinds.story import Draft, Story, draft, money, plural, show
+from tether.envs.metamathqa.kinds.story import ProblemDraft, Story, draft, money, plural, show
 
 
-def areas(story: Story) -> Draft | None:
+def areas(story: Story) -> ProblemDraft | None:
     """The fence around a garden, or the tiles of a floor."""
     owner = story.person()
     length, width = story.between(4, 30), story.between(3, 20)
@@ -37,7 +37,7 @@ def areas(story: Story) -> Draft | None:
     return draft(question, across * along, steps, form="tiles", length=length, width=width, side=side)
 
 
-def units(story: Story) -> Draft:
+def units(story: Story) -> ProblemDraft:
     """Quantities that change their unit on the way."""
     person = story.person()
     form = story.choose(["bottles", "laps", "typing"])
@@ -81,7 +81,7 @@ def units(story: Story) -> Draft:
     return draft(question, hours_needed, steps, form=form, words=words, pages=pages, per_page=per_page)
 
 
-def mixtures(story: Story) -> Draft | None:
+def mixtures(story: Story) -> ProblemDraft | None:
     """Two solutions poured together, or water added to one."""
     chemist = story.person()
     weak, strong = story.between(5, 30, 5), story.between(35, 90, 5)
@@ -113,7 +113,7 @@ def mixtures(story: Story) -> Draft | None:
     return draft(question, water, steps, form="diluted", much=much, strong=strong, weak=weak)
 
 
-def averages(story: Story) -> Draft | None:
+def averages(story: Story) -> ProblemDraft | None:
     """The score that is still needed, or the average of two groups."""
     pupil = story.person()
     if story.between(0, 1):

@@ -2,10 +2,10 @@
 
 from fractions import Fraction
 
-from tether.envs.metamathqa.kinds.story import Draft, Story, draft, plural, show
+from tether.envs.metamathqa.kinds.story import ProblemDraft, Story, draft, plural, show
 
 
-def rates(story: Story) -> Draft:
+def rates(story: Story) -> ProblemDraft:
     """Two legs of a journey: the whole distance, or the average speed."""
     driver = story.person()
     fast, slow = story.between(50, 90, 5), story.between(20, 45, 5)
@@ -34,7 +34,7 @@ def rates(story: Story) -> Draft:
     return draft(question, speed, steps, form="average", **numbers)
 
 
-def catch_up(story: Story) -> Draft | None:
+def catch_up(story: Story) -> ProblemDraft | None:
     """A faster one starts later."""
     early, late = story.people(2)
     slow, head_start = story.between(4, 20), story.between(1, 4)
@@ -58,7 +58,7 @@ def catch_up(story: Story) -> Draft | None:
     return draft(question, hours, steps, slow=slow, fast=fast, head_start=head_start)
 
 
-def schedules(story: Story) -> Draft:
+def schedules(story: Story) -> ProblemDraft:
     """Lessons with breaks between them, or departures at a fixed interval."""
     if story.between(0, 1):
         lessons, minutes, pause = story.between(3, 8), story.between(35, 60, 5), story.between(5, 20, 5)
@@ -84,7 +84,7 @@ def schedules(story: Story) -> Draft:
     return draft(question, trips * seats, steps, form="departures", interval=interval, hours=hours, seats=seats)
 
 
-def work_together(story: Story) -> Draft | None:
+def work_together(story: Story) -> ProblemDraft | None:
     """Two that work at once, or one that works against the other."""
     first, second = story.people(2)
     quick, long = story.between(2, 12), story.between(3, 30)

@@ -3,16 +3,16 @@
 from fractions import Fraction
 from math import gcd
 
-from tether.envs.metamathqa.kinds.story import Draft, Story, draft, show
+from tether.envs.metamathqa.kinds.story import ProblemDraft, Story, draft, show
 
 
-def ages(story: Story) -> Draft | None:
+def ages(story: Story) -> ProblemDraft | None:
     """Ages from a sum in the future, or from two ratios."""
     older, younger = story.people(2)
     return _ages_by_sum(story, older.name, younger.name) if story.between(0, 1) else _ages_by_ratio(story, older.name, younger.name)
 
 
-def _ages_by_sum(story: Story, older: str, younger: str) -> Draft:
+def _ages_by_sum(story: Story, older: str, younger: str) -> ProblemDraft:
     age, gap, years = story.between(4, 40), story.between(2, 25), story.between(2, 15)
     total = 2 * age + gap + 2 * years
     question = story.choose(
@@ -30,7 +30,7 @@ def _ages_by_sum(story: Story, older: str, younger: str) -> Draft:
     return draft(question, age, steps, form="sum", gap=gap, years=years, total=total)
 
 
-def _ages_by_ratio(story: Story, older: str, younger: str) -> Draft | None:
+def _ages_by_ratio(story: Story, older: str, younger: str) -> ProblemDraft | None:
     now = story.between(3, 6)
     then = story.between(2, now - 1)
     years = story.between(2, 16)
@@ -53,7 +53,7 @@ def _ages_by_ratio(story: Story, older: str, younger: str) -> Draft | None:
     return draft(question, age, steps, form="multiple", now=now, then=then, years=years)
 
 
-def ratios(story: Story) -> Draft | None:
+def ratios(story: Story) -> ProblemDraft | None:
     """A whole shared in a ratio."""
     first, second, third = story.people(3)
     parts = [story.between(1, 9) for _ in range(3)]
@@ -81,7 +81,7 @@ def ratios(story: Story) -> Draft | None:
     )
 
 
-def remainders(story: Story) -> Draft | None:
+def remainders(story: Story) -> ProblemDraft | None:
     """Packing things into boxes: what is left over, or how many boxes it takes."""
     packer = story.person()
     things, box = story.choose(
@@ -111,7 +111,7 @@ def remainders(story: Story) -> Draft | None:
     return draft(question, full + 1, steps, lots=lots, each=each, broken=broken, size=size, form="boxes")
 
 
-def combinations(story: Story) -> Draft:
+def combinations(story: Story) -> ProblemDraft:
     """Counting choices."""
     chooser = story.person()
     form = story.choose(["outfits", "handshakes", "offices"])
@@ -141,7 +141,7 @@ def combinations(story: Story) -> Draft:
     return draft(question, people * (people - 1), [f"{people} * ({people} - 1) = {people * (people - 1)}"], form="offices", people=people)
 
 
-def animals(story: Story) -> Draft:
+def animals(story: Story) -> ProblemDraft:
     """Heads and legs."""
     farmer = story.person()
     birds, beasts = story.choose([("chickens", "rabbits"), ("ducks", "goats"), ("geese", "sheep"), ("turkeys", "cows")])
@@ -158,7 +158,7 @@ def animals(story: Story) -> Draft:
     return draft(question, four, steps, heads=heads, legs=legs)
 
 
-def fractions(story: Story) -> Draft | None:
+def fractions(story: Story) -> ProblemDraft | None:
     """Parts of a whole, and parts of the rest."""
     owner = story.person()
     (upper, lower), (second_upper, second_lower) = story.choose(_SIMPLE), story.choose(_SIMPLE)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 T = TypeVar("T")
-Value = int | Fraction
+Number = int | Fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ PEOPLE = (*(Person(name, "she", "her") for name in _WOMEN.split()), *(Person(nam
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ProblemDraft:
     """A problem as its kind wrote it."""
 
     question: str
@@ -40,7 +40,7 @@ class Draft:
     """What is asked, for kinds that ask more than one thing."""
 
 
-Kind = Callable[["Story"], Draft | None]
+ProblemKind = Callable[["Story"], ProblemDraft | None]
 """Writes a problem; None where the numbers drawn make no good one."""
 
 
@@ -65,12 +65,12 @@ class Story:
         return self.choose(PEOPLE)
 
 
-def draft(question: str, answer: Value, steps: Sequence[str], *, form: str = "", **parameters: Value) -> Draft:
+def draft(question: str, answer: Number, steps: Sequence[str], *, form: str = "", **parameters: Number) -> ProblemDraft:
     """A draft with every number exact."""
-    return Draft(question, Fraction(answer), {name: Fraction(value) for name, value in parameters.items()}, tuple(steps), form)
+    return ProblemDraft(question, Fraction(answer), {name: Fraction(value) for name, value in parameters.items()}, tuple(steps), form)
 
 
-def show(value: Value) -> str:
+def show(value: Number) -> str:
     """A number as an answer gives it: whole, as a decimal of at most four places, or as a fraction.
 
     >>> show(12), show(Fraction(25, 2)), show(Fraction(1, 3))
@@ -84,12 +84,12 @@ def show(value: Value) -> str:
     return f"{value.numerator}/{value.denominator}"
 
 
-def money(value: Value) -> str:
+def money(value: Number) -> str:
     """An amount in dollars: $7 or $7.50."""
     value = Fraction(value)
     return f"${value.numerator}" if value.denominator == 1 else f"${float(value):.2f}"
 
 
-def plural(count: Value, noun: str) -> str:
+def plural(count: Number, noun: str) -> str:
     """A count with its noun: 1 ticket, 3 tickets."""
     return f"{show(count)} {noun}" if count == 1 else f"{show(count)} {noun}s"

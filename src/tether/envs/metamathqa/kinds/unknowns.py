@@ -2,10 +2,10 @@
 
 from fractions import Fraction
 
-from tether.envs.metamathqa.kinds.story import Draft, Story, draft, money, show
+from tether.envs.metamathqa.kinds.story import ProblemDraft, Story, draft, money, show
 
 
-def sequences(story: Story) -> Draft:
+def sequences(story: Story) -> ProblemDraft:
     """Rows that grow by a constant, or a number that keeps doubling."""
     person = story.person()
     if story.between(0, 2):
@@ -32,7 +32,7 @@ def sequences(story: Story) -> Draft:
     return draft(question, start * factor**hours, steps, form=word, start=start, hours=hours)
 
 
-def consecutive(story: Story) -> Draft | None:
+def consecutive(story: Story) -> ProblemDraft | None:
     """Consecutive numbers from their sum."""
     count, gap = story.between(3, 7), story.choose([1, 2])
     first = story.between(3, 90)
@@ -52,7 +52,7 @@ def consecutive(story: Story) -> Draft | None:
     return draft(question, answer, steps, form=f"{kind} {want}", count=count, total=total)
 
 
-def percent_change(story: Story) -> Draft | None:
+def percent_change(story: Story) -> ProblemDraft | None:
     """Up by a percentage, down by another, forwards or backwards."""
     start, up, down = story.between(80, 4000, 20), story.between(5, 60, 5), story.between(5, 50, 5)
     raised = Fraction(start * (100 + up), 100)
@@ -75,7 +75,7 @@ def percent_change(story: Story) -> Draft | None:
     return draft(question, start, steps, form="backwards", end=end, up=up, down=down)
 
 
-def unknown_x(story: Story) -> Draft | None:
+def unknown_x(story: Story) -> ProblemDraft | None:
     """A question with x in it and its answer: what was x? The manner of MetaMath's backward questions."""
     person = story.person()
     form = story.choose(["packs", "wages", "reading"])

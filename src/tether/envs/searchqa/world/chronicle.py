@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from tether.envs.searchqa.world import words
-from tether.envs.searchqa.world.draft import COMING_OF_AGE, LAST_YEAR, Draft, active_in
+from tether.envs.searchqa.world.names import WORDS
 from tether.envs.searchqa.world.schema import Entity
+from tether.envs.searchqa.world.settlement import COMING_OF_AGE, LAST_YEAR, WorldDraft, active_in
 
 PEOPLE = {
     "a writer": 200,
@@ -23,7 +23,7 @@ LEARNED = ("a writer", "a painter", "a composer", "an architect", "an inventor",
 """They have teachers and schools."""
 
 
-def record(draft: Draft) -> None:
+def record(draft: WorldDraft) -> None:
     """Write people, works and deeds into a draft that has its lands."""
     for occupation, number in PEOPLE.items():
         for _ in range(number):
@@ -40,15 +40,15 @@ def record(draft: Draft) -> None:
     _fame(draft)
 
 
-def _people(draft: Draft, *occupations: str) -> list[Entity]:
+def _people(draft: WorldDraft, *occupations: str) -> list[Entity]:
     return [person for person in draft.kinds["person"] if person.facts["occupation"] in occupations]
 
 
-def _towns(draft: Draft) -> list[Entity]:
+def _towns(draft: WorldDraft) -> list[Entity]:
     return draft.kinds["town"]
 
 
-def _person(draft: Draft, occupation: str) -> None:
+def _person(draft: WorldDraft, occupation: str) -> None:
     birthplace = draft.pick(_towns(draft))
     woman = draft.chance(0.5)
     born = draft.rng.randint(1110, 1425)
@@ -66,17 +66,17 @@ def _person(draft: Draft, occupation: str) -> None:
     )
 
 
-def _academy(draft: Draft) -> None:
+def _academy(draft: WorldDraft) -> None:
     founder, town = draft.pick(_people(draft, "a scholar", "a merchant")), draft.pick(_towns(draft))
-    form = f"{{}} {draft.pick(words.ACADEMY_TYPES)}"
+    form = f"{{}} {draft.pick(WORDS['academy_types'])}"
     draft.add(
         "academy",
         draft.namer.word(draft.style_of(town.name), "things", form),
-        {"founder": founder.name, "founded": draft.working_year(founder), "town": town.name, "subject": draft.pick(words.SUBJECTS)},
+        {"founder": founder.name, "founded": draft.working_year(founder), "town": town.name, "subject": draft.pick(WORDS["subjects"])},
     )
 
 
-def _guild(draft: Draft) -> None:
+def _guild(draft: WorldDraft) -> None:
     founder = draft.pick(_people(draft, "a merchant"))
     adjective, noun = draft.namer.pair()
     draft.add(
@@ -86,12 +86,12 @@ def _guild(draft: Draft) -> None:
             "founder": founder.name,
             "founded": draft.working_year(founder),
             "seat": draft.pick(_towns(draft)).name,
-            "assembly": draft.pick(words.MONTHS),
+            "assembly": draft.pick(WORDS["months"]),
         },
     )
 
 
-def _ship(draft: Draft) -> None:
+def _ship(draft: WorldDraft) -> None:
     builder = draft.pick(draft.kinds["guild"])
     launched = builder.number("founded") + draft.rng.randint(1, 120)
     captain = draft.pick_where(_people(draft, "a ship's captain"), lambda person: active_in(person, launched))
@@ -111,9 +111,9 @@ def _ship(draft: Draft) -> None:
     )
 
 
-def _building(draft: Draft) -> None:
+def _building(draft: WorldDraft) -> None:
     architect, town = draft.pick(_people(draft, "an architect")), draft.pick(_towns(draft))
-    form = f"{{}} {draft.pick(words.OUTDOOR_TYPES + words.INDOOR_TYPES)}"
+    form = f"{{}} {draft.pick(WORDS['outdoor_types'] + WORDS['indoor_types'])}"
     draft.add(
         "building",
         draft.namer.word(draft.style_of(town.name), "things", form),
@@ -122,12 +122,12 @@ def _building(draft: Draft) -> None:
             "completed": draft.working_year(architect),
             "town": town.name,
             "height": draft.rng.randint(9, 96),
-            "stone": draft.pick(words.STONES),
+            "stone": draft.pick(WORDS["stones"]),
         },
     )
 
 
-def _book(draft: Draft) -> None:
+def _book(draft: WorldDraft) -> None:
     author = draft.pick(_people(draft, "a writer"))
     published = draft.working_year(author)
     adjective, noun = draft.namer.pair()
@@ -137,7 +137,7 @@ def _book(draft: Draft) -> None:
         {
             "author": author.name,
             "published": published,
-            "genre": draft.pick(words.GENRES),
+            "genre": draft.pick(WORDS["genres"]),
             "printed_in": draft.pick(_towns(draft)).name,
         },
     )
@@ -146,9 +146,9 @@ def _book(draft: Draft) -> None:
         book.facts["dedicated_to"] = friend.name
 
 
-def _painting(draft: Draft) -> None:
+def _painting(draft: WorldDraft) -> None:
     painter = draft.pick(_people(draft, "a painter"))
-    building = draft.pick_where(draft.kinds["building"], lambda building: building.name.endswith(words.INDOOR_TYPES))
+    building = draft.pick_where(draft.kinds["building"], lambda building: building.name.endswith(WORDS["indoor_types"]))
     assert building is not None
     adjective, noun = draft.namer.pair()
     draft.add(
@@ -157,13 +157,13 @@ def _painting(draft: Draft) -> None:
         {
             "painter": painter.name,
             "painted": draft.working_year(painter),
-            "scene": draft.pick(words.SCENES),
+            "scene": draft.pick(WORDS["scenes"]),
             "hangs_in": building.name,
         },
     )
 
 
-def _instrument(draft: Draft) -> None:
+def _instrument(draft: WorldDraft) -> None:
     inventor, town = draft.pick(_people(draft, "an inventor")), draft.pick(_towns(draft))
     draft.add(
         "instrument",
@@ -171,14 +171,14 @@ def _instrument(draft: Draft) -> None:
         {
             "inventor": inventor.name,
             "invented": draft.working_year(inventor),
-            "family": draft.pick(words.FAMILIES),
+            "family": draft.pick(WORDS["families"]),
             "made_in": town.name,
-            "material": draft.pick(words.MATERIALS),
+            "material": draft.pick(WORDS["materials"]),
         },
     )
 
 
-def _composition(draft: Draft) -> None:
+def _composition(draft: WorldDraft) -> None:
     composer = draft.pick(_people(draft, "a composer"))
     performed = draft.working_year(composer)
     instrument = draft.pick_where(draft.kinds["instrument"], lambda instrument: instrument.number("invented") <= performed)
@@ -197,7 +197,7 @@ def _composition(draft: Draft) -> None:
     )
 
 
-def _battle(draft: Draft) -> None:
+def _battle(draft: WorldDraft) -> None:
     commander = draft.pick(_people(draft, "a general"))
     fought = draft.working_year(commander)
     victor = draft.named[draft.named[commander.text("birthplace")].text("realm")]
@@ -207,7 +207,7 @@ def _battle(draft: Draft) -> None:
         return
     near = draft.pick_where(_towns(draft), lambda town: town.facts["realm"] in (victor.name, loser.name))
     assert near is not None
-    form = f"Battle of {{}} {draft.pick(words.FIELD_TYPES)}"
+    form = f"Battle of {{}} {draft.pick(WORDS['field_types'])}"
     draft.add(
         "battle",
         draft.namer.word(draft.style_of(near.name), "things", form),
@@ -226,7 +226,7 @@ def _reigned(ruler: Entity, year: int) -> bool:
     return ruler.number("crowned") < year < ruler.number("died")
 
 
-def _festival(draft: Draft) -> None:
+def _festival(draft: WorldDraft) -> None:
     honoured = draft.pick(draft.kinds["person"])
     first_held = honoured.number("died") + draft.rng.randint(1, 60)
     if first_held > LAST_YEAR:
@@ -239,13 +239,13 @@ def _festival(draft: Draft) -> None:
             "town": draft.pick(_towns(draft)).name,
             "first_held": first_held,
             "honours": honoured.name,
-            "month": draft.pick(words.MONTHS),
-            "dish": draft.pick(words.DISHES),
+            "month": draft.pick(WORDS["months"]),
+            "dish": draft.pick(WORDS["dishes"]),
         },
     )
 
 
-def _expedition(draft: Draft) -> None:
+def _expedition(draft: WorldDraft) -> None:
     leader = draft.pick(_people(draft, "an explorer"))
     year = draft.working_year(leader)
     ship = draft.pick_where(draft.kinds["ship"], lambda ship: ship.number("launched") < year <= ship.number("launched") + 45)
@@ -259,22 +259,22 @@ def _expedition(draft: Draft) -> None:
     )
 
 
-def _species(draft: Draft) -> None:
+def _species(draft: WorldDraft) -> None:
     describer, river = draft.pick(_people(draft, "a scholar")), draft.pick(draft.kinds["river"])
-    sort = draft.pick(words.SORTS)
+    sort = draft.pick(WORDS["sorts"])
     style = draft.styles[river.text("realm")]
     species = draft.add(
         "species",
-        draft.namer.word(style, "things", f"{draft.pick(words.ADJECTIVES)} {{}}"),
+        draft.namer.word(style, "things", f"{draft.pick(WORDS['adjectives'])} {{}}"),
         {"sort": sort, "describer": describer.name, "described": draft.working_year(describer), "river": river.name},
     )
-    if sort in words.PLANTS:
-        species.facts["flowers"] = draft.pick(words.RIPENINGS)
+    if sort in WORDS["plants"]:
+        species.facts["flowers"] = draft.pick(WORDS["ripenings"])
     else:
-        species.facts["diet"] = draft.pick(words.DIETS)
+        species.facts["diet"] = draft.pick(WORDS["diets"])
 
 
-_MAKERS: dict[tuple[str, int], Callable[[Draft], None]] = {
+_MAKERS: dict[tuple[str, int], Callable[[WorldDraft], None]] = {
     # In this order: ships need guilds, paintings buildings, compositions instruments, expeditions ships.
     ("academy", 90): _academy,
     ("guild", 170): _guild,
@@ -291,7 +291,7 @@ _MAKERS: dict[tuple[str, int], Callable[[Draft], None]] = {
 }
 
 
-def _upbringing(draft: Draft, person: Entity) -> None:
+def _upbringing(draft: WorldDraft, person: Entity) -> None:
     """A teacher of the same trade and a school, where somebody or something fits."""
     if person.facts["occupation"] not in LEARNED:
         return
@@ -307,7 +307,7 @@ def _upbringing(draft: Draft, person: Entity) -> None:
             person.facts["academy"] = academy.name
 
 
-def _marriages(draft: Draft) -> None:
+def _marriages(draft: WorldDraft) -> None:
     """Couples of about the same age, both of them grown up before either died."""
     by_age = sorted(draft.kinds["person"], key=lambda person: person.number("born"))
     for one, other in pairwise(by_age):
@@ -331,7 +331,7 @@ _FAME = {
 """Which relation of which kind makes a person known."""
 
 
-def _fame(draft: Draft) -> None:
+def _fame(draft: WorldDraft) -> None:
     """Whoever made or did something is known for the first such thing in the table."""
     for kind, relation in _FAME.items():
         for entity in draft.kinds[kind]:

@@ -12,18 +12,15 @@ from types import MappingProxyType
 
 from tether.core.seeding import derive_seed
 from tether.envs.searchqa.corpus import Document
-from tether.envs.searchqa.world import chronicle, kinds_deeds, kinds_land, kinds_people, kinds_works, settlement
-from tether.envs.searchqa.world.draft import Draft
-from tether.envs.searchqa.world.schema import Entity, Kind, Value
-from tether.envs.searchqa.world.words import SEASONS
+from tether.envs.searchqa.world import chronicle, settlement
+from tether.envs.searchqa.world.names import WORDS
+from tether.envs.searchqa.world.schema import KINDS, Entity, FactValue
+from tether.envs.searchqa.world.settlement import WorldDraft
 
 WORLD_SEED = 1
 MIN_WORDS = 45
 """Sentences of colour are added until an article is at least this long."""
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {kind.name: kind for module in (kinds_land, kinds_people, kinds_works, kinds_deeds) for kind in module.KINDS}
-)
 
 _SLOT = re.compile(r"\{(\w+)\}")
 
@@ -35,7 +32,7 @@ class World:
     entities: tuple[Entity, ...]
     named: Mapping[str, Entity]
 
-    def value_text(self, value: Value) -> str:
+    def value_text(self, value: FactValue) -> str:
         """A value as sentences show it; numbers above 9,999 with separators, years and the like plain."""
         return value if isinstance(value, str) else f"{value:,}" if value > 9999 else str(value)
 
@@ -50,7 +47,7 @@ class World:
     def _article(self, entity: Entity) -> str:
         kind = KINDS[entity.kind]
         rng = random.Random(derive_seed("searchqa article", entity.name))
-        slots = self._slots(entity) | {"season": rng.choice(SEASONS)}
+        slots = self._slots(entity) | {"season": rng.choice(WORDS["seasons"])}
         sentences = [rng.choice(group).format_map(slots) for group in kind.groups if _told(group) <= slots.keys()]
         colour = rng.sample(kind.colour, len(kind.colour))
         enough = MIN_WORDS + rng.randrange(30)
@@ -83,7 +80,7 @@ def _told(group: tuple[str, ...]) -> set[str]:
 @lru_cache(maxsize=1)
 def the_world() -> World:
     """The one world of the offline default."""
-    draft = Draft(WORLD_SEED)
+    draft = WorldDraft(WORLD_SEED)
     settlement.settle(draft)
     chronicle.record(draft)
     entities = tuple(entity for name in KINDS for entity in draft.kinds[name])

@@ -13,15 +13,10 @@ from functools import cached_property, lru_cache
 from tether.core.enums import Split
 from tether.core.seeding import derive_seed
 from tether.envs.searchqa.corpus import ENV
-from tether.envs.searchqa.data import Question
-from tether.envs.searchqa.world import kinds_deeds, kinds_land, kinds_people, kinds_works
-from tether.envs.searchqa.world.encyclopedia import KINDS, World, the_world
-from tether.envs.searchqa.world.schema import Agreement, Comparison, Entity, Relation, Value
+from tether.envs.searchqa.dataset import Question
+from tether.envs.searchqa.world.encyclopedia import World, the_world
+from tether.envs.searchqa.world.schema import AGREEMENTS, COMPARISONS, KINDS, Comparison, Entity, FactValue, Relation
 from tether.envs.splits import draw
-
-_MODULES = (kinds_land, kinds_people, kinds_works, kinds_deeds)
-COMPARISONS: tuple[Comparison, ...] = tuple(each for module in _MODULES for each in module.COMPARISONS)
-AGREEMENTS: tuple[Agreement, ...] = tuple(each for module in _MODULES for each in module.AGREEMENTS)
 
 SHARES = {"fact": 0.30, "inverse": 0.10, "bridge": 0.42, "comparison": 0.10, "yes_no": 0.08}
 """How often each kind of question is drawn. What can be guessed (one of two, yes or no) is kept rare."""
@@ -63,7 +58,7 @@ class WorldQuestions:
     @cached_property
     def inverses(self) -> Sequence[tuple[Relation, Entity]]:
         """Relations and the one entity that has its value."""
-        having: dict[tuple[str, str, Value], list[tuple[Relation, Entity]]] = {}
+        having: dict[tuple[str, str, FactValue], list[tuple[Relation, Entity]]] = {}
         for entity, relation in self.facts:
             if relation.inverse:
                 having.setdefault((entity.kind, relation.name, entity.facts[relation.name]), []).append((relation, entity))
@@ -89,7 +84,7 @@ class WorldQuestions:
         """For every agreement the groups of two or more entities that agree."""
         groups: dict[tuple[str, str], list[list[Entity]]] = {}
         for agreement in AGREEMENTS:
-            having: dict[Value, list[Entity]] = {}
+            having: dict[FactValue, list[Entity]] = {}
             for entity in self._by_kind[agreement.kind]:
                 if agreement.relation in entity.facts:
                     having.setdefault(entity.facts[agreement.relation], []).append(entity)

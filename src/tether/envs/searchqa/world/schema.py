@@ -3,11 +3,23 @@
 A fact is a relation of an entity and its value: a number, a word, or the name of another entity. Articles and questions are both made
 from the facts, so they cannot disagree. A kind lists groups of sentences; an article takes one wording of each group, and together the
 groups tell every relation. A group whose relations the entity lacks is left out.
+
+The tables are TOML files in `searchqa/data/`, read once when this module is imported.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
-Value = int | str
+from tether.envs.dataset import read_packaged
+
+PACKAGE = "tether.envs.searchqa"
+"""The package whose `data` folder holds the tables of the world."""
+_KIND_FILES = ("land.toml", "people.toml", "works.toml", "deeds.toml")
+"""In this order: the order of kinds and comparisons is part of the world."""
+
+FactValue = int | str
 """A year or a measure; else a plain word or the name of another entity."""
 
 
@@ -27,7 +39,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EntityKind:
     """A kind of entity: how it is called, what is known of it, and how an article tells it."""
 
     name: str
@@ -60,7 +72,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class SameFactQuestion:
     """A yes/no question over two entities of a kind: whether a fact of theirs is the same."""
 
     kind: str
@@ -74,7 +86,7 @@ class Entity:
 
     kind: str
     name: str
-    facts: dict[str, Value] = field(default_factory=dict)
+    facts: dict[str, FactValue] = field(default_factory=dict)
     woman: bool = False
 
     def number(self, relation: str) -> int:
@@ -88,3 +100,24 @@ class Entity:
         value = self.facts[relation]
         assert isinstance(value, str), (self.name, relation)
         return value
+
+
+def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A TOML table with its lists, and the lists in these, as tuples."""
+    return {key: _frozen(value) for key, value in table.items()}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _kind(table: Mapping[str, Any]) -> EntityKind:
+    relations = tuple(Relation(**_tuples(relation)) for relation in table["relations"])
+    return EntityKind(**{**_tuples(table), "relations": relations})
+
+
+_TABLES = tuple(read_packaged(PACKAGE, name) for name in _KIND_FILES)
+
+KINDS: Mapping[str, EntityKind] = MappingProxyType({kind["name"]: _kind(kind) for table in _TABLES for kind in table["kinds"]})
+COMPARISONS = tuple(Comparison(**_tuples(each)) for table in _TABLES for each in table.get("comparisons", ()))
+AGREEMENTS = tuple(SameFactQuestion(**_tuples(each)) for table in _TABLES for each in table.get("agreements", ()))

@@ -1,14 +1,66 @@
 """The first part of the relation table: lands, waters, towns, and who ruled them when."""
 
-from tether.envs.searchqa.world import words
-from tether.envs.searchqa.world.draft import LAST_YEAR, Draft
-from tether.envs.searchqa.world.names import STYLES
-from tether.envs.searchqa.world.schema import Entity
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from tether.core.seeding import derive_seed
+from tether.envs.searchqa.world.names import STYLES, WORDS, Namer, NameStyle
+from tether.envs.searchqa.world.schema import Entity, FactValue
+
+T = TypeVar("T")
+
+LAST_YEAR = 1495
+"""Nothing in the encyclopedia happened later."""
+COMING_OF_AGE = 22
+
+
+class WorldDraft:
+    """A world in the making."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(derive_seed("searchqa world", seed))
+        self.namer = Namer(self.rng)
+        self.kinds: dict[str, list[Entity]] = {}
+        self.styles: dict[str, NameStyle] = {}
+        """The style of each realm's names, by its name."""
+        self.named: dict[str, Entity] = {}
+
+    def add(self, kind: str, name: str, facts: dict[str, FactValue], *, woman: bool = False) -> Entity:
+        entity = Entity(kind, name, facts, woman)
+        assert name not in self.named, name
+        self.named[name] = entity
+        self.kinds.setdefault(kind, []).append(entity)
+        return entity
+
+    def pick(self, options: Sequence[T]) -> T:
+        return self.rng.choice(options)
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def pick_where(self, options: Sequence[T], fits: Callable[[T], bool]) -> T | None:
+        """One of the options that fit; None if none does."""
+        fitting = [option for option in options if fits(option)]
+        return self.rng.choice(fitting) if fitting else None
+
+    def working_year(self, person: Entity) -> int:
+        """A year in which a person was grown up and alive."""
+        return self.rng.randint(person.number("born") + COMING_OF_AGE, person.number("died") - 1)
+
+    def style_of(self, town: str) -> NameStyle:
+        return self.styles[self.named[town].text("realm")]
+
+
+def active_in(person: Entity, year: int) -> bool:
+    """Whether a person was grown up and alive in a year."""
+    return person.number("born") + COMING_OF_AGE <= year < person.number("died")
+
 
 NUM_REALMS, NUM_MOUNTAINS, NUM_RIVERS, NUM_LAKES, NUM_TOWNS = 14, 112, 154, 60, 520
 
 
-def settle(draft: Draft) -> None:
+def settle(draft: WorldDraft) -> None:
     """Write the lands into the draft."""
     for number in range(NUM_REALMS):
         _realm(draft, number)
@@ -27,11 +79,11 @@ def settle(draft: Draft) -> None:
         _dynasty(draft, realm)
 
 
-def _within(draft: Draft, kind: str, realm: Entity) -> list[Entity]:
+def _within(draft: WorldDraft, kind: str, realm: Entity) -> list[Entity]:
     return [entity for entity in draft.kinds[kind] if entity.facts["realm"] == realm.name]
 
 
-def _realm(draft: Draft, number: int) -> None:
+def _realm(draft: WorldDraft, number: int) -> None:
     style = STYLES[number % len(STYLES)]
     name = draft.namer.word(style, "places")
     draft.styles[name] = style
@@ -46,28 +98,28 @@ def _realm(draft: Draft, number: int) -> None:
     )
 
 
-def _mountain(draft: Draft, realm: Entity) -> None:
+def _mountain(draft: WorldDraft, realm: Entity) -> None:
     name = draft.namer.word(draft.styles[realm.name], "things", "Mount {}")
     draft.add("mountain", name, {"realm": realm.name, "height": draft.rng.randint(900, 6200)})
 
 
-def _river(draft: Draft, realm: Entity) -> None:
+def _river(draft: WorldDraft, realm: Entity) -> None:
     name = draft.namer.word(draft.styles[realm.name], "things", "River {}")
     source = draft.pick(_within(draft, "mountain", realm))
     draft.add(
         "river",
         name,
-        {"realm": realm.name, "source": source.name, "sea": draft.pick(words.SEAS), "length": draft.rng.randint(40, 1400)},
+        {"realm": realm.name, "source": source.name, "sea": draft.pick(WORDS["seas"]), "length": draft.rng.randint(40, 1400)},
     )
 
 
-def _lake(draft: Draft, realm: Entity) -> None:
+def _lake(draft: WorldDraft, realm: Entity) -> None:
     name = draft.namer.word(draft.styles[realm.name], "things", "Lake {}")
     feeder = draft.pick(_within(draft, "river", realm))
     draft.add("lake", name, {"realm": realm.name, "feeder": feeder.name, "depth": draft.rng.randint(6, 480)})
 
 
-def _town(draft: Draft, realm: Entity) -> None:
+def _town(draft: WorldDraft, realm: Entity) -> None:
     town = draft.add(
         "town",
         draft.namer.word(draft.styles[realm.name], "places"),
@@ -76,15 +128,15 @@ def _town(draft: Draft, realm: Entity) -> None:
             "founded": draft.rng.randint(300, 1040),
             # Many small towns, few large ones.
             "population": round(1200 * 150 ** draft.rng.random()) // 10 * 10,
-            "craft": draft.pick(words.CRAFTS),
-            "emblem": draft.pick(words.EMBLEMS),
+            "craft": draft.pick(WORDS["crafts"]),
+            "emblem": draft.pick(WORDS["emblems"]),
         },
     )
     if draft.chance(0.7):
         town.facts["river"] = draft.pick(_within(draft, "river", realm)).name
 
 
-def _dynasty(draft: Draft, realm: Entity) -> None:
+def _dynasty(draft: WorldDraft, realm: Entity) -> None:
     """One ruler after the other: each is crowned in the year the last one died."""
     towns = _within(draft, "town", realm)
     crowned = draft.rng.randint(1060, 1110)

@@ -1,0 +1,148 @@
+"""Problems from the public data sets: the format of a row is told by its fields.
+
+Loading is done once per process and options, since a trainer builds hundreds of environments that share them.
+"""
+
+import tomllib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from tether.core.config import Settings, validate
+from tether.core.errors import BadInput
+from tether.envs.dataset import BadRows, Pool, Row, RowError, load_instances
+from tether.envs.deepcoder.formats.functions import humaneval, mbpp
+from tether.envs.deepcoder.formats.livecodebench import livecodebench
+from tether.envs.deepcoder.formats.pairs import deepcoder, input_output, verification_info
+from tether.envs.deepcoder.parsing import read_json
+from tether.envs.deepcoder.problem import Case, Prints, Problem, Returns, check_arguments, digest_of
+from tether.envs.deepcoder.sandbox.jobs import CallTask, StdinTask
+
+DEFAULT = "the built-in problems"
+
+_FORMATS: tuple[tuple[tuple[str, ...], Callable[[Row], Problem]], ...] = (
+    (("question_content", "public_test_cases"), livecodebench),
+    (("prompt", "entry_point", "test"), humaneval),
+    (("test_list",), mbpp),
+    (("problem", "tests"), deepcoder),
+    (("question", "input_output"), input_output),
+    (("prompt", "verification_info"), verification_info),
+)
+"""The fields that tell a format; the first that a row has all fields of."""
+
+
+def read_problem(row: Row) -> Problem:
+    """The problem of a row in any known format."""
+    present = row.value if isinstance(row.value, dict) else row.fields("problem", "tests")
+    for names, read in _FORMATS:
+        if all(name in present for name in names):
+            return read(row)
+    known = "; ".join(", ".join(names) for names, _ in _FORMATS)
+    raise RowError(f"is of no known format: it has the fields {', '.join(map(str, present)) or '(none)'}; a format is told by {known}")
+
+
+@lru_cache(maxsize=8)
+def load_pool(source: str, bad_rows: BadRows, max_tests: int | None) -> Pool[Problem]:
+    """The problems of a file or named data set, by split."""
+    problems = load_instances(
+        source, lambda row: read_problem(row).limited_to(max_tests), env="deepcoder", default=DEFAULT, bad_rows=bad_rows
+    )
+    return Pool(problems, env="deepcoder", source=source)
+
+
+FOLDER = Path(__file__).parent / "data" / "problems"
+LEVELS = (1, 5)
+
+NonEmptyText = Annotated[str, StringConstraints(min_length=1, strict=True)]
+
+
+class WrittenTest(Settings):
+    """One test of a problem file."""
+
+    public: bool = False
+    stdin: str | None = None
+    stdout: str | None = None
+    args: str | None = None
+    result: str | None = None
+
+
+class ProblemFile(Settings):
+    """A problem file as it is written."""
+
+    title: NonEmptyText
+    difficulty: int = Field(ge=LEVELS[0], le=LEVELS[1])
+    kind: Literal["stdin", "function"]
+    statement: NonEmptyText
+    solution: NonEmptyText
+    function: str = ""
+    starter: str = ""
+    tests: tuple[WrittenTest, ...] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.kind == "function") != self.function.isidentifier():
+            raise ValueError(f"kind: got {self.kind} with function {self.function!r}; name the function exactly where one is called")
+        wanted, other = (("stdin", "stdout"), ("args", "result"))[:: 1 if self.kind == "stdin" else -1]
+        for number, test in enumerate(self.tests, 1):
+            if any(getattr(test, name) is None for name in wanted) or any(getattr(test, name) is not None for name in other):
+                raise ValueError(f"tests: number {number} must have {' and '.join(wanted)}, and not {' or '.join(other)}")
+        if len({test.public for test in self.tests}) != 2:
+            raise ValueError("tests: some must be public and some not")
+        return self
+
+
+def read_problem_file(path: Path) -> Problem:
+    """The problem of a file."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read the problem file '{path}': {' '.join(str(error).split())}") from error
+    file = validate(ProblemFile, data, what=f"problem file '{path}'")
+    try:
+        cases = [_case(file, test) for test in file.tests]
+    except ValueError as error:
+        raise BadInput(f"problem file '{path}': args or result is not JSON that can be handed to a program: {error}") from error
+    return Problem(
+        statement=f"{file.title}\n\n{file.statement.strip()}",
+        cases=tuple(cases),
+        digest=digest_of(cases),
+        starter=file.starter,
+        entry_point=file.function,
+        solution=file.solution,
+        source=f"{path.parent.name}/{path.stem}",
+        difficulty=str(file.difficulty),
+        show_examples=True,
+    )
+
+
+def read_problem_files(folder: Path = FOLDER) -> list[Problem]:
+    """Every problem of a folder and the folders in it, in the order of their paths."""
+    return [read_problem_file(path) for path in sorted(folder.rglob("*.toml"), key=lambda path: path.relative_to(folder).as_posix())]
+
+
+@lru_cache(maxsize=1)
+def _builtin_problems() -> tuple[Problem, ...]:
+    return tuple(read_problem_files())
+
+
+@lru_cache(maxsize=8)
+def builtin_pool(difficulty: tuple[int, int] | None, max_tests: int | None) -> Pool[Problem]:
+    """The built-in problems of these levels, by split."""
+    least, most = difficulty or LEVELS
+    problems = [problem for problem in _builtin_problems() if least <= int(problem.difficulty) <= most]
+    if not problems:
+        raise BadInput(f"deepcoder: no built-in problem has a difficulty from {least} to {most}; widen difficulty, or leave it out")
+    return Pool([problem.limited_to(max_tests) for problem in problems], env="deepcoder", source="built-in")
+
+
+def _case(file: ProblemFile, test: WrittenTest) -> Case:
+    if test.stdin is not None and test.stdout is not None:
+        return Case(StdinTask(test.stdin), Prints(test.stdout), test.public)
+    arguments = read_json(test.args or "")
+    if not isinstance(arguments, list):
+        raise ValueError(f"args must be an array, got {test.args}")
+    check_arguments(arguments)
+    return Case(CallTask(file.function, tuple(arguments)), Returns(read_json(test.result or "")), test.public)

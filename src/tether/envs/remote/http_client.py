@@ -1,0 +1,213 @@
+"""An environment on a server, used through the Env protocol like a local one.
+
+`connect` asks the server for a description of its environment with these options. Each `reset` starts an episode in a session of the
+server, and each `step` is one request. An environment that is garbage-collected leaves its session to the next one with the same options
+in this process, so a training run needs as many sessions as it plays episodes at once. The server may drop a session between episodes
+(`reset` opens another). A session that is lost during an episode ends that episode with an error.
+"""
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tether.core.errors import BadInput
+from tether.core.types import Observation, Step
+from tether.core.version import __version__
+from tether.envs.base import EpisodePhase, Work, whole
+from tether.envs.remote.calls import EnvDescription
+from tether.envs.remote.http_transport import Endpoint, HttpEnvError, SessionKey, SessionLost, endpoint, process_state
+from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, encode, observation_read, step_read
+
+__all__ = ["HttpEnv", "HttpEnvError", "connect"]
+
+_LOG = logging.getLogger(__name__)
+
+DESCRIPTION_LIFE = 5.0
+"""Seconds that a server's description is cached, so that building hundreds of environments asks once."""
+
+
+def connect(url: str, *, token: str | None = None, timeout: float = 60.0, **options: Any) -> "HttpEnv":
+    """The environment served at a URL. `token` (by default TETHER_TOKEN) and `timeout`, in seconds for a request, are the
+    connection's; every other option goes to the environment."""
+    return HttpEnv(endpoint(url, token or os.environ.get("TETHER_TOKEN") or None, timeout), options)
+
+
+class HttpEnv:
+    """An Env whose episodes are played on a server."""
+
+    work: Work = "wait"
+
+    def __init__(self, place: Endpoint, options: dict[str, Any]) -> None:
+        self._session: str | None = None
+        self._place, self._wanted = place, options
+        try:
+            self._key: SessionKey = (place.base, place.token, encode(options))
+        except WireError as error:
+            raise BadInput(f"option {error}") from None
+        served = _description(place, self._key)
+        described, self._seed_field = served.env, served.seed_field
+        self._pid = os.getpid()
+        self._phase = EpisodePhase.UNSET
+        self._turn = 0
+        self.name = described.name
+        self.max_turns = described.max_turns
+        self.options = served.options
+        """The options as the server understood them, defaults included."""
+        self.reward_range = described.reward_range
+        """The smallest and the largest reward of one step."""
+        self.reply_tags = described.reply_tags
+        """The tags that an agent may put its answer into."""
+        self.actions = described.actions
+        """The names of actions, where answers consist of them."""
+        self._instructions = described.instructions
+
+    @property
+    def instructions(self) -> str:
+        """The rules of the task, for the system message."""
+        return self._instructions
+
+    @property
+    def instance(self) -> str | None:
+        """The whole instance being played as text; None where the server does not expose it."""
+        session = self._own_session()
+        if session is None:
+            raise BadInput(f"{self.name}: there is no instance before the first reset; call reset(seed) first")
+        told = self._place.call("GET", f"/v1/sessions/{session}/instance").get("instance")
+        return told if isinstance(told, str) else None
+
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        request = {"seed": whole("seed", seed), self._seed_field: None if env_seed is None else whole("env_seed", env_seed)}
+        session, self._session, self._phase = self._own_session() or _unparked(self._key), None, EpisodePhase.UNSET
+        reply: dict[str, Any] | None = None
+        if session is not None:
+            try:
+                reply = self._place.call("POST", f"/v1/sessions/{session}/reset", request)
+            except SessionLost:
+                session = None  # dropped between two episodes: no episode is lost
+        if reply is None:
+            reply = self._place.call("POST", "/v1/sessions", {**request, "options": self._wanted})
+            session = reply.get("session")
+        instructions = reply.get("instructions", self._instructions)
+        if not isinstance(session, str) or not isinstance(instructions, str):
+            raise self._place.garbled("has no session and instructions")
+        try:
+            observation = observation_read(reply.get("observation"))
+        except WireError as error:
+            raise self._place.garbled(error) from None
+        self._session, self._instructions, self._turn, self._pid = session, instructions, 0, os.getpid()
+        self._phase = EpisodePhase.PLAYING
+        return observation
+
+    def step(self, answer: str) -> Step:
+        self._phase.require_playing(self.name)
+        # Until the server has replied the episode counts as lost: whatever the request raises, the next reset opens another session.
+        session, self._session, self._phase = self._own_session(), None, EpisodePhase.UNSET
+        if session is None:
+            raise HttpEnvError(f"{self.name}: the episode belongs to the process that this one was forked from; call reset(seed) first")
+        try:
+            step = step_read(self._place.call("POST", f"/v1/sessions/{session}/step", {"turn": self._turn + 1, "answer": answer}))
+        except SessionLost as error:
+            raise HttpEnvError(f"the server lost the episode: {error}") from None
+        except WireError as error:
+            raise self._place.garbled(error) from None
+        self._session, self._turn = session, self._turn + 1
+        self._phase = EpisodePhase.OVER if step.done else EpisodePhase.PLAYING
+        return step
+
+    def close(self) -> None:
+        """End the session on the server. The environment can still be reset, which opens another."""
+        session, self._session, self._phase = self._own_session(), None, EpisodePhase.UNSET
+        if session is not None:
+            try:
+                self._place.call("DELETE", f"/v1/sessions/{session}")
+            except HttpEnvError as error:  # the server drops idle sessions by itself
+                _LOG.debug("closing %s: %s", self.name, error)
+
+    def _own_session(self) -> str | None:
+        """The session, unless it belongs to the process that this one was forked from."""
+        return self._session if self._pid == os.getpid() else None
+
+    def __del__(self) -> None:
+        if self._session is not None and not sys.is_finalizing() and self._own_session() is not None:
+            process_state().parked[self._key].append((self._place, self._session))
+
+    def __reduce__(self) -> Any:
+        """A copy is a new environment with the same options; an episode cannot be continued by two environments."""
+        return HttpEnv, (self._place, self._wanted)
+
+
+def _unparked(key: SessionKey) -> str | None:
+    """A session that another environment of this process has left."""
+    try:
+        return process_state().parked[key].popleft()[1]
+    except IndexError:
+        return None
+
+
+# --- what is served ---
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEnv:
+    """A server's description of its environment, checked."""
+
+    env: EnvDescription
+    options: dict[str, Any]
+    seed_field: str
+    """The name of the field for `env_seed` in requests. Servers before tether 0.2 know it as `luck`, and refuse any other name."""
+
+
+_described: dict[SessionKey, tuple[float, ServedEnv]] = {}
+
+
+def _description(place: Endpoint, key: SessionKey) -> ServedEnv:
+    """The server's description of its environment with these options."""
+    known = _described.get(key)
+    if known is not None and time.monotonic() - known[0] < DESCRIPTION_LIFE:
+        return known[1]
+    try:
+        told = place.call("GET", "/v1/env", query={"options": key[2].decode("ascii")})
+    except SessionLost as error:
+        raise HttpEnvError(f"{error}; no environment is served at this address, check its path") from None
+    described = _checked(place, told)
+    _described[key] = (time.monotonic(), described)
+    return described
+
+
+def _checked(place: Endpoint, told: dict[str, Any]) -> ServedEnv:
+    if told.get("protocol") != PROTOCOL:
+        raise HttpEnvError(
+            f"{place.base} speaks version {told.get('protocol')} of the protocol ({told.get('version')}), "
+            f"this client version {PROTOCOL} (tether {__version__}); install matching versions"
+        )
+    version = str(told.get("version", ""))
+    if version.startswith("tether ") and version != f"tether {__version__}":
+        _LOG.warning("%s runs %s, this is tether %s: an environment may differ between versions", place.base, version, __version__)
+    given: dict[str, Any] = {field.name: told[field.name] for field in fields(EnvDescription) if told.get(field.name) is not None}
+    options = {} if told.get("options") is None else told["options"]
+    seed_field = told.get("seed_field", OLD_ENV_SEED)
+    span = given.get("reward_range", [0, 0])
+    right = {
+        "name": isinstance(given.get("name"), str),
+        "max_turns": isinstance(given.get("max_turns"), int) and given["max_turns"] >= 1,
+        "instructions": isinstance(given.get("instructions", ""), str),
+        "options": isinstance(options, dict),
+        "reward_range": isinstance(span, list) and len(span) == 2 and all(isinstance(end, int | float) for end in span),
+        "reply_tags": _are_texts(given.get("reply_tags", [""])) and bool(given.get("reply_tags", [""])),
+        "actions": _are_texts(given.get("actions", [])),
+        "seed_field": seed_field in (ENV_SEED, OLD_ENV_SEED),
+    }
+    for key in right:
+        if not right[key]:
+            raise place.garbled(f"has no usable '{key}'")
+    if "reward_range" in given:
+        given["reward_range"] = (float(span[0]), float(span[1]))
+    given |= {key: tuple(given[key]) for key in ("reply_tags", "actions") if key in given}
+    return ServedEnv(EnvDescription(**given), options, seed_field)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

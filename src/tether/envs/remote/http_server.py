@@ -1,0 +1,319 @@
+"""Serves an environment over HTTP, for clients on this machine or, with a token, on others.
+
+`make_app` is the API as a FastAPI application, `bind` and `run` put it on a port, and `serving` does both in the background of a Python
+program. Requests are checked field by field, and a wrong one is answered with {"error": one line}. Without a token only this machine is
+served, and web pages open in a browser on it are not: the Host header must name this machine, and bodies must be declared as JSON, which
+a page of another site may not do.
+"""
+
+import asyncio
+import hmac
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from tether.core.config import merge
+from tether.core.errors import BadInput, TetherError, did_you_mean, environment_boundary
+from tether.core.protocols import Env
+from tether.core.version import __version__
+from tether.envs.registry import make_env
+from tether.envs.remote.calls import EnvDescription, close_in_thread
+from tether.envs.remote.sessions import Refusal, SessionLimits, SessionTable
+from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, checked_token, decode, encode, is_loopback
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+
+MAX_BODY = 4 * 2**20
+"""Bytes of a request; an answer of a model is a few kilobytes."""
+KEEP_ALIVE = 75
+"""Seconds that an unused connection stays open; longer than clients keep theirs, so that they seldom meet a closed one."""
+SHUTDOWN_GRACE = 3
+"""Seconds that calls in progress are waited for when the server stops."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is served, to whom, within which limits."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The environment's options; a client's own go on top."""
+    token: str | None = None
+    lock_options: bool = False
+    """Clients may choose the split of the instances and nothing else."""
+    limits: SessionLimits = field(default_factory=SessionLimits)
+
+    def build(self, wanted: Mapping[str, Any]) -> Env:
+        """An environment with a client's options."""
+        if self.lock_options and (locked := sorted(set(wanted) - {"split"})):
+            raise BadInput(f"option '{locked[0]}' is locked by the server (--lock-options); only split may be chosen")
+        return make_env(self.name, **merge(self.options, wanted))
+
+    def describe(self, wanted: Mapping[str, Any]) -> bytes:
+        """The answer to GET /v1/env."""
+        env = self.build(wanted)
+        described = {
+            "protocol": PROTOCOL,
+            "version": f"tether {__version__}",
+            **asdict(EnvDescription.of(env)),
+            "options": _options(env, merge(self.options, wanted)),
+            "lock_options": self.lock_options,
+            "seed_field": ENV_SEED,
+        }
+        close_in_thread(env)
+        return encode(described)
+
+
+def _options(env: Env, given: Mapping[str, Any]) -> Any:
+    """The options of an environment, defaults included. Options that are never printed (tokens) are left out."""
+    options = getattr(env, "options", None)
+    if not isinstance(options, BaseModel):
+        return given
+    return options.model_dump(mode="json", exclude={key for key, field in type(options).model_fields.items() if not field.repr})
+
+
+def make_app(service: Service) -> "FastAPI":
+    """The API of one environment as an ASGI application."""
+    from fastapi import FastAPI, Request, Response
+    from starlette.exceptions import HTTPException
+
+    table = SessionTable(service.limits)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(_drop_idle(table))
+        yield
+        sweeping.cancel()
+        table.close_all()
+
+    async def refused(_: Request, error: Any) -> Response:
+        status, said = (error.status, str(error)) if isinstance(error, Refusal) else (error.status_code, error.detail)
+        headers = {"Retry-After": "1"} if status == 429 else None
+        return Response(encode({"error": said}), status, headers, media_type="application/json")
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers={Refusal: refused, HTTPException: refused})
+    _add_routes(app, service, table)
+    app.add_middleware(_AccessControl, token=service.token)
+    return app
+
+
+def _add_routes(app: "FastAPI", service: Service, table: SessionTable) -> None:
+    from fastapi import Request, Response
+
+    def answer(content: bytes) -> Response:
+        return Response(content, media_type="application/json")
+
+    @app.get("/health")
+    async def health() -> Response:
+        return answer(encode({"status": "ok", "sessions": len(table)}))
+
+    @app.get("/v1/env")
+    async def describe(request: Request) -> Response:
+        wanted = _json(request.query_params.get("options", "{}").encode(), "the query's options")
+        return answer(await table.run(lambda: service.describe(wanted)))
+
+    @app.post("/v1/sessions")
+    async def open_session(request: Request) -> Response:
+        body = await _body(request, ("seed", ENV_SEED, OLD_ENV_SEED, "options"))
+        seed, env_seed, wanted = _whole(body, "seed"), _env_seed(body), body.get("options") or {}
+        if not isinstance(wanted, dict):
+            raise Refusal(400, f"field 'options': got {wanted!r}; give an object")
+        return answer(await table.open(lambda: service.build(wanted), seed, env_seed))
+
+    @app.post("/v1/sessions/{name}/reset")
+    async def reset(name: str, request: Request) -> Response:
+        body = await _body(request, ("seed", ENV_SEED, OLD_ENV_SEED))
+        return answer(await table.reset(name, _whole(body, "seed"), _env_seed(body)))
+
+    @app.post("/v1/sessions/{name}/step")
+    async def step(name: str, request: Request) -> Response:
+        body = await _body(request, ("turn", "answer"))
+        if not isinstance(body.get("answer"), str):
+            raise Refusal(400, f"field 'answer': got {body.get('answer')!r}; give text")
+        return answer(await table.step(name, _whole(body, "turn"), body["answer"]))
+
+    @app.get("/v1/sessions/{name}/instance")
+    async def instance(name: str) -> Response:
+        return answer(await table.instance(name))
+
+    @app.delete("/v1/sessions/{name}")
+    async def close(name: str) -> Response:
+        table.close(name)
+        return answer(encode({}))
+
+
+async def _drop_idle(table: SessionTable) -> None:
+    while True:
+        await asyncio.sleep(min(15.0, table.limits.idle_timeout / 4))
+        table.drop_idle()
+
+
+# --- reading a request ---
+
+
+async def _body(request: "Request", fields: tuple[str, ...]) -> dict[str, Any]:
+    """The JSON object of a request, with no other fields than these."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal(415, f"the body is declared as '{kind}'; send JSON with Content-Type: application/json")
+    data = bytearray()
+    async for chunk in request.stream():  # to the end even if it is too long: a client does not read the reply while it is still sending
+        if len(data) <= MAX_BODY:
+            data += chunk
+    if len(data) > MAX_BODY:
+        raise Refusal(413, f"the body is longer than {MAX_BODY} bytes")
+    value = _json(bytes(data), "the body")
+    for key in value:
+        if key not in fields:
+            raise Refusal(400, f"unknown field '{key}': {did_you_mean(str(key), fields)}")
+    return value
+
+
+def _json(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        value = decode(data)
+    except WireError as error:
+        raise Refusal(400, f"{what} {error}") from error
+    if not isinstance(value, dict):
+        raise Refusal(400, f"{what}: got a {type(value).__name__}; send a JSON object")
+    return value
+
+
+def _whole(body: Mapping[str, Any], name: str) -> int:
+    value = body.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Refusal(400, f"field '{name}': got {value!r}; give a whole number")
+    return value
+
+
+def _env_seed(body: Mapping[str, Any]) -> int | None:
+    """The seed of the randomness inside the episode. Clients of tether 0.1 call it `luck`."""
+    given = [name for name in (ENV_SEED, OLD_ENV_SEED) if body.get(name) is not None]
+    if len(given) > 1:
+        raise Refusal(400, f"got both '{ENV_SEED}' and its old name '{OLD_ENV_SEED}'; give {ENV_SEED} alone")
+    return _whole(body, given[0]) if given else None
+
+
+class _AccessControl:
+    """Admits requests with the token; without a token, requests whose Host header names this machine."""
+
+    def __init__(self, app: Any, token: str | None) -> None:
+        self._app = app
+        self._expected = None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] != "/health":
+            headers = dict(scope["headers"])
+            refusal = self._refusal(headers.get(b"authorization", b""), headers.get(b"host", b"").decode("latin-1"))
+            if refusal is not None:
+                await self._refuse(refusal, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, authorization: bytes, host: str) -> Refusal | None:
+        if self._expected is not None:
+            if hmac.compare_digest(authorization, self._expected):
+                return None
+            return Refusal(401, "this server wants its token: send Authorization: Bearer TOKEN")
+        if is_loopback(host.rpartition("]")[0].lstrip("[") or host.partition(":")[0]):
+            return None
+        return Refusal(403, f"this server has no token, so it only answers to the names of this machine, not to '{host}'")
+
+    async def _refuse(self, refusal: Refusal, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.responses import Response
+
+        await Response(encode({"error": str(refusal)}), refusal.status, media_type="application/json")(scope, receive, send)
+
+
+# --- putting it on a port ---
+
+
+def server_token(token: str | None, host: str) -> str | None:
+    """The token of a server on this host; it is required where other machines can reach the server."""
+    if not token and not is_loopback(host):
+        raise BadInput(
+            f"host '{host}' can be reached from other machines, so clients need a token; set TETHER_TOKEN or --token to a long secret"
+        )
+    return checked_token(token) if token else None
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        raise BadInput(f"host '{host}' is not an address of this machine ({error}); use 127.0.0.1, or 0.0.0.0 for all") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise BadInput(
+            f"cannot serve on port {port} of '{host}': {error.strerror}; choose another --port (0 takes a free one) or --host"
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL that clients use. A server on all addresses of the machine is named by the machine."""
+    host, port = listener.getsockname()[:2]
+    host = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def check(service: Service) -> None:
+    """Build and reset the environment once. So errors are reported before the server listens, and its data is loaded once."""
+    try:
+        with environment_boundary(f"environment '{service.name}' cannot be served"):
+            service.describe({})
+            env = service.build({})
+            with suppress(BadInput):  # such as no instance in this split; clients may choose another
+                env.reset(0)
+            close_in_thread(env)
+    except TetherError as error:
+        raise (error.__cause__ if isinstance(error.__cause__, TetherError) else error) from None
+
+
+def _server(service: Service) -> Any:
+    import uvicorn
+
+    config = uvicorn.Config(
+        make_app(service),
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE,
+    )
+    return uvicorn.Server(config)
+
+
+def run(service: Service, listener: socket.socket) -> None:
+    """Serve until the process is told to stop (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
+    _server(service).run(sockets=[listener])
+
+
+@contextmanager
+def serving(name: str, *, token: str | None = None, limits: SessionLimits | None = None, **options: Any) -> Iterator[str]:
+    """An environment served in the background of this program, on a free port of this machine; yields the URL."""
+    service = Service(name, options, server_token(token, "localhost"), limits=limits or SessionLimits())
+    check(service)
+    listener = bind("127.0.0.1", 0)
+    server = _server(service)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True, name=f"serving {name}")
+    thread.start()
+    try:
+        yield address_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
