@@ -1,4 +1,4 @@
-"""The shape of the code, checked from its syntax tree: sizes, docstrings, names, honest error handling, and no torch where it is not due.
+"""The shape of the code, checked from its syntax tree: docstrings, names, cycles, slivers, error handling, and no torch where it is not due.
 
 The direction of imports between packages is import-linter's business (`make lint`).
 """
@@ -49,14 +49,61 @@ def test_there_is_code_to_check() -> None:
     assert len(FILES) > 10
 
 
-@every_file
-def test_size(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= 400, f"{path.name} has {lines} lines; the ceiling is 400: split it"
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= 60, f"{path.name}:{node.lineno} {node.name} has {length} lines; the ceiling is 60"
+def _module(path: Path) -> str:
+    """The dotted name of a file of the package."""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _first_party(node: ast.AST, known: set[str]) -> Iterator[str]:
+    """The modules of the package that an import statement names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name in known)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            if inner in known:
+                yield inner
+            elif node.module in known:
+                yield node.module
+
+
+def test_no_module_under_forty_lines_with_one_importer() -> None:
+    """Such a sliver is a part of the file that imports it. Environments keep one shape of files each, whatever their size."""
+    modules = {_module(path): path for path in FILES}
+    importers: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for node in ast.walk(_tree(path)):
+            for imported in _first_party(node, set(modules)):
+                importers[imported].add(name)
+    slivers = [
+        name
+        for name, users in importers.items()
+        if modules[name].name not in ("__init__.py", "__main__.py")
+        and len(users - {name}) == 1
+        and len(modules[name].read_text(encoding="utf-8").splitlines()) < 40
+    ]
+    assert not slivers, f"merge into their importers: {', '.join(sorted(slivers))}"
+
+
+def test_no_import_cycles() -> None:
+    """Imports that run when a module is imported never come back to it."""
+    modules = {_module(path): path for path in FILES}
+    edges = {
+        name: {imported for node in _run_on_import(_tree(path)) for imported in _first_party(node, set(modules)) if imported != name}
+        for name, path in modules.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"cycle: {' -> '.join([*trail[trail.index(name):], name])}"
+        if name not in done:
+            for imported in sorted(edges[name]):
+                visit(imported, (*trail, name))
+            done.add(name)
+
+    for name in sorted(modules):
+        visit(name, ())
 
 
 @every_file

@@ -49,7 +49,7 @@ class Parts:
     """What the run takes of the device; None where it could not be counted."""
 
 
-def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback) -> Parts:
+def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | None = None) -> Parts:
     """The parts of a run as it starts, or with the policy of a checkpoint."""
     algorithm = resolve_algorithm(settings.algorithm)
     plan = plan_memory(settings, algorithm)  # before anything is loaded
@@ -71,9 +71,14 @@ def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback) -
         start = settings.algorithm.reference or (None if is_lora(module) else settings.model.name)
         reference = reference_for(policy, start)
     estimator = AdvantageEstimator(
-        algorithm, policy, critic, reference, temperature=settings.rollout.temperature, micro_tokens=settings.learner.micro_tokens
+        algorithm,
+        critic,
+        reference,
+        temperature=settings.rollout.temperature,
+        micro_tokens=settings.learner.micro_tokens,
+        policy=policy,
     )
-    sampler = build_sampler(settings, policy, callbacks, plan)
+    sampler = build_sampler(settings, policy, callbacks or Callback(), plan)
     return Parts(policy, algorithm, estimator, learner, sampler, _monitor(settings, policy), plan)
 
 

@@ -14,6 +14,7 @@ from tether.algorithms.advantages import ESTIMATORS, penalize, place_rewards
 from tether.algorithms.batch import Batch, Episodes
 from tether.algorithms.objective import DIVERGENCES
 from tether.algorithms.presets import Algorithm
+from tether.core.errors import BadInput
 from tether.models.critic import Critic
 from tether.models.logprobs import token_logprobs
 from tether.models.policy import Policy
@@ -26,13 +27,16 @@ class AdvantageEstimator:
     def __init__(
         self,
         algorithm: Algorithm,
-        policy: Policy,
         critic: Critic | None,
         reference: Reference | None,
         *,
         temperature: float,
         micro_tokens: int,
+        policy: Policy | None = None,
     ) -> None:
+        """`policy` is needed for truncated importance sampling alone, which compares it with the sampler."""
+        if algorithm.importance_cap is not None and policy is None:
+            raise BadInput("algorithm.importance_cap needs the policy: its log-probs before the update are compared with the sampler's")
         self.algorithm = algorithm
         self._policy = policy
         self._critic = critic
@@ -44,7 +48,7 @@ class AdvantageEstimator:
         """The batch with advantages (and returns, values, reference log-probs where the algorithm uses them), and numbers about them."""
         tokens = (batch.ids_BT, batch.loss_mask_BT, batch.lengths_B)
         values_BT = reference_BT = old_BT = None
-        if self.algorithm.importance_cap is not None:
+        if self.algorithm.importance_cap is not None and self._policy is not None:
             logprobs_N = token_logprobs(self._policy, *tokens, self._temperature, max_tokens=self._micro_tokens)
             old_BT = _placed(batch, logprobs_N)
         if self._critic is not None:

@@ -13,10 +13,8 @@ from tether.core.errors import OutOfMemory
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.callbacks import Callback
-from tether.training.hooks.checkpoint import BestCheckpoint, Checkpoints
 from tether.training.hooks.early_stop import EarlyStop
-from tether.training.hooks.evaluation import Evaluations
-from tether.training.hooks.trackers import Trackers
+from tether.training.hooks.periodic import BestCheckpoint, Checkpoints, Evaluations, Trackers
 from tether.training.settings import RunSettings
 from tether.training.stages import Stages
 from tether.training.state import RunState

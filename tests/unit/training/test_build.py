@@ -40,8 +40,8 @@ def test_a_reference_only_where_a_divergence_counts() -> None:
     assert _build().estimator._reference is None
     parts = _build(algorithm={"name": "grpo", "kl_coef": 0.1})
     reference = parts.estimator._reference
-    assert reference is not None and reference._split.module is not parts.model
-    assert not any(parameter.requires_grad for parameter in reference._split.module.parameters())
+    assert reference is not None and reference._policy.module is not parts.policy.module
+    assert not any(parameter.requires_grad for parameter in reference._policy.module.parameters())
 
 
 def test_a_resumed_run_compares_with_the_model_it_started_from(tmp_path: Path, tiny: Any, tiny_model: Any) -> None:
@@ -50,35 +50,35 @@ def test_a_resumed_run_compares_with_the_model_it_started_from(tmp_path: Path, t
         tiny_model.model.norm.weight.mul_(1.5)
     checkpoint = save_checkpoint(tmp_path, 3, tiny_model, tiny.tokenizer, {}, keep=1)
     parts = _build(checkpoint, algorithm={"name": "grpo", "kl_coef": 0.1})
-    assert torch.equal(parts.model.model.norm.weight, tiny_model.model.norm.weight)
+    assert torch.equal(parts.policy.module.model.norm.weight, tiny_model.model.norm.weight)
     reference = parts.estimator._reference
-    assert reference is not None and torch.equal(reference._split.module.model.norm.weight, tiny.model.model.norm.weight)
+    assert reference is not None and torch.equal(reference._policy.module.model.norm.weight, tiny.model.model.norm.weight)
 
 
 def test_float32_masters_of_a_model_in_bfloat16(tiny: Any) -> None:
     parts = _build(model={"dtype": "bfloat16"}, algorithm={"name": "ppo"})
-    assert parts.model.dtype == torch.bfloat16
+    assert parts.policy.module.dtype == torch.bfloat16
     critic = parts.learner.critic
     assert critic is not None and critic.policy.module.base_model.dtype == torch.bfloat16
     assert critic.head.linear.weight.dtype == torch.float32
     with parts.learner.full_precision():
-        assert all(torch.equal(a, b) for a, b in zip(parts.model.parameters(), tiny.model.parameters(), strict=True))
-    assert parts.model.dtype == torch.bfloat16
+        assert all(torch.equal(a, b) for a, b in zip(parts.policy.module.parameters(), tiny.model.parameters(), strict=True))
+    assert parts.policy.module.dtype == torch.bfloat16
     assert _build().model.dtype == torch.float32  # on a CPU, unless asked otherwise
 
 
 def test_adapters(tmp_path: Path, tiny: Any) -> None:
     pytest.importorskip("peft")
     parts = _build(lora={"rank": 2, "alpha": 8}, model={"dtype": "bfloat16"}, algorithm={"name": "grpo", "kl_coef": 0.1})
-    trained = {name for name, parameter in parts.model.named_parameters() if parameter.requires_grad}
+    trained = {name for name, parameter in parts.policy.module.named_parameters() if parameter.requires_grad}
     assert trained and all(".lora_" in name for name in trained)
-    types = {parameter.requires_grad: parameter.dtype for parameter in parts.model.parameters()}
+    types = {parameter.requires_grad: parameter.dtype for parameter in parts.policy.module.parameters()}
     assert types == {True: torch.float32, False: torch.bfloat16}
-    assert parts.estimator._reference is not None and parts.estimator._reference._split is parts.learner.policy
-    checkpoint = save_checkpoint(tmp_path, 1, parts.model, tiny.tokenizer, {}, keep=1)
+    assert parts.estimator._reference is not None and parts.estimator._reference._policy is parts.learner.policy
+    checkpoint = save_checkpoint(tmp_path, 1, parts.policy.module, tiny.tokenizer, {}, keep=1)
     again = _build(checkpoint, lora={"rank": 2, "alpha": 8})
     pairs = dict(again.model.named_parameters())
-    assert all(torch.equal(parameter, pairs[name]) for name, parameter in parts.model.named_parameters() if name in trained)
+    assert all(torch.equal(parameter, pairs[name]) for name, parameter in parts.policy.module.named_parameters() if name in trained)
 
 
 def test_a_critic_or_reference_that_cannot_be_had() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tether.algorithms.presets import ALGORITHMS
+from tether.algorithms.presets import PRESETS
 from tether.cli.main import main
 from tether.cli.train import SMOKE
 from tether.core.config import load, read_file
@@ -19,7 +19,7 @@ from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*") if path.is_file() and path.name != "README.md")
-PAIRS = list(product(ENVIRONMENTS.names(), ALGORITHMS))
+PAIRS = list(product(ENVIRONMENTS.names(), PRESETS))
 
 # Appendix B.2; model, budgets of tokens and the period of evaluations are RAGEN's defaults (its config/base.yaml).
 PAPER: dict[str, Any] = {
@@ -168,7 +168,7 @@ def test_a_number_in_a_header_is_the_papers(env: str, algo: str) -> None:
 
 @pytest.mark.parametrize("env", ENVIRONMENTS.names())
 def test_the_environment_of_a_config_builds_offline(env: str) -> None:
-    sections = [load(RunSettings, _path(env, algo)).env for algo in ALGORITHMS]
+    sections = [load(RunSettings, _path(env, algo)).env for algo in PRESETS]
     assert all(section == sections[0] for section in sections), "the algorithms of an environment play the same game"
     options = dict(sections[0].options)
     if env == "deepcoder":

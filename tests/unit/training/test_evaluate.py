@@ -7,22 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tether.cli.evaluate import _run_settings
+import tether
 from tether.cli.main import main
 from tether.core.config import Settings
 from tether.core.errors import BadInput
 from tether.core.protocols import Sampling
 from tether.core.seeding import validation_seed
-from tether.core.types import Completion, Observation, Step
+from tether.core.types import Observation, Step
 from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.envs.splits import Split, split_of
 from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
+from tether.rollout.engines.scripted import ScriptedEngine
 from tether.rollout.episode import EpisodeRules
-from tether.rollout.sampler import EnvSpec
+from tether.rollout.sampler import EnvSpec, Sampler
 from tether.runs.store import RunStore
-from tether.training.evaluate import env_specs, evaluate
+from tether.training.api import evaluation_settings
+from tether.training.build import env_specs
+from tether.training.evaluate import Evaluation
+from tether.training.evaluate import evaluate as evaluate_sampler
 from tether.training.settings import EnvSettings
 
 RULES = EpisodeRules(900, 45, -0.1)
@@ -30,20 +35,17 @@ LAKE = EnvSpec("frozen_lake", {"max_turns": 1, "slip": 0.0})
 RIGHT_DOWN = " </think> <answer> Right || Down </answer>"
 
 
-class Answers:
+def evaluate(
+    specs: list[EnvSpec], engine: Any, chat: Any, prompts: int, sampling: Sampling, rules: EpisodeRules, *, samples: int = 1
+) -> Evaluation:
+    """An evaluation with an engine that the test brings."""
+    sampler = Sampler(specs, lambda max_rows: engine, chat, rules, max_rows=128, device=torch.device("cpu"))
+    return evaluate_sampler(sampler, prompts, sampling, samples=samples)
+
+
+def answers(chat: Any, text: str) -> ScriptedEngine:
     """An engine that says one thing."""
-
-    def __init__(self, chat: Any, text: str) -> None:
-        self._ids = chat.encode(text)
-
-    def run(self, conversations: Any, sampling: Sampling, on_finished: Any = None) -> None:
-        for conversation in conversations:
-            feed = conversation.begin()
-            while feed is not None:
-                feed = conversation.receive(Completion(self._ids, (-1.0,) * len(self._ids), "stop_text"))
-
-    def sync(self) -> None:
-        pass
+    return ScriptedEngine(lambda context, conversation, turn: text, chat._tokenizer)
 
 
 def test_the_rate_and_its_interval(chat: Any) -> None:
@@ -54,7 +56,7 @@ def test_the_rate_and_its_interval(chat: Any) -> None:
         env.reset(validation_seed(index))
         wins += env.step("Right || Down").success
     assert 0 < wins < 60
-    result = evaluate([LAKE], Answers(chat, RIGHT_DOWN), chat, 60, Sampling(0.5, 45), RULES)
+    result = evaluate([LAKE], answers(chat, RIGHT_DOWN), chat, 60, Sampling(0.5, 45), RULES)
     rate, z = wins / 60, 1.959964
     half = z * math.sqrt(rate * (1 - rate) / 60 + z * z / (4 * 60**2))
     assert result.metrics["success"] == rate and result.metrics["prompts"] == 60
@@ -69,14 +71,14 @@ def test_literal_ends(chat: Any, wins: int, interval: tuple[float, float]) -> No
     from tether.envs.frozen_lake import env as module
 
     class Easy(module.FrozenLake):
-        def _act(self, index: int) -> tuple[float, bool, bool]:
+        def act(self, index: int) -> tuple[float, bool, bool]:
             return 1.0, True, True
 
     text = " </think> <answer> Right </answer>" if wins else " nothing"
     spec = EnvSpec("frozen_lake", {"max_turns": 1})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "FrozenLake", Easy)
-        result = evaluate([spec], Answers(chat, text), chat, 10, Sampling(0.5, 45), RULES)
+        result = evaluate([spec], answers(chat, text), chat, 10, Sampling(0.5, 45), RULES)
     assert result.metrics["success"] == wins / 10
     assert (result.metrics["success_low"], result.metrics["success_high"]) == pytest.approx(interval, abs=1e-6)
 
@@ -116,26 +118,18 @@ class Plain:
 
 def test_an_environment_without_splits_is_evaluated_as_it_is(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "plain": Plain})
-    result = evaluate([EnvSpec("plain")], Answers(chat, " </think> <answer> Right </answer>"), chat, 3, Sampling(0.5, 45), RULES)
+    result = evaluate([EnvSpec("plain")], answers(chat, " </think> <answer> Right </answer>"), chat, 3, Sampling(0.5, 45), RULES)
     assert result.metrics["success"] == 1.0
     assert list(result.environments) == ["plain"]
 
 
-class Lots:
-    """An engine whose answer to the nth dialogue is right if the nth of a row of outcomes says so."""
+def lots(chat: Any, outcomes: list[bool]) -> ScriptedEngine:
+    """An engine whose answer to the nth conversation is right if the nth of a row of outcomes says so."""
 
-    def __init__(self, chat: Any, outcomes: list[bool]) -> None:
-        self._outcomes = outcomes
-        self._ids = {solved: chat.encode(f" </think> <answer> {'Right' if solved else 'Left'} </answer>") for solved in (True, False)}
+    def respond(context: str, conversation: int, turn: int) -> str:
+        return f" </think> <answer> {'Right' if outcomes[conversation] else 'Left'} </answer>"
 
-    def run(self, conversations: Any, sampling: Sampling, on_finished: Any = None) -> None:
-        for conversation, solved in zip(conversations, self._outcomes, strict=True):
-            conversation.begin()
-            assert conversation.receive(Completion(self._ids[solved], (-1.0,) * len(self._ids[solved]), "stop_text")) is None
-            on_finished()
-
-    def sync(self) -> None:
-        pass
+    return ScriptedEngine(respond, chat._tokenizer)
 
 
 @pytest.fixture
@@ -147,10 +141,9 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> EnvSpec:
 def test_several_samples_of_a_prompt(chat: Any, plain: EnvSpec) -> None:
     """Three prompts with 4, 1 and 0 of 4 right. The interval is that of three trials: samples of a prompt are not independent."""
     outcomes = [True] * 4 + [False, True, False, False] + [False] * 4
-    heard: list[int] = []
-    result = evaluate([plain], Lots(chat, outcomes), chat, 3, Sampling(0.5, 45), RULES, lambda: heard.append(1), samples=4)
+    result = evaluate([plain], lots(chat, outcomes), chat, 3, Sampling(0.5, 45), RULES, samples=4)
     metrics = result.metrics
-    assert len(heard) == 12 and [len(group.trajectories) for group in result.groups] == [4, 4, 4]
+    assert [len(group.trajectories) for group in result.groups] == [4, 4, 4]
     assert metrics["success"] == pytest.approx(5 / 12) and metrics["prompts"] == 3
     assert (metrics["pass_at_1"], metrics["pass_at_2"], metrics["pass_at_4"]) == pytest.approx((5 / 12, (1 + 1 / 2) / 3, 2 / 3))
     # Wilson by its definition: the two rates whose own standard error over 3 trials puts 5/12 at 1.959964 deviations.
@@ -170,7 +163,7 @@ def test_the_first_samples_do_not_depend_on_how_many_follow(tiny: Any, chat: Any
 def test_several_environments(chat: Any) -> None:
     """Prompts are shared out by weight; each environment's numbers are those it has alone on as many prompts."""
     boxes = EnvSpec("sokoban", {"max_turns": 1}, weight=3.0)
-    engine = Answers(chat, RIGHT_DOWN)
+    engine = answers(chat, RIGHT_DOWN)
     mixed = evaluate([LAKE, boxes], engine, chat, 40, Sampling(0.5, 45), RULES)
     lake = evaluate([LAKE], engine, chat, 10, Sampling(0.5, 45), RULES).metrics
     pushes = evaluate([boxes], engine, chat, 30, Sampling(0.5, 45), RULES).metrics
@@ -212,20 +205,37 @@ def test_which_checkpoint_of_a_run(tmp_path: Path) -> None:
     """The last one, or the best on demand; where there is none, a line that says what to do."""
     store = RunStore.create(tmp_path / "run", "env: {name: sokoban}\nmodel: {name: tiny}\n", {})
     with pytest.raises(BadInput, match="has no checkpoint yet; let it train on"):
-        _run_settings(str(store.folder), best=False)
+        evaluation_settings(str(store.folder), None, False, {})
     for name in ("step_000005", "step_000010"):
         (store.checkpoints / name / "model").mkdir(parents=True)
-    with pytest.raises(BadInput, match="has no best checkpoint: it has not been evaluated yet; leave out --best"):
-        _run_settings(str(store.folder), best=True)
+        (store.checkpoints / name / "state.pt").touch()
+    with pytest.raises(BadInput, match="has no best checkpoint: none was evaluated yet; leave out --best"):
+        evaluation_settings(str(store.folder), None, True, {})
     (store.checkpoints / "best" / "model").mkdir(parents=True)
+    (store.checkpoints / "best" / "best.json").write_text('{"step": 5, "success": 0.5}')
     for best, name in ((False, "step_000010"), (True, "best")):
-        assert _run_settings(str(store.folder), best) == {
-            "env": {"name": "sokoban"},
-            "model": {"name": str(store.checkpoints / name / "model")},
-        }
-    assert _run_settings("tiny", best=False) == {"model": {"name": "tiny"}}
-    with pytest.raises(BadInput, match="--best is for run folders, and 'tiny' is none"):
-        _run_settings("tiny", best=True)
+        settings = evaluation_settings(str(store.folder), None, best, {})
+        assert (settings.env.name, settings.model.name) == ("sokoban", str(store.checkpoints / name / "model"))
+    assert evaluation_settings("tiny", "frozen_lake", False, {}).model.name == "tiny"
+    with pytest.raises(BadInput, match="--best is for run folders, and 'tiny' is not one"):
+        evaluation_settings("tiny", "frozen_lake", True, {})
+    with pytest.raises(BadInput, match="is an address"):
+        tether.evaluate("http://localhost:8000", "frozen_lake")
+
+
+def test_the_precision_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--set model.dtype` reaches the model."""
+    seen: list[str | None] = []
+
+    def load(name: str, *, device: str | None = None, dtype: str | None = None) -> Any:
+        seen.append(dtype)
+        raise BadInput("enough seen")
+
+    monkeypatch.setattr("tether.models.load.load_model", load)
+    for dtype in ("bfloat16", "float32"):
+        with pytest.raises(BadInput, match="enough seen"):
+            tether.evaluate("tiny", "frozen_lake", prompts=1, model={"device": "cpu", "dtype": dtype})
+    assert seen == ["bfloat16", "float32"]
 
 
 def test_the_command_prints_the_same_numbers_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -232,7 +232,7 @@ def _really_taken(parts: Parts) -> dict[str, int]:
     masters = _bytes(master for _, master in optimizer._rounded)
     to_come, trained = optimizer.bytes_to_come, _bytes(optimizer._masters)
     assert to_come == 3 * trained
-    return {"weights": _bytes(parts.model.parameters()), "optimiser": masters + 2 * trained, "gradients": trained}
+    return {"weights": _bytes(parts.policy.module.parameters()), "optimiser": masters + 2 * trained, "gradients": trained}
 
 
 @pytest.mark.parametrize(
@@ -242,16 +242,16 @@ def _really_taken(parts: Parts) -> dict[str, int]:
 )
 def test_counted_is_what_is_taken(sections: dict[str, Any]) -> None:
     parts = build(_settings("tiny", **sections), None)
-    assert parts.fit is not None
-    assert {what: parts.fit.needs[what] for what in ("weights", "optimiser", "gradients")} == _really_taken(parts)
+    assert parts.plan is not None
+    assert {what: parts.plan.needs[what] for what in ("weights", "optimiser", "gradients")} == _really_taken(parts)
 
 
 def test_counted_is_what_a_critic_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = build(_settings("tiny", algorithm={"name": "ppo"}), None)
-    assert parts.fit is not None and parts.learner.critic is not None
+    assert parts.plan is not None and parts.learner.critic is not None
     optimizer = parts.learner._optimizers["critic"]
     held = _bytes(parts.learner.critic.policy.module.parameters()) + _bytes(master for _, master in optimizer._rounded)
-    assert parts.fit.needs["critic"] == held + optimizer.bytes_to_come
+    assert parts.plan.needs["critic"] == held + optimizer.bytes_to_come
 
 
 def test_a_folder_of_adapters(tmp_path: Path, tiny_model: Any) -> None:

@@ -8,6 +8,7 @@ import yaml
 from tether.core.config import dump_yaml, validate
 from tether.core.errors import ConfigError
 from tether.core.protocols import Sampling
+from tether.models.policy import Policy
 from tether.training.build import episode_rules, resolve_algorithm
 from tether.training.settings import EnvSettings, ModelSettings, RunSettings
 
@@ -62,8 +63,7 @@ def test_departures_from_a_preset() -> None:
     assert (algorithm.name, algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coef) == ("dr_grpo", 0.2, 0.3, 0.0)
     names = {"name": "ppo", "advantages": "bilevel_gae", "aggregation": "sequence_mean_token_sum", "divergence": "k1"}
     algorithm = resolve_algorithm(_settings(algorithm={**names, "reference": "smollm2"}).algorithm)
-    functions = (algorithm.advantages, algorithm.aggregation, algorithm.divergence)
-    assert [function.__name__ for function in functions] == ["bilevel_gae", "sequence_mean_token_sum", "k1"]
+    assert (algorithm.advantages, algorithm.aggregation, algorithm.divergence) == ("bilevel_gae", "sequence_mean_token_sum", "k1")
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ def test_what_is_refused(sections: dict[str, Any], words: str) -> None:
 
 
 def test_an_episode_lives_within_the_models_positions(tiny: Any) -> None:
-    rules = episode_rules(_settings(rollout={"max_tokens": 100}), tiny.model)
+    rules = episode_rules(_settings(rollout={"max_tokens": 100}), Policy(tiny.model))
     assert (rules.max_context, rules.max_tokens, rules.format_penalty) == (1024, 100, -0.1)
-    assert episode_rules(_settings(rollout={"max_context": 600}), tiny.model).max_context == 600
+    assert episode_rules(_settings(rollout={"max_context": 600}), Policy(tiny.model)).max_context == 600
     shaped = {"max_tokens": 100, "overlong_share": 0.25, "overlong_penalty": 0.5, "context": "last_k", "last_k": 3}
-    rules = episode_rules(_settings(rollout=shaped), tiny.model)
+    rules = episode_rules(_settings(rollout=shaped), Policy(tiny.model))
     assert (rules.overlong_buffer, rules.overlong_factor, rules.context, rules.last_k) == (25, 0.5, "last_k", 3)
     with pytest.raises(ValueError, match=r"rollout\.max_tokens is 1024 but a conversation holds only 1024 tokens"):
-        episode_rules(_settings(rollout={"max_tokens": 1024}), tiny.model)
+        episode_rules(_settings(rollout={"max_tokens": 1024}), Policy(tiny.model))

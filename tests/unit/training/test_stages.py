@@ -375,8 +375,8 @@ def test_what_the_watcher_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def _with_note(parts: Parts) -> Parts:
-    assert parts.fit is not None and parts.fit.notes == []
-    parts.fit.notes.append("memory is short")
+    assert parts.plan is not None and parts.plan.notes == []
+    parts.plan.notes.append("memory is short")
     return parts
 
 
@@ -386,8 +386,8 @@ def test_the_cache_leaves_room_for_what_the_optimiser_will_take(
 ) -> None:
     def counted(*arguments: Any) -> Parts:
         parts = build(*arguments)
-        assert parts.fit is not None
-        return dataclasses.replace(parts, fit=dataclasses.replace(parts.fit, cache=3 * 2**30))
+        assert parts.plan is not None
+        return dataclasses.replace(parts, fit=dataclasses.replace(parts.plan, cache=3 * 2**30))
 
     monkeypatch.setattr(trainer_module, "build", counted)
     engine = _trainer(tmp_path / "run", rollout={"cache_gb": asked, "max_context": 900}).player.engine

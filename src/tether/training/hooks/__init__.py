@@ -3,10 +3,11 @@
 | hook | does |
 |---|---|
 | `alarms.AlarmActions` | acts on the alarms of a step: filter, checkpoint, rollback, stop. It belongs to the step itself and runs before the others |
-| `checkpoint.Checkpoints` | writes a checkpoint when one is due, and keeps the best by validation |
-| `evaluation.Evaluations` | plays the validation prompts when an evaluation is due |
+| `periodic.Checkpoints` | writes a checkpoint when one is due |
+| `periodic.Evaluations` | plays the validation prompts when an evaluation is due |
+| `periodic.BestCheckpoint` | keeps the checkpoint that validated best |
 | `early_stop.EarlyStop` | ends a run in which further training is a waste |
-| `trackers.Trackers` | writes the costs of the step and notifies the callbacks |
+| `periodic.Trackers` | writes the costs of the step and notifies the callbacks |
 
 A hook gets the trainer and the record of the complete step, and returns the record, amended where it added something.
 """
