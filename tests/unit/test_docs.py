@@ -151,11 +151,11 @@ def test_presets_are_as_documented() -> None:
     table = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in _ROW.findall(_text(ROOT / "docs" / "algorithms.md"))}
     for column, (name, preset) in enumerate(PRESETS.items()):
         yes_no = {True: "yes", False: "no"}
-        assert table["advantages"][column] == f"`{preset.advantages.__name__}`"
+        assert table["advantages"][column] == f"`{preset.advantages}`"
         assert table["critic"][column] == yes_no[preset.has_critic]
         assert table["divides by std"][column] == yes_no[preset.normalize_std]
         assert table["whitens"][column] == yes_no[preset.whiten]
-        assert table["aggregation"][column] == f"`{preset.aggregation.__name__}`"
+        assert table["aggregation"][column] == f"`{preset.aggregation}`"
         assert table["constant length"][column] == yes_no[preset.constant_length]
         assert table["`clip_low`, `clip_high`"][column] == f"{preset.clip_low}, {preset.clip_high}"
         assert table["`dual_clip`"][column] == str(preset.dual_clip).lower()

@@ -49,7 +49,7 @@ CATALOGUE: dict[str, str] = {
     "update/explained_variance": "1 - Var(return - value) / Var(return): how much of the returns the critic foresaw",
     "update/value_loss": "clipped value loss, plain mean over the trained tokens",
     "update/value_clip": "share of trained tokens whose value loss is the clipped one",
-    "update/critic_grad_norm": "mean gradient norm of the critic (of its head alone, on a shared trunk) before clipping",
+    "update/critic_grad_norm": "mean gradient norm of the critic (of its head alone, on a shared backbone) before clipping",
     "update/loss_{term}": "a term of the loss beside the task (kl, entropy), coefficient included, plain mean over the trained tokens",
     "update/importance_weight": "mean weight of truncated importance sampling, min(old / behavior, algorithm.importance_cap)",
     "update/entropy": "mean entropy of the policy over the trained tokens, in nats",
