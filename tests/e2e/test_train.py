@@ -119,7 +119,7 @@ def test_a_full_disk_is_said_plainly(run: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         f"tether: cannot write '{run / 'timings.jsonl'}': no space left on device; "
-        "nothing already written is lost: free some space, then go on with --resume"
+        "nothing already written is lost: free some space, then continue with --resume"
     )
     assert "Traceback" not in done.stderr
     for path, content in kept.items():

@@ -30,14 +30,15 @@ COLOURS = {"tied": "green", "weakly_tied": "yellow", "cannot_be_told": "yellow"}
 def diagnose(
     files: Annotated[list[str], typer.Argument(metavar="FILE [FILE ...]", help="Rollout files or folders, or a Tether run folder.")],
     model: Annotated[
-        str | None, typer.Option(help="Who scores: tiny, smollm2, a folder, a Hugging Face id, a run folder, or a server's http address.")
+        str | None,
+        typer.Option(help="The model that scores: tiny, smollm2, a folder, a Hugging Face id, a run folder, or a server's http address."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object, and nothing else.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Where the HTML report goes: diagnosis.html, in the run's folder if it is one; with --json only if given."),
     ] = None,
-    format: Annotated[str | None, typer.Option(help="tether, trl, verl, ragen or generic; found out by itself if left out.")] = None,
+    format: Annotated[str | None, typer.Option(help="tether, trl, verl, ragen or generic; detected if left out.")] = None,
     fields: Annotated[
         list[str] | None, typer.Option(metavar="NAME=FIELD,...", help="Field map for other names, such as prompt=input,response=output.")
     ] = None,
@@ -54,10 +55,10 @@ def diagnose(
     device: Annotated[str | None, typer.Option(help="Where the model computes; the GPU if there is one.")] = None,
     bootstrap: Annotated[int, typer.Option(help="Resamples for the intervals.", min=100)] = 1000,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Whose token ids the rollouts hold, if not the model's: of a server, or where another model judges.")
+        str | None, typer.Option(help="The model whose token ids the rollouts hold, if it is not the one that scores; needed for a server.")
     ] = None,
 ) -> None:
-    """Has the reasoning of these rollouts come loose from its input?"""
+    """Does the reasoning of these rollouts depend on its input?"""
     if scope not in SCOPES:
         raise UnknownName(f"unknown scope '{scope}': {did_you_mean(scope, SCOPES)}")
     if out is not None and not out.parent.is_dir():  # said now, not after scoring
@@ -86,7 +87,7 @@ def diagnose(
 
 
 def _deliver(document: dict[str, Any], out: Path | None, as_json: bool) -> None:
-    """Write the page, then say it."""
+    """Write the page, then print the result."""
     if out is not None:
         from tether.runs.audit_report import write_audit_report
 
@@ -117,7 +118,7 @@ def _run_folder(files: list[str]) -> Path | None:
 
 
 def _writer(files: list[str], model: str | None) -> str | None:
-    """The model whose token ids a run holds, where another one is to judge it."""
+    """The model whose token ids a run holds, where another one scores it."""
     from tether.diagnostics.audit.scorer import resolve_model
 
     run = _run_folder(files)

@@ -1,8 +1,8 @@
 """Cross-scores: the log-probability of every reasoning under every prompt, L[n, j] = sum_t log p(z_n,t | x_j, z_n,<t).
 
-One prompt is one column. What occurs twice, a prompt or a reasoning, is scored once and copied. A scorer with `score_all` gets everything
-in one call, one with `score_many` a call per prompt, so that the prompt's forward pass is shared by all reasonings, and one with `score` a
-call per pair. A score that is not finite is refused here, where the pair can still be named.
+One prompt is one column. A duplicate, of a prompt or of a reasoning, is scored once and copied. A scorer with `score_all` gets everything in
+one call; a scorer with `score_many` gets one call per prompt, so that all reasonings share the prompt's forward pass; a scorer with `score`
+gets one call per pair. A score that is not finite is refused here, where the pair can still be named.
 """
 
 from collections.abc import Sequence

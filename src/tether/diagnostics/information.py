@@ -11,7 +11,7 @@ Everything is computed in float64. The z-score's sigma is a population standard 
 The paper's own code logs a variant whose mixture is over the per-token means L[n, j] / |z_n|; it is `mi_token_mean` here.
 
 How sure a number is: a 95% interval that resamples whole prompts (tether.diagnostics.intervals), and two permutation tests of the
-hypothesis that reasoning and prompt are independent, in which the sources are dealt out anew among the reasonings.
+hypothesis that reasoning and prompt are independent, in which the sources are shuffled among the reasonings.
 """
 
 import math
@@ -68,7 +68,7 @@ class Information:
     Shares end at 0 and 1, information at log P. Where all reasonings are of one prompt they are resampled themselves, and the interval
     speaks of that prompt only. Equal values give a point. Empty without bootstrap."""
     mi_p_value: float | None = None
-    """Permutation p-value of dependence, from the mean own score per token instead of ranks: sees what a weak scorer cannot retrieve."""
+    """Permutation p-value of dependence, from the mean own score per token instead of ranks: detects dependence that a weak scorer cannot retrieve."""
 
 
 def measure_information(
@@ -241,7 +241,7 @@ def _own_in_top_without_each(scores: Floats, own: Ints, k: int) -> Floats:
 
 
 def _permutation_p_values(batch: _Batch, permutations: int, seed: int) -> tuple[float, float]:
-    """How often sources dealt out anew retrieve at least as well, and have own scores at least as high; at least 1 / (permutations + 1).
+    """Share of shuffles of the sources that retrieve at least as well, and whose own scores are at least as high; at least 1 / (permutations + 1).
 
     Dealing keeps each text and the number of each source, so neither a likely text nor a prompt that likes every text counts as dependence:
     the test is the same as for scores centred by row and column.

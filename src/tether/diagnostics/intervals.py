@@ -13,7 +13,7 @@ resampled, not the matrix:
 Studentising lets the interval lean to the side of the skew (information near its ceiling). With few prompts the quantiles of T* are
 rough, so neither is taken nearer to zero than Student's t with as many degrees of freedom as there are prompts with reasonings, less one.
 The randomness of single reasonings reaches both the prompt that wrote them and the columns that attract them; the part of the column effects
-that this randomness explains, judged by the spread within prompts, is taken out so that it counts once. Coverage over repeated sampling is
+that this randomness explains, estimated by the spread within prompts, is removed so that it counts once. Coverage over repeated sampling is
 measured by benchmarks/coverage.py.
 """
 

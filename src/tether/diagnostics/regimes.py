@@ -1,4 +1,4 @@
-"""The four reasoning regimes: where (H(Z|X), MI) stands against the run's own start (paper, figure 1).
+"""The four reasoning regimes: (H(Z|X), MI) relative to the run's own start (paper, figure 1).
 
 Absolute values differ between models and tasks, so each axis is called low when it has fallen below half of its value at the
 run's start. MI here is MI-Seq-Est, whose scale (at most log P) does not move with the length of the reasoning.

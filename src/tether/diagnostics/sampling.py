@@ -1,11 +1,11 @@
 """Fewer reasonings at the same estimand: a random subset of a step's rows, each with all its columns.
 
 Information and retrieval are means over rows (reasonings), and what a row contributes depends on no other row: only on the prompts, which
-all stay. So the mean over a subset in which every row is equally likely is unbiased for the mean over all rows. Rows are taken
+all stay. So the mean over a subset in which every row is equally likely is unbiased for the mean over all rows. Rows are drawn
 systematically, at equal distances from a random start along the prompts, in random order inside and among them: each prompt keeps its
 share to within one reasoning. `sampling_error` says how far the subset's mean may be from that of all.
 
-Leaving out prompts is another matter (`sample_prompts`): it changes what is estimated.
+Leaving out prompts (`sample_prompts`) changes the estimand.
 """
 
 import math

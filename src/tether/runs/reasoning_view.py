@@ -73,7 +73,7 @@ def sample_steps(store: RunStore) -> list[SampleStep]:
         steps_of.setdefault(split, []).append(step)
     if not steps_of:
         return []
-    # Validation only wins where it can show two points in time; a single validation would hide how training began.
+    # Validation is shown only where it has two points in time; a single validation would hide how training began.
     most = max(steps_of, key=lambda split: (len(steps_of[split]), split == Split.TRAIN))
     split = Split.VALIDATION.value if len(steps_of.get(Split.VALIDATION, [])) > 1 else most
     ends = dict.fromkeys((steps_of[split][0], steps_of[split][-1]))
@@ -209,7 +209,7 @@ def _summary(found: Mapping[str, Any], num_left_out: int) -> str:
     if not templates:
         return f"No text is shared across prompts by enough of {among}."
     verb = "explains" if len(templates) == 1 else "explain"
-    unknown = f", {_percent(words['unknown'])} stand in slots too rare to judge" if words["unknown"] else ""
+    unknown = f", {_percent(words['unknown'])} stand in slots too rare to classify" if words["unknown"] else ""
     return (
         f"{_counted(len(templates), 'template')} {verb} {_percent(found['explained'])} of {among}. "
         f"Of all words {_percent(words['template'])} are fixed, {_percent(words['tied'])} follow the prompt, "

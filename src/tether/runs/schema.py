@@ -1,8 +1,8 @@
 """The versioned records of a run folder and their JSON form.
 
 Two kinds are written while a run trains: a `StepRecord` per step (numbers, regime, notes) and a dictionary per trajectory, with the
-very tokens that were sampled. Both hold only what follows from the seed and the settings: two runs of one seed write the same bytes,
-and whatever depends on the clock goes elsewhere. The version of the whole folder stands once, in its run.json.
+sampled token ids. Both hold only values that follow from the seed and the settings: two runs of one seed write the same bytes, and
+timings are stored elsewhere. The version of the whole folder stands once, in its run.json.
 """
 
 import math
@@ -32,7 +32,7 @@ class StepRecord:
     regime: str | None = None
     """A value of core.enums.Regime; None where information was not measured in this step."""
     notes: list[str] = field(default_factory=list)
-    """Remarks, one sentence each; an alarm is one where it begins."""
+    """Remarks, one sentence each; an alarm is among them at the step at which it begins."""
     alarms: list[dict[str, Any]] = field(default_factory=list)
     """The alarms that stand at this step: name, severity, began, evidence, cause, remedy."""
 
@@ -81,7 +81,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "overlong": _finite(turn.overlong),
         "valid": turn.valid,
         "finish": str(turn.finish),
-        "fresh": turn.new_context,
+        "fresh": turn.new_context,  # the name of schema 1, which other readers know
         "context_ids": [int(token) for token in turn.context_ids],
         "response_ids": [int(token) for token in turn.response_ids],
         "logprobs": [_finite(round(float(value), LOGPROB_DECIMALS)) for value in turn.logprobs],

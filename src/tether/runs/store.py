@@ -34,8 +34,8 @@ CHECKPOINTS, REPORT = "checkpoints", "report.html"
 _BLOCK = re.compile(rb'\{"step": (\d+), "split": "([^"\\]*)", "attempt": (\d+), ')
 
 _REMEDIES = {
-    errno.ENOSPC: "free some space, then go on with --resume",
-    errno.EDQUOT: "free some of your quota, then go on with --resume",
+    errno.ENOSPC: "free some space, then continue with --resume",
+    errno.EDQUOT: "free some of your quota, then continue with --resume",
     errno.EACCES: "make it writable or choose another --out",
     errno.EROFS: "choose another --out",
 }
@@ -85,7 +85,7 @@ class RunStore:
 
     @property
     def finished(self) -> str | None:
-        """The note of `finish`; None while the run is going on, and after a kill."""
+        """The note of `finish`; None while the run is in progress, and after a kill."""
         note = self._run_json().get("finished")
         return None if note is None else str(note)
 
@@ -95,15 +95,15 @@ class RunStore:
         return str(self._run_json().get("tether", "unknown"))
 
     def about(self) -> dict[str, Any]:
-        """What `create` was told about the run."""
+        """The description of the run that `create` was given."""
         return dict(self._run_json().get("about") or {})
 
     def machine(self) -> dict[str, Any]:
-        """What `computed_on` was told last; empty for runs of older versions."""
+        """The machine that `computed_on` recorded last; empty for runs of older versions."""
         return dict(self._run_json().get("machine") or {})
 
     def computed_on(self, machine: Mapping[str, Any]) -> None:
-        """Say what the run is computed on; a run that goes on elsewhere says so anew."""
+        """Record the machine of the run; a run that continues on another machine records it again."""
         self._replace(ABOUT, _pretty({**self._run_json(), "machine": dict(machine)}))
 
     def config_text(self) -> str:
@@ -124,7 +124,7 @@ class RunStore:
         return data
 
     def replace_config(self, config_yaml: str) -> None:
-        """Write other settings in place of the old ones, for a run that goes on for longer than it was begun for."""
+        """Write other settings in place of the old ones, for a run that continues for longer than first configured."""
         self._replace(CONFIG, config_yaml)
 
     def append(self, record: StepRecord) -> None:
@@ -132,7 +132,7 @@ class RunStore:
         self._append(METRICS, [record.to_json()])
 
     def append_timings(self, step: int, timings: Mapping[str, Any]) -> None:
-        """Add what the clock said of a step, such as {"seconds": {"rollout": 3.1}, "tokens_per_second": 900.0}."""
+        """Add the timings of a step, such as {"seconds": {"rollout": 3.1}, "tokens_per_second": 900.0}."""
         self._append(TIMINGS, [{"step": step, **timings}])
 
     def append_trajectories(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -197,7 +197,7 @@ class RunStore:
                     yield data
 
     def finish(self, note: str) -> None:
-        """Say how the run ended."""
+        """Record how the run ended."""
         self._replace(ABOUT, _pretty({**self._run_json(), "finished": note}))
 
     def _run_json(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What happened, in plain words built from the numbers: the sentences at the top of a report and its key figures.
+"""The verdict on a run in plain words: the sentences at the top of a report and its key figures.
 
-Two claims are made, and each only as far as the numbers carry it. Success changed: only if the 95% interval of the difference leaves
+Two claims are made, and each only as far as the numbers support it. Success changed: only if the 95% interval of the difference leaves
 out zero (Newcombe's hybrid of the two Wilson intervals, which treats the two measurements as independent; they share their prompts,
 so it errs on the careful side). Reasoning is tied to its input: only if the lower end of the retrieval accuracy's interval is above chance,
 or shuffling the prompts almost never does as well; and if neither the regime is a collapse nor a critical alarm about it stands. Alarms
@@ -28,7 +28,7 @@ _MEASUREMENTS = {
     "information": ("Measuring information", ("diagnosis failed", "diagnosis (first_turn)")),
     "information_trajectory": ("Measuring information over trajectories", ("diagnosis (trajectory)",)),
     "information_turn": ("Measuring information over turns", ("diagnosis (turn)",)),
-    "gradients": ("Taking the gradients apart", ("gradient decomposition",)),
+    "gradients": ("The gradient decomposition", ("gradient decomposition",)),
 }
 """Section of metrics to what is measured there, and how notes begin that say why it failed."""
 
@@ -57,7 +57,7 @@ class Tile:
 def verdict(records: Sequence[StepRecord]) -> list[str]:
     """The headline of one run, a sentence or two per claim."""
     if not records:
-        return ["No step was recorded, so there is nothing to judge yet."]
+        return ["No step was recorded, so there is no verdict yet."]
     return [_success_words(records), _information_words(records), *_alarm_words(records), *failures(records).values()]
 
 
@@ -129,7 +129,7 @@ def _success_words(records: Sequence[StepRecord]) -> str:
 def _training_words(records: Sequence[StepRecord]) -> str:
     held = [record for record in records if "rollout/success" in record.metrics]
     if not held:
-        return "No validation and no training success was recorded, so learning cannot be judged."
+        return "No validation and no training success was recorded, so learning cannot be assessed."
     first, last = held[0], held[-1]
     start, end = first.metrics["rollout/success"], last.metrics["rollout/success"]
     if len(held) == 1:
@@ -158,7 +158,7 @@ def _information_words(records: Sequence[StepRecord]) -> str:
             return f"Whether reasoning depends on its input cannot be told from so little: {numbers}."
         return f"Reasoning does not measurably depend on its input: {numbers}."
     if last.regime in _COLLAPSED or warned:
-        return f"Reasoning has come loose from its input: {numbers}."
+        return f"Reasoning no longer depends on its input: {numbers}."
     still = "still " if len(held) > 1 else ""
     accuracy, chance = last.metrics["information/retrieval_acc"], last.metrics["information/chance"]
     if chance < 1 and accuracy - chance < WEAK * (1 - chance):
@@ -190,7 +190,7 @@ def depends_on_input(record: StepRecord) -> bool:
     """Whether a record that measured retrieval shows reasoning to depend on its input.
 
     Either the interval of the accuracy (over prompts; in old records Wilson's, and without a count the bare value) lies above chance, or
-    the scores beat those of shuffled prompts. The second sees dependence where a weak scorer seldom ranks the own prompt first.
+    the scores beat those of shuffled prompts. The second detects dependence where a weak scorer seldom ranks the own prompt first.
     """
     if record.metrics.get("information/mi_p_value", 1.0) <= SIGNIFICANT:
         return True

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tether.core.alarms import Alarm, AlarmName, Evidence, Severity
 from tether.core.config import known_keys
 from tether.core.metrics import is_catalogued
-from tether.diagnostics.alarms.advice import ADVICE, NEVER_INFORMED, Advice
+from tether.diagnostics.alarms.rules import ADVICE, NEVER_INFORMED, Advice
 from tether.diagnostics.alarms.tracker import StepReasoning, check, steps_standing
 from tether.diagnostics.settings import AlarmRules
 from tether.runs.schema import StepRecord

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tether.core.seeding import generator
-from tether.diagnostics.alarms.shifts import Stretch, fall, rank_sum_p, rise
+from tether.diagnostics.alarms.history import Stretch, fall, rank_sum_p, rise
 
 
 def _stretch(*values: float, steps: tuple[int, ...] | None = None) -> Stretch:

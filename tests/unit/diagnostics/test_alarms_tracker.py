@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from tether.core.alarms import Alarm, AlarmName
 from tether.core.seeding import generator
 from tether.diagnostics.alarms import tracker as tracker_module
-from tether.diagnostics.alarms.advice import ADVICE
 from tether.diagnostics.alarms.history import METRICS, History
-from tether.diagnostics.alarms.rules import RULES
+from tether.diagnostics.alarms.rules import ADVICE, RULES
 from tether.diagnostics.alarms.tracker import AlarmTracker, check
 from tether.diagnostics.settings import AlarmRules
 from tether.runs.schema import StepRecord

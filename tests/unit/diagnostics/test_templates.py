@@ -344,7 +344,7 @@ def test_one_trace_per_prompt_cannot_tell() -> None:
     found = find_templates([f"we turn {WAYS[n % 4]} here" for n in range(60)], range(60))
     assert only(found).slots[0].agreement.kind is SlotKind.UNKNOWN
     assert found.words.unknown == pytest.approx(1 / 4) and found.words.noise == 0
-    assert "25% in slots too rare to judge" in found.describe()
+    assert "25% in slots too rare to classify" in found.describe()
 
 
 def test_description() -> None:

@@ -152,7 +152,7 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
         (None, ["No step was recorded", "No trajectories were recorded", "No timings were recorded"]),
         ({"rollout/success": 0.2}, ["No validation was recorded", "was not measured in this run", "no step measured information"]),
         ({"information/mi_seq": 0.0, "information/h_conditional": 1.0}, ["found no information above zero"]),
-        ({"groups/rv_mean": 0.0}, ["learning cannot be judged"]),
+        ({"groups/rv_mean": 0.0}, ["learning cannot be assessed"]),
     ],
 )
 def test_missing_pieces_are_named(tmp_path: Path, metrics: dict[str, float] | None, words: list[str]) -> None:

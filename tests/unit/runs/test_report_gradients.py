@@ -112,5 +112,5 @@ def test_gradients_that_were_not_taken_or_failed_are_named(tmp_path: Path) -> No
     (tmp_path / "failed").mkdir()
     failed = StepRecord(1, {"gradients/failed": 1.0}, None, ["gradient decomposition failed: no memory"])
     page = page_of([failed], tmp_path / "failed")
-    assert "(gradients/task_norm_1, ...). Taking the gradients apart failed at step 1: no memory." in page
+    assert "(gradients/task_norm_1, ...). The gradient decomposition failed at step 1: no memory." in page
     assert "Set diagnosis.gradients.every" not in page

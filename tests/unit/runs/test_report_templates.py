@@ -163,6 +163,6 @@ def test_views_cut_what_is_long_and_count_what_is_left_out() -> None:
     assert (shown.slots[1].strength, shown.slots[1].num_more) == ("", 0)
     assert view.summary == (
         "7 templates explain 75% of 40 reasonings under 8 prompts. Of all words 50% are fixed, 20% follow the prompt, 10% vary regardless of "
-        "it, 10% stand in slots too rare to judge, 10% belong to no template."
+        "it, 10% stand in slots too rare to classify, 10% belong to no template."
     )
     assert template_views([found([])])[0].summary == "No text is shared across prompts by enough of 40 reasonings under 8 prompts."

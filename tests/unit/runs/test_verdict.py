@@ -49,8 +49,8 @@ def test_without_validation_training_success_is_a_rough_guide() -> None:
     records = [StepRecord(1, {"rollout/success": 0.2}), StepRecord(9, {"rollout/success": 0.5})]
     assert verdict(records)[0].startswith("No validation was recorded. Training success went from 20% (step 1) to 50% (step 9);")
     assert "measured once, at step 1" in verdict([validated(1, 79)])[0]
-    assert verdict([StepRecord(1, {})])[0] == "No validation and no training success was recorded, so learning cannot be judged."
-    assert verdict([]) == ["No step was recorded, so there is nothing to judge yet."]
+    assert verdict([StepRecord(1, {})])[0] == "No validation and no training success was recorded, so learning cannot be assessed."
+    assert verdict([]) == ["No step was recorded, so there is no verdict yet."]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_without_validation_training_success_is_a_rough_guide() -> None:
             "diverse reasoning",
             "Reasoning is still tied to its input: retrieval accuracy 81% against 12.5% by chance (94% at the start)",
         ),
-        (0.40, "template collapse", "Reasoning has come loose from its input: retrieval accuracy 40% against 12.5% by chance"),
+        (0.40, "template collapse", "Reasoning no longer depends on its input: retrieval accuracy 40% against 12.5% by chance"),
         # 20 of 128 is above 12.5%, but its interval reaches down to 10%.
         (
             20 / 128,
@@ -136,7 +136,7 @@ def test_a_critical_alarm_about_the_input_changes_the_verdict() -> None:
         ("length_collapse", "critical", "rollout/response_tokens", False),
     ):
         words = verdict([with_interval(1, 0.9, 0.8, 0.001), dataclasses.replace(healthy, alarms=[alarm(name, severity, metric)])])
-        assert words[1].startswith("Reasoning has come loose from its input" if loose else "Reasoning is still tied to its input")
+        assert words[1].startswith("Reasoning no longer depends on its input" if loose else "Reasoning is still tied to its input")
         assert ("; critical alarm: information falls." in words[1]) == loose
         assert words[2] == f"{severity.capitalize()} at the end: {name.replace('_', ' ')} (since step 4)."
 
@@ -170,7 +170,7 @@ def test_measurements_that_failed_are_named_with_their_cause() -> None:
     assert verdict(records)[2:] == [
         "Measuring information failed at step 1: no memory.",
         "Measuring information over trajectories failed at step 3.",
-        "Taking the gradients apart failed at 2 steps, the last time at step 3: second: worse.",
+        "The gradient decomposition failed at 2 steps, the last time at step 3: second: worse.",
     ]
 
 

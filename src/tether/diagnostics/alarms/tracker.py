@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tether.core.alarms import Alarm, AlarmName
-from tether.diagnostics.alarms.advice import ADVICE
 from tether.diagnostics.alarms.history import METRICS, REASONINGS, REPEATED, History
 from tether.diagnostics.alarms.repetition import repetition_metrics
-from tether.diagnostics.alarms.rules import RULES
+from tether.diagnostics.alarms.rules import ADVICE, RULES
 from tether.diagnostics.settings import AlarmRules
 from tether.runs.schema import StepRecord
 

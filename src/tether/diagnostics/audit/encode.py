@@ -1,12 +1,11 @@
-"""From sampled rollouts to token ids: x and z of each, columns of equal x, and what had to be done on the way.
+"""From sampled rollouts to token ids: x and z of each rollout, columns of equal x, and counts of what was cut or replaced.
 
-Ids of the file count where it has them, and must then be the model's own: an id outside its vocabulary, or ids that decode to something
-else than the text beside them, end the audit with a clear line. Everything else is tokenised here, x and z apart from each other, so that
-the border lies where the reader put it. A prompt longer than the model can see loses its beginning, a long reasoning its end; both are
-counted.
+Token ids of the file are used where it has them, and must then be the model's own: an id outside its vocabulary, or ids that decode to another
+text than the one beside them, end the audit with a clear line. All other text is tokenised here, x apart from z, so that the border lies where
+the reader put it. A prompt that is longer than the model's context loses its beginning, a long reasoning loses its end; both are counted.
 
-What a response says before its reasoning is part of x. Where the members of a group say different things there, the most common one stands
-for all of them: a column is a prompt, not a way to begin.
+The part of a response before its reasoning belongs to x. Where the members of a group differ there, the most common beginning is used for all
+of them: a column is a prompt, not a beginning of a response.
 """
 
 from collections import Counter
@@ -74,9 +73,9 @@ class Encoder:
         columns: dict[Ids, int] = {}
         leads = _common_leads(drawn)
         seen: dict[tuple[int, str], Any] = {}
-        thoughts = [self._reasoning(member) for member in drawn]
-        longest = max((len(ids) for ids, _ in thoughts), default=0)
-        for member, (reasoning, text) in zip(drawn, thoughts, strict=True):
+        encoded = [self._reasoning(member) for member in drawn]
+        longest = max((len(ids) for ids, _ in encoded), default=0)
+        for member, (reasoning, text) in zip(drawn, encoded, strict=True):
             lead = leads[member.step, member.group]
             prompt = self._prompt(member, lead, longest)
             column = columns.get(prompt, len(columns))
@@ -98,7 +97,7 @@ class Encoder:
     def notes(self) -> list[str]:
         """What a reader of the result should know."""
         total = self.num_from_ids + self.num_from_text
-        told = [
+        found = [
             (self.num_from_text and self.num_from_ids, f"{self.num_from_text} of {total} reasonings had no token ids and were tokenised"),
             (self.num_prompts_cut, f"{self.num_prompts_cut} of {total} prompts are longer than the model can see and lost their beginning"),
             (self.num_reasonings_cut, f"of {self.num_reasonings_cut} of {total} reasonings only the beginning was scored"),
@@ -109,7 +108,7 @@ class Encoder:
             ),
             (self.num_repeats, f"{self.num_repeats} reasonings were repeats of an earlier step's (same prompt, same words) and left out"),
         ]
-        return [words for holds, words in told if holds]
+        return [words for holds, words in found if holds]
 
     def _reasoning(self, member: SampledRollout) -> tuple[Ids, str]:
         if member.reasoning_ids is not None:

@@ -169,8 +169,8 @@ def _prompt_overlap(words: Sequence[Words], own: Ints, prompts: Sequence[str], r
 def _tested(scores: Callable[[Ints], Floats], own: Ints, rows: Ints, resampling: _Resampling) -> Retrieval:
     """Retrieval accuracy of these rows, with a permutation p-value.
 
-    Two statistics are tested and the smaller p-value doubled: the mean score of the own prompt sees a little in every reasoning, the accuracy
-    sees much in a few of them.
+    Two statistics are tested and the smaller p-value doubled: the mean score of the own prompt detects a little in every reasoning, the accuracy
+    detects much in a few of them.
     """
     rng = generator("audit wording", resampling.seed)
 

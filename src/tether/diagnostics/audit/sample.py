@@ -4,8 +4,8 @@ Groups are taken by the smallest hash, and of each group the episodes with the s
 costs to score: N reasonings under each of P prompts. `prompts` groups of `samples` reasonings are the measure of it; where groups hold
 fewer reasonings, more groups are taken at the same cost, because then only more prompts can tell chance from dependence.
 
-A group goes when the sample has outgrown its cost, the largest hash first. It never comes back, and what is left at the end is the
-longest run of groups in the order of their hashes that fits: each removal was forced by a part of the groups before it.
+A group is removed when the sample exceeds its cost, the largest hash first. A removed group never returns. The groups that remain are the
+longest run of groups in the order of their hashes that fits, because each removal was forced by a subset of the final groups.
 """
 
 import heapq
@@ -25,7 +25,7 @@ LARGEST_ID = 2**62
 
 @dataclass(frozen=True, slots=True)
 class SampledRollout:
-    """What is kept of a rollout in the sample; token ids as compact arrays."""
+    """The part of a rollout that the sample keeps; token ids as compact arrays."""
 
     step: StepNumber
     group: Hashable

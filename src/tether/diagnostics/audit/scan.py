@@ -20,7 +20,7 @@ from tether.core.seeding import derive_seed
 from tether.diagnostics.rollouts import Rollout
 
 MAX_GROUPS = 1000
-"""Groups of a step whose reward variance is followed; with more, theirs is a sample."""
+"""Groups of a step whose reward variance is tracked; with more groups, these are a sample."""
 MAX_STEPS = 20_000
 """A file with more is read by a field that is no training step."""
 

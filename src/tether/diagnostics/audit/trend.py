@@ -123,7 +123,7 @@ def indicators(found: Measurement) -> dict[str, Retrieval]:
 
 
 def clearest_indicator(measurements: Sequence[Measurement]) -> str:
-    """The indicator that stands highest above chance over some stretch of windows; one that all windows have. The model's own wins ties."""
+    """The indicator that stands highest above chance over some stretch of windows; one that all windows have. Among equals the model's own is taken."""
     windows = [indicators(found) for found in measurements]
     shared = [name for name in INDICATORS if all(name in window for window in windows)]
 
@@ -142,7 +142,7 @@ def _excess(found: Retrieval, accuracy: float) -> float:
 
 def _point(window: Window, found: Retrieval, num_prompts: int) -> Point:
     low, high = found.interval
-    if low == high:  # all right or all wrong: resampling sees no spread, though a few prompts more might have differed
+    if low == high:  # all right or all wrong: resampling has no spread, although more prompts might have differed
         low, high = wilson_interval(found.accuracy * num_prompts, num_prompts)
     return Point(window, found.excess, _excess(found, low), _excess(found, high))
 

@@ -1,11 +1,11 @@
-"""Saved rollouts of any framework as one stream of `Rollout` records: what `tether diagnose FILE` reads.
+"""Saved rollouts of any framework as one stream of `Rollout` records, for `tether diagnose FILE`.
 
     reader = open_rollouts("completions/", pattern=None, progress=show)
     for rollout in reader: ...
     reader.tally.notes()          # what was skipped, empty or without a reward
 
 A file goes through three stages, each in modules of its own: the container (JSON Lines, gzip, parquet) gives plain records, the format
-(Tether, TRL, verl, RAGEN, generic) gives rollouts, the reasoning rule cuts the thoughts out. Nothing is held but the record at hand.
+(Tether, TRL, verl, RAGEN, generic) gives rollouts, the reasoning rule extracts the reasoning. Only the current record is held in memory.
 """
 
 from tether.diagnostics.rollouts.generic import parse_fields

@@ -1,6 +1,6 @@
 """Files to plain records, one at a time: JSON Lines, the same compressed with gzip, and parquet.
 
-What a file is follows from its first bytes, not from its name. A line is parsed only when it is asked for, so a reader can pass over it
+The first bytes of a file decide its container, not its name. A line is parsed only on request, so a reader can pass over it
 unparsed. Memory is bounded by the longest line, or by a batch of rows of a parquet file and the pages it lies on.
 """
 
@@ -59,7 +59,7 @@ def items(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
     """The records of a file in order.
 
     Args:
-        report: told now and then how many bytes of this file were read.
+        report: called now and then with the number of bytes read of this file.
     """
     try:
         with path.open("rb") as file:

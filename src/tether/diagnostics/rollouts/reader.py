@@ -1,7 +1,7 @@
-"""The reader: files in, a stream of rollouts out, with a tally of what it met.
+"""The reader: files in, a stream of rollouts out, with a tally of everything that was skipped or empty.
 
 A path may be a file, several, or a folder: verl and TRL write one file a step. Files of a folder are read in the order of the numbers in
-their names. The format is detected once, on the first file that holds a record. A reader can be iterated again; the tally starts anew.
+their names. The format is detected once, on the first file that holds a record. A reader can be iterated again; the tally then starts from zero.
 """
 
 import itertools
@@ -42,7 +42,7 @@ def open_rollouts(
         source: a file, a folder, or several of them.
         format: a name of formats.FORMATS; None detects it.
         fields: a field map for generic records, such as {"prompt": "input", "response": "output"}.
-        pattern: a regular expression whose one group is the reasoning; None takes what stands between think tags.
+        pattern: a regular expression whose one group is the reasoning; None takes the text between think tags.
         split: which episodes of a Tether run count; None takes all.
         bad_lines: "raise" stops at the first record that cannot be used, "skip" leaves it out and counts it.
         progress: called with the bytes read so far and the bytes in all.
@@ -121,7 +121,7 @@ class RolloutReader:
 
 
 def rollout_files(source: Source) -> list[Path]:
-    """The files behind what the user gave, in the order of reading."""
+    """The files of the given paths, in the order of reading."""
     paths = [Path(source)] if isinstance(source, str | Path) else [Path(path) for path in source]
     if not paths:
         raise BadInput("no rollout file was given; name a file or a folder")

@@ -1,7 +1,7 @@
-"""Where the reasoning of a response is: between think tags, or where a pattern of the user says.
+"""The place of the reasoning in a response: between think tags, or where a pattern of the user matches.
 
-By default the first closing tag decides. What stands between the opening tag and it is the reasoning, character for character; where
-nothing was opened before it, the prompt (or the chat template) opened it and the response starts inside. A doubled opening tag counts
+By default the first closing tag decides. The text between the opening tag and it is the reasoning, character for character; where no tag
+was opened before it, the prompt (or the chat template) opened it and the response starts inside. A doubled opening tag counts
 as one: some frameworks put one in front of what the model wrote. Without a closing tag there is no reasoning, as in Tether's grammar.
 """
 

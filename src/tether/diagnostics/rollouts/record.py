@@ -61,7 +61,7 @@ class Rollout:
     response: str | None = None
     response_ids: tuple[int, ...] | None = None
     reasoning: str | None = None
-    """The thoughts, exactly as written, tags excluded; None where there are none, and `missing` says why."""
+    """The reasoning, exactly as written, tags excluded; None where there are none, and `missing` says why."""
     reasoning_ids: tuple[int, ...] | None = None
     lead: str = ""
     """What the response says before the reasoning, such as "<think>": part of x, not of z."""

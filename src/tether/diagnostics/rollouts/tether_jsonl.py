@@ -1,6 +1,6 @@
-"""Tether's own trajectories.jsonl (runs/schema.py): one episode a line, every turn with the very ids that were sampled.
+"""Tether's own trajectories.jsonl (runs/schema.py): one episode a line, every turn with the sampled token ids.
 
-Nothing is re-tokenised: x is the ids of all that the turn saw (since its last fresh context), z the carried span. A run that was resumed
+Nothing is tokenised again: x is the ids of everything the turn saw (since its last new context), z the recorded span. A run that was resumed
 wrote some steps twice; only the last attempt of each step and split counts, as for every reader of a run folder.
 """
 
@@ -35,7 +35,7 @@ class Attempts:
     def supersede(self, line: bytes) -> bool:
         """Whether a later attempt stands in the file; a line without an attempt stays."""
         placed = _placed(line)
-        return placed is not None and placed[1] < self._last.get(placed[0], 0)  # a run that goes on may have added blocks since
+        return placed is not None and placed[1] < self._last.get(placed[0], 0)  # a running run may have added blocks since
 
 
 def rollouts(record: values.Record, where: str) -> Iterator[Rollout]:

@@ -15,7 +15,7 @@ Record = Mapping[str, Any]
 
 _SHOWN = 40
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Where a message may keep its thoughts apart from its content."""
+"""Fields in which a message may keep its reasoning apart from its content."""
 
 
 def text(value: Any, field: str) -> str | None:
@@ -168,14 +168,14 @@ def _answers(before: list[dict[str, Any]], answer: list[dict[str, Any]], field: 
     for index, message in enumerate(answer):
         if message["role"] == "assistant":
             named = f"{field}[{index}]"
-            thoughts = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
+            found = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
             yield Rollout(
                 **shared,
                 messages=list(before),
                 turn=turn,
                 response=message_text(message, named),
-                reasoning=text(thoughts, f"{named} reasoning"),
-                think_implied=thoughts is not None,
+                reasoning=text(found, f"{named} reasoning"),
+                think_implied=found is not None,
             )
             turn += 1
         before.append(message)

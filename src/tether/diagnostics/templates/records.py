@@ -94,7 +94,7 @@ class Templates:
     def describe(self) -> str:
         """The finding in plain text, a few lines per template."""
         words = self.words
-        unknown = f", {words.unknown:.0%} in slots too rare to judge" if words.unknown else ""
+        unknown = f", {words.unknown:.0%} in slots too rare to classify" if words.unknown else ""
         lines = [
             f"{_counted(len(self.templates), 'template')} explain{'s' * (len(self.templates) == 1)} {self.explained:.0%} of "
             f"{_counted(self.num_traces, 'trace')} under {_counted(self.num_prompts, 'prompt')}.",

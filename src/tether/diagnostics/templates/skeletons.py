@@ -1,11 +1,11 @@
 """Which word sequences are shared: greedy search for skeletons around typical reasonings.
 
-One seed at a time, the reasoning whose word pairs are the most common. The other reasonings are ranked by the longest common
+The search takes one seed at a time: the reasoning with the most common word pairs. The other reasonings are ranked by the longest common
 subsequence with it. For each of a few levels of similarity, the words of the seed that at least nine in ten reasonings of that level
 have in the same place make a skeleton; the best one has the largest n K^2, with K words and n reasonings that hold them in order. With
 n K alone two templates that share more words at their start than they differ in would become one; squared, a skeleton that fits half as
-many reasonings wins if it is longer by the square root of two, while four directions in a one-word slot stay one slot. Reasonings of a
-skeleton are set aside and the search goes on with the rest, until enough are found or too many seeds in a row lead nowhere.
+many reasonings is preferred if it is longer by the square root of two, while four directions in a one-word slot stay one slot. Reasonings of a
+skeleton are set aside and the search continues with the rest, until enough are found or too many seeds in a row give no skeleton.
 
 Alignment is by edit distance with a wild card at every slot, so that a word stands in a slot rather than shifting its neighbours.
 """
