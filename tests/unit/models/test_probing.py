@@ -45,9 +45,7 @@ def test_positions_reach_from_the_first_to_the_last() -> None:
         assert positions[0] == 0 and positions[-1] == limit - 1 and len(positions) == min(24, limit)
         assert all(a < b for a, b in itertools.pairwise(positions))
     far = probe_positions(8192)
-    assert (
-        far[:8] == list(range(8)) and far[-8:] == list(range(8184, 8192)) and max(b - a for a, b in itertools.pairwise(far)) < 1200
-    )
+    assert far[:8] == list(range(8)) and far[-8:] == list(range(8184, 8192)) and max(b - a for a, b in itertools.pairwise(far)) < 1200
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])

@@ -23,9 +23,7 @@ GREEDY = Sampling(temperature=0)
 def model(monkeypatch: pytest.MonkeyPatch) -> hf.PreTrainedModel:
     monkeypatch.setattr(paged, "BATCH_SIZES", (1, 3, 512))
     monkeypatch.setattr(paged, "PAGE", 16)
-    monkeypatch.setattr(
-        attention, "ENOUGH_PROGRAMS", 12
-    )  # splits texts in two, no more: every program takes the interpreter its time
+    monkeypatch.setattr(attention, "ENOUGH_PROGRAMS", 12)  # splits texts in two, no more: every program takes the interpreter its time
     torch.manual_seed(derive_seed("test", "paged"))
     config = hf.LlamaConfig(
         vocab_size=50,
