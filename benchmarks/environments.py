@@ -93,7 +93,7 @@ def sokoban_large() -> list[Row]:
 
 
 def _sokoban(name: str, size: int, boxes: int, num_levels: tuple[int, int], least: float) -> Row:
-    """Means over many levels: some take far longer than others, so that the best of a few would be luck."""
+    """Means over many levels: some take far longer than others, so that the best of a few would be chance."""
     env = Sokoban(SokobanOptions(height=size, width=size, boxes=boxes))
     generate_room = _room_generator()
     random.seed(0)  # the peer draws from both global streams

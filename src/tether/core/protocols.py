@@ -27,17 +27,17 @@ class Env(Protocol):
         ...
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
-        """Begin the instance of this seed. `luck` seeds the environment's own chance; by default it follows from the seed."""
+        """Start the instance of this seed. `env_seed` seeds the randomness inside the episode; by default it follows from the seed."""
         ...
 
     def step(self, answer: str) -> Step:
-        """Take one answer (the text between the answer tags; empty if the response was malformed)."""
+        """Execute one answer (the text between the answer tags; empty if the response was malformed)."""
         ...
 
 
 @runtime_checkable
 class ConcurrentEnv(Env, Protocol):
-    """An Env whose steps can run beside others; a future that fails carries the environment's failure."""
+    """An Env that also takes calls without blocking; a future that fails holds an EnvironmentFailure."""
 
     def submit_reset(self, seed: int, env_seed: int | None = None) -> Future[Observation]: ...
 

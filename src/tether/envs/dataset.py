@@ -24,7 +24,7 @@ from tether.core.errors import BadInput, MissingDependency
 from tether.envs.splits import Instance, belongs
 
 BadRows = Literal["error", "skip"]
-"""What to do with a malformed row: stop and name it, or count it and go on."""
+"""What to do with a malformed row: stop and name it, or count it and continue."""
 
 _LOG = logging.getLogger(__name__)
 _FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".json.gz", ".jsonl.gz")
@@ -79,7 +79,7 @@ def iter_instances(
             instance = parse(row.checked())
         except RowError as error:
             if bad_rows == "error":
-                raise BadInput(f"{row.place}: {error}; mend the row, or skip such rows with bad_rows=skip") from error
+                raise BadInput(f"{row.place}: {error}; fix the row, or skip such rows with bad_rows=skip") from error
             skipped.append(f"{row.place}: {error}")
         else:
             used += 1

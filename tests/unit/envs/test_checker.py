@@ -149,7 +149,7 @@ def test_the_report_of_a_script(tmp_path: Path) -> None:
     assert done.stdout == f"mine: all {len(CHECK_NAMES)} checks pass\n"
     done = subprocess.run([sys.executable, open_], capture_output=True, text=True, check=True)
     assert "exit code 1" in done.stdout and "run a script from a file, with its work under: if __name__ == '__main__':" in done.stdout
-    assert done.stdout.count("mine breaks 1") == 1  # the other process says nothing of its own
+    assert done.stdout.count("mine fails 1") == 1  # the other process says nothing of its own
 
 
 # --- the other process ---

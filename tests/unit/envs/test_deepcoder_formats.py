@@ -248,7 +248,7 @@ def test_files_are_reported_by_line_and_loaded_once(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [{"problem": f"Problem {number}.", "tests": SUM_PAIRS} for number in range(3)]
     path.write_text("\n".join(json.dumps(row) for row in [*rows[:2], {"problem": "x", "tests": []}, rows[2]]))
-    with pytest.raises(BadInput, match=rf"{path}:3: has no tests; mend the row"):
+    with pytest.raises(BadInput, match=rf"{path}:3: has no tests; fix the row"):
         load_pool(str(path), "error", None)
     pool = load_pool(str(path), "skip", None)
     assert [pool(seed, Split.ALL).statement for seed in range(4)] == ["Problem 0.", "Problem 1.", "Problem 2.", "Problem 0."]

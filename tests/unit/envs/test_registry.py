@@ -103,7 +103,8 @@ def test_a_reset_that_takes_luck_is_refused_when_the_environment_is_built(monkey
 
 def test_methods_with_their_old_names_are_refused_when_the_class_is_defined() -> None:
     with pytest.raises(
-        BadInput, match=r"^environment class Old overrides methods that were renamed: _generate is now generate, _take is now take, "
+        BadInput,
+        match=r"^environment class Old overrides methods that were renamed: _generate is now generate, _take is now take; rename them$",
     ):
 
         class Old(TextEnv[TurnOptions]):

@@ -213,7 +213,7 @@ def test_a_malformed_product_is_named_by_file_and_line(tmp_path: Path, change: d
     data = write(tmp_path, items=[ITEMS[0], BASE | {"asin": "B0BAD", "name": "b", "pricing": "", "customization_options": {}} | change])
     with pytest.raises(BadInput) as error:
         load_catalogue(data, "error")
-    assert str(error.value) == f"{tmp_path / 'items_shuffle.json'}:3: {what}; mend the row, or skip such rows with bad_rows=skip"
+    assert str(error.value) == f"{tmp_path / 'items_shuffle.json'}:3: {what}; fix the row, or skip such rows with bad_rows=skip"
     with caplog.at_level(logging.WARNING):
         assert len(load_catalogue(data, "skip").products) == 1
     assert "skipped 1 of 2 rows" in caplog.text

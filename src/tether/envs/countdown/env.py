@@ -1,7 +1,7 @@
-"""Countdown as a task in words: make the target of the given numbers, judged by an exact parser.
+"""Countdown as a text task: make the target from the given numbers; an exact parser checks the answer.
 
-By default one answer decides. With more turns, a wrong answer is told what is wrong with it and may be mended; only the answer that
-ends the episode is paid, so that failing first never pays more than solving at once. There is no chance in it: `luck` changes nothing.
+By default one answer decides. With more turns, a wrong answer gets the reason and may be corrected. Only the answer that ends the episode
+has a reward, so that failing first never pays more than solving at once. There is no randomness in an episode: `env_seed` changes nothing.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def puzzle_text(puzzle: Puzzle) -> str:
 
 
 def reply(result: ExpressionResult, puzzle: Puzzle, *, over: bool) -> str:
-    """The judgement; while turns are left, with the puzzle once more."""
+    """The reply to an answer; while turns are left, with the puzzle once more."""
     if result.solved:
         return f"The expression is {puzzle.target}."
     return result.reason if over else f"{result.reason} Try again.\n{puzzle_text(puzzle)}"
@@ -117,7 +117,7 @@ class Countdown(TextEnv[CountdownOptions]):
         return Outcome(
             text=reply(result, self.puzzle, over=over),
             reward=self._pay(result) if over else 0.0,
-            # No answer at all is nothing to judge: that episode runs out of turns instead of failing.
+            # An empty answer is no attempt: the episode runs out of turns instead of failing.
             done=result.solved or (last and bool(answer.strip())),
             success=result.solved,
             valid=result.legal,

@@ -1,9 +1,9 @@
-"""DeepCoder: write a program, judged by tests that run in a sandbox; the reward is the fraction that passes.
+"""DeepCoder: write a program; tests run it in a sandbox, and the reward is the fraction of tests that pass.
 
-By default one answer decides. With more turns, a failed attempt is told of the first public test it failed and may be followed by
-another; only the attempt that ends the episode is paid, so that failing first never pays more than solving at once. An answer without
-a program (nothing, or prose that is no Python) is invalid and uses up its turn; a program in a code fence that does not compile is an
-answer like any other, and a wrong one. There is no chance in it: `luck` changes nothing.
+By default one answer decides. With more turns, a failed attempt is shown the first public test it failed, and another attempt may follow.
+Only the attempt that ends the episode has a reward, so that failing first never pays more than solving at once. An answer without a
+program (nothing, or prose that is no Python) is invalid and uses its turn. A program in a code fence that does not compile is a valid
+answer and a wrong one. There is no randomness in an episode: `env_seed` changes nothing.
 """
 
 import os
@@ -111,7 +111,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
 
     @property
     def workers(self) -> int:
-        """More answers than that judged at a time would only wait for each other, with their clocks running."""
+        """Answers graded at the same time. More of them would wait for each other while their deadlines run."""
         return self._concurrency
 
     @property
@@ -152,6 +152,6 @@ def _limits(options: DeepCoderOptions) -> Limits:
 
 @lru_cache(maxsize=8)
 def _sandbox(limits: Limits, isolation: Isolation, concurrency: int) -> ProgramRunner:
-    """A sandbox; that this machine has none is told when the environment is built, not in the middle of a run."""
+    """A sandbox. A machine without one is reported here, when the environment is built, not in the middle of a run."""
     running_fork_server(isolation)
     return Sandbox(limits, isolation=isolation, concurrency=concurrency)

@@ -1,7 +1,7 @@
 """A programming problem: what it asks, and its tests, each a run of the program and a check of the report.
 
 The check is made outside the sandbox on what the sandbox reports, so a program never sees what was expected of it; only a test that
-had to stay a script (`Passes`) is judged by its own assertions. The fingerprint is the statement and a digest of every test of the
+had to stay a script (`Passes`) is graded by its own assertions. The fingerprint is the statement and a digest of every test of the
 row, also of those that `max_tests` leaves out: the split of a problem does not depend on the options.
 """
 

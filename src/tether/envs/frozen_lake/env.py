@@ -1,7 +1,7 @@
-"""FrozenLake as a turn-based task in words; gymnasium's dynamics, a map per seed, slips per member.
+"""FrozenLake as a turn-based text task: gymnasium's dynamics, a map per seed, slips per member.
 
-The seed fixes the map, `luck` the slips: members of a group play the same map with chances of their own. Falling into a hole ends
-the episode with nothing; reaching the goal pays 1.
+The seed fixes the map and `env_seed` the slips: members of a group play the same map with different slips. Falling into a hole ends the
+episode with reward 0; reaching the goal pays 1.
 """
 
 import random

@@ -1,8 +1,8 @@
 """Questions of mathematics with a number of attempts: the reward halves with every wrong answer, and a right one ends the episode.
 
-A reply that holds no answer uses a turn but no attempt, so `max_turns` may be larger than `attempts` to leave room for such slips.
-There is no chance in it: `luck` changes nothing. Comparing answers as mathematics may wait for a worker process (`answers/`), so many
-such episodes are best stepped beside each other.
+A reply without an answer uses a turn but no attempt, so `max_turns` may be larger than `attempts` to leave room for such replies. There is
+no randomness in an episode: `env_seed` changes nothing. Comparing answers as mathematics may wait for a worker process (`answers/`), so
+the steps of many such episodes run in threads.
 """
 
 from collections.abc import Callable

@@ -78,7 +78,7 @@ class RemoteRetriever:
         for part in response.iter_bytes():
             content += part
             if time.monotonic() > deadline:
-                raise self._error(f"did not finish within {self.timeout:g} s; raise retriever_timeout, or mend the server")
+                raise self._error(f"did not finish within {self.timeout:g} s; raise retriever_timeout, or fix the server")
             if len(content) > MAX_ANSWER_BYTES:
                 raise self._error(f"answered more than {MAX_ANSWER_BYTES} bytes")
         return bytes(content)
@@ -88,7 +88,7 @@ class RemoteRetriever:
         try:
             yield
         except httpx.TimeoutException:
-            raise self._error(f"did not answer within {self.timeout:g} s; raise retriever_timeout, or mend the server") from None
+            raise self._error(f"did not answer within {self.timeout:g} s; raise retriever_timeout, or fix the server") from None
         except httpx.ConnectError as error:
             raise self._error(f"cannot be reached ({error}); start it (tether serve-search), or correct retriever") from None
         except httpx.HTTPError as error:

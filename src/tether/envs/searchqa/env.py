@@ -118,7 +118,7 @@ class SearchQA(TextEnv[SearchQAOptions]):
             text, titles = self._search(action.text)
             return Outcome(text, info=self._info(titles))
         result = grade(action.text, self.question.answers)
-        text = render.verdict(action.text, result.em, self.question.answers[0])
+        text = render.reply_to_answer(action.text, result.em, self.question.answers[0])
         return Outcome(text, self._pay(result, self._searches), done=True, success=result.em, info=self._info([], result))
 
     def _search(self, query: str) -> tuple[str, list[str]]:

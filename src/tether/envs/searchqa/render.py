@@ -80,7 +80,7 @@ def results(
     return head + _wrapped("\n".join(lines), format), [document.title for document in documents[: len(lines)]]
 
 
-def verdict(answer: str, right: bool, gold: str) -> str:
+def reply_to_answer(answer: str, right: bool, gold: str) -> str:
     return f"Your answer '{answer}' is right." if right else f"Your answer was '{answer}', the right one is '{gold}'."
 
 

@@ -1,7 +1,7 @@
 """Sokoban as a turn-based task in words: moves and pushes on integers, levels by seed, gym-sokoban's rewards.
 
 Moving into a box pushes it if the cell behind is free; two boxes in a row never move. The level is solved when every target holds a
-box. There is no chance in it: `luck` changes nothing.
+box. There is no randomness in an episode: `env_seed` changes nothing.
 """
 
 from collections.abc import Callable

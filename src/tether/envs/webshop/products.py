@@ -1,7 +1,7 @@
 """What the shop sells: `Product`, and `Catalogue`, which finds products the way the original's search box does.
 
 A product of the data may have two prices, a range; the price it is sold for is then drawn in that range, by the product's code, so
-that it is the same in every process. The original draws it anew at every start.
+that it is the same in every process. The original draws it again at every start.
 """
 
 import random

@@ -67,7 +67,7 @@ def _only_if_one_of(index: int, values: tuple[int, ...]) -> list[Instruction]:
 
 
 def _conditions(own_process: int) -> dict[str, list[Instruction]]:
-    """The calls that depend on their arguments; each list ends in a verdict."""
+    """The calls that depend on their arguments; each list ends in a decision."""
     return {
         "clone": [_load_argument(0), (_AND, 0, 0, 0xFFFFFFFF ^ _UNUSED_FLAG), (_IF_EQUAL, 0, 1, _THREAD_FLAGS), _give(_ALLOW), _REFUSE],
         # Its flags lie in memory, where no filter can look; without it, the C library falls back to clone.
@@ -98,8 +98,8 @@ def assemble(machine: str, own_process: int) -> bytes:
     program = [(_LOAD, 0, 0, _ARCHITECTURE), (_IF_EQUAL, 1, 0, architecture), _give(_KILL), (_LOAD, 0, 0, _NUMBER)]
     for name in (ALLOWED + (ALLOWED_ON_X86_64 if machine == "x86_64" else "")).split():
         program += [(_IF_EQUAL, 0, 1, numbers[name]), _give(_ALLOW)]
-    for name, verdict in _conditions(own_process).items():
-        program += [(_IF_EQUAL, 0, len(verdict), numbers[name]), *verdict]
+    for name, decision in _conditions(own_process).items():
+        program += [(_IF_EQUAL, 0, len(decision), numbers[name]), *decision]
     program.append(_REFUSE)
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 

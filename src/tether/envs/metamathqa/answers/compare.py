@@ -168,15 +168,15 @@ class _Comparison:
         return self._asked("=".join(gold), "=".join(answer))
 
     def _asked(self, gold: str, answer: str) -> bool:
-        """The worker's verdict; what it cannot tell is not the same."""
+        """The worker's answer; formulas that it cannot compare count as different."""
         left, right = for_worker(gold), for_worker(answer)
         if left is None or right is None or self._questions <= 0:
             return False
         self._questions -= 1
-        verdict = COMPARISON.equal(left, right)
-        if verdict is None:
+        equal_ = COMPARISON.equal(left, right)
+        if equal_ is None:
             self._questions = 0  # no answer may take the limit of time more than once
-        return bool(verdict)
+        return bool(equal_)
 
 
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq|\\neq")
