@@ -161,9 +161,9 @@ def test_presets_are_as_documented() -> None:
         assert table["`dual_clip`"][column] == str(preset.dual_clip).lower()
         assert table["`entropy_coef`"][column] == str(preset.entropy_coef)
         assert table["`kl_coef`"][column] == str(preset.kl_coef)
-        assert table["`kl_mode`, `divergence`"][column] == f"{preset.kl_mode}, `{preset.divergence.__name__}`"
+        assert table["`kl_mode`, `divergence`"][column] == f"{preset.kl_mode}, `{preset.divergence}`"
         if preset.has_critic:
-            assert table["`gamma`, `lam`, `turn_gamma`"][column] == f"{preset.gamma}, {preset.gae_lambda}, {preset.turn_gamma}"
+            assert table["`gamma`, `gae_lambda`, `turn_gamma`"][column] == f"{preset.gamma}, {preset.gae_lambda}, {preset.turn_gamma}"
             assert table["`reward_placement`"][column] == preset.reward_placement
         for section in ("filter", "rollout"):
             cell = table[f"`{section}`"][column].replace("`", "")

@@ -39,6 +39,7 @@ from tether.diagnostics.pairs import Pairs, Rows, TokensOrText, first_turn_pairs
 from tether.diagnostics.regimes import Baseline, classify
 from tether.diagnostics.sampling import sample_reasonings, sampling_error
 from tether.diagnostics.settings import AlarmRules
+from tether.models.memory import memory_boundary
 
 RESAMPLES = 1000
 """Of the intervals and of the p-values; they cost milliseconds."""
@@ -260,7 +261,8 @@ class Monitor:
 
     def _measure(self, scope: Scope, step: int, pairs: Pairs) -> tuple[Information, float]:
         """The information of these pairs, and the standard error that leaving reasonings out adds to MI-Seq-Est."""
-        scores = cross_score(self.scorer, pairs.prompts, pairs.reasonings)
+        with memory_boundary("diagnosis", "lower diagnosis.budget or set diagnosis.every=0"):
+            scores = cross_score(self.scorer, pairs.prompts, pairs.reasonings)
         information = measure_information(
             scores,
             pairs.lengths,

@@ -9,15 +9,13 @@ import torch
 from tether.algorithms.batch import Batch
 from tether.algorithms.filters.rules import loss_scale
 from tether.algorithms.filters.scores import sample_variance
-from tether.core.alarms import Severity
 from tether.core.errors import BadInput, OutOfMemory, TetherError
-from tether.core.grammar import parse_response
 from tether.core.metrics import StepMetrics
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
-from tether.diagnostics.alarms.repetition import repetition_metrics
+from tether.diagnostics.alarms.repetition import rollout_repetition
 from tether.diagnostics.gradients import decompose_gradients, gradient_metrics
-from tether.diagnostics.monitor import Health
+from tether.diagnostics.monitor import Health, step_work
 from tether.diagnostics.pairs import rollout_rows
 from tether.models.memory import memory_boundary
 from tether.rollout.pack import pack
@@ -34,8 +32,6 @@ from tether.training.throughput import StepTimer, release_unused_memory
 
 GRADIENT_GROUPS = 1_000_000
 """Index of the first group that is played for the gradient decomposition alone; no round of refill gets there."""
-LEARNING_PASSES = 3
-"""A forward pass, and a backward pass of twice its cost."""
 
 
 class Stages:
@@ -85,16 +81,12 @@ class Stages:
         rows = rollout_rows(sampled.first_round)
         metrics = StepMetrics()
         metrics.put("rollout", rollout_summary(sampled.groups, mixed=self._mixed))
-        repetition = self._repetition(sampled.groups)
+        repetition = rollout_repetition(sampled.groups, settings.alarms.rules.repeated_part)
         metrics.put("rollout", repetition)
         metrics.put("groups", group_summary(sampled.groups, sampled.selection))
-        work = self._work(sampled)
+        work = step_work(sampled.groups, sampled.kept, settings.learner.epochs)
         with self.timed("diagnosis") if monitor.is_due(step) else nullcontext():
-            try:
-                with memory_boundary("diagnosis", "lower diagnosis.budget or set diagnosis.every=0"):
-                    health = monitor.observe(step, **rows, metrics=metrics, work=work)
-            except OutOfMemory as error:
-                health = Health(metrics={"information": {"failed": 1}}, notes=[f"diagnosis failed: {error}"])
+            health = monitor.observe(step, **rows, metrics=metrics, work=work)
         health.metrics.setdefault("rollout", {}).update(repetition)
         chosen = settings.diagnosis.gradients
         if chosen.every and (step - 1) % chosen.every == 0:
@@ -107,16 +99,6 @@ class Stages:
                     health.metrics["gradients"] = {"failed": 1}
                     health.notes.append(f"gradient decomposition failed: {error}")
         return health
-
-    def _repetition(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The "rollout/" metrics on reasoning that repeats itself."""
-        turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-        written = [(reasoning, turn.observation) for turn in turns if (reasoning := parse_response(turn.text).reasoning)]
-        return repetition_metrics(written, self._settings.alarms.rules.repeated_part)
-
-    def _work(self, sampled: SampledBatch) -> int:
-        """What the step computes, in tokens through the model: once in the rollout, three times for what is trained on."""
-        return _tokens(sampled.groups) + LEARNING_PASSES * self._settings.learner.epochs * _tokens(sampled.kept)
 
     def _gradients(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """The "gradients/" metrics of these groups, on the policy that sampled them; nothing is trained."""
@@ -197,7 +179,6 @@ class Stages:
         metrics.put("update", update)
         for section, values in health.metrics.items():
             metrics.put(section, values)
-        metrics.put("alarms", {str(severity): sum(alarm.severity is severity for alarm in health.alarms) for severity in Severity})
         notes = [*self._parts.sampler.take_notes(), *health.notes, *_remarks(sampled, update)]
         notes += [alarm.sentence() for alarm in health.new_alarms]
         regime = None if health.regime is None else str(health.regime)
@@ -214,7 +195,3 @@ def _remarks(sampled: SampledBatch, update: Mapping[str, float]) -> list[str]:
     if update.get("nonfinite"):
         remarks.append(f"{update['nonfinite']:.0f} updates were skipped: their gradient was not finite")
     return remarks
-
-
-def _tokens(groups: Sequence[Group]) -> int:
-    return sum(len(sequence.token_ids) for group in groups for trajectory in group.trajectories for sequence in trajectory.sequences)

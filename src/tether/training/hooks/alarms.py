@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tether.core.alarms import Alarm
-from tether.diagnostics.alarms.actions import AlarmAction, change_filter, due_actions
+from tether.diagnostics.alarms.actions import AlarmAction, change_filter, due_actions, evidence_start, reason_to_stop
 from tether.diagnostics.settings import Action
 from tether.runs.checkpoints import checkpoint_name, list_checkpoints, step_of
 from tether.runs.schema import StepRecord
@@ -49,12 +49,8 @@ class AlarmActions(Hook):
         if not run.records:
             return None
         record = run.records[-1]
-        for entry in self.due(record):
-            if entry.action is Action.STOP:
-                return f"alarm {entry.alarm.name}"
-            if entry.action is Action.ROLL_BACK and self._rollbacks_used_up and not self._rolled_back_at(record.step):
-                return f"alarm {entry.alarm.name} after {self._settings.roll_backs} rollbacks (alarms.roll_backs)"
-        return None
+        now = self._rolled_back_at(record.step)
+        return reason_to_stop(self.due(record), self._settings, roll_backs=len(self.rolled_back), rolled_back_now=now)
 
     def due(self, record: StepRecord) -> list[AlarmAction]:
         """The actions that the alarms on a record set off."""
@@ -110,6 +106,6 @@ def last_healthy(checkpoints: Path, alarms: Sequence[Alarm], rolled_back: Sequen
     The weights of a step play the next one, so that one must lie before the windows too. Checkpoints of rolled-back steps do not count,
     except for the last of a stretch: it was written after the rollback.
     """
-    bad_since = min(evidence.steps[0] for alarm in alarms for evidence in alarm.evidence)
+    bad_since = evidence_start(alarms)
     healthy = [path for path in list_checkpoints(checkpoints) if step_of(path) + 1 < bad_since]
     return next((path for path in reversed(healthy) if not any(first <= step_of(path) < last for first, last in rolled_back)), None)
