@@ -26,6 +26,7 @@ def _refused(capsys: pytest.CaptureFixture[str], words: list[str], lines: int = 
     return err
 
 
+IMAGE = "has observation=image, but training and evaluation read text only"
 TRAIN = [
     (["train", "frozenlake"], "did you mean 'frozen_lake'"),
     (["train"], "no environment given; name one"),
@@ -50,7 +51,7 @@ TRAIN = [
     (["train", "frozen_lake", "--also", "sokobann"], "did you mean 'sokoban'"),
     (["train", "frozen_lake", "--also", "sokoban=much"], "write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5"),
     (["train", "frozen_lake", "--also", "sokoban=0"], "weight"),
-    (["train", "--resume", "--smoke", "--out", "run"], "--smoke begins a run of its own; leave it out with --resume"),
+    (["train", "--resume", "--smoke", "--out", "run"], "--smoke starts a run of its own; leave it out with --resume"),
     (["train", "frozen_lake", "--set", "rollout.group_sise=8"], "did you mean 'rollout.group_size'"),
     (["train", "frozen_lake", "--set", "group_size=8"], "did you mean 'rollout.group_size'"),
     (["train", "frozen_lake", "--set", "rollout.group_size"], "write it as key=value"),
@@ -66,6 +67,8 @@ TRAIN = [
     (["train", "--resume"], "--resume needs to know which run; add --out FOLDER"),
     (["train", "--resume", "--out", "nowhere"], "run folder 'nowhere' does not exist"),
     (["trian"], "unknown command 'trian': did you mean 'train'"),
+    (["train", "frozen_lake", "--set", "env.options.observation=image"], IMAGE),
+    (["eval", "tiny", "--env", "sokoban", "--set", "env.options.observation=image"], IMAGE),
     (["eval", "tiny"], "which environment should 'tiny' play? add --env"),
     (["eval", "tinny", "--env", "frozen_lake"], "did you mean 'tiny'"),
     (["eval", "tiny", "--env", "sokobann"], "did you mean 'sokoban'"),
@@ -101,11 +104,13 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     Path("torn.yaml").write_text("env: [")
     Path("list.yaml").write_text("- 1")
     Path("odd.txt").write_text("env: 1")
+    Path("image.yaml").write_text("env: {name: countdown}\nalso: [{name: sokoban, options: {observation: image}}]")
     Path("keys.toml").write_text('steps = 2\n[env]\nname = "frozen_lake"\n[rolout]\nnum_groups = 2\n')
     assert "does not parse" in _refused(capsys, ["train", "--config", "torn.yaml"])
     assert "holds a list" in _refused(capsys, ["train", "--config", "list.yaml"])
     assert "use .toml, .yaml or .yml" in _refused(capsys, ["train", "--config", "odd.txt"])
     assert "did you mean 'rollout'" in _refused(capsys, ["train", "--config", "keys.toml"])
+    assert f"'sokoban' {IMAGE}" in _refused(capsys, ["train", "--config", "image.yaml"])
 
 
 def test_an_existing_folder_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +129,8 @@ def test_a_resumed_run_keeps_its_settings(more: list[str], tmp_path: Path, capsy
     RunStore.create(tmp_path / "run", dump_yaml(settings), {})
     error = _refused(capsys, ["train", "--resume", "--out", str(tmp_path / "run"), *more])
     assert error.strip() == (
-        "tether: --resume goes on with the run's own settings; only --steps, and --set of learner.micro_tokens, "
-        "learner.gradient_checkpointing, learner.share_prompts, rollout.max_rows, rollout.cache_gb, diagnosis.every, may be given with it"
+        "tether: --resume continues with the run's own settings; only --steps, and --set of learner.micro_tokens, "
+        "learner.gradient_checkpointing, learner.share_prompts, rollout.max_rows, rollout.cache_gb, rollout.error_retries, diagnosis.every, may be given with it"
     )
 
 
@@ -190,7 +195,7 @@ def test_running_out_of_memory_loses_nothing_and_says_what_to_change(
     error = capsys.readouterr().err
     assert stopped.value.code == 1 and len(error.splitlines()) == 1
     assert error.startswith("tether: out of memory in the update ") and "lora.rank" in error
-    assert error.endswith("; nothing already written is lost: --resume goes on from step_000001\n")
+    assert error.endswith("; nothing already written is lost: --resume continues from step_000001\n")
     before = (folder / "metrics.jsonl").read_bytes()
     assert [json.loads(line)["step"] for line in before.splitlines()] == [0, 1]
     assert (folder / "checkpoints" / "step_000001" / "state.pt").is_file()

@@ -16,9 +16,9 @@ def shown(*records: StepRecord, terminal: bool = False, timings: StepTimings = U
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=100, color_system="standard" if terminal else None, legacy_windows=False)
     view = LiveView(console, 9)
-    with view.showing():
+    with view.running():
         for record in records:
-            view.record(record, timings)
+            view.on_step_end(record, timings)
     return file.getvalue()
 
 
@@ -69,5 +69,5 @@ def test_what_the_step_cost_is_said_with_it() -> None:
 
 def test_a_note_before_the_first_step() -> None:
     file = io.StringIO()
-    LiveView(Console(file=file, width=60), 9).note("fits only with [recomputed] activations")
+    LiveView(Console(file=file, width=60), 9).on_note("fits only with [recomputed] activations")
     assert file.getvalue() == "fits only with [recomputed] activations\n"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tether.cli.train import ALLOCATOR_VARIABLES, _create, _let_segments_grow, _settle
+from tether.training.api import ALLOCATOR_VARIABLES, _create, _grow_allocator_segments, resolve_settings
 
 
 def _written(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    settings = _settle(None, {"env": {"name": name, "options": options}}, {})
+    settings = resolve_settings(None, {"env": {"name": name, "options": options}}, {})
     _create(folder, settings)
     written: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())["env"]["options"]
     return written
@@ -29,7 +29,9 @@ def test_a_split_that_was_asked_for_is_written(tmp_path: Path) -> None:
 
 
 def test_a_token_is_not_written(tmp_path: Path) -> None:
-    settings = _settle(None, {"env": {"name": "searchqa", "options": {"retriever": "http://127.0.0.1:9", "retriever_token": "s3cret"}}}, {})
+    settings = resolve_settings(
+        None, {"env": {"name": "searchqa", "options": {"retriever": "http://127.0.0.1:9", "retriever_token": "s3cret"}}}, {}
+    )
     _create(tmp_path / "run", settings)
     assert settings.env.options["retriever_token"] == "s3cret"  # the run itself has it
     assert "s3cret" not in (tmp_path / "run" / "config.yaml").read_text()
@@ -37,7 +39,7 @@ def test_a_token_is_not_written(tmp_path: Path) -> None:
 
 def test_a_folder_for_a_name_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    store = _create(None, _settle(None, {"env": {"name": "tether.envs.countdown.env:Countdown"}}, {}))
+    store = _create(None, resolve_settings(None, {"env": {"name": "tether.envs.countdown.env:Countdown"}}, {}))
     assert store.folder.parent.name == "runs" and store.folder.name.startswith("tether_envs_countdown_env_Countdown-grpo-")
 
 
@@ -47,8 +49,8 @@ def test_segments_grow_unless_the_user_has_set_the_allocator_up(monkeypatch: pyt
     for name in ALLOCATOR_VARIABLES:
         monkeypatch.setenv(name, "max_split_size_mb:64")
         monkeypatch.delenv(first if name == second else second, raising=False)
-        _let_segments_grow()
+        _grow_allocator_segments()
         assert {key: os.environ.get(key) for key in ALLOCATOR_VARIABLES if key in os.environ} == {name: "max_split_size_mb:64"}
         monkeypatch.delenv(name)
-    _let_segments_grow()
+    _grow_allocator_segments()
     assert os.environ.pop(first) == "expandable_segments:True" and second not in os.environ

@@ -29,7 +29,7 @@ def test_a_critic_only_where_the_algorithm_has_one() -> None:
     own = _build(algorithm={"name": "ppo"})
     critic = own.learner.critic
     assert critic is not None and critic is own.estimator._critic
-    assert not critic.shared and critic.policy.module is not own.model and _optimizers(own) == {"policy", "head", "critic"}
+    assert not critic.shared and critic.policy.module is not own.policy.module and _optimizers(own) == {"policy", "head", "critic"}
     shared = _build(algorithm={"name": "ppo"}, critic={"shared": True})
     assert shared.learner.critic is not None and shared.learner.critic.policy is shared.learner.policy
     assert _optimizers(shared) == {"policy", "head"}
@@ -64,7 +64,7 @@ def test_float32_masters_of_a_model_in_bfloat16(tiny: Any) -> None:
     with parts.learner.full_precision():
         assert all(torch.equal(a, b) for a, b in zip(parts.policy.module.parameters(), tiny.model.parameters(), strict=True))
     assert parts.policy.module.dtype == torch.bfloat16
-    assert _build().model.dtype == torch.float32  # on a CPU, unless asked otherwise
+    assert _build().policy.module.dtype == torch.float32  # on a CPU, unless asked otherwise
 
 
 def test_adapters(tmp_path: Path, tiny: Any) -> None:
@@ -77,8 +77,17 @@ def test_adapters(tmp_path: Path, tiny: Any) -> None:
     assert parts.estimator._reference is not None and parts.estimator._reference._policy is parts.learner.policy
     checkpoint = save_checkpoint(tmp_path, 1, parts.policy.module, tiny.tokenizer, {}, keep=1)
     again = _build(checkpoint, lora={"rank": 2, "alpha": 8})
-    pairs = dict(again.model.named_parameters())
+    pairs = dict(again.policy.module.named_parameters())
     assert all(torch.equal(parameter, pairs[name]) for name, parameter in parts.policy.module.named_parameters() if name in trained)
+
+
+def test_the_token_budget_of_the_run_is_that_of_the_alarms() -> None:
+    lengths = [10.0] * 10 + [95.0] * 8
+    for max_tokens, rules, alarms in ((100, {}, ["length_explosion"]), (200, {}, []), (200, {"max_tokens": 100}, ["length_explosion"])):
+        monitor = _build(rollout={"max_tokens": max_tokens}, alarms={"rules": rules}, diagnosis={"every": 0}).monitor
+        for step, length in enumerate(lengths, start=1):
+            health = monitor.observe(step, prompts=[], reasonings=[], groups=[], metrics={"rollout/response_tokens": length})
+        assert [alarm.name for alarm in health.alarms] == alarms
 
 
 def test_a_critic_or_reference_that_cannot_be_had() -> None:

@@ -14,17 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether.core.errors import CheckpointError
+from tether.runs.checkpoints import Best, best_checkpoint, list_checkpoints
 from tether.training import checkpoint
-from tether.training.checkpoint import (
-    Best,
-    best_checkpoint,
-    keep_best,
-    list_checkpoints,
-    load_checkpoint,
-    load_state,
-    save_checkpoint,
-    sweep,
-)
+from tether.training.checkpoint import keep_best, load_checkpoint, load_state, save_checkpoint, sweep
 
 
 class Killed(BaseException):
@@ -104,7 +96,7 @@ def test_a_full_disk_leaves_the_earlier_one(tmp_path: Path, tiny: Any, error: Ex
     monkeypatch.setattr(checkpoint.torch, "save", fail)
     for step in (1, 2):
         with pytest.raises(
-            CheckpointError, match=f"cannot write checkpoint '.*step_00000{step}': .*[Nn]o space left.*go on with --resume"
+            CheckpointError, match=f"cannot write checkpoint '.*step_00000{step}': .*[Nn]o space left.*continue with --resume"
         ) as caught:
             _save(tmp_path, step, tiny, keep=1)
         assert "\n" not in str(caught.value) and caught.value.exit_code == 1
@@ -366,7 +358,7 @@ def test_a_full_disk_leaves_the_earlier_best(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "link", full)
     monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(CheckpointError, match=r"cannot write checkpoint '.*best': .*No space left.*go on with --resume"):
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint '.*best': .*No space left.*continue with --resume"):
         keep_best(tmp_path, 2, 0.75)
     assert best_checkpoint(tmp_path) == Best(1, 0.5)
     assert _names(tmp_path) == ["best", "step_000001", "step_000002"]

@@ -16,7 +16,7 @@ from tether.models import packing as packing_module
 from tether.models.critic import Critic
 from tether.models.policy import Policy
 from tether.models.recompute import kept_bytes
-from tether.training import micro_budget
+from tether.training import memory
 from tether.training.learner import Learner, Rates
 from tether.training.memory import MicroBudget
 from tether.training.settings import CriticSettings, LearnerSettings
@@ -201,46 +201,46 @@ def test_a_critic_that_does_not_fit_makes_both_smaller(small_llama: Build) -> No
 
 @pytest.mark.parametrize(("free", "recompute"), [(None, 0), (10**12, 0), (10**6, 1)])
 def test_activations_are_kept_where_they_fit(free: int | None, recompute: int, small_llama: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(micro_budget, "available_memory", lambda device: free)
+    monkeypatch.setattr(memory, "available_memory", lambda device: free)
     assert _update(_learner(small_llama()), _batch())["recompute"] == recompute
     assert _update(_learner(small_llama(), gradient_checkpointing=bool(recompute)), _batch())["recompute"] == recompute
 
 
 def test_the_decision_counts_what_is_to_come(small_llama: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """The border is activations with a margin, logits, gradients and moments; it is decided once."""
-    split = Policy(small_llama())
-    needed = int(1.3 * kept_bytes(split.module, 100, fused=False)) + 2 * 2**26 + 5000
+    policy = Policy(small_llama())
+    needed = int(1.3 * kept_bytes(policy.module, 100, fused=False)) + 2 * 2**26 + 5000
     for free, recompute in ((needed, False), (needed - 1, True)):
-        monkeypatch.setattr(micro_budget, "available_memory", lambda device, free=free: free)
+        monkeypatch.setattr(memory, "available_memory", lambda device, free=free: free)
         budget = MicroBudget(100, None)
-        budget.decide([split], 5000, packing=True)
+        budget.decide([policy], 5000, packing=True)
         assert budget.recompute is recompute
-        monkeypatch.setattr(micro_budget, "available_memory", lambda device: 0)
-        budget.decide([split], 5000, packing=True)
+        monkeypatch.setattr(memory, "available_memory", lambda device: 0)
+        budget.decide([policy], 5000, packing=True)
         assert budget.recompute is recompute
 
 
 def test_a_model_that_cannot_compute_layers_again_keeps_them(monkeypatch: pytest.MonkeyPatch, small_llama: Build) -> None:
     model = small_llama()
-    monkeypatch.setattr(micro_budget, "available_memory", lambda device: 0)
-    monkeypatch.setattr(micro_budget, "can_recompute", lambda model: False)
-    split = Policy(model)
-    vars(split)["trunk"] = None  # as for an architecture of another kind
+    monkeypatch.setattr(memory, "available_memory", lambda device: 0)
+    monkeypatch.setattr(memory, "can_recompute", lambda model: False)
+    policy = Policy(model)
+    monkeypatch.setattr(Policy, "backbone", None)  # as for an architecture of another kind
     budget = MicroBudget(100, None)
-    budget.decide([split], 0, packing=True)
-    assert not budget.recompute and not budget.give_way([split], [100])
+    budget.decide([policy], 0, packing=True)
+    assert not budget.recompute and not budget.reduce([policy], [100])
 
 
-def test_giving_way_by_hand(small_llama: Build) -> None:
-    split = Policy(small_llama())
+def test_reducing_by_hand(small_llama: Build) -> None:
+    policy = Policy(small_llama())
     budget = MicroBudget(1000, None)
     seen = []
-    while budget.give_way([split], [300, 200, 300, 300]):
+    while budget.reduce([policy], [300, 200, 300, 300]):
         seen.append((budget.tokens, budget.recompute))
     assert seen == [(500, False), (300, False), (300, True)]
-    assert budget.give_way([split], [100] * 9) and budget.tokens == 150  # a minibatch of shorter sequences
+    assert budget.reduce([policy], [100] * 9) and budget.tokens == 150  # a minibatch of shorter sequences
     budget = MicroBudget(8192, None)
-    assert budget.give_way([split], [100] * 9) and budget.tokens == 450  # half of what there was to compute
+    assert budget.reduce([policy], [100] * 9) and budget.tokens == 450  # half of what there was to compute
     assert budget.retries == 1
 
 
@@ -250,7 +250,7 @@ def test_giving_way_by_hand(small_llama: Build) -> None:
 def test_the_estimate_is_what_is_kept(flat: bool, dtype: torch.dtype, small_llama: Build) -> None:
     """By counting the storages that a forward pass keeps: the estimate is about that much."""
     tokens, model = 120, small_llama().to(dtype)
-    split = Policy(model)
+    policy = Policy(model)
     storages: dict[int, int] = {}
     kept: list[Tensor] = []  # so that no storage is freed and its place taken by another
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -262,13 +262,13 @@ def test_the_estimate_is_what_is_kept(flat: bool, dtype: torch.dtype, small_llam
         return tensor
 
     ids_1T = _batch().ids_BT.flatten()[None, :tokens]
-    assert split.backbone is not None
+    assert policy.backbone is not None
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         if flat:
             micro = packing_module.flat_batches(ids_1T, torch.tensor([tokens]), tokens)[0]
-            split.backbone.features(*micro.to_flat(ids_1T), micro.attention(split.backbone.scale, ids_1T.device))
+            policy.backbone.features(*micro.to_flat(ids_1T), micro.attention(policy.backbone.scale, ids_1T.device))
         else:
-            split.features(input_ids=ids_1T, use_cache=False)
+            policy.features(input_ids=ids_1T, use_cache=False)
     ratio = kept_bytes(model, tokens, fused=False) / sum(storages.values())
     assert 0.9 < ratio < 1.4, ratio
 

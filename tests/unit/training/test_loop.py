@@ -1,6 +1,5 @@
 """A run follows from its seed, byte for byte; stopped and resumed it is the same run; steps that cannot learn are skipped and said."""
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from tether.core.errors import CheckpointError
 from tether.core.types import Observation, Step
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
+from tether.runs.checkpoints import list_checkpoints
 from tether.runs.store import RunStore
-from tether.training.checkpoint import list_checkpoints
+from tether.training.callbacks import Callback
 from tether.training.loop import Trainer
 from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import RunSettings
@@ -102,35 +102,23 @@ def test_a_resumed_run_is_the_same_run(straight: Path, tmp_path: Path) -> None:
     assert _weights(folder) == _weights(straight)
 
 
-class _Stopped:
-    """Shows nothing, and raises Ctrl-C at the end of a chosen stage of a chosen step."""
+class _Stopped(Callback):
+    """Raises Ctrl-C at the beginning of a chosen stage of a chosen step."""
 
     def __init__(self, stage: str, after: int) -> None:
         self._stage, self._left = stage, after
 
-    def stage(self, name: str, total: int) -> None:
+    def on_stage_begin(self, name: str, total: int) -> None:
         if name == self._stage:
             self._left -= 1
             if self._left == 0:
                 raise KeyboardInterrupt
 
-    def advance(self) -> None:
-        pass
-
-    def record(self, record: Any, timings: Any) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def showing(self) -> Any:
-        return contextlib.nullcontext()
-
 
 @pytest.mark.parametrize(("stage", "after", "saved"), [("rollout", 2, 1), ("checkpoint", 1, 2)])
-def test_stopped_anywhere_it_goes_on_to_the_same_end(straight: Path, tmp_path: Path, stage: str, after: int, saved: int) -> None:
+def test_stopped_anywhere_it_continues_to_the_same_end(straight: Path, tmp_path: Path, stage: str, after: int, saved: int) -> None:
     folder, settings = tmp_path / "run", _settings(steps=3)
-    trainer = Trainer(settings, RunStore.create(folder, dump_yaml(settings), {}), _Stopped(stage, after))
+    trainer = Trainer(settings, RunStore.create(folder, dump_yaml(settings), {}), [_Stopped(stage, after)])
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
     assert list_checkpoints(folder / "checkpoints")[-1].name == f"step_{saved:06d}"
@@ -210,7 +198,7 @@ def test_a_step_with_nothing_to_learn_is_skipped_counted_and_said(tmp_path: Path
     assert record.metrics["update/skipped"] == 1
     assert record.metrics["rollout/errors"] == (4 if env == "broken" else 0)
     assert any("the update was skipped" in note for note in record.notes)
-    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), tiny.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), tiny.model.parameters(), strict=True))
 
 
 def _start(tmp_path: Path, changes: dict[str, Any]) -> Trainer:

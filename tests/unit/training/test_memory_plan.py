@@ -10,7 +10,7 @@ import transformers as hf
 from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.models.lora import add_lora, save_model
-from tether.training import fit as fit_module
+from tether.training import memory
 from tether.training.build import Parts, build, resolve_algorithm
 from tether.training.memory import MemoryPlan, Shape, counted, measured_shape, plan_memory, shape_of
 from tether.training.settings import RunSettings
@@ -47,7 +47,7 @@ def shape(three_b: str) -> Shape:
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_module, "available_memory", lambda _: CARD)
+    monkeypatch.setattr(memory, "available_memory", lambda _: CARD)
 
 
 def _settings(name: str = "m", **sections: Any) -> RunSettings:
@@ -158,9 +158,9 @@ def test_the_last_byte_counts(three_b: str, monkeypatch: pytest.MonkeyPatch) -> 
     settings = _settings(three_b, lora={"rank": 16})
     fit = plan_memory(*_run_of(settings))
     assert fit is not None
-    monkeypatch.setattr(fit_module, "available_memory", lambda _: fit.total)
+    monkeypatch.setattr(memory, "available_memory", lambda _: fit.total)
     assert plan_memory(*_run_of(settings)) is not None
-    monkeypatch.setattr(fit_module, "available_memory", lambda _: fit.total - 1)
+    monkeypatch.setattr(memory, "available_memory", lambda _: fit.total - 1)
     with pytest.raises(BadInput, match="does not fit on cpu"):
         plan_memory(*_run_of(settings))
 
@@ -183,7 +183,7 @@ def test_refused_with_the_sizes_and_what_would_need_less(three_b: str, little_me
 
 
 def test_refused_where_nothing_helps(three_b: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_module, "available_memory", lambda _: 10**9)
+    monkeypatch.setattr(memory, "available_memory", lambda _: 10**9)
     with pytest.raises(BadInput, match=r"= 6.9 GB of 1.0 GB; take a smaller model, or a device with more memory$"):
         plan_memory(*_run_of(_settings(three_b, lora={"rank": 16})))
     with pytest.raises(BadInput, match=r"try model.dtype=bfloat16 \(6.9 GB\), or a smaller model$"):
@@ -211,7 +211,7 @@ def test_models_that_cannot_be_counted(tmp_path: Path, little_memory: None) -> N
 
 
 def test_a_device_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_module, "available_memory", lambda _: None)
+    monkeypatch.setattr(memory, "available_memory", lambda _: None)
     assert plan_memory(*_run_of(_settings("tiny"))) is None
 
 
@@ -264,6 +264,6 @@ def test_a_folder_of_adapters(tmp_path: Path, tiny_model: Any) -> None:
     adapters = sum(parameter.numel() for parameter in tiny_model.parameters() if parameter.requires_grad)
     header = 16384
     assert 4 * adapters <= found.needs["gradients"] <= 4 * adapters + header
-    model = build(settings, None).model
+    model = build(settings, None).policy.module
     assert {parameter.dtype for parameter in model.parameters() if not parameter.requires_grad} == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters() if parameter.requires_grad} == {torch.float32}

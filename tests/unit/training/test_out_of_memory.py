@@ -15,8 +15,8 @@ from tether.core.config import dump_yaml, merge, validate
 from tether.core.errors import OutOfMemory
 from tether.models.critic import Critic
 from tether.rollout.engines.native import NativeEngine
+from tether.runs.checkpoints import list_checkpoints
 from tether.runs.store import RunStore
-from tether.training.checkpoint import list_checkpoints
 from tether.training.learner import Learner
 from tether.training.loop import Trainer
 from tether.training.optim import FP32MasterAdamW
@@ -93,7 +93,7 @@ def straight(run: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_update_that_does_not_fit_leaves_a_checkpoint_to_go_on_from(
+def test_an_update_that_does_not_fit_leaves_a_checkpoint_to_continue_from(
     run: Runs, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step 1 made two updates of one micro-batch each; nothing of step 2 fits."""
@@ -104,7 +104,7 @@ def test_an_update_that_does_not_fit_leaves_a_checkpoint_to_go_on_from(
             run(folder)
     said = str(caught.value)
     assert said.startswith("out of memory in the update") and FAILED in said and "\n" not in said
-    assert said.endswith("; nothing already written is lost: --resume goes on from step_000001")
+    assert said.endswith("; nothing already written is lost: --resume continues from step_000001")
     assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step_000001"] and list(_lines(folder)) == [0, 1]
     run(folder)
     assert _lines(folder) == _lines(straight) and _weights(folder) == _weights(straight)
@@ -115,7 +115,9 @@ def test_weights_of_half_a_step_are_not_kept(run: Runs, straight: Path, tmp_path
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setattr(Learner, "_policy_losses", _failing(Learner._policy_losses, lambda call: call > 3))
-        with pytest.raises(OutOfMemory, match=r"; nothing already written is lost: --resume begins anew, as there is no checkpoint yet$"):
+        with pytest.raises(
+            OutOfMemory, match=r"; nothing already written is lost: --resume starts from scratch, as there is no checkpoint yet$"
+        ):
             run(folder)
     assert list_checkpoints(folder / "checkpoints") == []
     run(folder)
@@ -127,7 +129,7 @@ def test_an_optimiser_that_does_not_fit_leaves_no_checkpoint_of_half_an_update(
 ) -> None:
     """The policy's weights were changed, the critic's were not."""
     monkeypatch.setattr(FP32MasterAdamW, "step", _failing(FP32MasterAdamW.step, lambda call: call == 2))
-    with pytest.raises(OutOfMemory, match=r"^out of memory in the update \(.*: --resume begins anew"):
+    with pytest.raises(OutOfMemory, match=r"^out of memory in the update \(.*: --resume starts from scratch"):
         run(tmp_path / "run", algorithm={"name": "ppo"}, learner={"update_batch": 4})
     assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
 
@@ -142,7 +144,7 @@ def test_a_rollout_is_played_again_with_half_the_rows(
     trainer = run(folder)
     lines, plain = _lines(folder), _lines(straight)
     assert lines[1].pop("notes") == ["out of memory in the rollout with rollout.max_rows=4; played again with 2"]
-    assert plain[1].pop("notes") == [] and trainer.player.max_rows == 2
+    assert plain[1].pop("notes") == [] and trainer.sampler.max_rows == 2
     assert {step: line["metrics"].keys() for step, line in lines.items()} == {step: line["metrics"].keys() for step, line in plain.items()}
     for name in ("rollout/tokens_sampled", "rollout/reward_mean", "rollout/response_tokens"):
         assert lines[1]["metrics"][name] == plain[1]["metrics"][name]
@@ -164,7 +166,7 @@ def test_a_rollout_that_still_does_not_fit_stops_the_run(run: Runs, tmp_path: Pa
         run(tmp_path / "run")
     said = str(caught.value)
     assert said.startswith("out of memory in the rollout (") and "; lower rollout.max_rows (now 2); nothing" in said
-    assert said.endswith("--resume goes on from step_000001")
+    assert said.endswith("--resume continues from step_000001")
 
 
 def test_one_row_cannot_be_halved(run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +175,7 @@ def test_one_row_cannot_be_halved(run: Runs, tmp_path: Path, monkeypatch: pytest
     trainer = run.trainer(tmp_path / "run", rollout={"max_rows": 1})
     with pytest.raises(OutOfMemory, match=r"lower rollout.max_rows \(now 1\)"):
         trainer.run()
-    assert trainer.player.max_rows == 1
+    assert trainer.sampler.max_rows == 1
 
 
 def test_advantages_that_do_not_fit(run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,4 +187,4 @@ def test_advantages_that_do_not_fit(run: Runs, tmp_path: Path, monkeypatch: pyte
         said.startswith("out of memory in the advantages (")
         and "; lower learner.micro_tokens (now 8192; the update stays the same); " in said
     )
-    assert said.endswith("--resume goes on from step_000000")
+    assert said.endswith("--resume continues from step_000000")

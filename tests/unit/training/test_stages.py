@@ -6,28 +6,31 @@ The environment pays by luck alone, a few tokens an episode, so a run takes a mo
 import dataclasses
 import math
 import statistics
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file
 
 from tether.core.config import dump_yaml, merge, validate
 from tether.core.enums import FinishReason, StopReason
+from tether.core.seeding import env_seed
 from tether.core.types import Group, Observation, Step, Trajectory, Turn
+from tether.diagnostics import monitor
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
-from tether.rollout.engines.native import NativeEngine
+from tether.runs.checkpoints import best_checkpoint, list_checkpoints
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
-from tether.training import trainer as trainer_module
+from tether.training import build as build_module
 from tether.training.batch import SampledBatch, select
-from tether.training.build import Parts, build
-from tether.training.callbacks import NullCallback
-from tether.training.checkpoint import best_checkpoint, list_checkpoints
+from tether.training.callbacks import Callback
 from tether.training.loop import Trainer
+from tether.training.memory import MemoryPlan
 from tether.training.settings import RunSettings
 
 QUICK: dict[str, Any] = {
@@ -138,9 +141,12 @@ def test_auto_reads_the_ratios_of_recent_steps(tmp_path: Path, earlier: list[flo
         trainer.store.append(StepRecord(step, {"groups/rv_ratio": ratio}))
     trainer.store.append(StepRecord(4, {"groups/rv_ratio": 1e9}))  # of a step that is played again
     trainer.step = 3
-    gathered = trainer._gather(4)
-    assert 0 < gathered.selection.rv_ratio < 1.2
-    assert (len(gathered.kept) == 4) is keeps_all
+    trainer.save()
+    resumed = Trainer(trainer.settings, RunStore.open(tmp_path / "run"))
+    assert [record.step for record in resumed.records] == [1, 2, 3]
+    sampled = resumed.stages.sample(4, resumed.alarm_actions.keep, resumed.alarm_actions.counting(resumed.records))
+    assert 0 < sampled.selection.rv_ratio < 1.2
+    assert (len(sampled.kept) == 4) is keeps_all
 
 
 # Members and weights: the advantages come from the whole group.
@@ -151,9 +157,9 @@ def _own_advantages(group: Group) -> list[float]:
     return [(reward - mean) / spread for reward in group.rewards]
 
 
-def _estimated(trainer: Trainer, gathered: SampledBatch) -> dict[tuple[int, ...], tuple[float, float]]:
+def _estimated(trainer: Trainer, sampled: SampledBatch) -> dict[tuple[int, ...], tuple[float, float]]:
     """Advantage (smallest and largest along the row) by the sampled tokens of the row."""
-    batch, _ = trainer._estimate(gathered)
+    batch, _ = trainer.stages.advantages(sampled)
     assert batch.advantages_BT is not None
     rows = {}
     for row in range(len(batch)):
@@ -186,12 +192,12 @@ REWARDS = [[0.0, 1.0, 0.5, 0.25, 2.0], [3.0, 1.0, 1.0, 2.0, 1.0]]
 
 def test_only_the_best_and_the_worst_are_trained_on(tmp_path: Path) -> None:
     trainer = _trainer(tmp_path / "run", filter={"members": 1})
-    gathered = _hand_made(REWARDS)
-    rows = _estimated(trainer, gathered)
+    sampled = _hand_made(REWARDS)
+    rows = _estimated(trainer, sampled)
     extremes = {(3, 0), (3, 4), (4, 0), (4, 1)}  # of equal rewards the earlier
     expected = {
         _row(t): advantage
-        for group in gathered.groups
+        for group in sampled.groups
         for t, advantage in zip(group.trajectories, _own_advantages(group), strict=True)
         if (t.group, t.member) in extremes
     }
@@ -203,22 +209,22 @@ def test_only_the_best_and_the_worst_are_trained_on(tmp_path: Path) -> None:
 def test_extreme_members_that_said_nothing(tmp_path: Path) -> None:
     """Their groups have nothing left to train on: the step is skipped, not broken."""
     trainer = _trainer(tmp_path / "run", filter={"members": 1})
-    gathered = _hand_made([[0.0, 1.0, 2.0]])
+    sampled = _hand_made([[0.0, 1.0, 2.0]])
     for member in (0, 2):
-        trajectory = gathered.groups[0].trajectories[member]
+        trajectory = sampled.groups[0].trajectories[member]
         trajectory.turns[0].response_ids = trajectory.turns[0].logprobs = ()
-    batch, _ = trainer._estimate(gathered)
-    assert len(batch) == 0 and trainer._update(1, batch, gathered) == {"skipped": 1}
+    batch, _ = trainer.stages.advantages(sampled)
+    assert len(batch) == 0 and trainer.stages.update(1, batch, sampled) == {"skipped": 1}
 
 
 def test_advantages_are_weighed_by_relative_variance(tmp_path: Path) -> None:
     """Variances 0.625 and 0.8 (ddof 1): the first group weighs 0.78125, the second 1."""
     trainer = _trainer(tmp_path / "run", filter={"reweight": True})
-    gathered = _hand_made(REWARDS)
-    assert [statistics.variance(group.rewards) for group in gathered.groups] == pytest.approx([0.625, 0.8])
-    rows = _estimated(trainer, gathered)
+    sampled = _hand_made(REWARDS)
+    assert [statistics.variance(group.rewards) for group in sampled.groups] == pytest.approx([0.625, 0.8])
+    rows = _estimated(trainer, sampled)
     assert len(rows) == 10
-    for group, weight in zip(gathered.groups, (0.78125, 1.0), strict=True):
+    for group, weight in zip(sampled.groups, (0.78125, 1.0), strict=True):
         for trajectory, advantage in zip(group.trajectories, _own_advantages(group), strict=True):
             assert rows[_row(trajectory)] == pytest.approx((weight * advantage,) * 2, abs=1e-5)
 
@@ -275,34 +281,162 @@ def test_updates_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path: Pat
     reason = "the gradient was not finite in 4 updates in a row; lower learner.learning_rate or learner.max_grad_norm"
     assert store.finished == f"stopped early after step 2: {reason}"
     last = store.steps()[-1]
-    assert last.notes == ["2 updates were left out: their gradient was not finite", f"stopped early: {reason}"]
+    assert last.notes == ["2 updates were skipped: their gradient was not finite", f"stopped early: {reason}"]
     assert [metrics["update/nonfinite_streak"] for metrics in _metrics(trainer)] == [2, 4]
     assert [metrics["update/num_updates"] for metrics in _metrics(trainer)] == [0, 0]
     assert all(math.isfinite(value) for metrics in _metrics(trainer) for value in metrics.values())
     assert "validation/success" in last.metrics
     assert [path.name for path in list_checkpoints(store.checkpoints)] == ["step_000002"]
-    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), tiny.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), tiny.model.parameters(), strict=True))
     state = torch.load(store.checkpoints / "step_000002" / "state.pt", weights_only=True)
     assert state["learner"]["nonfinite_streak"] == 4 and state["learner"]["optimizers"]["policy"]["adam"]["state"] == {}
 
 
-# Running out of memory where training can go on.
+# Running out of memory where training can continue.
 
 
 def _out_of_memory(*_: Any, **__: Any) -> Any:
     raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
 
-def test_out_of_memory_in_the_diagnosis_is_on_the_record_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_the_diagnosis_is_on_the_record_and_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other numbers and the weights are those of a run that does not diagnose."""
-    monkeypatch.setattr(trainer_module.Monitor, "observe", _out_of_memory)
-    trainer, plain = _run(tmp_path / "run", steps=2, diagnosis={"every": 2}), _run(tmp_path / "plain", steps=2)
+    monkeypatch.setattr(monitor, "cross_score", _out_of_memory)
+    longer = {"rollout": {"max_tokens": 48}}  # enough tokens to close the reasoning
+    trainer, plain = (_run(tmp_path / name, steps=2, diagnosis={"every": every}, **longer) for name, every in (("run", 2), ("plain", 0)))
     first, second = trainer.store.steps()[1:]
-    (note,) = first.notes
-    assert note.startswith("diagnosis failed: out of memory in the diagnosis (Tried to allocate 2.00 GiB); lower diagnosis.budget or set")
-    assert first.metrics.pop("information/failed") == 1 and first.regime is None
+    cause = "failed: out of memory in the diagnosis (Tried to allocate 2.00 GiB); lower diagnosis.budget or set diagnosis.every=0"
+    assert first.notes == [f"diagnosis (first_turn) {cause}", f"diagnosis (trajectory) {cause}"] and first.regime is None
+    information = {name: first.metrics.pop(name) for name in list(first.metrics) if name.startswith("information")}
+    assert information["information/failed"] == information["information_trajectory/failed"] == 1
+    assert information["information/num_reasonings"] > 0
     assert second.notes == [] and [first.metrics, second.metrics] == _metrics(plain)
-    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), plain.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), plain.policy.module.parameters(), strict=True))
+
+
+# Environments that are down.
+
+
+class _HalfDown(_Lucky):
+    """Down for the odd members of every group; `recovers`: up again when an episode is played once more."""
+
+    name = "half_down"
+    equal_pay = False
+    recovers = False
+    resets: ClassVar[list[int]] = []
+    """The env seeds of all training episodes, in the order of their resets."""
+
+    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+        again = env_seed in self.resets
+        if env_seed in MEMBER_OF:
+            self.resets.append(env_seed)
+        if MEMBER_OF.get(env_seed, 0) % 2 and not (again and self.recovers):
+            raise OSError("the backend is down")
+        shown = super().reset(seed, env_seed=env_seed)
+        if self.equal_pay:
+            self._pay = 0.75
+        return shown
+
+
+MEMBER_OF: dict[int | None, int] = {
+    env_seed(0, step, group, member): member for step in (1, 2) for group in range(4) for member in range(4)
+}
+"""From the env seed of a training episode to its member."""
+
+
+@pytest.fixture
+def half_down(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`half_down(equal_pay=True)`: registers the environment and changes it."""
+
+    def register(**changes: bool) -> None:
+        monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "half_down": _HalfDown})
+        for name, value in {**changes, "resets": []}.items():
+            monkeypatch.setattr(_HalfDown, name, value)
+
+    return register
+
+
+DOWN = "8 of 16 episodes ended by an environment error and were left out, all with: reset: OSError: the backend is down"
+
+
+def test_errored_episodes_are_not_trained_on(tmp_path: Path, half_down: Any) -> None:
+    """Two valid members of every group are left. They are all that is scored, trained on and counted."""
+    half_down()
+    trainer = _run(tmp_path / "run", steps=1, env={"name": "half_down"})
+    played = list(trainer.store.trajectories(step=1, split="train"))
+    valid, errored = ([t for t in played if (t["stop_reason"] == "env_error") is wrong] for wrong in (False, True))
+    assert len(valid) == len(errored) == 8 and {t["member"] % 2 for t in valid} == {0}
+    assert all(t["kept"] for t in valid) and not any(t["kept"] for t in errored)
+    (metrics,) = _metrics(trainer)
+    assert metrics["rollout/errors"] == 8 and metrics["update/skipped"] == 0
+    assert metrics["update/tokens_trained"] == metrics["rollout/tokens_sampled"] == 8 * 4
+    assert metrics["rollout/success"] == statistics.fmean(t["success"] for t in valid) > 0
+    assert metrics["rollout/reward_mean"] == pytest.approx(statistics.fmean(t["reward"] for t in valid))
+    rewards = [[t["reward"] for t in valid if t["group"] == group] for group in range(4)]
+    assert metrics["groups/rv_mean"] == pytest.approx(statistics.fmean(statistics.variance(paid) for paid in rewards))
+    assert [note for note in trainer.store.steps()[1].notes if "environment error" in note] == [DOWN]
+
+
+def test_a_backend_that_is_down_is_no_reward_variance(tmp_path: Path, half_down: Any, tiny: Any) -> None:
+    """Every valid episode earns the same, so there is nothing to learn; errored ones used to count as zeros, which the filter prefers."""
+    half_down(equal_pay=True)
+    trainer = _run(tmp_path / "run", steps=1, env={"name": "half_down"}, filter={"strategy": "top_p"})
+    (metrics,) = _metrics(trainer)
+    assert (metrics["groups/kept"], metrics["groups/zero_variance"], metrics["groups/rv_mean"], metrics["update/skipped"]) == (0, 4, 0, 1)
+    assert metrics["rollout/success"] == 1 and metrics["rollout/reward_mean"] == 0.75
+    assert DOWN in trainer.store.steps()[1].notes
+    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), tiny.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+def test_errored_episodes_are_played_again_as_often_as_configured(retries: int, tmp_path: Path, half_down: Any) -> None:
+    half_down()
+    trainer = _run(tmp_path / "run", steps=1, env={"name": "half_down"}, rollout={"error_retries": retries})
+    counts = Counter(MEMBER_OF[seed] % 2 for seed in _HalfDown.resets)
+    assert counts == {0: 8, 1: 8 * (1 + retries)}
+    assert _metrics(trainer)[0]["rollout/retries"] == 8 * retries and _metrics(trainer)[0]["rollout/errors"] == 8
+
+
+def test_an_episode_that_succeeds_when_played_again_counts_as_any_other(tmp_path: Path, half_down: Any) -> None:
+    """The same seeds: the run is the one whose environment was never down, and the note says what happened."""
+    half_down(recovers=True)
+    trainer, plain = (_run(tmp_path / name, steps=1, env={"name": name}) for name in ("half_down", "lucky"))
+    (metrics,), (expected,) = _metrics(trainer), _metrics(plain)
+    assert metrics["rollout/retries"] == 8 and metrics["rollout/errors"] == 0
+    assert trainer.store.steps()[1].notes == ["8 episodes failed in their environment and succeeded when played again"]
+    said, wanted = ([t["turns"][0]["response_ids"] for t in run.store.trajectories(step=1, split="train")] for run in (trainer, plain))
+    assert said == wanted
+    assert {**metrics, "rollout/retries": 0} == pytest.approx(expected, rel=1e-4, abs=1e-6)  # episodes share calls with others: rounding
+
+
+# Records in memory.
+
+
+def test_records_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations, the best checkpoint, early stopping, alarms and the automatic filter look at records; none of them reads the disk."""
+    read, real = [], RunStore.steps
+    monkeypatch.setattr(RunStore, "steps", lambda store: (read.append(1), real(store))[1])
+    changes = {"evaluation": {"every": 1}, "checkpoint": {"every": 1}, "alarms": {"actions": {"critical": "stop"}}}
+    trainer = _run(tmp_path / "run", steps=3, filter={"strategy": "auto", "auto_steps": 2}, **changes)
+    assert trainer.step == 3 and len(read) <= 1
+    assert trainer.records == real(RunStore.open(tmp_path / "run"))
+
+
+# Truncated importance sampling.
+
+
+def test_importance_weights_of_the_learners_own_engine_are_one(tmp_path: Path) -> None:
+    """The engine samples with the learner's weights: the correction changes nothing but rounding, over two updates per step."""
+    trainer, plain = (
+        _run(tmp_path / name, steps=2, algorithm={"importance_cap": cap}, learner={"update_batch": 8})
+        for name, cap in (("corrected", 2.0), ("plain", None))
+    )
+    for metrics, expected in zip(_metrics(trainer), _metrics(plain), strict=True):
+        assert metrics.pop("update/importance_weight") == pytest.approx(1, abs=1e-4)
+        assert "update/importance_weight" not in expected and expected["update/num_updates"] == 2
+        assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    for one, other in zip(trainer.policy.module.parameters(), plain.policy.module.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 # The best checkpoint.
@@ -344,51 +478,65 @@ def test_what_a_step_cost_is_written_beside_its_numbers(tmp_path: Path) -> None:
     assert line["update_tokens_per_second"] * line["seconds"]["update"] == pytest.approx(2 * tokens)
     assert 0 < line["share_of_peak"]["rollout"] < 1 and 0 < line["share_of_peak"]["update"] < 1
     machine = trainer.store.machine()
-    assert machine == {"device": machine["device"], "dtype": "float32", "peak": trainer._meter.peak, "engine": "contiguous"}
+    assert machine == {
+        "device": machine["device"],
+        "dtype": "float32",
+        "peak": trainer.timer.peak,
+        "engine": "contiguous",
+        "fast_path": trainer.policy.report().to_json(),
+    }
+    assert machine["fast_path"]["decoder"] == "contiguous" and machine["fast_path"]["model_type"] == "llama"
 
 
-class _Notes(NullCallback):
+class _Notes(Callback):
+    """Keeps what a run reports."""
+
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.timings: list[StepTimings] = []
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.notes.append(text)
 
-    def record(self, record: StepRecord, timings: StepTimings) -> None:
+    def on_step_end(self, record: StepRecord, timings: StepTimings) -> None:
         self.timings.append(timings)
 
 
-def test_what_the_watcher_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that is not the fast one, and memory that is short, are said before the first step, and what each step cost after it."""
-    monkeypatch.setattr(NativeEngine, "backend", "generic")
-    monkeypatch.setattr(trainer_module, "build", lambda *given: _with_note(build(*given)))
-    settings = validate(RunSettings, merge(QUICK, {"steps": 1}))
-    watcher = _Notes()
-    trainer = Trainer(settings, RunStore.create(tmp_path / "run", dump_yaml(settings), {}), watcher)
+def test_what_the_callbacks_are_told(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short memory and a slow path are reported before the first step, and the cost of each step after it. GPT-2 has no fast path."""
+    config = hf.GPT2Config(vocab_size=len(tiny.tokenizer), n_positions=1024, n_embd=16, n_layer=1, n_head=2)
+    config.bos_token_id, config.eos_token_id = None, tiny.tokenizer.eos_token_id
+    hf.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    tiny.tokenizer.save_pretrained(tmp_path / "gpt2")
+    _change_plan(monkeypatch, notes=["memory is short"])
+    settings = validate(RunSettings, merge(QUICK, {"steps": 1, "model": {"name": str(tmp_path / "gpt2")}}))
+    callback = _Notes()
+    trainer = Trainer(settings, RunStore.create(tmp_path / "run", dump_yaml(settings), {}), [callback])
     trainer.run()
-    slow = "models of type 'llama' have no fast path of their own here: the engine decodes in the generic way, which is slower"
-    assert watcher.notes == ["memory is short", slow]
-    assert [timings.to_json() for timings in watcher.timings] == [
+    assert callback.notes == ["memory is short", *trainer.policy.report().lines()]
+    assert callback.notes[1].startswith("partly slow path (gpt2, float32 on cpu): decoder generic, ")
+    assert callback.notes[2].startswith("decoder is slow (generic): ")
+    assert [timings.to_json() for timings in callback.timings] == [
         {key: value for key, value in line.items() if key != "step"} for line in trainer.store.timings()
     ]
 
 
-def _with_note(parts: Parts) -> Parts:
-    assert parts.plan is not None and parts.plan.notes == []
-    parts.plan.notes.append("memory is short")
-    return parts
+def _change_plan(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Let the memory plan of the next runs say something else."""
+    real = build_module.plan_memory
+
+    def plan(*given: Any) -> MemoryPlan:
+        found = real(*given)
+        assert found is not None
+        return dataclasses.replace(found, **changes)
+
+    monkeypatch.setattr(build_module, "plan_memory", plan)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0.25, 0.25), (None, 3.0)])
 def test_the_cache_leaves_room_for_what_the_optimiser_will_take(
     asked: float | None, given: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def counted(*arguments: Any) -> Parts:
-        parts = build(*arguments)
-        assert parts.plan is not None
-        return dataclasses.replace(parts, fit=dataclasses.replace(parts.plan, cache=3 * 2**30))
-
-    monkeypatch.setattr(trainer_module, "build", counted)
-    engine = _trainer(tmp_path / "run", rollout={"cache_gb": asked, "max_context": 900}).player.engine
+    _change_plan(monkeypatch, cache=3 * 2**30)
+    engine: Any = _trainer(tmp_path / "run", rollout={"cache_gb": asked, "max_context": 900}).sampler.engine
     assert (engine._cache_gb, engine._max_context, engine._max_rows) == (given, 900, 128)

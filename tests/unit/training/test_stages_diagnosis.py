@@ -1,4 +1,4 @@
-"""The trainer's side of diagnosis: a step's work by hand, the gradients as metrics, and that looking changes nothing of the run.
+"""The stage of diagnosis: the gradients as metrics, and that measuring changes nothing of the run.
 
 Runs play an environment that pays by luck, two tokens an episode, on a small model of random weights.
 """
@@ -9,47 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from tether.training.watching import flattened, step_work
 
 from tether.core.config import dump_yaml, merge, validate
-from tether.core.enums import FinishReason, StopReason
 from tether.core.metrics import is_catalogued
-from tether.core.types import Group, Observation, Step, Trajectory, Turn
+from tether.core.types import Observation, Step
 from tether.diagnostics.buckets import Bucket, SignalNoise
-from tether.diagnostics.gradients import Bound, BucketGradients, Cosines, GradientDecomposition
+from tether.diagnostics.gradients import Bound, BucketGradients, Cosines, GradientDecomposition, gradient_metrics
+from tether.diagnostics.monitor import Monitor
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
+from tether.rollout.engines.native import NativeEngine
 from tether.runs.store import RunStore
-from tether.training import trainer as trainer_module
-from tether.training import watching
-from tether.training.batch import SampledBatch, select
+from tether.training import stages
 from tether.training.loop import Trainer
 from tether.training.settings import RunSettings
-
-# A step's work.
-
-
-def _group(index: int, *members: list[tuple[int, int, bool]]) -> Group:
-    """Members as turns of (tokens read, tokens said, whether the turn begins a new context)."""
-    trajectories = []
-    for member, turns in enumerate(members):
-        made = [
-            Turn((1,) * read, (2,) * said, (-0.5,) * said, FinishReason.LENGTH, "", None, new_context=new_context)
-            for read, said, new_context in turns
-        ]
-        trajectories.append(Trajectory(index, member, index, made, StopReason.TURN_LIMIT))
-    return Group(index, index, trajectories)
-
-
-def test_the_work_of_a_step() -> None:
-    """Group 0: 5 + 3 and, in a second turn, 2 + 4 more: 14 tokens; group 1: 6 + 1, 6 + 2 in contexts of their own: 15, and 7."""
-    groups = [_group(0, [(5, 3, True), (2, 4, False)]), _group(1, [(6, 1, True), (6, 2, True)], [(6, 1, True)])]
-    rules = validate(RunSettings, {"env": {"name": "frozen_lake"}, "filter": {"strategy": "all"}}).filter
-    gathered = SampledBatch(groups, groups[:1], select(groups, rules), groups[1:], 2, 2)
-    assert step_work(gathered, epochs=1) == 36 + 3 * 22
-    assert step_work(gathered, epochs=4) == 36 + 3 * 4 * 22
-    assert step_work(SampledBatch(groups, groups, select(groups, rules), [], 1, 2), epochs=1) == 36
-
 
 # A decomposition as metrics.
 
@@ -77,7 +50,7 @@ def test_a_decomposition_as_metrics() -> None:
     absent = Cosines(0.3, None, None)
     second = _row(2, with_batch=absent, halves=SignalNoise(1.0, 0.0), task_with_regulariser=None, bound=Bound(3.0, 4.0, 1.0))
     third = _row(3, halves=None, task_norm=0.0, regulariser_norm=0.0, bound=None)
-    found = flattened(GradientDecomposition((_row(1), second, third), 5.0, True, True, 10))
+    found = gradient_metrics(GradientDecomposition((_row(1), second, third), 5.0, True, True, 10))
     first = {
         "rv_mean": 0.2,
         "task_norm": 3.0,
@@ -103,7 +76,7 @@ def test_a_decomposition_as_metrics() -> None:
 
 
 def test_a_bound_that_was_not_checked_is_not_called_unbroken() -> None:
-    assert "bound_broken" not in flattened(GradientDecomposition((_row(1, bound=None),), 5.0, True, True, 10))
+    assert "bound_broken" not in gradient_metrics(GradientDecomposition((_row(1, bound=None),), 5.0, True, True, 10))
 
 
 # In runs.
@@ -120,7 +93,7 @@ QUICK: dict[str, Any] = {
     "checkpoint": {"every": 50, "best": False},
     "steps": 3,
 }
-WATCHED = {"gradients": {"every": 2, "buckets": 3}}
+GRADIENTS = {"gradients": {"every": 2, "buckets": 3}}
 
 
 class _Lucky:
@@ -177,26 +150,26 @@ def _split(trainer: Trainer) -> tuple[dict[int, dict[str, float]], dict[int, dic
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, small_model: None) -> Any:
-    """A run in which nothing is watched: its other metrics, its weights and its trajectories."""
+    """A run without gradient metrics: its other metrics, its weights and its trajectories."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "lucky": _Lucky})
         trainer = _run(tmp_path_factory.mktemp("plain") / "run")
     gradients, others = _split(trainer)
     assert not any(gradients.values())
-    return others, [parameter.detach().clone() for parameter in trainer.model.parameters()], list(trainer.store.trajectories())
+    return others, [parameter.detach().clone() for parameter in trainer.policy.module.parameters()], list(trainer.store.trajectories())
 
 
 def _unchanged(trainer: Trainer, plain: Any) -> None:
     others, weights, trajectories = plain
     assert _split(trainer)[1] == others
-    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), weights, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), weights, strict=True))
     assert list(trainer.store.trajectories()) == trajectories
 
 
 @pytest.mark.parametrize("parameters", ["last", "all", ["lm_head", "model.norm"]])
 def test_gradients_of_the_steps_own_prompts(parameters: Any, tmp_path: Path, plain: Any) -> None:
     """Of all four groups, though the filter trains on two."""
-    trainer = _run(tmp_path / "run", diagnosis=merge(WATCHED, {"gradients": {"parameters": parameters}}))
+    trainer = _run(tmp_path / "run", diagnosis=merge(GRADIENTS, {"gradients": {"parameters": parameters}}))
     _unchanged(trainer, plain)
     gradients, others = _split(trainer)
     assert [step for step, found in gradients.items() if found] == [1, 3]
@@ -218,17 +191,17 @@ def test_gradients_of_the_steps_own_prompts(parameters: Any, tmp_path: Path, pla
 
 def test_prompts_of_their_own_are_played_apart(tmp_path: Path, plain: Any) -> None:
     """They are on no record, and the step's own are the same."""
-    trainer = _run(tmp_path / "run", diagnosis=merge(WATCHED, {"gradients": {"prompts": 5, "buckets": 5, "bound": False}}))
+    trainer = _run(tmp_path / "run", diagnosis=merge(GRADIENTS, {"gradients": {"prompts": 5, "buckets": 5, "bound": False}}))
     _unchanged(trainer, plain)
     gradients = _split(trainer)[0]
     assert [step for step, found in gradients.items() if found] == [1, 3]
     assert "rv_mean_5" in gradients[1] and "bound_broken" not in gradients[1] and gradients[1]["failed"] == 0
-    own = _split(_run(tmp_path / "own", diagnosis=WATCHED))[0]
+    own = _split(_run(tmp_path / "own", diagnosis=GRADIENTS))[0]
     assert gradients[1]["rv_mean_1"] != own[1]["rv_mean_1"] and gradients[1]["rv_mean_1"] != gradients[3]["rv_mean_1"]
 
 
-def test_a_decomposition_that_fails_is_on_the_record_and_training_goes_on(tmp_path: Path, plain: Any) -> None:
-    trainer = _run(tmp_path / "run", diagnosis=merge(WATCHED, {"gradients": {"parameters": ["lm_hed"]}}))
+def test_a_decomposition_that_fails_is_on_the_record_and_training_continues(tmp_path: Path, plain: Any) -> None:
+    trainer = _run(tmp_path / "run", diagnosis=merge(GRADIENTS, {"gradients": {"parameters": ["lm_hed"]}}))
     _unchanged(trainer, plain)
     gradients = _split(trainer)[0]
     assert gradients[1] == gradients[3] == {"failed": 1} and gradients[2] == {}
@@ -240,37 +213,62 @@ def test_a_decomposition_that_fails_is_on_the_record_and_training_goes_on(tmp_pa
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_nothing_was_said(algorithm: str, tmp_path: Path) -> None:
     """No episode could begin: there is no gradient to take apart, and a note says so."""
-    trainer = _run(tmp_path / "run", steps=1, env={"name": "broken"}, algorithm={"name": algorithm}, diagnosis={**WATCHED, "every": 1})
+    trainer = _run(tmp_path / "run", steps=1, env={"name": "broken"}, algorithm={"name": algorithm}, diagnosis={**GRADIENTS, "every": 1})
     record = trainer.store.steps()[1]
     assert _split(trainer)[0][1] == {"failed": 1} and record.metrics["information/num_reasonings"] == 0
     assert "gradient decomposition failed: none of 16 episodes holds a response; look at their errors" in record.notes
 
 
-def test_out_of_memory_while_playing_apart(tmp_path: Path, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Trainer._play
+def _failing_engine(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
+    """The engine runs out of memory in these of its runs, counted from 1: the first validation, the rollout of step 1, that for gradients."""
+    real, seen = NativeEngine.run, []
 
-    def play(trainer: Trainer, step: int, num_groups: int, first: int) -> list[Group]:
-        if first:
+    def run(*given: Any, **named: Any) -> None:
+        seen.append(1)
+        if len(seen) in calls:
             raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
-        return real(trainer, step, num_groups, first)
+        real(*given, **named)
 
-    monkeypatch.setattr(Trainer, "_play", play)
-    trainer = _run(tmp_path / "run", diagnosis=merge(WATCHED, {"gradients": {"prompts": 2}}))
+    monkeypatch.setattr(NativeEngine, "run", run)
+
+
+OWN_PROMPTS = merge(GRADIENTS, {"gradients": {"prompts": 2}})
+
+
+def test_a_rollout_for_gradients_that_runs_out_of_memory_is_played_again(
+    tmp_path: Path, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With half the rows, and the same episodes: the gradients are those of a run with enough memory."""
+    roomy = _split(_run(tmp_path / "roomy", diagnosis=OWN_PROMPTS))[0]
+    _failing_engine(monkeypatch, 3)
+    trainer = _run(tmp_path / "run", diagnosis=OWN_PROMPTS)
     _unchanged(trainer, plain)
-    (note,) = trainer.store.steps()[1].notes
-    assert note.startswith("gradient decomposition failed: out of memory in the gradients (Tried") and "diagnosis.gradients.prompts" in note
+    assert _split(trainer)[0] == roomy and roomy[1]["failed"] == roomy[3]["failed"] == 0
+    notes = [record.notes for record in trainer.store.steps()]
+    assert notes == [[], ["out of memory in the rollout with rollout.max_rows=128; played again with 64"], [], []]
+    assert trainer.sampler.max_rows == 64
+
+
+def test_a_rollout_for_gradients_that_does_not_fit_ends_nothing(tmp_path: Path, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing_engine(monkeypatch, 3, 4)
+    trainer = _run(tmp_path / "run", diagnosis=OWN_PROMPTS)
+    _unchanged(trainer, plain)
+    assert _split(trainer)[0][1] == {"failed": 1} and _split(trainer)[0][3]["failed"] == 0
+    again, failed = trainer.store.steps()[1].notes
+    assert again == "out of memory in the rollout with rollout.max_rows=128; played again with 64"
+    assert failed.startswith("gradient decomposition failed: out of memory in the rollout (Tried") and "rollout.max_rows (now 64)" in failed
 
 
 def test_the_budget_follows_the_work_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the monitor is told is the step's tokens, epochs counted, and the groups before the filter."""
     told = []
-    real = trainer_module.Monitor.observe
+    real = Monitor.observe
 
-    def observe(monitor: Any, step: int, groups: Any, scorer: Any, work: float) -> Any:
-        told.append((step, len(groups), work))
-        return real(monitor, step, groups, scorer, work)
+    def observe(monitor: Any, step: int, *, groups: Any, work: float, **rows: Any) -> Any:
+        told.append((step, len(set(groups)), work))
+        return real(monitor, step, groups=groups, work=work, **rows)
 
-    monkeypatch.setattr(trainer_module.Monitor, "observe", observe)
+    monkeypatch.setattr(Monitor, "observe", observe)
     trainer = _run(tmp_path / "run", steps=2, diagnosis={"every": 1}, learner={"epochs": 2})
     for step, count, work in told:
         tokens = {True: 0, False: 0}
@@ -283,13 +281,13 @@ def test_the_budget_follows_the_work_of_the_step(tmp_path: Path, monkeypatch: py
 def test_the_gradients_are_those_of_the_runs_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Temperature, budgets and buckets are the run's; the halves are dealt anew in every step."""
     asked: list[dict[str, Any]] = []
-    real = watching.decompose_gradients
+    real = stages.decompose_gradients
 
     def decompose(model: Any, batch: Any, algorithm: Any, variances: Any, **how: Any) -> GradientDecomposition:
         asked.append(how)
         return real(model, batch, algorithm, variances, **how)
 
-    monkeypatch.setattr(watching, "decompose_gradients", decompose)
+    monkeypatch.setattr(stages, "decompose_gradients", decompose)
     changes = {"rollout": {"temperature": 0.7}, "learner": {"micro_tokens": 900}, "algorithm": {"name": "dr_grpo"}}
     trainer = _run(tmp_path / "run", steps=2, diagnosis={"gradients": {"every": 1, "buckets": 2, "bound": False}}, **changes)
     assert all(_split(trainer)[0][step]["failed"] == 0 for step in (1, 2))

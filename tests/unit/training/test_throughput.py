@@ -7,12 +7,13 @@ import torch
 import transformers as hf
 
 from tether.core.enums import FinishReason, StopReason
+from tether.core.protocols import EngineStatistics
 from tether.core.types import Group, Trajectory, Turn
 from tether.models.critic import Critic
 from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.training import throughput
-from tether.training.throughput import Arithmetic, StepTimer, arithmetic_of, fed_spans, give_back_unused, unused_memory
+from tether.training.throughput import Arithmetic, StepTimer, arithmetic_of, fed_spans, release_unused_memory, unused_memory
 
 LAYER = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48 + 2 * 32
 """q; k and v of 2 heads of 8; o; gate, up and down; two norms."""
@@ -72,15 +73,15 @@ def test_heads_of_a_width_of_their_own() -> None:
     assert counted is not None and counted.attention == 2 * 4 * 16
 
 
-def test_of_experts_nothing_is_said() -> None:
+def test_experts_are_not_counted() -> None:
     model = _llama()
     model.config.num_local_experts = 8
     assert arithmetic_of(model) is None
-    meter = StepTimer(model)
-    with meter.stage("rollout"):
+    timer = StepTimer(model)
+    with timer.stage("rollout"):
         pass
-    meter.played([_group([(5, 2)])])
-    assert meter.timings().share_of_peak == {} and meter.timings().tokens_per_second is not None
+    timer.count_rollout([_group([(5, 2)])])
+    assert timer.timings().share_of_peak == {} and timer.timings().tokens_per_second is not None
 
 
 def _group(sizes: list[tuple[int, int]], *, same: bool = True, new_context: bool = False) -> Group:
@@ -124,51 +125,51 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 
 def test_seconds_go_to_the_innermost_stage(clock: _Clock) -> None:
-    meter = StepTimer(_llama())
+    timer = StepTimer(_llama())
     clock.now = 100.0
-    with meter.stage("select"):
+    with timer.stage("select"):
         clock.now += 1
         for _ in range(2):
-            with meter.stage("rollout"):
+            with timer.stage("rollout"):
                 clock.now += 10
             clock.now += 0.25
-    clock.now += 50  # nobody's
-    with meter.stage("update"):
+    clock.now += 50  # outside every stage
+    with timer.stage("update"):
         clock.now += 3
-    assert meter.timings().seconds == {"select": 1.5, "rollout": 20.0, "update": 3.0}
-    meter.begin()
-    assert meter.timings().seconds == {} and meter.timings().tokens_per_second is None and meter.timings().engine == {}
+    assert timer.timings().seconds == {"select": 1.5, "rollout": 20.0, "update": 3.0}
+    timer.begin()
+    assert timer.timings().seconds == {} and timer.timings().tokens_per_second is None and timer.timings().engine == {}
 
 
 def test_a_stage_that_fails_is_closed(clock: _Clock) -> None:
-    meter = StepTimer(_llama())
+    timer = StepTimer(_llama())
 
     def fail() -> None:
-        with meter.stage("rollout"):
+        with timer.stage("rollout"):
             clock.now += 1
             raise ValueError("x")
 
     with pytest.raises(ValueError, match="x"):
         fail()
-    with meter.stage("update"):
+    with timer.stage("update"):
         clock.now += 2
-    assert meter.timings().seconds == {"rollout": 1.0, "update": 2.0}
+    assert timer.timings().seconds == {"rollout": 1.0, "update": 2.0}
 
 
 def test_rates_and_shares(clock: _Clock) -> None:
     model = _llama()
     critic = Critic(Policy(_llama()), shared=False)
-    meter = StepTimer(model, critic)
-    meter.peak = 1e6
-    with meter.stage("rollout"):
+    timer = StepTimer(model, critic)
+    timer.peak = 1e6
+    with timer.stage("rollout"):
         clock.now += 4
-    with meter.stage("update"):
+    with timer.stage("update"):
         clock.now += 5
-    meter.played([_group([(5, 2), (5, 3)])])
-    meter.learned([14, 16], epochs=2)
-    meter.count({"decode_calls": 3, "evictions": 0})
-    meter.count({"decode_calls": 4, "evictions": 1})
-    found = meter.timings()
+    timer.count_rollout([_group([(5, 2), (5, 3)])])
+    timer.count_update([14, 16], epochs=2)
+    timer.count_engine(EngineStatistics(decode_calls=3))
+    timer.count_engine(EngineStatistics(decode_calls=4, evictions=1))
+    found = timer.timings()
     assert found.tokens_per_second == (4 + 6) / 4
     assert found.update_tokens_per_second == 2 * 30 / 5
     policy = 2 * LAYER + 32 + TABLE
@@ -176,7 +177,7 @@ def test_rates_and_shares(clock: _Clock) -> None:
     rollout = 2 * policy * (14 + 11) + 4 * 64 * (pairs - 15)
     update = 2 * (6 * (2 * policy - TABLE) * 30 + 2 * 12 * 64 * pairs)
     assert found.share_of_peak == pytest.approx({"rollout": rollout / 4e6, "update": update / 5e6})
-    assert found.engine == {"decode_calls": 7, "evictions": 1}
+    assert found.engine == {**dict.fromkeys(found.engine, 0), "decode_calls": 7, "evictions": 1}
     assert found.unused_memory is None
     assert 2**20 < found.peak_memory["rollout"] <= found.peak_memory["update"]
 
@@ -185,11 +186,11 @@ def test_a_shared_critic_costs_next_to_nothing(clock: _Clock) -> None:
     split = Policy(_llama())
     shares = []
     for critic in (None, Critic(split, shared=True)):
-        meter = StepTimer(split.module, critic)
-        with meter.stage("update"):
+        timer = StepTimer(split.module, critic)
+        with timer.stage("update"):
             clock.now += 1
-        meter.learned([10], epochs=1)
-        shares.append(meter.timings().share_of_peak["update"])
+        timer.count_update([10], epochs=1)
+        shares.append(timer.timings().share_of_peak["update"])
     assert shares[0] == shares[1]
 
 
@@ -218,13 +219,13 @@ class _Card:
     [(700, 500, 50, 1), (700, 500, 200, 0), (550, 500, 50, 0)],
     ids=["much unused, little free", "much free", "little unused"],
 )
-def test_unused_memory_is_given_back_where_the_card_is_nearly_full(
+def test_unused_memory_is_released_where_the_card_is_nearly_full(
     reserved: int, allocated: int, free: int, emptied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = _Card(reserved, allocated, free)
     monkeypatch.setattr(torch, "cuda", card)
     assert unused_memory(torch.device("cuda")) == reserved - allocated
-    give_back_unused(torch.device("cuda"))
+    release_unused_memory(torch.device("cuda"))
     assert card.emptied == emptied
-    give_back_unused(torch.device("cpu"))
+    release_unused_memory(torch.device("cpu"))
     assert card.emptied == emptied

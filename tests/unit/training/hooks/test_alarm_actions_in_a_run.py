@@ -1,4 +1,4 @@
-"""What alarms set off in real runs, and that a run stopped among it goes on to the same end.
+"""The actions of alarms in real runs, and that a run stopped among them continues to the same end.
 
 The environment pays by luck alone; in the steps that are `dead` it pays everybody the same. Two such steps in a row raise the alarm
 reward_variance_collapse; every other rule needs more steps than these runs have.
@@ -18,9 +18,10 @@ from tether.core.seeding import env_seed
 from tether.core.types import Observation, Step
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
+from tether.runs.checkpoints import list_checkpoints
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.training.checkpoint import list_checkpoints
+from tether.training import stages
 from tether.training.loop import Trainer
 from tether.training.settings import RunSettings
 
@@ -37,8 +38,8 @@ QUICK: dict[str, Any] = {
     "checkpoint": {"every": 1, "keep": 20, "best": False},
     "alarms": {"rules": {"start_steps": 30, "recent_steps": 2, "step_p": 0.03}},
 }
-LUCK = {env_seed(0, step, group, member): step for step in range(1, 20) for group in range(2) for member in range(2)}
-"""From the luck of an episode to its step."""
+STEP_OF = {env_seed(0, step, group, member): step for step in range(1, 20) for group in range(2) for member in range(2)}
+"""From the env seed of an episode to its step."""
 
 
 class _Dying:
@@ -52,7 +53,7 @@ class _Dying:
         self._pay = 0.0
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
-        self._pay = 0.25 if LUCK.get(env_seed or 0) in self.dead else (env_seed or 0) % 1009 / 1009
+        self._pay = 0.25 if STEP_OF.get(env_seed or 0) in self.dead else (env_seed or 0) % 1009 / 1009
         return Observation("begin")
 
     def step(self, answer: str) -> Step:
@@ -121,12 +122,12 @@ def test_tighten_and_checkpoint_every_cooldown(tmp_path: Path, dead: Any) -> Non
     assert _done(folder) == {
         2: ["checkpoint: written to step_000002", "tighten_filter: the filter keeps 0.8 from now on, instead of 0.9"],
         4: ["checkpoint: written to step_000004", "tighten_filter: the filter keeps 0.75 from now on, instead of 0.8"],
-        6: ["checkpoint: written to step_000006", "tighten_filter: the filter keeps 0.75 as before: that is as far as it goes"],
+        6: ["checkpoint: written to step_000006", "tighten_filter: the filter still keeps 0.75: its limit is reached"],
     }
     records = _records(folder)
     assert [records[step].metrics["groups/keep"] for step in range(1, 8)] == pytest.approx([0.9, 0.9, 0.8, 0.8, 0.75, 0.75, 0.75])
     assert [path.name for path in list_checkpoints(folder / "checkpoints")] == [f"step_{step:06d}" for step in (2, 4, 6, 7)]
-    assert [_state(folder, step)["reactions"]["keep"] for step in (2, 4, 6)] == pytest.approx([0.8, 0.75, 0.75])
+    assert [_state(folder, step)["alarm_actions"]["keep"] for step in (2, 4, 6)] == pytest.approx([0.8, 0.75, 0.75])
     alarms = {step: [(alarm["name"], alarm["began"]) for alarm in record.alarms] for step, record in records.items()}
     assert alarms == {0: [], 1: [], **{step: [(ALARM, 2)] for step in range(2, 8)}}
     assert [records[step].metrics["alarms/critical"] for step in (1, 2, 3)] == [0, 1, 1]
@@ -157,57 +158,60 @@ def test_stop_ends_the_run_with_a_checkpoint_and_an_evaluation(tmp_path: Path, d
     record = _records(folder)[3]
     assert "validation/success" in record.metrics and record.notes[-1] == f"stopped early: alarm {ALARM}"
     assert _done(folder) == {3: ["stop: the run ends here"]}
-    assert _run(folder, steps=9, alarms={"actions": {ALARM: "stop"}}).step == 3, "asked to go on, it stops again"
+    assert _run(folder, steps=9, alarms={"actions": {ALARM: "stop"}}).step == 3, "asked to continue, it stops again"
     assert _records(folder)[3] == record
 
 
 # Roll back.
 
 
-def test_roll_backs_until_they_are_used_up(tmp_path: Path, dead: Any) -> None:
+def test_rollbacks_until_they_are_used_up(tmp_path: Path, dead: Any) -> None:
     """Dead from step 4 on. At step 5 the alarm's window is (4, 5) and step 3 has played it: back to 2. Steps 3 to 5 no longer count, so
     the next alarm is that of steps 6 and 7; the checkpoints 3 and 4 are no way back, and 5 has played step 6. The third one ends the run."""
     dead(*range(4, 20))
     folder, asked = tmp_path / "run", {"actions": {ALARM: ["roll_back"]}, "cooldown": 1, "roll_backs": 2}
     trainer = _run(folder, steps=15, alarms=asked, filter={"strategy": "all"})
-    went_on = "roll_back: went on with the weights of step 2"
-    assert _done(folder) == {5: [went_on], 7: [went_on], 9: ["roll_back: all roll-backs are used up, the run ends here"]}
-    assert trainer.store.finished == f"stopped early after step 9: alarm {ALARM} after 2 roll-backs (alarms.roll_backs)"
-    assert trainer.reactions.rolled_back == [(3, 5), (3, 7)] == _state(folder, 9)["reactions"]["undone"]
+    continued = "roll_back: continuing with the weights of step 2"
+    assert _done(folder) == {5: [continued], 7: [continued], 9: ["roll_back: all rollbacks are used up, the run ends here"]}
+    assert trainer.store.finished == f"stopped early after step 9: alarm {ALARM} after 2 rollbacks (alarms.roll_backs)"
+    assert trainer.alarm_actions.rolled_back == [(3, 5), (3, 7)] == _state(folder, 9)["alarm_actions"]["rolled_back"]
     records = _records(folder)
     assert [step for step, record in records.items() if record.alarms] == [5, 7, 9]
-    assert list(records) == list(range(10)), "steps go on counting"
+    assert list(records) == list(range(10)), "steps keep counting"
     for step in (5, 7):
         assert _same(_weights(folder, step), _weights(folder, 2))
         assert _same(_state(folder, step)["learner"], _state(folder, 2)["learner"])
     assert not _same(_weights(folder, 4), _weights(folder, 2)) and not _same(_weights(folder, 6), _weights(folder, 2))
 
 
-def test_two_alarms_that_ask_in_one_step_roll_back_once(tmp_path: Path, dead: Any) -> None:
-    """Repeated text (in steps 4 and 5, of the window 3 to 5) and dead rewards (4 and 5) both begin at step 5: one roll-back, to before both."""
+def test_two_alarms_that_ask_in_one_step_roll_back_once(tmp_path: Path, dead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeated text (in steps 4 and 5, of the window 3 to 5) and dead rewards (4 and 5) both begin at step 5: one rollback, to before both."""
     dead(4, 5)
     folder = tmp_path / "run"
     settings = validate(RunSettings, merge(QUICK, {"steps": 5, "alarms": {"actions": {"critical": "roll_back"}, "roll_backs": 1}}))
     trainer = Trainer(settings, RunStore.create(folder, dump_yaml(settings), {}))
-    trainer.reactions.repetition = lambda groups: {"reasonings": 40, "repeated_text": float(trainer.step >= 3)}  # type: ignore[method-assign]
+    monkeypatch.setattr(stages, "rollout_repetition", lambda groups, limit: {"reasonings": 40, "repeated_text": float(trainer.step >= 3)})
     trainer.run()
     done = [note for note in _records(folder)[5].notes if note.startswith("roll_back")]
-    assert done == [f"roll_back for {ALARM}: went on with the weights of step 1", "roll_back for repeated_text: done already in this step"]
-    assert trainer.reactions.rolled_back == [(2, 5)] and trainer.store.finished == "all 5 steps done"
+    assert done == [
+        f"roll_back for {ALARM}: continuing with the weights of step 1",
+        "roll_back for repeated_text: done already in this step",
+    ]
+    assert trainer.alarm_actions.rolled_back == [(2, 5)] and trainer.store.finished == "all 5 steps done"
     assert _same(_weights(folder, 5), _weights(folder, 1))
 
 
-def test_no_way_back_is_said_and_the_run_goes_on(tmp_path: Path, dead: Any) -> None:
+def test_without_a_healthy_checkpoint_the_run_continues(tmp_path: Path, dead: Any) -> None:
     dead(1, 2)
     _run(tmp_path / "run", steps=3, alarms={"actions": {ALARM: "roll_back"}, "roll_backs": 1})
     assert _done(tmp_path / "run") == {
-        2: ["roll_back: no checkpoint from before the decline is left, went on without; raise checkpoint.keep or lower checkpoint.every"]
+        2: ["roll_back: no checkpoint from before the decline is left, continuing without; raise checkpoint.keep or lower checkpoint.every"]
     }
-    assert _state(tmp_path / "run", 3)["reactions"]["undone"] == []
+    assert _state(tmp_path / "run", 3)["alarm_actions"]["rolled_back"] == []
 
 
-def test_what_was_taken_back_does_not_end_the_run_early(tmp_path: Path, dead: Any) -> None:
-    """The rule on reward variance would stop at step 5; by then its steps are undone."""
+def test_rolled_back_steps_do_not_end_the_run_early(tmp_path: Path, dead: Any) -> None:
+    """The rule on reward variance would stop at step 5; by then its steps are rolled back."""
     dead(4, 5)
     rule = {"early_stop": {"baseline_steps": 2, "variance_steps": 2, "variance_share": 0.01}}
     plain = _run(tmp_path / "plain", steps=6, **rule)
@@ -232,7 +236,7 @@ def test_rolled_back_and_killed_it_is_the_same_run(kind: str, tmp_path: Path, de
     changes = merge(KINDS[kind], {"alarms": {"actions": {ALARM: ["roll_back", "tighten_filter"]}}, "steps": 6})
     folder = tmp_path / "run"
     _run(folder, **changes)
-    assert _done(folder)[4][0] == "roll_back: went on with the weights of step 1"
+    assert _done(folder)[4][0] == "roll_back: continuing with the weights of step 1"
     assert _same(_weights(folder, 4), _weights(folder, 1)) and not _same(_weights(folder, 3), _weights(folder, 1))
     assert _same(_state(folder, 4)["learner"], _state(folder, 1)["learner"])
     assert not _same(_weights(folder, 6), _weights(folder, 1))
@@ -252,10 +256,10 @@ def test_a_checkpoint_of_an_older_version_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     _run(folder, steps=1)
     state = _state(folder, 1)
-    del state["reactions"]
+    del state["alarm_actions"]
     torch.save({**state, "monitor": {"sigma_ema": 0.5, "start": None}}, folder / "checkpoints" / "step_000001" / "state.pt")
     with pytest.raises(CheckpointError) as caught:
         _run(folder, steps=2)
     said = str(caught.value)
-    assert "step_000001' holds no state of reactions: another version of tether wrote it; resume with that version" in said
+    assert "step_000001' holds no state of alarm_actions: another version of tether wrote it; resume with that version" in said
     assert "\n" not in said
