@@ -40,7 +40,7 @@ BY_REASON: dict[str, str] = {
     "rotary type": "beam deepseek_v4 gemma3_text gemma4_text gemma4_unified_assistant gemma4_unified_text laguna mellum mimo_v2_flash olmo3 zaya",
     "some layers have indexed_attention": "axk2 deepseek_v32 glm_moe_dsa hy_v4",
     "some layers have linear_attention": "bailing_hybrid granitemoehybrid minimax olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",
-    "some layers have sliding_attention": "afmoe cohere2 cohere2_moe exaone4 exaone_moe flint gemma2 gpt_oss granite_swa granitemoe_swa kolibri1 ministral vaultgemma",
+    "some layers have sliding_attention": "afmoe cohere2 cohere2_moe cwm exaone4 exaone_moe flint gemma2 gpt_oss granite_swa granitemoe_swa kolibri1 ministral vaultgemma",
     "the MLP has other parts": "arcee aria_text ernie4_5_moe glm glm4_moe hy_v3 minimax_m2 mixtral olmoe qwen2_moe qwen3_moe solar_open",
     "the config names": "longcat_flash",
 }
