@@ -87,6 +87,7 @@ class _Attention(torch.autograd.Function):
             to_prompt_SHD, prompt_sums_HS = kernel.forward(
                 query_SHD[follow], key_SKD[prompt], value_SKD[prompt], plan.shared, False, plan.scale
             )
+            # The softmax over both parts weighs each part by exp of its log-sum-exp; the prompt's share of the two is a sigmoid.
             own_sums_HS = sums_HS[:, follow]
             share_SH1 = torch.sigmoid(prompt_sums_HS - own_sums_HS).t()[..., None]  # of the prompt
             out_SHD[follow] = torch.lerp(out_SHD[follow].to(share_SH1.dtype), to_prompt_SHD.to(share_SH1.dtype), share_SH1).to(
@@ -107,6 +108,8 @@ class _Attention(torch.autograd.Function):
         by_query, by_key, by_value = kernel.backward(
             by_out_SHD, (query_SHD, key_SKD, value_SKD), (out_SHD, sums_HS), (texts, texts), True, plan.scale
         )
+        # Both calls get the merged output and log-sum-exp, not those of their own part: with these, exp(score - log-sum-exp) is a token's
+        # probability in the softmax over prompt and text together, and each call returns its summands of the exact gradient.
         if plan.shared is not None:
             follow, prompt = _parts(plan)
             more_query, more_key, more_value = kernel.backward(
