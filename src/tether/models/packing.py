@@ -118,7 +118,7 @@ def pack_rows(lengths: Sequence[int], max_tokens: int, together: bool) -> list[l
 
 
 def _fill(waiting: list[int], lengths: Sequence[int], max_tokens: int, together: bool) -> tuple[list[list[int]], list[int]]:
-    """The rows of one micro-batch, and who must wait for the next."""
+    """The rows of one micro-batch, and the sequences that wait for the next."""
     width = lengths[waiting[0]]
     most_rows = max(1, max_tokens // max(1, width))
     rows: list[list[int]] = []
@@ -259,7 +259,7 @@ class FlatBatch:
         return ids_BT.flatten()[source], positions
 
     def attention(self, scale: float, device: torch.device) -> PackedAttention:
-        """Who sees whom in that row."""
+        """The attention of that row: which tokens see which."""
         layout = self._layout
         return PackedAttention(layout.text_lengths, layout.prompt_lengths, layout.follower_lengths, scale=scale, device=device)
 

@@ -52,12 +52,16 @@ class FusedLinear:
         if weight is None:
             return False
         # Addresses are compared, not contents: a parameter that was given other storage (`model.to`, a loaded checkpoint) has another one.
-        begin, size = weight.data_ptr(), weight.element_size()
-        for layer in self._layers:
-            if layer.weight.data_ptr() != begin or layer.weight.dtype != weight.dtype:
-                return False
-            begin += layer.weight.numel() * size
-        return self._bias is None or self._layers[0].bias.data_ptr() == self._bias.data_ptr()
+        wholes = [(weight, [layer.weight for layer in self._layers])]
+        if self._bias is not None:
+            wholes.append((self._bias, [layer.bias for layer in self._layers]))
+        for whole, parts in wholes:
+            begin = whole.data_ptr()
+            for part in parts:
+                if part.data_ptr() != begin or part.dtype != whole.dtype:
+                    return False
+                begin += part.nbytes
+        return True
 
     def join(self) -> bool:
         """Bring the weights together where they are not; returns whether they had to be moved."""

@@ -330,15 +330,15 @@ def kernel_disagreement(kernel: PackedKernel, device: torch.device, dtype: torch
     """
     source = torch.Generator().manual_seed(0)
 
-    def drawn(*shape: int) -> Tensor:
+    def random_states(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=source).to(device, dtype)
 
     slack = 1e-4 if dtype in (torch.float32, torch.float64) else 4e-2
     scale = width**-0.5
     for lengths, key_lengths, causal in (((37, 5), (37, 5), True), ((3, 20), (19, 40), False)):
         texts = packed_lengths(lengths, device), packed_lengths(key_lengths, device)
-        states = drawn(sum(lengths), 4, width), drawn(sum(key_lengths), 2, width), drawn(sum(key_lengths), 2, width)
-        by_out_SHD = drawn(*states[0].shape)
+        states = random_states(sum(lengths), 4, width), random_states(sum(key_lengths), 2, width), random_states(sum(key_lengths), 2, width)
+        by_out_SHD = random_states(*states[0].shape)
         expected = PLAIN.forward(*states, texts, causal, scale)
         wider = (expected[0] * 0.8, expected[1] + 0.4)  # as if there were more keys
         expected_by = PLAIN.backward(by_out_SHD, states, wider, texts, causal, scale)
