@@ -19,13 +19,15 @@ from tether.core.config import dump_yaml, validate
 from tether.core.types import Group
 from tether.diagnostics.gradients import GradientDecomposition, agreement, decompose_gradients
 from tether.rollout.pack import pack
+from tether.rollout.sampler import training_plan
 from tether.runs.store import RunStore
-from tether.training.loop import APART, Trainer
+from tether.training.loop import Trainer
 from tether.training.settings import RunSettings
+from tether.training.stages import GRADIENT_GROUPS
 
 
 def trained(chosen: argparse.Namespace, folder: Path) -> tuple[Trainer, list[Group]]:
-    """A run after its steps, and groups that the policy it has come to has played."""
+    """A run after its steps, and groups that its policy has played then."""
     config = {
         "env": {"name": chosen.env},
         "model": {"name": chosen.model, "device": chosen.device},
@@ -38,21 +40,23 @@ def trained(chosen: argparse.Namespace, folder: Path) -> tuple[Trainer, list[Gro
     }
     settings = validate(RunSettings, config)
     trainer = Trainer(settings, RunStore.create(folder / "run", dump_yaml(settings), {}))
-    with trainer.env_pool:
+    pool = trainer.sampler.pool
+    with pool:
         for step in range(1, chosen.steps + 1):
             trainer.train_step(step)
-        return trainer, trainer._play(chosen.steps + 1, chosen.prompts, APART)
+        plan = training_plan(chosen.seed, chosen.steps + 1, chosen.prompts, chosen.group_size, GRADIENT_GROUPS, pool.weights)
+        return trainer, trainer.sampler.collect(plan, settings.sampling())
 
 
 def decomposed(trainer: Trainer, groups: list[Group], parameters: str, bound: bool) -> tuple[GradientDecomposition, float]:
     """The decomposition of these groups, and the seconds it took."""
     settings = trainer.settings
-    batch, _ = trainer.estimator.complete(pack([t for group in groups for t in group.trajectories], trainer.model.device))
+    batch, _ = trainer.parts.estimator.complete(pack([t for group in groups for t in group.trajectories], trainer.policy.device))
     start = time.perf_counter()
     found = decompose_gradients(
-        trainer.learner.policy,
+        trainer.policy,
         batch,
-        trainer.algorithm,
+        trainer.parts.algorithm,
         {group.index: sample_variance(np.array(group.rewards)) for group in groups},
         temperature=settings.rollout.temperature,
         micro_tokens=settings.learner.micro_tokens,

@@ -46,6 +46,7 @@ from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.training.loop import Trainer
 from tether.training.settings import FilterSettings, RunSettings
+from tether.training.stages import Stages
 
 REASONING_SHARE = 0.75
 LAST_STEP = 1_000_000
@@ -98,6 +99,7 @@ def _save(options: argparse.Namespace, folder: Path) -> tuple[dict[str, int], st
     say(f"saving {options.model}")
     model, given = measured_model(options.model, options.device, options.dtype if options.model.startswith(SHAPE) else None)
     tokenizer = endless(given)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id  # nothing else ends a response
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     first, later = _words(ChatFormat(tokenizer), options.prompt, options.observed)
@@ -134,31 +136,37 @@ def _words(chat: ChatFormat, prompt: int, observed: int) -> tuple[int, int]:
 
 
 def _rows(options: argparse.Namespace, trainer: Trainer, store: RunStore) -> list[Row]:
-    trainer.player.chat = ReadsReasoning(trainer.tokenizer)
-    everything = trainer.settings.model_copy(update={"filter": FilterSettings(strategy="all")})
-    filtered = trainer.settings.model_copy(update={"filter": FilterSettings(strategy="top_p", keep=0.9)})
+    trainer.sampler.chat = ReadsReasoning(trainer.policy.tokenizer)
+    kinds = {"all groups": FilterSettings(strategy="all"), "top_p 0.9": FilterSettings(strategy="top_p", keep=0.9)}
     rows: list[Row] = []
-    with trainer.env_pool:
-        trainer.settings = everything
-        say(f"first iteration: {timed(trainer.model.device, partial(trainer.train_step, 1))[0]:.1f} s")
+    with trainer.sampler.pool:
+        _filter_by(trainer, kinds["all groups"])
+        say(f"first iteration: {timed(trainer.policy.device, partial(trainer.train_step, 1))[0]:.1f} s")
         if not store.steps()[-1].metrics.get("information/num_reasonings"):
             raise SystemExit("diagnosis found no reasoning to score: the times would leave it out")
-        for name, settings in (("all groups", everything), ("top_p 0.9", filtered)):
-            trainer.settings = settings
+        for name, rules in kinds.items():
+            _filter_by(trainer, rules)
             rows.append({**_about(options, trainer), "groups": name, **_mean_row(options, trainer, store)})
     whole = float(rows[0]["seconds"] or 0.0)
     return [rows[0], {**rows[1], "saved": 1 - float(rows[1]["seconds"] or 0.0) / whole}]
 
 
+def _filter_by(trainer: Trainer, rules: FilterSettings) -> None:
+    """Let the next iterations filter by these rules."""
+    trainer.settings = trainer.settings.model_copy(update={"filter": rules})
+    trainer.alarm_actions.keep = rules.keep
+    trainer.stages = Stages(trainer.settings, trainer.parts, trainer.callbacks, trainer.timer)
+
+
 def _about(options: argparse.Namespace, trainer: Trainer) -> Row:
     sizes = f"{options.groups} x {options.group}, {options.turns} turns, {options.prompt} in, {options.response} out, {options.observed} observed"
-    device = f"{device_name(trainer.model.device)}, {precision(trainer.model)}"
+    device = f"{device_name(trainer.policy.device)}, {precision(trainer.policy.module)}"
     return {"model": options.model, "device, precision": device, "algorithm": options.algorithm, "iteration": sizes}
 
 
 def _mean_row(options: argparse.Namespace, trainer: Trainer, store: RunStore) -> Row:
     """Means over the iterations of one kind, and the highest memory."""
-    device, began = trainer.model.device, trainer.step
+    device, began = trainer.policy.device, trainer.step
     forget_peak(device)
     seconds = []
     for step in range(began + 1, began + 1 + options.steps):

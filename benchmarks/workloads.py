@@ -1,7 +1,7 @@
 """What the speed benchmarks make a model do: conversations of fixed lengths, and the least that playing them costs.
 
 A conversation is fed a prompt of random words, answers with so many tokens, is shown an observation of random words, answers again. Nothing
-but the length ends a response: its dialogue names no closing tag, and the end of turn is an id that the model cannot draw (a shape, whose
+but the length ends a response: it names no closing tag, and the end of turn is an id that the model cannot draw (a shape, whose
 vocabulary is larger than its tokenizer's, draws it once in a vocabulary's worth of tokens). Rates are of the tokens that were really sampled.
 """
 
@@ -17,6 +17,7 @@ from tether.core.enums import FinishReason, StopReason
 from tether.core.protocols import PromptTokens
 from tether.core.seeding import generator
 from tether.core.types import Completion, Group, Trajectory, Turn
+from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
 from tether.training.settings import RolloutSettings
 
@@ -49,7 +50,7 @@ class Conversations:
         return f"{rows}, {self.prompt} in, {self.response} out{turns}"
 
 
-class FixedDialogue:
+class FixedConversation:
     """A conversation of fixed lengths; it keeps what was said, as an episode does."""
 
     closing_tags: tuple[str, ...] = ()
@@ -71,18 +72,18 @@ class FixedDialogue:
         return self._feeds[len(turns)] if len(turns) < len(self._feeds) else None
 
 
-def make_conversations(work: Conversations, vocabulary: int, run: int = 0) -> list[FixedDialogue]:
+def make_conversations(work: Conversations, vocabulary: int, run: int = 0) -> list[FixedConversation]:
     """The conversations, not begun; the words depend on the run, the lengths do not."""
     made = []
     for group in range(work.groups):
         prompt = _words(vocabulary, work.prompt, "prompt", run, group)
         for member in range(work.group_size):
             shown = [_words(vocabulary, work.observed, "shown", run, group, member, turn) for turn in range(work.turns - 1)]
-            made.append(FixedDialogue(group, member, prompt, shown, generator("benchmark", "draws", run, group, member)))
+            made.append(FixedConversation(group, member, prompt, shown, generator("benchmark", "draws", run, group, member)))
     return made
 
 
-def grouped(played: Sequence[FixedDialogue]) -> list[Group]:
+def grouped(played: Sequence[FixedConversation]) -> list[Group]:
     """What was said, by prompt."""
     groups: dict[int, Group] = {}
     for conversation in played:
@@ -119,13 +120,22 @@ def endless(tokenizer: Any) -> Any:
     return changed
 
 
+class EndlessPolicy(Policy):
+    """A policy whose turns only the tokenizer's end of turn ends, whatever the model's generation config names."""
+
+    @property
+    def end_of_turn_ids(self) -> tuple[int, ...]:
+        assert self.tokenizer is not None
+        return (int(self.tokenizer.eos_token_id),)
+
+
 def engine_for(model: Any, tokenizer: Any, work: Conversations, cache_gb: float | None = None) -> NativeEngine:
     """An engine as a run builds it, with a row for every conversation and a tokenizer that ends none."""
     limit = int(model.config.max_position_embeddings)
     if work.longest > limit:
         raise SystemExit(f"conversations of {work.longest} tokens ({work}) are longer than the model's {limit}; shorten them")
     longest = min(max(work.longest, RolloutSettings().max_context), limit)
-    return NativeEngine(model, endless(tokenizer), max_rows=work.rows, max_context=longest, cache_gb=cache_gb)
+    return NativeEngine(EndlessPolicy(model, endless(tokenizer)), max_rows=work.rows, max_context=longest, cache_gb=cache_gb)
 
 
 def num_sampled(groups: Sequence[Group]) -> int:

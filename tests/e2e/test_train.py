@@ -94,7 +94,7 @@ def test_interrupted_and_resumed_from_its_config_it_is_the_same_run(run: Path, t
         process.kill()
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert f"Go on with: tether train --resume --out {folder}" in " ".join(out.split())
+    assert f"Continue with: tether train --resume --out {folder}" in " ".join(out.split())
     assert [path.name for path in (folder / "checkpoints").iterdir()] in (["step_000001"], ["step_000002"])
     assert json.loads((folder / "run.json").read_text())["finished"] is None
     done = _tether(["train", "--resume", "--out", str(folder)])
@@ -111,7 +111,7 @@ def _records_so_far(folder: Path) -> set[int]:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_disk_is_said_plainly(run: Path) -> None:
-    """Every write to /dev/full fails as on a full disk. Runs last: it goes on with the run of this file."""
+    """Every write to /dev/full fails as on a full disk. Runs last: it continues the run of this file."""
     kept = {path: path.read_bytes() for path in (run / "metrics.jsonl", run / "trajectories.jsonl", run / "report.html")}
     (run / "timings.jsonl").unlink()
     (run / "timings.jsonl").symlink_to("/dev/full")

@@ -1,4 +1,4 @@
-"""`tether doctor`: what this machine has, what works, and what to do about what does not."""
+"""`tether doctor`: what this machine has, what works, and how to fix what does not; with a model, whether it fits and how it is computed."""
 
 import importlib.metadata
 import importlib.util
@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, TetherError
 
 EXAMPLES = """\b
 Examples:
@@ -31,24 +31,27 @@ MIN_FREE_GIB = 2
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the examination."""
+    """One line of the output."""
 
     what: str
     good: bool
     detail: str
     needed: bool = True
-    """A finding that is not good only fails the examination if it is needed."""
+    """A finding that is not good makes the command fail only if it is needed."""
 
 
 def doctor(
-    model: Annotated[str | None, typer.Option(help="Also check that training this model fits into memory.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Also check that training this model fits into memory, and which parts of the fast path serve it; loads it."),
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of that training.")] = None,
 ) -> None:
     """Check this machine; exits 1 if training cannot work here."""
     if set_ and model is None:
-        raise BadInput("--set is about the training of a model; add --model NAME")
+        raise BadInput("--set changes the training of a model; add --model NAME")
     console = Console()
-    findings = [*examine(), *(_fit(model, set_ or []) if model is not None else [])]
+    findings = [*examine(), *(_model(model, set_ or []) if model is not None else [])]
     for finding in findings:
         mark = "[green]ok  [/]" if finding.good else "[red]FAIL[/]" if finding.needed else "[yellow]note[/]"
         console.print(f"{mark} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
@@ -81,24 +84,51 @@ def _compute() -> Iterator[Finding]:
     yield Finding("cores", True, f"{os.cpu_count()} CPU cores")
 
 
-def _fit(model: str, pairs: list[str]) -> Iterator[Finding]:
-    """Whether training a model fits, counted without loading it."""
+def _model(model: str, pairs: list[str]) -> Iterator[Finding]:
+    """Whether training a model fits, and what computes it."""
     from tether.core.config import load, merge, parse_overrides
     from tether.models.catalog import check_name
-    from tether.training.build import resolve_algorithm
-    from tether.training.memory import plan_memory
     from tether.training.settings import RunSettings
 
     check_name(model)
     settings = load(RunSettings, None, merge({"env": {"name": "frozen_lake"}, "model": {"name": model}}, parse_overrides(pairs)))
-    what = f"training {model}"
+    fits = list(_fit(settings))
+    yield from fits
+    if all(finding.good or not finding.needed for finding in fits):
+        yield from _fast_path(settings)
+
+
+def _fast_path(settings: Any) -> Iterator[Finding]:
+    """Which decoder, attention, scorer and head serve the model; it is loaded as a run would load it, and probed."""
+    from tether.models.load import load_model
+    from tether.models.policy import Policy
+    from tether.training.build import compute_dtype
+
+    what = f"computing {settings.model.name}"
+    try:
+        loaded = load_model(settings.model.name, device=settings.model.device, dtype=compute_dtype(settings))
+    except TetherError as error:
+        yield Finding(what, False, str(error))
+        return
+    report = Policy(*loaded, max_positions=settings.rollout.max_context).report()
+    first, *slow = report.lines()
+    yield Finding(what, True, first)
+    yield from (Finding(what, False, line, needed=False) for line in slow)
+
+
+def _fit(settings: Any) -> Iterator[Finding]:
+    """Whether training fits, counted without loading anything."""
+    from tether.training.build import resolve_algorithm
+    from tether.training.memory import plan_memory
+
+    what = f"training {settings.model.name}"
     try:
         fit = plan_memory(settings, resolve_algorithm(settings.algorithm))
     except BadInput as error:
         yield Finding(what, False, str(error))
         return
     if fit is None:
-        yield Finding(what, False, "cannot be told without loading the model", needed=False)
+        yield Finding(what, False, "cannot be counted without loading the model", needed=False)
         return
     yield Finding(what, True, fit.words())
     yield from (Finding(what, False, note, needed=False) for note in fit.notes)

@@ -53,7 +53,7 @@ def device_name(device: torch.device) -> str:
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second of a large matrix product, measured once per process in well under a second."""
     for width in PRODUCT_WIDTHS:
-        # Drawn, because a card computes zeros with less power and so faster; from a stream of its own, because the run's must not move.
+        # Random values: a GPU computes zeros with less power and so faster. A generator of its own: the run's must not advance.
         source = torch.Generator(device).manual_seed(0)
         left, right = (torch.randn(width, width, generator=source, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(left)

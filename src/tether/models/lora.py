@@ -1,7 +1,7 @@
 """LoRA: a few small matrices beside the frozen linear layers of a model, through peft, in place.
 
 The model keeps its class and its attributes, so engine, scorer and learner use it as they use any other; only the adapters require
-gradients, and they are kept in float32 whatever the model's type. Their starting values are drawn per layer from the seed: the second
+gradients, and they are kept in float32 whatever the model's type. Their starting values are sampled per layer from the seed: the second
 matrix is zero, so training starts from the very model. Without its adapters the model is its own reference; merged into a copy they leave
 a plain model. What is saved are the adapters and the name of the model they belong to, in peft's format; the saving of transformers does
 that too, but asks the hub about the model first.

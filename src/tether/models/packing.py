@@ -118,7 +118,7 @@ def pack_rows(lengths: Sequence[int], max_tokens: int, together: bool) -> list[l
 
 
 def _fill(waiting: list[int], lengths: Sequence[int], max_tokens: int, together: bool) -> tuple[list[list[int]], list[int]]:
-    """The rows of one micro-batch, and who must wait for the next."""
+    """The rows of one micro-batch, and the sequences that wait for the next."""
     width = lengths[waiting[0]]
     most_rows = max(1, max_tokens // max(1, width))
     rows: list[list[int]] = []
@@ -259,7 +259,7 @@ class FlatBatch:
         return ids_BT.flatten()[source], positions
 
     def attention(self, scale: float, device: torch.device) -> PackedAttention:
-        """Who sees whom in that row."""
+        """The attention of that row: which tokens see which."""
         layout = self._layout
         return PackedAttention(layout.text_lengths, layout.prompt_lengths, layout.follower_lengths, scale=scale, device=device)
 
@@ -315,6 +315,8 @@ def _cut(run: Run, lengths: Sequence[int], max_tokens: int) -> list[Run]:
 
 def _common_runs(ids_BT: npt.NDArray[np.int64], lengths: Sequence[int]) -> list[Run]:
     """The batch in runs with common beginnings, so that as few tokens as possible are computed; sequences in the order of their ids."""
+    # In the order of their ids, the common prefix of a range of sequences is the shortest of the common prefixes of its neighbours. So a
+    # run is a range of this order, and the best cut into ranges is found from left to right.
     order = sorted(range(len(lengths)), key=lambda row: (ids_BT[row, : lengths[row]].tolist(), row))
     common = [_common(ids_BT[a], ids_BT[b], min(lengths[a], lengths[b])) for a, b in pairwise(order)]
     # best[n]: the most tokens that can be saved among the first n sequences; first[n]: where the last of their runs begins.
@@ -323,6 +325,7 @@ def _common_runs(ids_BT: npt.NDArray[np.int64], lengths: Sequence[int]) -> list[
         best.append(best[stop - 1])
         first.append(stop - 1)
         shared = max(lengths, default=0)
+        # The last run reaches back from `stop`. Its prefix only gets shorter, so below MIN_SHARED nothing further back can help.
         for start in range(stop - 2, -1, -1):
             shared = min(shared, common[start])
             if shared < MIN_SHARED:

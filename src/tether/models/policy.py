@@ -191,7 +191,7 @@ class Policy:
 
     @property
     def supports_packing(self) -> bool:
-        """Whether texts that share a row, told apart by positions that start again, get the logits they get alone."""
+        """Whether texts that share a row, separated by positions that start again, get the logits they get alone."""
         return not self._packing_reason
 
     @property
@@ -234,7 +234,7 @@ class Policy:
         return self.once("decoder", lambda: DecoderChoice(self))
 
     def scorer(self) -> "PrefixScorer":
-        """The scorer on this model; the same one for all who ask."""
+        """The scorer on this model; the same one for every caller."""
         from tether.models.scoring.local import PrefixScorer
 
         return self.once("scorer", lambda: PrefixScorer(self))

@@ -4,10 +4,11 @@ What an architecture's code does cannot be read off its config. So each fast imp
 is used only where the two agree to within rounding. A probe never ends a run: whatever it raises becomes the reason why the slower
 implementation is used (`attempt`); only running out of memory is raised again.
 
-In float32 the two are compared with each other. In half precision that comparison says little: real weights of SmolLM2-135M in bfloat16 are
-0.02 to 0.2 (relative root mean square) away from float32, whichever code computes them, because a few large activations round coarsely.
-There, both are held against the module's own computation in float32, and the fast one may not be clearly worse than the module
-(`disagreement`). The float32 computation needs no second copy of the model: `float32_parts` widens the weights of one part at a time.
+In float32 the two are compared with each other. In half precision that comparison says little: the module itself, with the real weights of
+SmolLM2-135M in bfloat16, is 0.02 (relative root mean square) away from its own float32 computation over ordinary words, and 0.43 over
+the special tokens that begin its vocabulary. So there both are held against the module's computation in float32, and the fast one may not
+be clearly worse than the module (`disagreement`). The float32 computation needs no second copy of the model: `float32_parts` widens the
+weights of one part at a time.
 
 Positions are spread up to the last one that the run may use (`probe_positions`): some architectures change their attention only past the
 length they were first trained with.
@@ -163,8 +164,10 @@ def disagreement(fast: Tensor, module: Tensor, exact: Callable[[], Tensor], dtyp
         return float32_disagreement(fast, module)
     reference = exact().float()
     ours, theirs = _relative_rms(fast, reference), _relative_rms(module, reference)
-    # Measured with bfloat16 (24 tokens, features): SmolLM2-135M 0.9 to 1.1 times the module's own error, random shapes up to 1.4 times, while
-    # wrong scales, windows or rotations are 5 to 100 times as far off. The floor lets through models whose own error is near zero.
+    # Twice: two ways to round the same formula have errors of the same size (on a CPU, where both do the same operations, SmolLM2-135M and
+    # random Llama, Qwen2 and Qwen3 shapes have a ratio of 1.00). Wrong rotations or missing ones are 9 to 40 times as far off in bfloat16. A small
+    # mistake (a scale off by 2%: 1.85 times) would pass here; `probe_backbone` finds it, because it compares the formula in float32 first.
+    # The floor is for models whose own error is near zero.
     if ours <= WORSE * theirs + FLOOR:
         return ""
     return f"differs from float32 by {ours:.2g} where the module differs by {theirs:.2g}"

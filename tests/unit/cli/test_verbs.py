@@ -71,7 +71,7 @@ def test_doctor_counts_what_training_a_model_takes(capsys: pytest.CaptureFixture
 
 def test_doctor_and_words_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["doctor", "--set", "lora.rank=4"]) == 2
-    assert capsys.readouterr().err == "tether: --set is about the training of a model; add --model NAME\n"
+    assert capsys.readouterr().err == "tether: --set changes the training of a model; add --model NAME\n"
     assert _run(["doctor", "--model", "smolm2"]) == 2
     assert "did you mean 'smollm2'?" in capsys.readouterr().err
 

@@ -1,12 +1,17 @@
 """Where the parts of a Llama-shaped model are, projections of one input that are computed as one, and the operations between them.
 
 A model belongs to the family if its layers have exactly these parts: two root-mean-square norms, four projections (norms of queries and keys
-allowed), a gated MLP; and if attention reaches over the whole text with positions that are rotations fixed beforehand. That it computes what
-this layout suggests is for a probe to find out (`family_trunk`).
+allowed), a gated MLP; and if attention reaches over the whole text with positions that are rotations fixed beforehand. Whether it computes
+what this layout suggests is found by a probe (`probe_backbone`).
 
-Projections of the same input become views of one matrix (`Joined`): the module's own parameters move into shared storage, so one product
-computes them all, an optimiser that updates the parameters updates the matrix, and there is no second copy. Whoever replaces a parameter's
-storage (another precision, another device) undoes that; `Joined.join` notices and joins them again.
+Projections of the same input become views of one matrix (`FusedLinear`): the module's own parameters move into shared storage, so one product
+computes them all, an optimiser that updates the parameters updates the matrix, and there is no second copy. Code that replaces a parameter's
+storage (another precision, another device) undoes that; `FusedLinear.join` notices and joins them again.
+
+The operations between the matrix products are Triton kernels on a CUDA device and plain torch elsewhere, with gradients in both. Everything is
+computed in float32 inside an operation and rounded to the model's precision at its end.
+
+Shape legend: S tokens, N width of a row, F width of the MLP, H query heads, K key heads, D width of a head, P positions, R half of D.
 """
 
 from collections.abc import Sequence
@@ -27,7 +32,13 @@ MLP_PARTS = {"gate_proj", "up_proj", "down_proj"}
 
 
 class FusedLinear:
-    """Linear layers over one input, as one matrix of which their weights are views."""
+    """Linear layers over one input, as one matrix of which their weights are views.
+
+    Invariant, whenever `is_whole`: the weights (and biases) of the layers lie one behind the other in memory, in this order, and `_weight`
+    (`_bias`) is the whole of that memory. Parameters are never copied back and forth: an optimiser's update of a layer's parameter is
+    an update of `_weight`, because it is the same memory. Only the storage of a parameter changes, never the Parameter object, so
+    optimisers and hooks that hold parameters keep working.
+    """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = tuple(layers)
@@ -40,25 +51,30 @@ class FusedLinear:
         weight = self._weight
         if weight is None:
             return False
-        begin, size = weight.data_ptr(), weight.element_size()
-        for layer in self._layers:
-            if layer.weight.data_ptr() != begin or layer.weight.dtype != weight.dtype:
-                return False
-            begin += layer.weight.numel() * size
-        return self._bias is None or self._layers[0].bias.data_ptr() == self._bias.data_ptr()
+        # Addresses are compared, not contents: a parameter that was given other storage (`model.to`, a loaded checkpoint) has another one.
+        wholes = [(weight, [layer.weight for layer in self._layers])]
+        if self._bias is not None:
+            wholes.append((self._bias, [layer.bias for layer in self._layers]))
+        for whole, parts in wholes:
+            begin = whole.data_ptr()
+            for part in parts:
+                if part.data_ptr() != begin or part.dtype != whole.dtype:
+                    return False
+                begin += part.nbytes
+        return True
 
     def join(self) -> bool:
         """Bring the weights together where they are not; returns whether they had to be moved."""
         if self.is_whole:
             return False
-        with torch.inference_mode(False), torch.no_grad():  # an optimiser could not change tensors born in inference mode
+        with torch.inference_mode(False), torch.no_grad():  # an optimiser cannot change tensors that were made in inference mode
             if self._adopt():
                 return False
             self._join()
         return True
 
     def _adopt(self) -> bool:
-        """Take weights as they are that somebody else has brought together."""
+        """Take weights as they are if they lie together already, as another FusedLinear over the same layers has left them."""
         weights = [layer.weight.data for layer in self._layers]
         biases = [layer.bias.data for layer in self._layers if layer.bias is not None]
         if not _lie_together(weights) or not _lie_together(biases):

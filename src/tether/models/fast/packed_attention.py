@@ -87,6 +87,7 @@ class _Attention(torch.autograd.Function):
             to_prompt_SHD, prompt_sums_HS = kernel.forward(
                 query_SHD[follow], key_SKD[prompt], value_SKD[prompt], plan.shared, False, plan.scale
             )
+            # The softmax over both parts weighs each part by exp of its log-sum-exp; the prompt's share of the two is a sigmoid.
             own_sums_HS = sums_HS[:, follow]
             share_SH1 = torch.sigmoid(prompt_sums_HS - own_sums_HS).t()[..., None]  # of the prompt
             out_SHD[follow] = torch.lerp(out_SHD[follow].to(share_SH1.dtype), to_prompt_SHD.to(share_SH1.dtype), share_SH1).to(
@@ -107,6 +108,8 @@ class _Attention(torch.autograd.Function):
         by_query, by_key, by_value = kernel.backward(
             by_out_SHD, (query_SHD, key_SKD, value_SKD), (out_SHD, sums_HS), (texts, texts), True, plan.scale
         )
+        # Both calls get the merged output and log-sum-exp, not those of their own part: with these, exp(score - log-sum-exp) is a token's
+        # probability in the softmax over prompt and text together, and each call returns its summands of the exact gradient.
         if plan.shared is not None:
             follow, prompt = _parts(plan)
             more_query, more_key, more_value = kernel.backward(
@@ -327,15 +330,15 @@ def kernel_disagreement(kernel: PackedKernel, device: torch.device, dtype: torch
     """
     source = torch.Generator().manual_seed(0)
 
-    def drawn(*shape: int) -> Tensor:
+    def random_states(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=source).to(device, dtype)
 
     slack = 1e-4 if dtype in (torch.float32, torch.float64) else 4e-2
     scale = width**-0.5
     for lengths, key_lengths, causal in (((37, 5), (37, 5), True), ((3, 20), (19, 40), False)):
         texts = packed_lengths(lengths, device), packed_lengths(key_lengths, device)
-        states = drawn(sum(lengths), 4, width), drawn(sum(key_lengths), 2, width), drawn(sum(key_lengths), 2, width)
-        by_out_SHD = drawn(*states[0].shape)
+        states = random_states(sum(lengths), 4, width), random_states(sum(key_lengths), 2, width), random_states(sum(key_lengths), 2, width)
+        by_out_SHD = random_states(*states[0].shape)
         expected = PLAIN.forward(*states, texts, causal, scale)
         wider = (expected[0] * 0.8, expected[1] + 0.4)  # as if there were more keys
         expected_by = PLAIN.backward(by_out_SHD, states, wider, texts, causal, scale)

@@ -57,7 +57,7 @@ class Pass:
     padded_index_S: Tensor
     """Where each token of the row stands in the flattened `pieces_BT`."""
     spans: Sequence[PrefixSpan] = ()
-    """Who continues what, in the order of the row; empty for texts that start from nothing."""
+    """Which tokens continue which prefix, in the order of the row; empty for texts without a prefix."""
     stored: "dict[nn.Module, tuple[Tensor, Tensor]]" = field(default_factory=dict)
     """Keys and values [1, K, S, D] by attention layer: read where there are spans, written where there are none."""
     is_even: bool = False

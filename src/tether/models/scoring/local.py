@@ -127,7 +127,7 @@ class PrefixScorer:
         prefix = SharedPrefix(self._policy, prompts)
         firsts = torch.tensor([text[0] for text in texts], device=self._model.device)
         first_PN = self._tokens.of_words(prefix.last_PD, firsts)
-        num_short = sum(len(text) == 1 for text in texts)  # they come first, and the prompts have told all about them
+        num_short = sum(len(text) == 1 for text in texts)  # they come first, and the prompts' last features score them
         plan: list[tuple[range, range, npt.NDArray[np.int64]]] = []
         found = []
         for some in cuts([len(text) - 1 for text in texts[num_short:]], budget):

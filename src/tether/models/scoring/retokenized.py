@@ -1,7 +1,7 @@
-"""A judge that speaks another token language: the text is decoded with the writer's tokenizer and encoded with the judge's.
+"""A scorer with another tokenizer than the policy: text is decoded with the policy's tokenizer and encoded with the scorer's.
 
-The boundary between prompt and reasoning stays where it was, because the two are encoded apart. Marks that only the writer's chat template
-knows become plain text for the judge.
+The boundary between prompt and reasoning stays where it was, because the two are encoded apart. Special tokens that only the policy's
+tokenizer has become plain text for the scorer.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase)
 
 
 class RetokenizedScorer:
-    """Scores token ids of `writer` with a scorer that reads the ids of `judge`."""
+    """Scores token ids of `source` with a scorer that reads the ids of `target`."""
 
-    def __init__(self, scorer: BatchScorer, writer: PreTrainedTokenizerBase, judge: PreTrainedTokenizerBase) -> None:
-        self._scorer, self._writer, self._judge = scorer, writer, judge
+    def __init__(self, scorer: BatchScorer, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
+        self._scorer, self._source, self._target = scorer, source, target
 
     def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
-        """log p(reasoning | prompt), both as the judge reads them."""
+        """log p(reasoning | prompt), both in the scorer's tokens."""
         return float(self.score_many(prompt, [reasoning])[0])
 
     def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
@@ -34,8 +34,8 @@ class RetokenizedScorer:
         return np.asarray(self._scorer.score_many(self._read(prompt), [self._read(reasoning) for reasoning in reasonings]))
 
     def _read(self, ids: Sequence[int]) -> list[int]:
-        text = self._writer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        read: list[int] = self._judge.encode(text, add_special_tokens=False)
+        text = self._source.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        read: list[int] = self._target.encode(text, add_special_tokens=False)
         if not read:
             raise BadInput(f"the scorer's tokenizer makes no tokens of {text!r}; choose another diagnosis.scorer")
         return read

@@ -2,7 +2,7 @@
 
 A model reads a range of rows as a view, so the rows of a step are moved to the front first; few change from one step to the next. Feeding
 needs no order: rows are few then and the pass is long. Texts are fed in parts of bounded size, sorted by length where they are padded.
-Slots that begin alike are computed once and copied.
+A prompt that several slots share is computed once and copied.
 
 Memory: all rows are as long as the longest conversation needs. Rows and positions together stay within a budget; positions grow by
 doubling inside it, and where the longest conversation needs more, there are fewer rows. When the last slot is released, all memory goes
@@ -68,7 +68,7 @@ class ContiguousDecoder:
     def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
         """Make room for so many positions in each of these slots. False: memory does not suffice, and nothing has changed.
 
-        Slots that begin alike have rows of their own here all the same.
+        Slots that share a prompt have rows of their own here.
         """
         reserved = self._reserved | {slot: max(count, self._reserved.get(slot, 0)) for slot, count in positions.items()}
         longest = max(reserved.values(), default=0)

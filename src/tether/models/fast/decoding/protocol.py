@@ -20,7 +20,7 @@ NO_SHARING: Mapping[int, int] = MappingProxyType({})
 
 
 class PrefillRequest(NamedTuple):
-    """Tokens for one slot, or for several empty ones that begin alike and for which they are computed once."""
+    """Tokens for one slot, or for several empty ones with the same prompt, for which they are computed once."""
 
     slots: tuple[int, ...]
     start: int
