@@ -15,8 +15,7 @@ from tether.core.config import Settings, validate
 from tether.core.errors import BadInput
 from tether.envs.dataset import BadRows, Pool, Row, RowError, load_instances
 from tether.envs.deepcoder.formats.functions import humaneval, mbpp
-from tether.envs.deepcoder.formats.livecodebench import livecodebench
-from tether.envs.deepcoder.formats.pairs import deepcoder, input_output, verification_info
+from tether.envs.deepcoder.formats.pairs import deepcoder, input_output, livecodebench, verification_info
 from tether.envs.deepcoder.parsing import read_json
 from tether.envs.deepcoder.problem import Case, Prints, Problem, Returns, check_arguments, digest_of
 from tether.envs.deepcoder.sandbox.jobs import CallTask, StdinTask
