@@ -32,7 +32,7 @@ class Puzzle:
     numbers: tuple[int, ...]
     """In the order shown."""
     solution: str | None = None
-    """An expression that makes the target of every number, each used once; None where the data tells none."""
+    """An expression that makes the target of every number, each used once; None where the data has none."""
 
     @property
     def fingerprint(self) -> str:

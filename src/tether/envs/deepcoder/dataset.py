@@ -1,4 +1,4 @@
-"""Problems from the public data sets: the format of a row is told by its fields.
+"""Problems from the public data sets (the fields of a row determine its format) and the built-in problems.
 
 Loading is done once per process and options, since a trainer builds hundreds of environments that share them.
 """
@@ -30,7 +30,7 @@ _FORMATS: tuple[tuple[tuple[str, ...], Callable[[Row], Problem]], ...] = (
     (("question", "input_output"), input_output),
     (("prompt", "verification_info"), verification_info),
 )
-"""The fields that tell a format; the first that a row has all fields of."""
+"""The fields that identify a format; a row has the first format whose fields it has all."""
 
 
 def read_problem(row: Row) -> Problem:

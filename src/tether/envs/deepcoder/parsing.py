@@ -1,7 +1,7 @@
-"""Python source as a syntax tree, from text nobody has checked: an answer, or the tests of a data row.
+"""Python source as a syntax tree, from untrusted text: an answer, or the tests of a data row; and values read from data files.
 
-Whatever is wrong with the text (no Python, a NUL, nested too deep for the parser) comes out as one kind of error with one line of
-words. Nothing is ever executed here. The compiler's warnings about such text (an unknown escape in a string) are of no use to
+Whatever is wrong with the text (no Python, a NUL, nested too deep for the parser) raises one kind of error with one line of
+text. Nothing is ever executed here. The compiler's warnings about such text (an unknown escape in a string) are of no use to
 whoever trains a model and are silenced by the name the text is compiled under; the filter is looked for at each use because test
 runners and libraries reset the list of filters, and never removed because restoring the list is not safe among threads.
 """

@@ -21,12 +21,12 @@ from tether.envs.frozen_lake import render
 from tether.envs.frozen_lake.generator import Generator, Lake, RandomLake
 
 Reward = Callable[[str], float]
-"""From the letter of the tile reached (S, F, H or G) to what is paid."""
+"""From the letter of the tile reached (S, F, H or G) to its reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoalReward:
-    """1 at the goal and nothing else, unless told otherwise."""
+    """1 at the goal and nothing else, by default."""
 
     goal: float = 1.0
     hole: float = 0.0

@@ -56,7 +56,7 @@ class Problem:
     form: str = ""
     """What it asks, for kinds that ask more than one thing."""
     parameters: Mapping[str, Fraction] = field(default_factory=dict, compare=False)
-    """The numbers that a generated question tells, by name."""
+    """The numbers in a generated question, by name."""
     steps: tuple[str, ...] = ()
     """Equations from the parameters to the answer, for a generated one."""
 

@@ -51,7 +51,7 @@ class Sandbox:
         self.concurrency = concurrency or _cores()
 
     def run(self, code: str, tasks: Sequence[Task]) -> list[Report]:
-        """One report per task, in order. `SandboxUnavailable` where the machine cannot give the isolation asked for."""
+        """One report per task, in order. `SandboxUnavailable` where the machine does not support the requested isolation."""
         return _Run(self, code, tasks).reports()
 
 

@@ -106,7 +106,7 @@ class SymbolicComparison:
         self._process: subprocess.Popen[bytes] | None = None
 
     def equal(self, gold: str, answer: str) -> bool | None:
-        """Whether two expressions in LaTeX are the same; None if that could not be told (no expression, or too hard)."""
+        """Whether two expressions in LaTeX are the same; None if unknown (no expression, or too hard)."""
         question = json.dumps({"gold": gold, "answer": answer}) + "\n"
         with self._lock:
             try:
