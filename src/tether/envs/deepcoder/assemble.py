@@ -1,4 +1,8 @@
-"""From the code in an answer to the program that is run.
+"""From an answer to the program that is run.
+
+`extract` takes the program out of the answer: its last code fence, or else the whole of it. A fence is a line of at least three backticks or
+tildes with any language tag; it ends at a line of as many of the same or at the end of the answer. Models are careless with the closing one:
+it may stand at the end of the last line of code, or be missing. A fence with nothing in it is skipped.
 
 A program that reads standard input is run as it is. Where the problem wants a function, an answer may be a whole program, or the code
 that completes what the problem opened (the prompt of HumanEval, a class Solution with an empty method), with or without its

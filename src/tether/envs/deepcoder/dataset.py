@@ -1,6 +1,10 @@
 """Problems from the public data sets (the fields of a row determine its format) and the built-in problems.
 
 Loading is done once per process and options, since a trainer builds hundreds of environments that share them.
+
+A built-in problem is one TOML file with `title`, `difficulty` (1 to 5), `kind` ("stdin" or "function"), `statement`, `solution`, for functions
+also `function` and optionally `starter`, and `[[tests]]`: `public`, and either `stdin` and `stdout`, or `args` (a JSON array) and `result`
+(JSON). Files are read strictly: a missing, unknown or wrong field is an error that names the file.
 """
 
 import tomllib

@@ -4,6 +4,10 @@ Whatever is wrong with the text (no Python, a NUL, nested too deep for the parse
 text. Nothing is ever executed here. The compiler's warnings about such text (an unknown escape in a string) are of no use to
 whoever trains a model and are silenced by the name the text is compiled under; the filter is looked for at each use because test
 runners and libraries reset the list of filters, and never removed because restoring the list is not safe among threads.
+
+Data files hold JSON, or Python literals, with integers of any length. Python refuses to read or write more than some thousand digits at
+once, so those go through `decimal` or are written in hexadecimal, and no process-wide limit is changed. What is shown to an agent, and what
+the hash of a test is made of, is Python's own notation with sets in a fixed order.
 """
 
 import ast
