@@ -1,4 +1,4 @@
-"""`tether play`: a person plays an environment in the terminal, seeing exactly what an agent is told and paid.
+"""`tether play`: a person plays an environment in the terminal and sees exactly the observations and rewards of an agent.
 
 Answers go to the environment as typed ("Right || Up"); where it knows the four directions, letters and arrows are short for them. An
 answer of several lines, such as a program, stands between two lines of ``` or comes from a file (@solution.py).
@@ -95,13 +95,13 @@ def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
         _show(env, step.observation, turn, folder, console)
         console.print(Text(_turn_summary(step, total), style="dim"), end="\n\n")
         if step.done:
-            console.print(Text(*_verdict(step, total, turn)))
+            console.print(Text(*_last_line(step, total, turn)))
             return
     console.print(Text(f"Stopped{_after(turn, total)}", style="dim"))
 
 
 def _in_one_line(what: str, call: Callable[[], T]) -> T:
-    """What the environment answers; an error of its own code is told in one line, like Tether's own."""
+    """The result of a call of the environment; an error of its code becomes one line, like Tether's own errors."""
     try:
         with environment_boundary(what):
             return call()
@@ -168,7 +168,7 @@ def _turn_summary(step: Step, total: float) -> str:
     return f"{did}Reward {step.reward:g}, {total:g} so far."
 
 
-def _verdict(step: Step, total: float, turns: int) -> tuple[str, str]:
+def _last_line(step: Step, total: float, turns: int) -> tuple[str, str]:
     """The last line and its colour."""
     if step.success:
         return f"Solved{_after(turns, total)}", "bold green"

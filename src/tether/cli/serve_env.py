@@ -1,6 +1,6 @@
 """`tether serve-env`: any environment over HTTP, so that training can run in another process, on another machine or in another language.
 
-Everything that can be wrong (the name, an option, the port, a missing token) is found before the first client could connect.
+Errors (the name, an option, the port, a missing token) are reported before the first client can connect.
 """
 
 from typing import Annotated
@@ -28,7 +28,7 @@ def serve_env(
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must bring; better set as TETHER_TOKEN.", show_default=False
+            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.", show_default=False
         ),
     ] = None,
     options: Annotated[
@@ -53,7 +53,7 @@ def serve_env(
         console.print(f"Serving {env} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
         console.print(f'Use it as make_env("{url}") or: tether train {url}')
         if secret:
-            console.print("Clients take the token from TETHER_TOKEN or the option token.")
+            console.print("Clients read the token from TETHER_TOKEN or from the option token.")
         try:
             run(service, listener)
         except KeyboardInterrupt:  # the way to stop a server; everything is closed by now

@@ -1,6 +1,6 @@
-"""`tether serve-search`: a full-text index behind HTTP, for SearchQA here and for whoever speaks either public retrieval shape.
+"""`tether serve-search`: a full-text index over HTTP, for SearchQA and for other clients of the two public retrieval formats.
 
-Whoever can reach the port can read the corpus: beyond this machine it is only served under a token. Imports no torch.
+Everyone who can reach the port can read the corpus, so a token is required beyond this machine. Imports no torch.
 """
 
 from pathlib import Path
@@ -28,12 +28,12 @@ def serve_search(
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must bring; better set as TETHER_TOKEN.", show_default=False
+            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.", show_default=False
         ),
     ] = None,
     bad_rows: Annotated[str, typer.Option(help="What to do with a malformed document: error or skip.")] = "error",
 ) -> None:
-    """Serve a search index over HTTP, in the shapes of Search-R1 and of rllm."""
+    """Serve a search index over HTTP, in the formats of Search-R1 and rllm."""
     from tether.envs.remote.http_server import address_of, bind, server_token
     from tether.envs.searchqa.corpus import of_file
     from tether.envs.searchqa.dataset import world_corpus

@@ -28,7 +28,7 @@ from tether.core.types import Observation, Step
 
 Work = Literal["inline", "process", "wait"]
 """Where a step runs: in the caller's thread (inline: microseconds of Python), in a process of its own (process: long computations, code
-that may crash), or in a thread beside others (wait: waiting for a server or another program)."""
+that may crash), or in a thread (wait: waiting for a server or another program)."""
 
 ObservationMode = Literal["grid", "coordinates", "grid_coordinates", "image"]
 

@@ -1,4 +1,4 @@
-"""Rows of the public data sets, from a file or by name, each with the place it came from.
+"""Rows of the public data sets, from a file or by name, each with its origin.
 
 A source is the path of a .jsonl, .json or .parquet file (the first two also gzipped), or the name of a data set that the `datasets`
 package can fetch (`owner/name`, or with its configuration and split `owner/name@configuration:split`). A loader turns each row into an instance and raises `RowError` for

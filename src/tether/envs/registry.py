@@ -35,7 +35,7 @@ class EnvClass(Protocol):
 
 
 class EnvRegistry(Registry):
-    """Built-in and registered environments, then those that installed distributions offer. The former always win."""
+    """Built-in and registered environments, then those of installed distributions. A name of the first kind always wins."""
 
     def names(self) -> list[str]:
         return sorted({*self._entries, *_offers()})

@@ -1,6 +1,6 @@
 """Train, validation and test instances are disjoint because the instance itself decides where it belongs.
 
-The fingerprint of an instance (the whole level, nothing left out) is hashed; the hash picks the split. A generator asked for one
+The fingerprint of an instance (the whole level, nothing left out) is hashed; the hash picks the split. A generator of one
 split redraws from its seed's stream until an instance falls into it, so the same level can never turn up in two splits,
 whatever the seeds. A tenth of all instances are for validation, a tenth for test.
 """
@@ -45,7 +45,7 @@ def belongs(instance: Instance, split: Split) -> bool:
 
 
 def draw(env: str, seed: int, split: Split, propose: Callable[[random.Random], T | None]) -> T:
-    """The first instance of the seed's stream that `propose` accepts (does not answer None) and that belongs to the split."""
+    """The first instance of the seed's stream that `propose` accepts (does not return None) and that belongs to the split."""
     rng = random.Random(derive_seed(env, seed))
     for _ in range(MAX_DRAWS):
         instance = propose(rng)

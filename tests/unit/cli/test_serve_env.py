@@ -59,7 +59,7 @@ def test_token_from_the_environment() -> None:
     with _started("sokoban", "--host", "0.0.0.0", "--lock-options", TETHER_TOKEN="s3cret") as (process, (first, _)):
         assert first.endswith("(Ctrl-C stops), token required.")
         assert process.stdout is not None
-        assert process.stdout.readline() == "Clients take the token from TETHER_TOKEN or the option token.\n"
+        assert process.stdout.readline() == "Clients read the token from TETHER_TOKEN or from the option token.\n"
         port = re.findall(r":(\d+) ", first)[0]
         url = f"http://127.0.0.1:{port}"
         with pytest.raises(BadInput, match="wants its token"):

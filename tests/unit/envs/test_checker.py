@@ -11,7 +11,7 @@ import pytest
 from tether.core.errors import BadInput, UnknownName
 from tether.core.types import Observation, Step
 from tether.envs.checker import CheckReport, CheckResult, check_env, checks, episodes, runner
-from tether.envs.checker.answers import HUGE, NASTY, Answers
+from tether.envs.checker.answers import HUGE, ODD_ANSWERS, Answers
 from tether.envs.checker.episodes import canonical, difference, play, replay, transcript
 from tether.envs.registry import ENVIRONMENTS, make_env
 
@@ -211,10 +211,10 @@ def test_answers_follow_from_the_number_and_are_varied() -> None:
     env = make_env("sokoban")
     first, second = ([Answers(env, number).next("Turn 1") for number in range(200)] for _ in range(2))
     assert first == second
-    assert first[: len(NASTY)] == list(NASTY)
+    assert first[: len(ODD_ANSWERS)] == list(ODD_ANSWERS)
     assert len(set(first)) > 150
     later = [Answers(env, number) for number in range(200)]
-    answers = [answer for source in later for answer in (source.next("6 7"), source.next("6 7"), source.next("6 7"))][len(NASTY) :]
+    answers = [answer for source in later for answer in (source.next("6 7"), source.next("6 7"), source.next("6 7"))][len(ODD_ANSWERS) :]
     clean = sum(all(part.strip() in env.actions for part in answer.split("||")) for answer in answers)  # type: ignore[attr-defined]
     assert 0.2 < clean / len(answers) < 0.8
     assert max(map(len, first)) >= HUGE

@@ -14,12 +14,11 @@ from tether.core.enums import Split
 from tether.core.types import Step
 from tether.envs.webshop.dataset import load_catalogue, load_goals
 from tether.envs.webshop.env import WebShop, WebShopOptions
-from tether.envs.webshop.generator import SISTERS, generated_products
+from tether.envs.webshop.generator import SISTERS, departments, generated_products
 from tether.envs.webshop.goals import Goal
 from tether.envs.webshop.nouns import LightNouns
 from tether.envs.webshop.products import Product, TextIndex
 from tether.envs.webshop.reward import likeness, score_purchase
-from tether.envs.webshop.stock import departments
 
 PRODUCTS = generated_products()
 KINDS = [(department, kind) for department in departments() for kind in department.kinds]

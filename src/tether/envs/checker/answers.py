@@ -1,7 +1,7 @@
-"""Answers to try on an environment: plausible ones, near misses, and the worst a model could write. All follow from the episode's number.
+"""Answers to try on an environment: plausible ones, near misses, and nonsense. All follow from the episode's number.
 
-Plausible answers are put together from what the environment itself says: the names of its actions, the words, numbers and bracketed
-forms of its instructions and of the observation. So random play gets somewhere in environments the checker knows nothing about.
+Plausible answers are composed of the environment's own texts: the names of its actions, and the words, numbers and bracketed forms of its
+instructions and observations. So random play makes progress in environments that the checker does not know.
 """
 
 import random
@@ -22,7 +22,7 @@ _PLANES = ((0x20, 0x7E), (0xA0, 0x24F), (0x370, 0x5FF), (0x2190, 0x22FF), (0x304
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<|im_start|>", "<|im_end|>", "<search>", "</search>", "```python\n", "```")
 _OPENING, _CLOSING = "([{\"'<", ")]}\"'>"
 
-NASTY = (
+ODD_ANSWERS = (
     # nothing, or nothing to be seen
     *("", " ", "\n\t\r", "\u200b", "\ufeff", "\u202e", "||", "|| || ||", "[]", "<>"),
     # control characters; halves of surrogate pairs, which a terminal or a web client may send
@@ -68,17 +68,17 @@ class Answers:
 
     def __init__(self, env: Any, number: int) -> None:
         self._rng = random.Random(derive_seed("check", number))
-        self._first = NASTY[number] if number < len(NASTY) else None
+        self._first = ODD_ANSWERS[number] if number < len(ODD_ANSWERS) else None
         self._actions = [str(action) for action in getattr(env, "actions", ())]
         self._instructions = str(env.instructions)
         self._tags: tuple[str, ...] = getattr(env, "reply_tags", ANSWER_TAGS)
 
     def next(self, observation: str) -> str:
-        """An answer to an observation: half of them plausible, a quarter near misses, a quarter rubbish."""
+        """An answer to an observation: half are plausible, a quarter near misses, a quarter nonsense."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        kind = self._rng.choice((self._plausible, self._plausible, self._near_miss, self._rubbish))
+        kind = self._rng.choice((self._plausible, self._plausible, self._near_miss, self._nonsense))
         return kind(observation)
 
     def _plausible(self, observation: str) -> str:
@@ -103,7 +103,7 @@ class Answers:
         return "".join(number + self._rng.choice((" + ", " - ", " * ", " / ")) for number in numbers[:-1]) + numbers[-1]
 
     def _bracketed(self, observation: str) -> str:
-        """Such as search[some words], if the instructions or the observation speak of anything like it."""
+        """Such as search[some words], if the instructions or the observation contain such a form."""
         forms = _BRACKETED.findall(self._instructions + observation)
         return f"{self._rng.choice(forms)}{self._words(observation)}]" if forms else self._words(observation)
 
@@ -126,11 +126,11 @@ class Answers:
             )
         )
 
-    def _rubbish(self, observation: str) -> str:
+    def _nonsense(self, observation: str) -> str:
         rng = self._rng
         kind = rng.randrange(6)
         if kind == 0:
-            return rng.choice(NASTY)
+            return rng.choice(ODD_ANSWERS)
         if kind == 1:
             return "".join(chr(rng.randrange(0x20)) for _ in range(rng.randint(1, 30)))
         if kind == 2:

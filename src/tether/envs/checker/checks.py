@@ -130,7 +130,7 @@ def _unlike_call(env: Any, method: str, call: str, arguments: tuple[Any, ...], k
 
 
 def instructions(tested: EnvUnderTest) -> Iterator[str]:
-    """They are there and tell how to reply, in the tags the environment takes."""
+    """They are not empty and state the reply format, in the tags of the environment."""
     text = tested.fresh.instructions
     tags = ("think", *getattr(tested.fresh, "reply_tags", ANSWER_TAGS))
     missing = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>") if mark not in text]

@@ -38,7 +38,7 @@ class EpisodeRecord:
     opening: Any = None
     """What reset returned."""
     instance: str | None = None
-    """The instance, from an environment that tells it."""
+    """The instance, where the environment exposes it."""
     steps: list[Any] = field(default_factory=list)
     """What step returned, one for each answer; one less if the last one raised."""
     error: str | None = None
@@ -98,7 +98,7 @@ def replay(env: Env, like: EpisodeRecord) -> EpisodeRecord:
 
 
 def transcript(episode: EpisodeRecord) -> list[tuple[str, str]]:
-    """Everything the environment did, as (where, what exactly): texts, which compare and travel whatever they tell of."""
+    """Everything the environment did, as (where, what exactly) pairs of text, which can be compared and pickled whatever the values were."""
     replies = [(f"step {number}", canonical(step)) for number, step in enumerate(episode.steps, 1)]
     ending = [("the end", episode.error)] if episode.error is not None else []
     return [("reset", canonical(episode.opening)), ("the instance", canonical(episode.instance)), *replies, *ending]

@@ -21,7 +21,7 @@ Reward = Callable[[ExpressionResult], float]
 
 @dataclass(frozen=True, slots=True)
 class TargetReward:
-    """The paper's three amounts, unless told otherwise."""
+    """The paper's three amounts, by default."""
 
     solved: float = 1.0
     missed: float = 0.1

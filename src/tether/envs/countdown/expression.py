@@ -2,7 +2,8 @@
 
 The grammar: whole numbers in the digits 0 to 9, the operators + - * / (also written × ÷ −), parentheses, minus signs in front of a
 number or a parenthesis. No power, no equals sign, no decimals, no multiplication without a sign. The parser keeps its own stacks, so
-nesting cannot exhaust Python's, and refuses texts beyond a length that no honest answer needs: any text is answered in microseconds.
+nesting cannot exhaust Python's, and refuses texts beyond a length that no honest answer needs: any text is read in microseconds.
+`check_answer` then decides whether an expression uses the numbers as the rules allow, and whether it equals the target.
 """
 
 from collections import Counter

@@ -4,6 +4,9 @@ The target is drawn first and taken apart: a value becomes a sum, a difference, 
 as many values as numbers are wanted. Read backwards that is a solution that uses every number once, with whole, positive values on
 the way, as a person would compute them. Targets are thus evenly spread, and all four operations are common.
 A generator is any callable from seed and split to a puzzle.
+
+`load` reads puzzles from rows of public data: {"target": 98, "nums": [44, 19, 35]}, and a "solution" where the file has one. That is the
+form of Jiayi-Pan/Countdown-Tasks-3to4. Whether a row can be solved is not checked: for half a million rows that would take hours.
 """
 
 import random
@@ -32,7 +35,7 @@ class Puzzle:
     numbers: tuple[int, ...]
     """In the order shown."""
     solution: str | None = None
-    """An expression that makes the target of every number, each used once; None where the data tells none."""
+    """An expression that makes the target of every number, each used once; None where the data has none."""
 
     @property
     def fingerprint(self) -> str:

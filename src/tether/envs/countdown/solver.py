@@ -20,7 +20,7 @@ _Table = dict[Fraction, str]
 
 
 def solve(target: int, numbers: Sequence[int], use: Use = "at_most_once") -> str | None:
-    """An expression with the target's value that uses the numbers as told, the shortest first; None if there is none.
+    """An expression with the target's value that uses the numbers as the rule says, the shortest first; None if there is none.
 
     >>> solve(24, [4, 7, 8, 8])
     '(7 - (8 / 8)) * 4'

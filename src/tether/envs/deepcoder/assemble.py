@@ -1,6 +1,10 @@
-"""From the code in an answer to the program that is run.
+"""From an answer to the program that is run.
 
-A program that reads standard input is run as it is. Where a function is asked for, an answer may be a whole program, or the code
+`extract` takes the program out of the answer: its last code fence, or else the whole of it. A fence is a line of at least three backticks or
+tildes with any language tag; it ends at a line of as many of the same or at the end of the answer. Models are careless with the closing one:
+it may stand at the end of the last line of code, or be missing. A fence with nothing in it is skipped.
+
+A program that reads standard input is run as it is. Where the problem wants a function, an answer may be a whole program, or the code
 that completes what the problem opened (the prompt of HumanEval, a class Solution with an empty method), with or without its
 indentation; it may leave out what the problem's own code defined or imported; and it may use the names that LeetCode's starter code
 takes for granted (`List`, `math`, `deque`), which are then imported. What the answer defines itself always wins.
@@ -79,7 +83,7 @@ def _unfenced(answer: str) -> str:
 _SOLUTION = "Solution"
 _TRUTH = f"\n\ndef {TRUTH_OF}(function, arguments):\n    return bool(globals()[function](*arguments))\n"
 _FREE_NAMES_OF = ("collections", "typing", "heapq", "bisect", "itertools", "functools", "math")
-"""Modules whose names may be used without importing them. Where two have the same, the first is meant."""
+"""Modules whose names may be used without importing them. If two modules have the same name, the first one is used."""
 _FREE_MODULES = (*_FREE_NAMES_OF, "copy", "datetime", "json", "operator", "random", "re", "statistics", "string", "sys", "time")
 
 

@@ -1,6 +1,10 @@
-"""Problems from the public data sets: the format of a row is told by its fields.
+"""Problems from the public data sets (the fields of a row determine its format) and the built-in problems.
 
 Loading is done once per process and options, since a trainer builds hundreds of environments that share them.
+
+A built-in problem is one TOML file with `title`, `difficulty` (1 to 5), `kind` ("stdin" or "function"), `statement`, `solution`, for functions
+also `function` and optionally `starter`, and `[[tests]]`: `public`, and either `stdin` and `stdout`, or `args` (a JSON array) and `result`
+(JSON). Files are read strictly: a missing, unknown or wrong field is an error that names the file.
 """
 
 import tomllib
@@ -15,8 +19,7 @@ from tether.core.config import Settings, validate
 from tether.core.errors import BadInput
 from tether.envs.dataset import BadRows, Pool, Row, RowError, load_instances
 from tether.envs.deepcoder.formats.functions import humaneval, mbpp
-from tether.envs.deepcoder.formats.livecodebench import livecodebench
-from tether.envs.deepcoder.formats.pairs import deepcoder, input_output, verification_info
+from tether.envs.deepcoder.formats.pairs import deepcoder, input_output, livecodebench, verification_info
 from tether.envs.deepcoder.parsing import read_json
 from tether.envs.deepcoder.problem import Case, Prints, Problem, Returns, check_arguments, digest_of
 from tether.envs.deepcoder.sandbox.jobs import CallTask, StdinTask
@@ -31,7 +34,7 @@ _FORMATS: tuple[tuple[tuple[str, ...], Callable[[Row], Problem]], ...] = (
     (("question", "input_output"), input_output),
     (("prompt", "verification_info"), verification_info),
 )
-"""The fields that tell a format; the first that a row has all fields of."""
+"""The fields that identify a format; a row has the first format whose fields it has all."""
 
 
 def read_problem(row: Row) -> Problem:

@@ -1,9 +1,13 @@
-"""Python source as a syntax tree, from text nobody has checked: an answer, or the tests of a data row.
+"""Python source as a syntax tree, from untrusted text: an answer, or the tests of a data row; and values read from data files.
 
-Whatever is wrong with the text (no Python, a NUL, nested too deep for the parser) comes out as one kind of error with one line of
-words. Nothing is ever executed here. The compiler's warnings about such text (an unknown escape in a string) are of no use to
+Whatever is wrong with the text (no Python, a NUL, nested too deep for the parser) raises one kind of error with one line of
+text. Nothing is ever executed here. The compiler's warnings about such text (an unknown escape in a string) are of no use to
 whoever trains a model and are silenced by the name the text is compiled under; the filter is looked for at each use because test
 runners and libraries reset the list of filters, and never removed because restoring the list is not safe among threads.
+
+Data files hold JSON, or Python literals, with integers of any length. Python refuses to read or write more than some thousand digits at
+once, so those go through `decimal` or are written in hexadecimal, and no process-wide limit is changed. What is shown to an agent, and what
+the hash of a test is made of, is Python's own notation with sets in a fixed order.
 """
 
 import ast

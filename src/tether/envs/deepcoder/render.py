@@ -1,6 +1,6 @@
-"""How a problem is shown, and what is said of an attempt.
+"""How a problem and the result of an attempt are shown.
 
-A hidden test is never shown: of those that failed only their number and how they ended is told. Long texts are cut in the middle,
+A hidden test is never shown: for failed hidden tests only their number and how they ended are shown. Long texts are cut in the middle,
 and the addresses in what Python prints of an object are left out: they are others in every process.
 """
 
@@ -51,7 +51,7 @@ def opening(problem: Problem) -> str:
 
 
 def feedback(results: SuiteResult) -> str:
-    """What an agent is told of an attempt: the first public test that failed, or what the hidden ones ended with."""
+    """The reply to an attempt: the first public test that failed, or what the hidden ones ended with."""
     lines = [f"Passed {results.passed} of {results.total} tests."]
     public = next((failure for failure in results.failures if failure.case.public), None)
     if public is not None:

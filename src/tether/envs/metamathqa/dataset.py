@@ -1,4 +1,4 @@
-"""Questions from rows of the public data sets, told apart by the names of their fields.
+"""Questions from rows of the public data sets, identified by the names of their fields.
 
 | fields | data | label |
 |---|---|---|

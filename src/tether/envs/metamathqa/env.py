@@ -18,12 +18,12 @@ from tether.envs.metamathqa.dataset import load
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
 
 Reward = Callable[[bool, int], float]
-"""From whether an attempt was right, and its number counted from 0, to what is paid."""
+"""From whether an attempt was right, and its number counted from 0, to its reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class HalvingReward:
-    """1, 1/2, 1/4 and so on, unless told otherwise."""
+    """1, 1/2, 1/4 and so on, by default."""
 
     first: float = 1.0
     factor: float = 0.5

@@ -1,7 +1,7 @@
 """Word problems of grade school, written by us: a seed draws a kind, its numbers, its people and its wording.
 
-Every answer is exact, and the steps that lead to it are part of the problem. The kinds are in the folder `kinds`; one that draws
-numbers which make no sensible story is drawn again. A generator is any callable from seed and split to a problem.
+Every answer is exact, and the steps that lead to it are part of the problem. The kinds are in the folder `kinds`; a kind whose
+numbers make no sensible story is drawn again. A generator is any callable from seed and split to a problem.
 """
 
 import random
@@ -11,36 +11,36 @@ from fractions import Fraction
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput, did_you_mean
-from tether.envs.metamathqa.kinds import buying, measures, motion, sharing, unknowns
+from tether.envs.metamathqa.kinds import everyday, measures, unknowns
 from tether.envs.metamathqa.kinds.story import ProblemKind, Story, show
 from tether.envs.splits import draw
 
 Generator = Callable[[int, Split], "Problem"]
 
 KINDS: dict[str, ProblemKind] = {
-    "ages": sharing.ages,
-    "animals": sharing.animals,
+    "ages": everyday.ages,
+    "animals": everyday.animals,
     "areas": measures.areas,
     "averages": measures.averages,
-    "catch_up": motion.catch_up,
-    "change": buying.change,
-    "coins": buying.coins,
-    "combinations": sharing.combinations,
+    "catch_up": measures.catch_up,
+    "change": everyday.change,
+    "coins": everyday.coins,
+    "combinations": everyday.combinations,
     "consecutive": unknowns.consecutive,
-    "discount": buying.discount,
-    "fractions": sharing.fractions,
+    "discount": everyday.discount,
+    "fractions": everyday.fractions,
     "mixtures": measures.mixtures,
     "percent_change": unknowns.percent_change,
-    "profit": buying.profit,
-    "rates": motion.rates,
-    "ratios": sharing.ratios,
-    "remainders": sharing.remainders,
-    "savings": buying.savings,
-    "schedules": motion.schedules,
+    "profit": everyday.profit,
+    "rates": measures.rates,
+    "ratios": everyday.ratios,
+    "remainders": everyday.remainders,
+    "savings": everyday.savings,
+    "schedules": measures.schedules,
     "sequences": unknowns.sequences,
     "units": measures.units,
     "unknown_x": unknowns.unknown_x,
-    "work_together": motion.work_together,
+    "work_together": measures.work_together,
 }
 
 
@@ -56,7 +56,7 @@ class Problem:
     form: str = ""
     """What it asks, for kinds that ask more than one thing."""
     parameters: Mapping[str, Fraction] = field(default_factory=dict, compare=False)
-    """The numbers that a generated question tells, by name."""
+    """The numbers in a generated question, by name."""
     steps: tuple[str, ...] = ()
     """Equations from the parameters to the answer, for a generated one."""
 

@@ -43,7 +43,7 @@ class Service:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The environment's options; a client's own go on top."""
+    """The environment's options; a client's options override them."""
     token: str | None = None
     lock_options: bool = False
     """Clients may choose the split of the instances and nothing else."""
@@ -298,7 +298,7 @@ def _server(service: Service) -> Any:
 
 
 def run(service: Service, listener: socket.socket) -> None:
-    """Serve until the process is told to stop (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
+    """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
     _server(service).run(sockets=[listener])
 
 

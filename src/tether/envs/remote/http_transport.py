@@ -33,7 +33,7 @@ CLOSING_SECONDS = 1.0
 
 
 class HttpEnvError(TetherError):
-    """An environment server failed: it is gone, too slow, lost the session, or does not speak the protocol."""
+    """An environment server failed: it is down, too slow, has lost the session, or does not follow the protocol."""
 
 
 class SessionLost(HttpEnvError):

@@ -23,7 +23,7 @@ from tether.envs.remote.wire import encode, observation_written, step_written
 _LONGEST_MESSAGE = 2_000
 
 CONFLICT, TIMED_OUT = 409, 504
-"""HTTP statuses that decide whether a session goes on."""
+"""HTTP statuses that decide whether a session continues."""
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ class Member:
 
     @property
     def over(self) -> bool:
-        """The episode has ended; a reset begins the next one."""
+        """The episode has ended; a reset starts the next one."""
         return self._phase is EpisodePhase.OVER
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
@@ -53,11 +53,11 @@ class Member:
         return self.submit_step(answer).result()
 
     def submit_reset(self, seed: int, env_seed: int | None = None) -> Future[Observation]:
-        """Begin a reset; the future holds the observation or an EnvironmentFailure."""
+        """Start a reset; the future holds the observation or an EnvironmentFailure."""
         return self._submit(Reset(seed, env_seed), self._begun)
 
     def submit_step(self, answer: str) -> Future[Step]:
-        """Begin a step; the future holds the step or an EnvironmentFailure."""
+        """Start a step; the future holds the step or an EnvironmentFailure."""
         if self._phase is EpisodePhase.BROKEN and not self._busy:
             refused: Future[Step] = Future()
             refused.set_exception(EnvironmentFailure(f"step: the environment failed before ({self._failure}); reset it first"))
@@ -143,7 +143,7 @@ class VectorEnv:
         return [_outcome(future) for future in asked]
 
     def step(self, answers: Sequence[str | None]) -> list[Step | EnvironmentFailure | None]:
-        """Step every member that has an answer and whose episode is not over; the others give None, one that failed its failure."""
+        """Step every member that has an answer and whose episode is not over; others give None, and a member that failed gives its failure."""
         asked = [
             None if answer is None or member.over else member.submit_step(answer)
             for member, answer in zip(self.members, self._one_each("answer", answers), strict=True)

@@ -146,7 +146,7 @@ def _array_written(array: npt.NDArray[Any], where: str) -> dict[str, Any]:
 
 
 def _array_read(value: Any) -> npt.NDArray[Any]:
-    """An array from its dtype (uint8 where it is not told), shape and bytes."""
+    """An array from its dtype (uint8 by default), shape and bytes."""
     if not isinstance(value, dict) or not isinstance(value.get("shape"), list):
         raise WireError("holds an array without a shape")
     try:

@@ -1,10 +1,10 @@
-"""Search over HTTP, in the two shapes that public retrieval servers speak.
+"""Search over HTTP, in the two request formats of public retrieval servers.
 
 queries (Search-R1): POST /retrieve {"queries": [q], "topk": k, "return_scores": true} -> {"result": [[{"document", "score"}, ...]]}
 query (rllm and upstream): POST /retrieve {"query": q, "top_k": k} -> {"results": [{"id", "content", "score"}, ...]}
 
-A server that is down, slow, or answers anything else raises `RetrieverError`, which ends the episode with its reason; it is never passed
-off as a search without results. Environments of one process that use the same server share one pool of connections.
+A server that is down, slow, or replies in another format raises `RetrieverError`, which ends the episode with its reason; a failure is never
+reported as a search without results. Environments of one process that use the same server share one pool of connections.
 """
 
 import atexit
@@ -29,11 +29,11 @@ MAX_ANSWER_BYTES = 32_000_000
 
 
 class RetrieverError(TetherError):
-    """The retrieval server did not do its part."""
+    """The retrieval server failed."""
 
 
 class Retriever(Protocol):
-    """Whatever finds documents."""
+    """An object that finds documents."""
 
     def search(self, query: str, top_k: int) -> list[Hit]:
         """The best documents first."""

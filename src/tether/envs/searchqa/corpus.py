@@ -1,7 +1,7 @@
 """Documents to search, and the file formats they come in.
 
-A corpus is a digest of its content and a way to read its documents: whoever has an index for that digest never reads them. Formats, told
-apart row by row: Search-R1's `{"id", "contents"}` with contents `"Title"` newline text; `{"title", "text"}`; plain strings; and one
+A corpus is a digest of its content and a way to read its documents: where an index for that digest exists, the documents are not read. Formats,
+identified row by row: Search-R1's `{"id", "contents"}` with contents `"Title"` newline text; `{"title", "text"}`; plain strings; and one
 JSON object from title to text or to a list of sentences, as HotpotQA corpora come.
 """
 
@@ -66,7 +66,7 @@ class Corpus:
 
 
 def of_documents(documents: list[Document]) -> Corpus:
-    """A corpus at hand."""
+    """A corpus in memory."""
     digest = hashlib.blake2b(digest_size=16)
     for document in documents:
         digest.update(json.dumps([document.id, document.title, document.text]).encode() + b"\n")

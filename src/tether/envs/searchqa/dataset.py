@@ -1,6 +1,6 @@
 """Questions and their answers, from the public data sets; where the rows bring their own paragraphs, those are kept as a corpus.
 
-Formats, told apart by their fields: HotpotQA (`question`, `answer`, `supporting_facts`, `context` as pairs or as the columns the
+Formats, identified by their fields: HotpotQA (`question`, `answer`, `supporting_facts`, `context` as pairs or as the columns the
 `datasets` package makes of them), MuSiQue (`answer_aliases`, `paragraphs`, `answerable`), FlashRAG and Search-R1 (`golden_answers`),
 and rllm's (`ground_truth`). A question without an answer to give (MuSiQue's unanswerable ones) is left out.
 """
@@ -164,7 +164,7 @@ def local_sources(data: str | None, documents: str | None, bad_rows: BadRows) ->
 
 @lru_cache(maxsize=8)
 def questions_alone(data: str | None, bad_rows: BadRows) -> Generator:
-    """Questions whose documents somebody else has."""
+    """Questions without documents: a retrieval server has them."""
     if data is not None:
         return load_questions(data, bad_rows).pool
     from tether.envs.searchqa.world.questions import world_questions

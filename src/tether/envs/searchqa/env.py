@@ -2,7 +2,7 @@
 
 Questions come from a generator (the invented world by default, or a data set), documents from a retriever (an index in this process, or a
 server). Both are shared by all environments with the same options. A retriever that fails raises out of `step`: the episode ends with its
-reason, because a search that only looks empty would teach the agent something false.
+reason, because a failure that looks like an empty search would mislead the agent.
 """
 
 import os
@@ -37,7 +37,7 @@ class SearchQAOptions(TurnOptions):
     search_cost: float = Field(default=0.02, ge=0, le=1)
     """Taken off the reward for each search after the first."""
     f1_threshold: float = Field(default=0.3, ge=0, le=1)
-    """F1 below this pays nothing."""
+    """An F1 below this has reward 0."""
     data: str | None = None
     """Questions: a file, or a data set by name. Without: generated ones about the built-in encyclopedia."""
     corpus: str | None = None
@@ -159,8 +159,8 @@ class SearchQA(TextEnv[SearchQAOptions]):
 
     @property
     def reply_tags(self) -> tuple[str, ...]:
-        """The tags a reply may end with. The rollout reads this: it hands over the text between answer tags if they are the only ones,
-        else the tag with its text."""
+        """The tags a reply may end with. The rollout reads this: it passes the text between answer tags if they are the only ones,
+        otherwise the tag with its text."""
         return ("search", "answer") if self.options.format == "tags" else ("answer",)
 
     @property

@@ -3,6 +3,10 @@
 A query is broken into terms and put together from term queries; nothing is parsed, so no query can be malformed. Each term counts where
 it fits better, in the title or in title and text together; and a document whose whole title occurs in the query, word for word, gets a
 further bonus, since that is the one the query names. Equal scores are ordered by the document's place in the corpus.
+
+`open_index` keeps indexes on disk, each built once and found by the digest of the corpus and the layout. An index is built in a folder beside
+its place and renamed when complete, so a half-built one is never seen. A lock keeps other processes from building the same one meanwhile. A
+list of its files with sizes and digests reveals a damaged index, which is built again.
 """
 
 import contextlib
@@ -67,7 +71,7 @@ def _schema() -> tantivy.Schema:
 
 
 def write_index(folder: Path, documents: Iterable[Document]) -> int:
-    """Index documents into an empty folder; answer how many there were. One thread, so that the same documents give the same index."""
+    """Index documents into an empty folder; returns how many there were. One thread, so that the same documents give the same index."""
     analyzer = _analyzer()
     index = tantivy.Index(_schema(), path=str(folder))
     index.register_tokenizer("stemmed", analyzer)
@@ -184,7 +188,7 @@ def open_index(corpus: Corpus) -> SearchIndex:
 
 
 def _build(corpus: Corpus, folder: Path) -> None:
-    """Replace whatever lies in the folder by a fresh index."""
+    """Replace the content of the folder by a new index."""
     building = Path(tempfile.mkdtemp(prefix=f"{folder.name}.building-", dir=folder.parent))
     try:
         write_index(building, corpus.read())
@@ -228,7 +232,7 @@ def _is_whole(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Hold a lock among processes; answers False where the file system has none: two may then build the same index, and one wins."""
+    """Hold a lock among processes; yields False where the file system has none. Then two processes may build the same index, and one of them is kept."""
     with path.open("wb") as file:
         alone = False
         with contextlib.suppress(ImportError, OSError):

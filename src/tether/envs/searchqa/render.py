@@ -1,4 +1,8 @@
-"""What the agent is told: the rules, the results of a search, and why an answer was no action; in either format."""
+"""The two formats of actions, and the texts for the agent: the rules, the results of a search, and why an answer was no action.
+
+brackets: `search[query]` and `finish[answer]`, from the first bracket to the last, so that either may contain brackets.
+tags: `<search> query </search>` and `<answer> answer </answer>` as in Search-R1; the first complete tag decides.
+"""
 
 import re
 from collections.abc import Sequence

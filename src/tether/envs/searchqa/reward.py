@@ -1,7 +1,7 @@
-"""How an answer is graded against the gold answers (exact match, token F1), and what it pays after so many searches.
+"""How an answer is graded against the gold answers (exact match, token F1), and the reward after a number of searches.
 
 Grading is that of SQuAD and HotpotQA: lower case, no punctuation, no articles, single spaces; F1 over the tokens as multisets, the best
-over all gold answers; yes, no and noanswer only count whole. What is paid is apart from it and can be replaced.
+over all gold answers; yes, no and noanswer only count whole. The reward is a separate object and can be replaced.
 """
 
 import re
@@ -57,7 +57,7 @@ def grade(answer: str, golds: Sequence[str]) -> Grade:
 
 
 Reward = Callable[[Grade, int], float]
-"""From the grade of the final answer and the number of searches made to what is paid."""
+"""From the grade of the final answer and the number of searches made to the reward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Our index behind HTTP, in both public shapes of a retrieval server; which one is meant shows in the body of the request.
+"""Our index behind HTTP, in both public shapes of a retrieval server; the body of the request says which.
 
     GET  /health    -> {"status", "corpus_size", "index_type", "index_loaded"}
     POST /retrieve  {"queries": [q, ...], "topk": 3, "return_scores": true} -> {"result": [[{"document", "score"}, ...], ...]}
     POST /retrieve  {"query": q, "top_k": 10} -> {"query", "method", "results": [{"id", "content", "score"}, ...], "num_results"}
 
-A request that cannot be served gets {"error": one line}: 400 for a bad body, 401 or 403 for a stranger, 413 for a body that is too large.
+A request that cannot be served gets {"error": one line}: 400 for a bad body, 401 or 403 for a missing token, 413 for a body that is too large.
 """
 
 import hmac
@@ -55,7 +55,7 @@ def create_app(index: SearchIndex, token: str | None = None) -> FastAPI:
 
 
 def serve(index: SearchIndex, listener: socket.socket, token: str | None) -> None:
-    """Serve until the process is told to stop (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
+    """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
     config = uvicorn.Config(
         create_app(index, token), log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=SHUTDOWN_GRACE
     )
@@ -63,7 +63,7 @@ def serve(index: SearchIndex, listener: socket.socket, token: str | None) -> Non
 
 
 def _admit(request: Request, token: str | None) -> None:
-    """Let in who brings the token; without one, who addressed this machine by its own name: no page in a browser can do that unseen."""
+    """Admit requests with the token; without a token, requests whose Host header names this machine, which a page of another site cannot send."""
     if token is None:
         if not is_loopback(request.url.hostname or ""):
             raise HTTPException(403, "this server has no token, so it answers only to the names of this machine")

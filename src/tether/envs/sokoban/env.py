@@ -20,7 +20,7 @@ from tether.envs.sokoban.levels import FileLevels, Level
 from tether.envs.sokoban.solver import ACTIONS
 
 Reward = Callable[[int, int, bool], float]
-"""From the boxes on targets before and after the action, and whether the level is solved now, to what is paid."""
+"""From the boxes on targets before and after the action, and whether the level is solved now, to the reward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """WebShop as a turn-based task: search the shop, open a product, choose its options, buy it; the purchase is scored by the original's rule.
 
-One answer is one action, `search[keywords]` or `click[something on the page]`, read as the original reads it. What cannot be done on a
-page changes nothing, says so, and uses up the turn. Buying ends the episode, whatever its score; success is a full score.
+One answer is one action, `search[keywords]` or `click[something on the page]`, read as the original reads it. An action that is
+not possible on a page changes nothing, uses the turn, and the observation says so. Buying ends the episode, whatever its score; success is a full score.
 """
 
 import random
@@ -47,7 +47,7 @@ class WebShopOptions(TurnOptions):
     nouns: Literal["light", "spacy"] = "light"
     """How the nouns of two titles are found; see nouns.py."""
     reward: Literal["graded", "binary"] = "graded"
-    """The original's score, or 1 for a full score and else nothing."""
+    """The original's score, or 1 for a full score and 0 otherwise."""
     observation: pages.ObservationStyle = "text"
     """The original's plain text, or its text with buttons marked."""
     show_attributes: bool = False

@@ -1,4 +1,4 @@
-"""What a shopper is asked for: `Goal`, and how goals are made from products.
+"""Instructions for shoppers: `Goal`, and how goals are made from products.
 
 Synthetic goals, as in the original: each product with an instruction gives one goal for each combination of its option values, and its
 text names the values and a price limit. Human goals are what people wrote, with a price limit put behind it. The limit is one of the
@@ -23,12 +23,12 @@ Generator = Callable[[int, Split], "Goal"]
 
 
 Wanted = tuple[tuple[str, str], ...] | tuple[str, ...]
-"""Options asked for: (name, value) pairs in a synthetic goal, values alone in one a person wrote."""
+"""Options of an instruction: (name, value) pairs in a synthetic goal, values alone in one a person wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class HumanInstruction:
-    """What a person wrote when asked for a product."""
+    """An instruction that a person wrote for a product."""
 
     text: str
     attributes: tuple[str, ...]

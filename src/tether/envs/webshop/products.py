@@ -2,6 +2,11 @@
 
 A product of the data may have two prices, a range; the price it is sold for is then drawn in that range, by the product's code, so
 that it is the same in every process. The original draws it again at every start.
+
+Search is by tantivy: BM25 over one text per product, English stemming, at most 50 hits. The index is in memory: two thousand products take a
+fraction of a second, and every environment of a process shares one. A query is a bag of stemmed words made with the index's own analyser. It
+is never parsed as a query language, so no text can be a syntax error. Equal scores are ordered by the products' own order, so that a search
+gives the same page everywhere.
 """
 
 import random

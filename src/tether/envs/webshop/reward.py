@@ -7,7 +7,7 @@ difflib; later ones, and this module, use rapidfuzz's. The two differ in the sco
 a pair lies for every pair of attributes and for 48,000 pairs of options of the real 1,000 products. The text is prepared as 0.19.0
 does: characters 128 to 255 deleted, what is no letter, digit or underscore made a space, lower-cased; the ratio is rounded.
 
-What is kept though it looks odd: for a synthetic goal the original looks for colour words in the pair (name, value), so only a value
+Kept from the original although it looks odd: for a synthetic goal the original looks for colour words in the pair (name, value), so only a value
 that IS a colour word is reduced to it, and compares the pair as Python prints it. A chosen value that merely contains a colour word
 ("graywash", "standard") is reduced, no longer resembles the goal's, and can never be met.
 """
@@ -25,7 +25,7 @@ from tether.envs.webshop.nouns import NounTest
 from tether.envs.webshop.products import Product
 
 Reward = Callable[["Score"], float]
-"""From the score of a purchase to what is paid for it."""
+"""From the score of a purchase to the reward."""
 
 COLOURS: tuple[str, ...] = tuple(read_packaged(__package__, "titles.toml")["colours"])
 """The colour words an option is reduced to before it is compared, in the original's order: the first one found counts."""
@@ -53,7 +53,7 @@ class Score:
 
     @property
     def full(self) -> bool:
-        """Everything asked for was met."""
+        """Everything in the instruction was met."""
         return self.total >= 1.0
 
     def parts(self) -> dict[str, Any]:
@@ -61,12 +61,12 @@ class Score:
 
 
 def graded(score: Score) -> float:
-    """What the original pays: the score."""
+    """The original's reward: the score."""
     return score.total
 
 
 def binary(score: Score) -> float:
-    """What upstream pays: 1 for a full score, else nothing."""
+    """Upstream's reward: 1 for a full score, otherwise 0."""
     return float(score.full)
 
 

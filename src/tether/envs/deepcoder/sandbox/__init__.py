@@ -1,1 +1,1 @@
-"""Runs programs nobody has read, apart from everything else on the machine; the one place that does. How: docs/sandbox.md."""
+"""Runs untrusted programs, isolated from the rest of the machine; docs/sandbox.md describes how."""

@@ -1,8 +1,9 @@
-"""The process a program runs in: reads its job, locks itself in, and only then touches the program.
+"""The process of a program: it reads its job, gives up its rights, and reads the program only after that.
 
-The order matters. While it still has rights it places the input and takes the descriptors it needs; then every other descriptor is closed,
-the limits are set, the user is changed, capabilities are dropped, files are restricted and the system call filter comes last. Nothing after
-that can be taken back by the program. Imports the standard library only: it runs in the sandboxes.
+The order matters. While the process still has rights, it places the input and opens the descriptors it needs. Then it closes every other
+descriptor, sets the limits, changes the user, drops its capabilities and restricts files. The system call filter comes last, because it
+forbids the calls that the steps before it need. The program can undo none of this. Imports the standard library only: it runs in the
+sandboxes.
 """
 
 import fcntl
@@ -14,12 +15,12 @@ import signal
 import socket
 from typing import Any, NoReturn
 
-from tether.envs.deepcoder.sandbox import landlock, linux, namespaces, program, seccomp, wire
+from tether.envs.deepcoder.sandbox import codec, landlock, linux, namespaces, program, seccomp
 
 NOT_STARTED = 113
 """The exit code of a sandbox that could not be prepared."""
 STARTED = b"+"
-"""The first byte of the result: from here on the program's time runs."""
+"""The first byte of the result: the program's time starts here."""
 
 _RESULT = 3
 _STACK = 128 * 2**20
@@ -35,8 +36,8 @@ def main(connection: socket.socket, settings: dict[str, Any], config: namespaces
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
-        job = json.loads(wire.receive(connection))
-        given = wire.receive(connection)
+        job = json.loads(codec.receive(connection))
+        given = codec.receive(connection)
         source = namespaces.place_input(folder, given) if config.kernel else _input_file(folder, given)
         os.chdir(folder)
         _keep_only([source, *pipes])
@@ -65,7 +66,7 @@ def _keep_only(descriptors: list[int]) -> None:
     aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, len(descriptors)) for descriptor in descriptors]
     for target, descriptor in enumerate(aside):
         os.dup2(descriptor, target, inheritable=False)
-    highest, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the fork server lowered it before it opened anything
+    highest, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the fork server lowered it before it opened any descriptor
     os.closerange(len(descriptors), highest)
 
 
@@ -76,7 +77,7 @@ def _lock_in(settings: dict[str, Any], config: namespaces.SandboxConfig, folder:
     if not linux.LINUX:
         return
     linux.die_with_parent(signal.SIGKILL)
-    if os.getppid() != supervisor:
+    if os.getppid() != supervisor:  # the supervisor ended before the line above took effect
         os._exit(NOT_STARTED)
     linux.forbid_inspection()
     linux.forbid_new_privileges()
@@ -88,7 +89,7 @@ def _lock_in(settings: dict[str, Any], config: namespaces.SandboxConfig, folder:
 
 
 def _limit(settings: dict[str, Any], config: namespaces.SandboxConfig) -> None:
-    seconds = math.ceil(settings["cpu_seconds"]) + 1  # the supervisor is more exact; this holds if it is slow
+    seconds = math.ceil(settings["cpu_seconds"]) + 1  # the supervisor is more exact; this limit applies if it is slow
     memory = config.address_space + settings["memory_mib"] * 2**20
     limits = {
         "RLIMIT_AS": memory,
@@ -114,7 +115,7 @@ def _set_limit(kind: int, value: int) -> None:
 
 
 def _become_nobody(settings: dict[str, Any], config: namespaces.SandboxConfig) -> None:
-    """Change the user where there is one to change to, give up every capability, and count threads apart from everyone else's."""
+    """Change to the unprivileged user where there is one, drop every capability, and limit the threads of this program alone."""
     if config.program_user:
         user = namespaces.PROGRAM_USER if config.kernel else namespaces.OUTSIDE_USER
         if not config.kernel:

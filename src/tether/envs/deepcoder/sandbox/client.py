@@ -1,7 +1,8 @@
-"""Tether's side of the fork server: started when first needed, one per process and level of isolation, restarted when it died.
+"""Tether's side of the fork server: started when first needed, one per process and level of isolation, restarted when it has died.
 
-A forked process must not share its parent's fork server (its death would go unnoticed), so it forgets it and starts its own. The fork server
-ends when the socket to it is closed; that happens at the end of the process however that comes about, so nothing is left behind.
+A forked process must not share its parent's fork server, because it could not notice the fork server's end. It drops the connection and
+starts a fork server of its own. The fork server ends when the socket to it is closed. The kernel closes it when the process ends, in whatever
+way, so nothing is left behind.
 """
 
 import atexit
@@ -16,16 +17,16 @@ import weakref
 from pathlib import Path
 from typing import Any, Literal
 
+from tether.envs.deepcoder.sandbox.codec import FOLDER_PREFIX
 from tether.envs.deepcoder.sandbox.jobs import SandboxUnavailable
-from tether.envs.deepcoder.sandbox.wire import FOLDER_PREFIX
 
 Isolation = Literal["kernel", "process"]
 
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _PACKAGE = "tether.envs.deepcoder.sandbox"
-# The fork server has neither site-packages nor Tether on its path. It finds its modules, under their names, through packages that are empty
-# but for the path to this folder.
+# The fork server has neither site-packages nor Tether on its path. Empty stand-ins for Tether's packages, with the path of this folder, let
+# it import the modules of this folder under their usual names and nothing else of Tether.
 _BOOTSTRAP = f"""
 import sys, types
 name = ""
@@ -40,7 +41,7 @@ _NEEDED_TO_START = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME")
 
 
 class Client:
-    """One running fork server."""
+    """A connection to one running fork server."""
 
     def __init__(self, isolation: Isolation) -> None:
         """Start it and wait until it is ready; `SandboxUnavailable` if it cannot be."""
@@ -91,7 +92,7 @@ class Client:
         return facts
 
     def start_sandbox(self, theirs: socket.socket) -> None:
-        """Have a sandbox made for the other end of a connection; `OSError` if the fork server is gone."""
+        """Start a sandbox that uses the other end of a connection; `OSError` if the fork server is gone."""
         with self._lock:
             socket.send_fds(self._control, [b"+"], [theirs.fileno()])
 
@@ -104,7 +105,7 @@ class Client:
         return self._process.pid
 
     def close(self) -> None:
-        """End the fork server and every sandbox; also what it would have cleared away, had it not been killed."""
+        """End the fork server and every sandbox, and remove the folder that a killed fork server leaves behind."""
         self._control.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -116,7 +117,7 @@ class Client:
             shutil.rmtree(folder, ignore_errors=True)
 
     def forget(self) -> None:
-        """In a forked process: it is the parent's fork server, so let go of it without a word."""
+        """In a forked process: drop the connection, because the fork server belongs to the parent."""
         self._control.close()
         self._process.returncode = 0
 
@@ -139,7 +140,7 @@ class _ForkServers:
         self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def get(self, isolation: Isolation, instead_of: Client | None = None) -> Client:
-        """The running one, started if need be; or a new one, if the one at hand has turned out to be dead."""
+        """The running fork server, started if there is none; a new one if the one in use (`instead_of`) has died."""
         with self._lock:
             client = self._running.get(isolation)
             if client is not None and client is not instead_of and client.alive:
@@ -175,7 +176,8 @@ class _ForkServers:
             self._running.clear()
 
     def forget(self) -> None:
-        """In a forked process, where nothing of this is ours and a lock may be held by a thread that is not here."""
+        """In a forked process: drop everything, it belongs to the parent. The lock is replaced, because a thread that does not exist in this
+        process may hold it."""
         for client in self._running.values():
             client.forget()
         for connection in list(self._connections):

@@ -3,12 +3,19 @@
 Lists, strings, truth values, None, floats and ordinary integers are themselves; everything else is an object with one key that names
 the kind. Nothing is ever evaluated or unpickled. Both directions bound depth and size, since the value comes from a hostile program: a
 cycle, a value that shares itself into billions of parts, text that is not JSON, or a set built of colliding hashes is one `ValueError`.
+
+Messages are frames: eight bytes of length, then that many bytes, over one socket per task. To the sandbox: its settings (JSON), the job
+(JSON), the standard input (bytes). Back: the facts of the run (JSON), what was printed (bytes), and what the program's process said about its
+own end (bytes, not to be trusted).
+
 Imports the standard library only: the same file runs in the sandboxes and in Tether.
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
+import socket
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 DEPTH = 100
@@ -161,3 +168,45 @@ _BUILDERS: dict[str, Callable[[Any, int], Any]] = {
     "b": _bytes,
     "c": _complex,
 }
+
+
+LENGTH = struct.Struct(">Q")
+FOLDER_PREFIX = "tether-sandbox-"
+"""Prefix of the folder that a fork server without a jail makes. Tether removes the folder if the fork server was killed."""
+
+
+def pack(frames: Iterable[bytes]) -> bytes:
+    """Frames as one run of bytes."""
+    return b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
+
+
+def unpack(data: bytes | bytearray, count: int) -> list[bytes] | None:
+    """The first `count` frames in the data, or None while there are fewer."""
+    frames, at = [], 0
+    for _ in range(count):
+        if len(data) < at + LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(data, at)
+        at += LENGTH.size + length
+        if len(data) < at:
+            return None
+        frames.append(bytes(data[at - length : at]))
+    return frames
+
+
+def receive(connection: socket.socket) -> bytes:
+    """The next frame, waiting for it; not a byte more is read. `EOFError` if the other side is gone."""
+    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    return bytes(_exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view, filled = memoryview(data), 0
+    while filled < size:
+        count = connection.recv_into(view[filled:])
+        if count == 0:
+            raise EOFError("the other side is gone")
+        filled += count
+    view.release()
+    return data

@@ -1,9 +1,9 @@
-"""The fork server: started once per process of Tether, it makes a sandbox for every task and never sees what runs in it.
+"""The fork server: started once per process of Tether, it forks a sandbox for every task and never reads what runs in it.
 
-It is a bare interpreter (no site, no environment, no descriptors but one), has the usual modules loaded, and sits inside the jail it built
-(namespaces.py). Tether sends it one byte and one socket per task; it forks a supervisor for that socket and goes back to waiting. It stays
-single-threaded, reads no program and no output, and ends when Tether's end of its socket is closed, for whatever reason, taking every
-sandbox along. Imports the standard library only, and nothing of Tether but its neighbours here.
+It is a bare interpreter (no site, no environment variables, one descriptor) with the usual modules loaded, inside the jail it has built
+(namespaces.py). Tether sends it one byte and one socket per task. It forks a supervisor for that socket and waits for the next. It is
+single-threaded, because forking a process with threads is unsafe. It ends when Tether's end of its socket closes, for whatever reason, and
+every sandbox ends with it. Imports the standard library, and of Tether only the modules of this folder.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from tether.envs.deepcoder.sandbox import landlock, linux, namespaces, program, seccomp, supervisor, wire
+from tether.envs.deepcoder.sandbox import codec, landlock, linux, namespaces, program, seccomp, supervisor
 
 PRELOADED = """
     array ast base64 bisect bz2 calendar cmath collections contextlib copy csv ctypes datetime decimal enum fractions functools hashlib heapq
     inspect io itertools json keyword lzma math mmap numbers operator os pathlib pickle pprint pyexpat random re secrets select signal sqlite3
     statistics string struct sys tempfile textwrap time timeit traceback types typing unicodedata uuid warnings weakref zlib
 """
-"""What programs import, so that it is there at once; and what needs shared libraries, which cannot be opened from inside the jail.
-Not threading, nor what imports it: it would add half a millisecond to every fork."""
+"""Modules that programs import often, and modules that need shared libraries, which cannot be opened inside the jail. `threading` and the
+modules that import it are left out: they add half a millisecond to every fork."""
 
 _DESCRIPTORS = 256
 _COUNTS_PER_NAMESPACE = (5, 14)
@@ -39,14 +39,15 @@ _SWITCHES = {
     "kernel/unprivileged_userns_clone": "0",
     "kernel/apparmor_restrict_unprivileged_userns": "1",
 }
-"""Settings that forbid user namespaces, by the value that does."""
+"""Kernel settings that forbid user namespaces, with the value that forbids them."""
 _ADDRESS_SPACE = 256 * 2**20
-"""Of the interpreter, where the system does not say."""
+"""Bytes of address space assumed for the interpreter where the system does not report them."""
 
 
 def main(descriptor: int, isolation: str) -> NoReturn:
-    """Prepare, say so (or why not), then serve until Tether is gone."""
-    # Its number is whatever was free in Tether; sandboxes close everything below a bound, so it must be low.
+    """Prepare, report the result, then serve until Tether is gone."""
+    # The inherited descriptor has an arbitrary number. Sandboxes close every descriptor below a bound (`_DESCRIPTORS`), so this one is moved
+    # to a low number.
     control = socket.socket(fileno=fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
     os.close(descriptor)
     _reset_process()
@@ -55,7 +56,7 @@ def main(descriptor: int, isolation: str) -> NoReturn:
             importlib.import_module(name)
     program.prepare_interpreter()
     try:
-        config, process_ids = _jailed() if isolation == "kernel" else (_beside(), -1)
+        config, process_ids = _jailed() if isolation == "kernel" else (_without_jail(), -1)
     except OSError as error:
         reason = error.strerror or str(error)
         _say(control, {"missing": (f"{error.filename}: {reason}" if error.filename else reason) + _setting_to_blame()})
@@ -72,7 +73,7 @@ def _say(control: socket.socket, facts: dict[str, bool | str]) -> None:
 
 
 def _setting_to_blame() -> str:
-    """The switch a system administrator turned, if it is one of those that are known."""
+    """The kernel setting that forbids user namespaces, if it is one of the known ones."""
     for path, value in _SWITCHES.items():
         with contextlib.suppress(OSError), open(f"/proc/sys/{path}", encoding="ascii") as file:
             if file.read().strip() == value:
@@ -81,7 +82,7 @@ def _setting_to_blame() -> str:
 
 
 def _reset_process() -> None:
-    """Forget whatever was inherited that a program could notice."""
+    """Reset everything inherited from Tether that a program could notice: signals, environment, umask, limits."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):  # a few are the C library's own
@@ -93,18 +94,21 @@ def _reset_process() -> None:
     linux.one_memory_arena()
     if linux.LINUX:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")  # if memory runs out, programs go before the training run
+            file.write("1000")  # if memory runs out, the kernel kills programs before the training run
 
 
 def _jailed() -> tuple[namespaces.SandboxConfig, int]:
-    """Build the jail and move in: the process that returns is its first. Also a descriptor of its process-id namespace."""
+    """Build the jail and enter it. The process that returns is the first process of the jail; the descriptor is its process-id namespace."""
     if not linux.LINUX:
         raise OSError("namespaces: this is not Linux")
-    seccomp.assemble(linux.machine(), supervisor.PROGRAM)  # kept for the sandboxes; says so if there is no table
+    seccomp.assemble(linux.machine(), supervisor.PROGRAM)  # cached for the sandboxes; raises if there is no table for this machine
     if not _works(_install_filter):
         raise OSError("filtering system calls: not permitted, or not known to this kernel")
+    # All of this reads /proc or the old root folder, which are gone once the jail is entered.
     libraries, program_user, space = namespaces.library_folders(), namespaces.two_users(), _address_space()
     namespaces.enter_namespaces(program_user)
+    # A process cannot move into a new process-id namespace itself, only its children can. So this process forks the first process of the
+    # jail and then does nothing but wait for it.
     inner = os.fork()
     if inner:
         os.closerange(0, _DESCRIPTORS)
@@ -129,8 +133,8 @@ def _jailed() -> tuple[namespaces.SandboxConfig, int]:
     return config, process_ids
 
 
-def _beside() -> namespaces.SandboxConfig:
-    """No jail: a plain process, with whatever the kernel gives a process without rights."""
+def _without_jail() -> namespaces.SandboxConfig:
+    """isolation=process: a plain process, with the protections that the kernel offers to a process without rights."""
     libraries = namespaces.library_folders()
     files = linux.LINUX and landlock.version() > 0
     program_user = os.geteuid() == 0 and _works(lambda: _read_as_nobody(libraries))
@@ -138,7 +142,7 @@ def _beside() -> namespaces.SandboxConfig:
         raise OSError(
             "running as root: programs could read everything, for nobody else may read this Python and the kernel has no Landlock"
         )
-    folder = tempfile.mkdtemp(prefix=wire.FOLDER_PREFIX)
+    folder = tempfile.mkdtemp(prefix=codec.FOLDER_PREFIX)
     os.chmod(folder, 0o711)
     return namespaces.SandboxConfig(
         kernel=False,
@@ -154,7 +158,7 @@ def _beside() -> namespaces.SandboxConfig:
 
 
 def _works(action: Callable[[], None]) -> bool:
-    """Whether an action succeeds, found out in a child."""
+    """Whether an action succeeds; it is tried in a forked child, because filters and namespaces cannot be undone."""
     tried = os.fork()
     if tried == 0:
         failed = 1
@@ -186,7 +190,7 @@ def _kernel_version() -> tuple[int, int]:
 
 
 def _address_space() -> int:
-    """Bytes of address space this process has, which no program is charged for."""
+    """Bytes of address space of this process; they do not count against a program's memory limit."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -195,8 +199,8 @@ def _address_space() -> int:
 
 
 def _serve(control: socket.socket, config: namespaces.SandboxConfig, process_ids: int) -> None:
-    """A sandbox for every socket that comes; returns when there will be no more."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
+    """Start a sandbox for every socket received; return when Tether has closed the connection."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps ended sandboxes
     while True:
         try:
             mark, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -205,10 +209,10 @@ def _serve(control: socket.socket, config: namespaces.SandboxConfig, process_ids
         if not mark:
             return
         for descriptor in descriptors:
-            with contextlib.suppress(OSError):  # no room for another process: Tether sees its socket closed
+            with contextlib.suppress(OSError):  # the system has no more processes: Tether sees that its socket was closed
                 _start_sandbox(control, descriptor, config)
             os.close(descriptor)
-            if config.kernel:  # children belong here again, or the next one could not be given a namespace of its own
+            if config.kernel:  # undo the unshare of `_start_sandbox`; the next one would fail otherwise
                 linux.set_namespace("leaving a sandbox", process_ids, linux.NEW_PIDS)
 
 

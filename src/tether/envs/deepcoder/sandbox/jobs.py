@@ -1,7 +1,10 @@
-"""The words between the environment and the sandbox: a task is one run of a program, a report is how it went.
+"""What the environment and the sandbox exchange: a task is one run of a program, a report is its result.
 
 Expected answers never enter a task: the sandbox hands back what the program printed or returned, and the comparison is made outside,
 where the program cannot reach it.
+
+`read_report` turns the output of a sandbox into a `Report`. The facts come from the supervisor and can be trusted. The message comes from the
+program's own process: it decides nothing that the program could not decide by running differently, and it is parsed as untrusted text.
 """
 
 import hmac
@@ -73,7 +76,7 @@ class Report:
 
 
 class ProgramRunner(Protocol):
-    """Whatever runs programs: the sandbox."""
+    """An object that runs programs: the sandbox."""
 
     def run(self, code: str, tasks: Sequence[Task]) -> list[Report]:
         """One report per task, in order; tasks run concurrently up to a set number."""
@@ -81,7 +84,7 @@ class ProgramRunner(Protocol):
 
 
 class SandboxUnavailable(TetherError):
-    """This machine cannot give the isolation asked for; the message says what is missing and what else there is."""
+    """This machine does not support the requested isolation; the message says what is missing and what the alternative is."""
 
     exit_code = 2
 
@@ -103,7 +106,7 @@ class Message:
 
     @classmethod
     def read(cls, data: bytes) -> "Message":
-        """The message in the bytes, empty if it is none. The first byte only says that the program had begun."""
+        """The message in the bytes, empty if it is none. The first byte only says that the program has started."""
         head, _, value = data[1:].partition(b"\n")
         try:
             said = codec.parse(head[:_HEAD].decode())

@@ -1,14 +1,15 @@
-"""The rooms programs run in: one jail per fork server, entered once; inside it one sandbox per task, made in well under a millisecond.
+"""Isolation by namespaces: one jail per fork server, entered once; inside it one sandbox per task, made in well under a millisecond.
 
 **The jail** is a set of new namespaces (users, mounts, process ids, network, IPC, host name, cgroups) around the fork server. Its root folder
-is a read-only tmpfs that holds Python's standard library (read-only, without site-packages), five harmless devices and an empty place for a
-work folder; no /proc, no /sys, no /etc, no home. The old root is gone, for the fork server as well. The network has no interfaces.
+is a read-only tmpfs with Python's standard library (read-only, without site-packages), five harmless devices and an empty folder to mount
+work folders on. There is no /proc, /sys, /etc or home. The old root folder is unmounted, for the fork server as well. The network has no
+interfaces.
 
-**A sandbox** is the fork server's child in a process-id and a mount namespace of its own, with a small tmpfs as its work folder. Whatever runs in it
-dies with its first process, and its files are gone with it.
+**A sandbox** is a child of the fork server in a process-id and a mount namespace of its own, with a small tmpfs as its work folder. When its
+first process ends, the kernel ends everything in it and drops its files.
 
-Where the fork server is root, two users exist in the jail: 0, which sets things up, and 1, which stands for an unprivileged user outside and
-runs the programs. An ordinary user has only itself to map; each program then gets a nested user namespace, in which it has no rights at all.
+If the fork server runs as root, the jail has two users: 0 sets things up, and 1, which is an unprivileged user outside, runs the programs. An
+ordinary user can map only itself; then each program gets a nested user namespace in which it has no rights.
 Imports the standard library only: it runs in the fork server.
 """
 
@@ -24,7 +25,7 @@ INPUT = "/dev/stdin"
 PROGRAM_USER = 1
 """The id in the jail that programs run under where the fork server is root."""
 OUTSIDE_USER = 65534
-"""Who that is outside: nobody."""
+"""The id of that user outside the jail: nobody."""
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 FILES = 256
@@ -37,19 +38,19 @@ _HIDDEN = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True, slots=True)
 class SandboxConfig:
-    """What the fork server prepared once, and what its sandboxes can count on."""
+    """What the fork server has prepared once, for all its sandboxes."""
 
     kernel: bool
-    """In a jail of namespaces; otherwise a plain process with what follows."""
+    """In a jail of namespaces (isolation=kernel); otherwise a plain process."""
     libraries: tuple[str, ...]
     program_user: bool
     """Programs run under a user of their own."""
     threads_counted: bool
-    """The kernel counts each program's threads apart."""
+    """The kernel counts the threads of each program separately."""
     seccomp: bool
     landlock: bool
     address_space: int
-    """Bytes the interpreter takes up before any program."""
+    """Bytes of address space of the interpreter before any program runs."""
     work: str
     """In a jail: the work folder."""
     folder: str
@@ -89,7 +90,10 @@ def enter_namespaces(with_program_user: bool) -> None:
 
 
 def _map_writer(process: int) -> tuple[int, socket.socket]:
-    """A child that stays outside and maps two users for `process` once the socket is closed: nobody inside may."""
+    """A child that stays outside the new namespaces and maps two users for `process` once the socket is closed.
+
+    A process inside a new user namespace may map only its own user. Mapping a second one takes a process outside with the right to do so.
+    """
     wait, go = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -113,7 +117,7 @@ def _write_maps(process: str, users: str, groups: str) -> None:
 
 
 def build_root(libraries: list[str]) -> str:
-    """Make the jail's root folder and move into it; returns where the work folder goes. Needs all rights in new namespaces."""
+    """Make the jail's root folder and enter it; returns the path to mount work folders on. Needs all rights in new namespaces."""
     linux.mount("keeping mounts private", "none", "/", None, linux.RECURSIVE | linux.PRIVATE)
     root = _without_libraries(filter(os.path.isdir, _SCRATCH), libraries)
     work = _without_libraries(_WORK, libraries)
@@ -146,7 +150,7 @@ def _without_libraries(folders: Iterable[str], libraries: list[str]) -> str:
 
 
 def make_work_folder(path: str, kib: int, owner: int) -> None:
-    """In a sandbox: mounts of its own, and an empty work folder that holds so much and no more."""
+    """In a sandbox: a mount namespace of its own, and an empty work folder of bounded size."""
     linux.unshare("creating a sandbox", linux.NEW_MOUNTS)
     flags = linux.NO_SETUID | linux.NO_DEVICES | linux.NO_EXEC
     options = f"size={kib}k,nr_inodes={FILES},mode=0700,uid={owner},gid={owner}"

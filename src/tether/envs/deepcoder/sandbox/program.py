@@ -1,11 +1,11 @@
-"""Running a program: what it finds around it looks like an ordinary start of Python, and how it ended is told in one message.
+"""Runs a program in what looks like an ordinary Python interpreter, and reports its end in one message.
 
 A job is one of three kinds. *stdin*: the program is `__main__` with an input to read. *call*: it is defined as a module and one function is
 called; the value travels on a descriptor of its own, as tagged JSON. *script*: it is defined, then a script runs in its namespace,
 and a word that only Tether knows is sent back once the script has passed its last line.
 
 All of this happens in the program's own process, so the program can forge every byte of the message. That gains it nothing for stdin
-and call jobs, whose answers are compared outside: it could have printed or returned the same. A script that judges the program from the inside
+and call jobs, whose answers are compared outside: it could have printed or returned the same. A script that tests the program from the inside
 can be deceived; see docs/sandbox.md. Imports the standard library only: it runs in the sandboxes.
 """
 
@@ -29,7 +29,7 @@ from tether.envs.deepcoder.sandbox import codec
 FILE, SCRIPT = "solution.py", "test.py"
 
 _write, _exit = os.write, os._exit
-"""Taken now: a program may put something else in their place."""
+"""Bound here, because a program may replace them in `os`."""
 _DETAIL = 300
 _DIGITS = 50_000
 """Of an integer turned into text, where Python's own limit is 4300 and tests ask for more."""
@@ -81,7 +81,7 @@ def run(job: dict[str, Any], result: int, size: int) -> NoReturn:
 
 
 def prepare_interpreter() -> None:
-    """Once, in the fork server: what `site` would have added, and what programs written for judges count on."""
+    """Called once, in the fork server: adds what `site` would have added, and what programs written for online judges expect."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     sys.set_int_max_str_digits(_DIGITS)

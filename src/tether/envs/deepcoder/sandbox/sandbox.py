@@ -1,8 +1,8 @@
-"""Running programs that nobody has read: `Sandbox.run` gives every task a sandbox of its own and collects the reports.
+"""Runs untrusted programs: `Sandbox.run` gives every task a sandbox process of its own and collects the reports.
 
-Each task is sent to its sandbox only when it is its turn, over a connection of its own; closing that connection ends the sandbox. So a program
-that hangs, a sandbox that dies, a fork server that is killed and a user who presses Ctrl-C all come out the same way: the connection ends, and
-the task has a report. How sandboxes contain programs: docs/sandbox.md.
+Each task is sent to its sandbox over a connection of its own; closing that connection ends the sandbox. So a program that hangs, a sandbox
+that dies, a fork server that is killed and a user who presses Ctrl-C have the same effect: the connection ends, and the task gets a report.
+docs/sandbox.md describes the isolation. `describe_isolation` finds out what this machine supports by running a program.
 """
 
 import json
@@ -19,12 +19,12 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from tether.core.errors import BadInput
-from tether.envs.deepcoder.sandbox import client, codec, jobs, wire
+from tether.envs.deepcoder.sandbox import client, codec, jobs
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Limits, Report, SandboxUnavailable, ScriptTask, StdinTask, Task
 
 _GRACE_SECONDS = 40.0
-"""Beyond the wall limit, for a sandbox to be prepared and to answer; the supervisor inside keeps the limits themselves."""
+"""Seconds beyond the wall limit for a sandbox to be prepared and to answer; its supervisor enforces the limits themselves."""
 _LOOK_AGAIN = 0.05
 _CHUNK = 1 << 16
 _FACTS = 1 << 14
@@ -33,7 +33,7 @@ _MOST = 1_000_000
 
 
 class Sandbox:
-    """A `ProgramRunner`. Cheap to make, safe to use from several threads; sandboxes are shared out among all of one process."""
+    """A `ProgramRunner`. It is cheap to create and safe to use from several threads."""
 
     def __init__(self, limits: Limits | None = None, *, isolation: Isolation = "kernel", concurrency: int | None = None) -> None:
         """`concurrency`: tasks at a time, in this process, of all sandboxes that name the same number; by default one per core."""
@@ -51,7 +51,7 @@ class Sandbox:
         self.concurrency = concurrency or _cores()
 
     def run(self, code: str, tasks: Sequence[Task]) -> list[Report]:
-        """One report per task, in order. `SandboxUnavailable` where the machine cannot give the isolation asked for."""
+        """One report per task, in order. `SandboxUnavailable` where the machine does not support the requested isolation."""
         return _Run(self, code, tasks).reports()
 
 
@@ -81,7 +81,7 @@ class _Exchange:
         try:
             self.outgoing = self.outgoing[self.connection.send(self.outgoing[:_CHUNK]) :]
         except ConnectionError:
-            return True  # the sandbox is gone, but what it said may still be on its way
+            return True  # the sandbox has ended, but its answer may still be in the socket
         return not self.outgoing
 
     def receive(self, most: int) -> list[bytes] | None:
@@ -92,7 +92,7 @@ class _Exchange:
         self.incoming += part
         if len(self.incoming) > most:
             raise ConnectionAbortedError("the sandbox answered too much")
-        return wire.unpack(self.incoming, 3)
+        return codec.unpack(self.incoming, 3)
 
 
 class _Run:
@@ -109,7 +109,7 @@ class _Run:
         waiting = deque(range(len(self._tasks)))
         try:
             while waiting or self._active:
-                # With nothing under way there is nothing else to do than to wait for a slot.
+                # Block for a slot only while no task of this call runs: otherwise two calls that wait for each other's slots could deadlock.
                 while waiting and self._slots.acquire(blocking=not self._active):
                     self._active.add(waiting[0])
                     self._start(waiting.popleft())
@@ -163,7 +163,7 @@ def _request(code: str, task: Task, limits: Limits, word: str) -> bytes:
     """The three frames a sandbox is given."""
     given = task.stdin.encode("utf-8", "replace") if isinstance(task, StdinTask) else b""
     settings = asdict(limits) | {"folder_kib": 4 * limits.file_kib + len(given) // 1024 + 64}
-    return wire.pack([json.dumps(settings).encode(), json.dumps(_job(code, task, word)).encode(), given])
+    return codec.pack([json.dumps(settings).encode(), json.dumps(_job(code, task, word)).encode(), given])
 
 
 def _job(code: str, task: Task, word: str) -> dict[str, str]:
@@ -182,7 +182,7 @@ def _job(code: str, task: Task, word: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class IsolationLevel:
-    """What programs would be kept in here."""
+    """The isolation that this machine supports."""
 
     name: Isolation | None
     """The strongest isolation there is; None if programs cannot be run at all."""

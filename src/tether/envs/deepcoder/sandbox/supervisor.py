@@ -1,9 +1,9 @@
-"""The first process of a sandbox: starts the program's process, watches its limits, and tells Tether how it went.
+"""The first process of a sandbox: starts the program's process, enforces its limits, and reports to Tether how it ended.
 
-It forks before it has read anything but the settings. So the program's process, which reads the job itself, is born from a process that
-has never seen a program, an input or an output, and nothing passes from one test to the next. Whatever the program writes is bytes here:
-counted, kept up to the limit, handed on. When the supervisor ends, the kernel ends everything left in the sandbox.
-Imports the standard library only: it runs in the sandboxes.
+It forks when it has read nothing but the settings. So the program's process, which reads the job itself, is forked from a process that has
+never read a program, an input or an output, and nothing passes from one test to the next. The supervisor treats the program's output as
+bytes: it counts them, keeps them up to the limit and passes them on. When the supervisor ends, the kernel ends everything left in the
+sandbox. Imports the standard library only: it runs in the sandboxes.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from tether.envs.deepcoder.sandbox import child, linux, namespaces, wire
+from tether.envs.deepcoder.sandbox import child, codec, linux, namespaces
 
 PROGRAM = 2
 """The program's process id in a sandbox of its own, where the supervisor is 1."""
@@ -29,12 +29,12 @@ _TICK = 0.05
 _SET_UP_SECONDS = 30.0
 _CHUNK = 1 << 16
 _RESULT_HEAD = 4096
-"""Room for what the program's process says besides the value."""
+"""Bytes for what the program's process reports besides the value."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """One pipe from the program's process: how much may come, and what came."""
+    """One pipe from the program's process: its limit, and what was read from it."""
 
     descriptor: int
     limit: int
@@ -43,7 +43,7 @@ class Stream:
     count: int = 0
 
     def read(self) -> bool | None:
-        """Take what is there: True if there was something, False if there is nothing yet, None if nothing will come any more."""
+        """Read what is there: True if there was something, False if there is nothing yet, None at the end."""
         try:
             chunk = os.read(self.descriptor, _CHUNK)
         except BlockingIOError:
@@ -56,7 +56,7 @@ class Stream:
 
 def main(connection: socket.socket, config: namespaces.SandboxConfig) -> NoReturn:
     """Run one task in this process's sandbox; never returns."""
-    settings = json.loads(wire.receive(connection))
+    settings = json.loads(codec.receive(connection))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of the child wakes the poll below
     folder = _work_folder(settings, config)
     pipes = [os.pipe() for _ in range(3)]
@@ -77,12 +77,12 @@ def main(connection: socket.socket, config: namespaces.SandboxConfig) -> NoRetur
     if not config.kernel:
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(ConnectionError):
-        connection.sendall(wire.pack([json.dumps(facts).encode(), bytes(streams[0].data), bytes(streams[2].data)]))
+        connection.sendall(codec.pack([json.dumps(facts).encode(), bytes(streams[0].data), bytes(streams[2].data)]))
     os._exit(0)
 
 
 def _keep_what_is_needed(config: namespaces.SandboxConfig) -> None:
-    """The supervisor is trusted, but needs no more rights than to end a process of another user, and to look into its folder."""
+    """Keep only the rights the supervisor needs: to kill a process of another user, and to read that user's folder."""
     if linux.LINUX:
         needed = linux.MAY_KILL | (0 if config.kernel else linux.MAY_READ_ALL)
         linux.keep_capabilities(needed if config.program_user else 0)
@@ -103,22 +103,23 @@ def _work_folder(settings: dict[str, Any], config: namespaces.SandboxConfig) -> 
 
 @dataclass(slots=True)
 class Watch:
-    """The life of one program's process, from the outside."""
+    """Watches one program's process from outside."""
 
     process: int
     connection: socket.socket
     settings: dict[str, Any]
     streams: list[Stream]
     folder: str | None
-    """Where the kernel does not bound the work folder: the one to look into."""
+    """The work folder, where the kernel does not limit its size; its size is then polled."""
     began: float = field(default_factory=time.monotonic)
     started: bool = False
     looked: float = 0.0
 
     def facts_of_its_life(self) -> dict[str, Any]:
-        """Returns when the process is gone: which limit it reached, if any, how it ended, and what it used."""
+        """Wait for the end of the process; returns the limit it reached, if any, how it ended, and what it used."""
         poll = select.poll()
-        poll.register(self.connection, 0)  # asks for nothing, and still hears that the other side is gone
+        poll.register(self.connection, 0)  # no events requested; a hang-up of the other side is reported anyway
+        # SIGCHLD writes to this pipe, so that the end of the process wakes the poll at once and not at the next tick.
         wake, wake_end = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(wake_end, False)
@@ -131,7 +132,7 @@ class Watch:
         ended: dict[str, Any] | None = None
         while limit is None and ended is None:
             ready = {descriptor for descriptor, _ in poll.poll(_TICK * 1000)}
-            if self.connection.fileno() in ready:  # nobody waits for the answer any more
+            if self.connection.fileno() in ready:  # Tether has closed the connection
                 limit = ("killed", "given up")
                 break
             if wake in ready:
@@ -146,6 +147,7 @@ class Watch:
         if ended is None:
             self._kill()
             ended = self._reap(0)
+        # The process has ended, but its pipes may still hold output, which counts towards the limits as well.
         for stream in open_streams.values():
             while limit is None and stream.read():
                 self._note_the_start()
@@ -165,7 +167,7 @@ class Watch:
         return None
 
     def _too_long(self) -> Limit | None:
-        """Only of a process that is still there: that we are late ourselves is no fault of a program."""
+        """Checked only while the process lives: a program that has ended in time is not at fault if the supervisor is late."""
         lived = time.monotonic() - self.began
         if not self.started:
             return ("killed", "the sandbox was not ready in time") if lived > _SET_UP_SECONDS else None
@@ -193,7 +195,7 @@ class Watch:
 
     def _kill(self) -> None:
         os.kill(self.process, signal.SIGKILL)
-        if self.folder:  # no process-id namespace: whatever else the program may have started is in its session
+        if self.folder:  # without a process-id namespace, other processes of the program are found by its process group
             try:
                 os.killpg(self.process, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
@@ -201,7 +203,7 @@ class Watch:
 
 
 def _processor_time(process: int) -> float:
-    """Seconds of processor time so far, of all threads; where only Linux can tell, the limit set on the process itself must do."""
+    """Seconds of processor time of all threads so far. Only Linux reports it; elsewhere RLIMIT_CPU alone limits the process."""
     if not linux.LINUX:
         return 0.0
     try:
@@ -214,5 +216,5 @@ def _folder_within(folder: str, kib: int) -> bool:
     try:
         sizes = [entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(folder)]
     except FileNotFoundError:
-        return True  # one was removed while we looked
+        return True  # a file was removed during the scan
     return len(sizes) <= namespaces.FILES and sum(sizes) <= kib * 1024

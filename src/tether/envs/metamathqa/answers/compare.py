@@ -1,8 +1,9 @@
-"""Whether an answer is the gold one: exact routes first, math-verify for what they cannot tell.
+"""Whether an answer is the gold one: exact routes first, math-verify for what they cannot decide.
 
 An answer equal to the gold text is right whatever it is. Otherwise both are put into canonical spelling and taken apart; the parts
 are compared as numbers where both are numbers, as words where either is a word, and only then, as mathematics, by the worker process.
 Numbers are exact: 0.33 is not 1/3. The exact routes are final in both directions, so a number never depends on the worker.
+Answers in words (days, names, choices, times of day) and numerals of another base are compared as text.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Plain numbers, exactly: integers with or without separators, decimals, fractions, mixed and repeating ones, with or without a unit.
 
-`split_unit` takes the unit off the end of a canonical answer and `number` reads what is left as a Fraction; both answer None for
-anything that is more than that, which is then another module's business. A unit is a name: two that are spelled alike are the same
+`split_unit` takes the unit off the end of a canonical answer and `number` reads what is left as a Fraction; both return None for
+anything that is more than that, which other modules compare. A unit is a name: two that are spelled alike are the same
 (5 cm, 5 centimeters), others are not, and nothing is converted. Words that change a number are no units: 5 million is 5000000,
 5 thirds is no plain number.
 """

@@ -1,8 +1,11 @@
 """Asks a worker process whether two expressions are equal, and never waits for it longer than a limit.
 
-sympy can take for ever, or all memory, over a short text, and math-verify's own time-outs are signals that work in the main thread
-only. So the comparison runs in `symbolic_worker.py`, which limits its own CPU time; should it not answer at all, it is killed and a
-new one started with the next question. One worker serves a whole process; threads take turns, and a forked process starts its own.
+sympy can run forever, or use all memory, on a short text, and math-verify's own time-outs are signals that work in the main thread only.
+So the comparison runs in `symbolic_worker.py`, which limits its own CPU time. A worker that does not answer at all is killed, and a new one
+is started with the next question. One worker serves a whole process; threads take turns, and a forked process starts its own.
+
+The worker survives any formula, but a hopeless one costs seconds. So `for_worker` sends only short, shallow formulas without towers of powers
+or giant factorials, spelled for the worker's parser.
 """
 
 import atexit
@@ -41,7 +44,7 @@ _TOWER = re.compile(r"[\d)}]\s*\^")
 
 
 def for_worker(text: str) -> str | None:
-    """The formula in LaTeX for the worker; None if it should not be asked."""
+    """The formula in LaTeX for the worker; None if it should not be sent."""
     formula = _TEXT.sub(r"\1", text)
     if (
         len(formula) > MAX_SYMBOLIC
@@ -106,7 +109,7 @@ class SymbolicComparison:
         self._process: subprocess.Popen[bytes] | None = None
 
     def equal(self, gold: str, answer: str) -> bool | None:
-        """Whether two expressions in LaTeX are the same; None if that could not be told (no expression, or too hard)."""
+        """Whether two expressions in LaTeX are the same; None if unknown (no expression, or too hard)."""
         question = json.dumps({"gold": gold, "answer": answer}) + "\n"
         with self._lock:
             try:

@@ -1,1 +1,1 @@
-"""The kinds of word problems the generator writes, by subject; each is a function from chance to a question with its way of solving it."""
+"""The kinds of word problems the generator writes, by subject; each is a function from random draws to a question with its solution."""

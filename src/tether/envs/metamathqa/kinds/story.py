@@ -1,7 +1,7 @@
-"""What every kind of word problem shares: chance, people, how numbers are written, and the draft of a problem.
+"""What every kind of word problem shares: random draws, people, how numbers are written, and the draft of a problem.
 
 A kind draws its numbers so that the story makes sense (whole people, positive change), writes the question, and computes the answer
-exactly. `parameters` are the numbers the question tells, by name; `steps` are equations that lead from them to the answer.
+exactly. `parameters` are the numbers in the question, by name; `steps` are equations that lead from them to the answer.
 """
 
 import random
@@ -16,7 +16,7 @@ Number = int | Fraction
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody in a story, and the words that stand for them."""
+    """A person in a story, with the pronouns."""
 
     name: str
     they: str
@@ -45,7 +45,7 @@ ProblemKind = Callable[["Story"], ProblemDraft | None]
 
 
 class Story:
-    """The chance that a problem is drawn with."""
+    """The random draws of one problem."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

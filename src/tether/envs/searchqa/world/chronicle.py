@@ -292,7 +292,7 @@ _MAKERS: dict[tuple[str, int], Callable[[WorldDraft], None]] = {
 
 
 def _upbringing(draft: WorldDraft, person: Entity) -> None:
-    """A teacher of the same trade and a school, where somebody or something fits."""
+    """A teacher of the same trade and a school, where there are suitable ones."""
     if person.facts["occupation"] not in LEARNED:
         return
     year = person.number("born") + 17
@@ -332,7 +332,7 @@ _FAME = {
 
 
 def _fame(draft: WorldDraft) -> None:
-    """Whoever made or did something is known for the first such thing in the table."""
+    """Every person who made or did something is known for the first such thing in the table."""
     for kind, relation in _FAME.items():
         for entity in draft.kinds[kind]:
             draft.named[entity.text(relation)].facts.setdefault("famous_for", entity.name)

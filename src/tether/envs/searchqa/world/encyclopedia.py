@@ -1,4 +1,4 @@
-"""The finished world: its entities, and the article of each, told from the relation table.
+"""The finished world: its entities, and the article of each, written from the relation table.
 
 The world has one seed and is the same in every process; making it takes about a second, once per process.
 """

@@ -1,4 +1,4 @@
-"""The words of the relation table: entities with facts, and per kind of entity how its facts are told and asked for.
+"""The schema of the relation table: entities with facts, and for each kind of entity the sentences and questions about its facts.
 
 A fact is a relation of an entity and its value: a number, a word, or the name of another entity. Articles and questions are both made
 from the facts, so they cannot disagree. A kind lists groups of sentences; an article takes one wording of each group, and together the

@@ -1,4 +1,4 @@
-"""The first part of the relation table: lands, waters, towns, and who ruled them when."""
+"""The relation table in the making (`WorldDraft`), and its first part: lands, waters, towns and their rulers."""
 
 import random
 from collections.abc import Callable, Sequence
