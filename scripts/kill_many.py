@@ -31,9 +31,10 @@ import tether.training.loop  # noqa: F401 - what a run needs is imported once, b
 from tether.cli.main import main as tether_main
 from tether.core.errors import CheckpointError
 from tether.core.seeding import generator
+from tether.runs.checkpoints import MODEL, STATE, list_checkpoints
 from tether.runs.report import write_report  # noqa: F401 - likewise
 from tether.runs.store import METRICS, TRAJECTORIES, RunStore
-from tether.training import checkpoint
+from tether.training.checkpoint import load_state
 
 SETTINGS = {
     "model.device": "cpu",
@@ -187,9 +188,9 @@ def differences(reference: Path, run: Path) -> list[str]:
         return [*found, f"checkpoints: {names[0]} instead of {names[1]}"]
     for name in names[0]:
         pair = ours.checkpoints / name, theirs.checkpoints / name
-        if any(not _same_bytes(path, pair[1] / path.relative_to(pair[0])) for path in pair[0].rglob("*") if path.name != checkpoint.STATE):
+        if any(not _same_bytes(path, pair[1] / path.relative_to(pair[0])) for path in pair[0].rglob("*") if path.name != STATE):
             found.append(f"{name}: model")
-        if not _same(checkpoint.load_state(pair[0]), checkpoint.load_state(pair[1])):
+        if not _same(load_state(pair[0]), load_state(pair[1])):
             found.append(f"{name}: state")
     return found
 
@@ -215,10 +216,10 @@ def _same(one: Any, two: Any) -> bool:
 def unreadable(folder: Path) -> list[str]:
     """Checkpoints that count, and yet cannot be read."""
     bad = []
-    for path in checkpoint.list_checkpoints(folder):
+    for path in list_checkpoints(folder):
         try:
-            checkpoint.load_state(path)
-            load_file(next((path / checkpoint.MODEL).glob("*.safetensors")))
+            load_state(path)
+            load_file(next((path / MODEL).glob("*.safetensors")))
         except (CheckpointError, SafetensorError, OSError, StopIteration) as error:
             bad.append(f"{path.name}: {error}")
     return bad
@@ -252,7 +253,7 @@ class Trial:
                 shutil.rmtree(run, ignore_errors=True)  # killed before it was a run
             code = attempt(words, run.with_suffix(".log"), point, delay)
             bad = unreadable(run / "checkpoints")
-            steps = [int(path.name[5:]) for path in checkpoint.list_checkpoints(run / "checkpoints")]
+            steps = [int(path.name[5:]) for path in list_checkpoints(run / "checkpoints")]
             if max(steps, default=0) < newest:
                 bad.append(f"step {newest} is lost")
             newest = max(steps, default=0)

@@ -106,7 +106,8 @@ class Stages:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         batch = pack(trajectories, self._parts.policy.module.device)
         if not len(batch):
-            raise BadInput(f"none of {len(trajectories)} episodes holds a response; look at their errors")
+            num_episodes = sum(len(group.trajectories) + len(group.errored) for group in groups)
+            raise BadInput(f"none of {num_episodes} episodes holds a response; look at their errors")
         batch, _ = self._parts.estimator.complete(batch)
         present = {int(group) for group in torch.unique(batch.groups_B)}
         found = decompose_gradients(

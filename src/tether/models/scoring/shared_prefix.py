@@ -23,8 +23,8 @@ from tether.models.probing import attempt, disagreement, float32_parts, probe_id
 
 Ids = Sequence[int]
 Counts = npt.NDArray[np.int64]
-PROBE_PROMPT_LENGTHS, PROBE_TEXT_LENGTHS = (9, 6), (7, 4)
-"""Two prompts and two texts; their words come from all over the vocabulary (`probe_ids`). The first words of a vocabulary are often special
+PROBE_PROMPT_LENGTHS, PROBE_TEXT_LENGTHS = (5, 3), (4, 2)
+"""Two short prompts and texts, within small attention windows; their words come from all over the vocabulary (`probe_ids`). The first words of a vocabulary are often special
 tokens, whose features in half precision are far from float32 whichever code computes them (seen: 0.29 with real SmolLM2 weights)."""
 
 
