@@ -11,6 +11,7 @@ import torch
 import transformers as hf
 
 import tether
+from tether.models.policy import Policy
 from tether.models.scoring.local import PrefixScorer
 from tether.rollout.engines.native import NativeEngine
 
@@ -66,4 +67,4 @@ def test_dropout_does_not_enter_the_scores() -> None:
 
 def test_the_engine_refuses_what_it_cannot_decode(tiny: Any) -> None:
     with pytest.raises(tether.BadInput, match="models of type 'bloom' cannot be decoded"):
-        NativeEngine(_model("bloom"), tiny.tokenizer)
+        NativeEngine(Policy(_model("bloom"), tiny.tokenizer))

@@ -124,7 +124,7 @@ def test_a_half_precision_model_with_adapters_computes_and_decodes(small_model: 
     add_lora(model, 4, 8)
     _train(model)
     assert _logits(model).dtype == torch.bfloat16
-    NativeEngine(model, tiny.tokenizer)  # refuses what it cannot decode
+    NativeEngine(Policy(model, tiny.tokenizer))  # refuses what it cannot decode
 
 
 class OneTurn:
@@ -147,7 +147,7 @@ class OneTurn:
 
 def test_sampling_learning_and_scoring_see_the_same_model(trained: Any, tiny: Any, chat: Any) -> None:
     talks = [OneTurn(chat.first_prompt("Be brief.", "Where do you go?"), seed) for seed in range(4)]
-    NativeEngine(trained, tiny.tokenizer).run(talks, Sampling(temperature=0.9, max_tokens=30))
+    NativeEngine(Policy(trained, tiny.tokenizer)).run(talks, Sampling(temperature=0.9, max_tokens=30))
     policy, plain, scorer = Policy(trained), Policy(tiny.model), PrefixScorer(trained)
     assert policy.separable_head and policy.supports_packing
     for talk in talks:
