@@ -34,6 +34,7 @@ from tether.core.seeding import generator
 from tether.runs.checkpoints import MODEL, STATE, list_checkpoints
 from tether.runs.report import write_report  # noqa: F401 - likewise
 from tether.runs.store import METRICS, TRAJECTORIES, RunStore
+from tether.training import checkpoint
 from tether.training.checkpoint import load_state
 
 SETTINGS = {

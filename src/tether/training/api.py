@@ -256,17 +256,17 @@ def play(
         check_name(model_or_engine)
         loaded = load_model(model_or_engine, device=resolved.model.device, dtype=compute_dtype(resolved))
         policy = Policy(loaded.model, loaded.tokenizer, max_positions=resolved.rollout.max_context)
-        rules, tokenizer = episode_rules(resolved, policy), loaded.tokenizer
+        rules, chat = episode_rules(resolved, policy), ChatFormat(loaded.tokenizer, policy.end_of_turn_ids)
         engine = make_engine(resolved.rollout.engine, policy, max_rows=resolved.rollout.max_rows, max_context=rules.max_context)
     else:
         engine, tokenizer = model_or_engine, tokenizer or getattr(model_or_engine, "tokenizer", None)
         if tokenizer is None:
             raise BadInput("the engine carries no tokenizer; give tokenizer=")
-        rules = episode_rules(resolved, None)
+        rules, chat = episode_rules(resolved, None), ChatFormat(tokenizer)
     with EnvPool(env_specs(resolved.environments())) as pool:
         plan = training_plan(resolved.seed, step, resolved.rollout.num_groups, resolved.rollout.group_size, weights=pool.weights)
         retries = resolved.rollout.error_retries
-        return play_plan(pool, plan, engine, ChatFormat(tokenizer), resolved.sampling(), rules, error_retries=retries)
+        return play_plan(pool, plan, engine, chat, resolved.sampling(), rules, error_retries=retries)
 
 
 # ---------------------------------------------------------------------------------------------------------------- settings

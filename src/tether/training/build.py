@@ -96,7 +96,7 @@ def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, pl
     return Sampler(
         env_specs(settings.environments()),
         engine,
-        ChatFormat(policy.tokenizer),
+        ChatFormat(policy.tokenizer, policy.end_of_turn_ids),
         rules,
         max_rows=settings.rollout.max_rows,
         device=policy.module.device,
