@@ -225,7 +225,7 @@ def test_a_model_that_cannot_compute_layers_again_keeps_them(monkeypatch: pytest
     monkeypatch.setattr(micro_budget, "available_memory", lambda device: 0)
     monkeypatch.setattr(micro_budget, "can_recompute", lambda model: False)
     split = Policy(model)
-    vars(split)["trunk"] = None  # as for an architecture of another kind
+    monkeypatch.setattr(Policy, "backbone", None)  # as for an architecture of another kind
     budget = MicroBudget(100, None)
     budget.decide([split], 0, packing=True)
     assert not budget.recompute and not budget.give_way([split], [100])

@@ -40,8 +40,8 @@ def test_a_reference_only_where_a_divergence_counts() -> None:
     assert _build().estimator._reference is None
     parts = _build(algorithm={"name": "grpo", "kl_coef": 0.1})
     reference = parts.estimator._reference
-    assert reference is not None and reference._split.module is not parts.model
-    assert not any(parameter.requires_grad for parameter in reference._split.module.parameters())
+    assert reference is not None and reference._policy.module is not parts.model
+    assert not any(parameter.requires_grad for parameter in reference._policy.module.parameters())
 
 
 def test_a_resumed_run_compares_with_the_model_it_started_from(tmp_path: Path, tiny: Any, tiny_model: Any) -> None:
@@ -52,7 +52,7 @@ def test_a_resumed_run_compares_with_the_model_it_started_from(tmp_path: Path, t
     parts = _build(checkpoint, algorithm={"name": "grpo", "kl_coef": 0.1})
     assert torch.equal(parts.model.model.norm.weight, tiny_model.model.norm.weight)
     reference = parts.estimator._reference
-    assert reference is not None and torch.equal(reference._split.module.model.norm.weight, tiny.model.model.norm.weight)
+    assert reference is not None and torch.equal(reference._policy.module.model.norm.weight, tiny.model.model.norm.weight)
 
 
 def test_float32_masters_of_a_model_in_bfloat16(tiny: Any) -> None:
@@ -74,7 +74,7 @@ def test_adapters(tmp_path: Path, tiny: Any) -> None:
     assert trained and all(".lora_" in name for name in trained)
     types = {parameter.requires_grad: parameter.dtype for parameter in parts.model.parameters()}
     assert types == {True: torch.float32, False: torch.bfloat16}
-    assert parts.estimator._reference is not None and parts.estimator._reference._split is parts.learner.policy
+    assert parts.estimator._reference is not None and parts.estimator._reference._policy is parts.learner.policy
     checkpoint = save_checkpoint(tmp_path, 1, parts.model, tiny.tokenizer, {}, keep=1)
     again = _build(checkpoint, lora={"rank": 2, "alpha": 8})
     pairs = dict(again.model.named_parameters())
