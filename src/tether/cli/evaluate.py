@@ -89,7 +89,8 @@ def _show(result: "Evaluation", settings: "RunSettings") -> None:
 
 
 def _table(environments: dict[str, dict[str, float]]) -> Table:
-    ks = [name.removeprefix("pass_at_") for name in next(iter(environments.values())) if name.startswith("pass_at_")]
+    measured = {name.removeprefix("pass_at_") for metrics in environments.values() for name in metrics if name.startswith("pass_at_")}
+    ks = sorted(measured, key=int)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("environment")
     for heading in ("prompts", "success", "95% interval", *(f"pass@{k}" for k in ks[1:]), "reward", "turns", "well formed"):
@@ -100,9 +101,9 @@ def _table(environments: dict[str, dict[str, float]]) -> Table:
         table.add_row(
             env,
             f"{metrics['prompts']:.0f}",
-            f"{metrics['success']:.1%}",
-            f"{metrics['success_low']:.1%} to {metrics['success_high']:.1%}",
-            *(f"{metrics[f'pass_at_{k}']:.1%}" for k in ks[1:]),
+            f"{metrics['success']:.1%}" if "success" in metrics else "-",
+            f"{metrics['success_low']:.1%} to {metrics['success_high']:.1%}" if "success" in metrics else "all errored",
+            *(f"{metrics[f'pass_at_{k}']:.1%}" if f"pass_at_{k}" in metrics else "-" for k in ks[1:]),
             f"{metrics['reward_mean']:.3f}",
             f"{metrics['turns']:.1f}",
             f"{metrics['format_valid']:.1%}",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tether.core.config import Settings, dump_yaml, load, merge, validate
-from tether.core.errors import BadInput, ConfigError, TetherError
+from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, TetherError
 from tether.core.protocols import Engine, Env
 from tether.core.types import Group
 from tether.envs.factory import env_factory
@@ -56,9 +56,9 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 def train(
     env: str | None = None,
-    model: str | None = None,
+    model: str | Mapping[str, Any] | None = None,
     algo: str | None = None,
-    filter: str | None = None,
+    filter: str | Mapping[str, Any] | None = None,
     steps: int | None = None,
     out: Path | str | None = None,
     callbacks: Sequence["Callback"] = (),
@@ -74,9 +74,10 @@ def train(
 
     Args:
         env: an environment's name; may also come from `config`.
-        model: tiny (the default), smollm2, a Hugging Face id or folder, or a .gguf file.
+        model: tiny (the default), smollm2, a Hugging Face id or folder, or a .gguf file; or the settings of that section.
         algo: ppo, grpo (the default), dapo or dr_grpo.
-        filter: strategy and share to keep, such as "top_p:0.9" (the default unless the algorithm has its own), "top_k:0.5", "auto" or "all".
+        filter: strategy and share to keep, such as "top_p:0.9" (the default unless the algorithm has its own), "top_k:0.5", "auto" or "all";
+            or the settings of that section.
         steps: training steps.
         out: run folder; must be new unless `resume`. By default a new folder under runs/.
         callbacks: `tether.Callback` objects that follow the run.
@@ -181,6 +182,7 @@ def run_evaluation(settings: RunSettings, callbacks: Sequence["Callback"] = ()) 
     """Load the model and play the validation prompts."""
     from tether.models.load import load_model
     from tether.models.policy import Policy
+    from tether.rollout.sampler import error_note
     from tether.training.build import build_sampler, compute_dtype
     from tether.training.callbacks import CallbackList
     from tether.training.evaluate import evaluate as evaluate_policy
@@ -188,7 +190,10 @@ def run_evaluation(settings: RunSettings, callbacks: Sequence["Callback"] = ()) 
     loaded = load_model(settings.model.name, device=settings.model.device, dtype=compute_dtype(settings))
     policy = Policy(loaded.model, loaded.tokenizer, max_positions=settings.rollout.max_context)
     sampler = build_sampler(settings, policy, CallbackList(callbacks))
-    return evaluate_policy(sampler, settings.evaluation.prompts, settings.evaluation_sampling(), samples=settings.evaluation.samples)
+    result = evaluate_policy(sampler, settings.evaluation.prompts, settings.evaluation_sampling(), samples=settings.evaluation.samples)
+    if not any(group.trajectories for group in result.groups):
+        raise EnvironmentFailure(f"nothing was measured: {error_note(result.groups)}")
+    return result
 
 
 def _target_settings(target: str, best: bool) -> dict[str, Any]:
@@ -273,15 +278,20 @@ def play(
 
 
 def named_settings(
-    env: str | None, model: str | None, algo: str | None, filter: str | None, steps: int | None, seed: int | None
+    env: str | None,
+    model: str | Mapping[str, Any] | None,
+    algo: str | None,
+    filter: str | Mapping[str, Any] | None,
+    steps: int | None,
+    seed: int | None,
 ) -> dict[str, Any]:
     """The arguments that have a name of their own, as nested settings."""
     nested: dict[str, Any] = {}
     for section, name in (("env", env), ("model", model), ("algorithm", algo)):
         if name is not None:
-            nested[section] = {"name": name}
+            nested[section] = dict(name) if isinstance(name, Mapping) else {"name": name}
     if filter is not None:
-        nested["filter"] = filter_settings(filter)
+        nested["filter"] = dict(filter) if isinstance(filter, Mapping) else filter_settings(filter)
     nested.update({key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None})
     return nested
 

@@ -52,6 +52,8 @@ def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
     names = ("success", "reward_mean", "turns", "response_tokens", "format_valid", "errors")
     played = [group for group in groups if group.trajectories]  # a prompt whose every episode errored says nothing about the policy
     low, high = wilson_interval(sum(sum(group.successes) / len(group.successes) for group in played), len(played))
+    if not played:  # nothing was measured: a rate of 0 would look like a collapsed policy
+        return {"errors": summary["errors"], "prompts": 0}
     return {
         **{name: summary[name] for name in summary if name in names or name.startswith("env/")},
         **pass_rates(groups),
@@ -62,7 +64,7 @@ def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
 
 
 def _validation_spec(spec: EnvSpec) -> EnvSpec:
-    """The stage with the validation split, if its environment has splits."""
+    """The spec with the validation split, if its environment has splits."""
     known = env_factory(spec.name).options
     # A served environment tells its options once it is asked.
     names: Any = known.model_fields if known is not None else getattr(make_env(spec.name, **spec.options), "options", {})

@@ -107,7 +107,7 @@ class CriticSettings(Settings):
     """The critic of algorithms that have one (ppo)."""
 
     shared: bool = False
-    """True: a value head on the policy's own trunk; false: a model of its own."""
+    """True: a value head on the policy's own backbone; false: a model of its own."""
     model: str | None = None
     """That model; null: the same as the policy."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
@@ -115,7 +115,7 @@ class CriticSettings(Settings):
     value_clip: Annotated[float, Field(gt=0)] = 0.5
     """How far a value may move in an update before its loss is clipped."""
     coef: Annotated[float, Field(gt=0)] = 0.5
-    """Weight of the value loss beside the policy's; only of a shared trunk."""
+    """Weight of the value loss beside the policy's; only on a shared backbone."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """First steps in which only the critic learns."""
 

@@ -62,7 +62,7 @@ def _tokens_and_pairs(spans: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def arithmetic_of(model: PreTrainedModel, *, with_head: bool = True) -> Arithmetic | None:
-    """What the model's own numbers say; without the language head for a critic's trunk. None for mixtures of experts."""
+    """What the model's own numbers say; without the language head for a critic's backbone. None for mixtures of experts."""
     config = model.config.get_text_config()
     heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     if not heads or not width or any(getattr(config, name, None) for name in EXPERTS):

@@ -16,6 +16,7 @@ from tether.cli.main import main
 from tether.models import load
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
+from tether.training.api import open_run
 from tether.training.checkpoint import keep_best, save_checkpoint
 
 CONFIG = "env:\n  name: frozen_lake\nalso:\n- name: sokoban\nsteps: 40\n"
@@ -31,7 +32,7 @@ def _validated(step: int, success: float, low: float, high: float) -> StepRecord
 def run(tmp_path: Path, tiny: Any) -> Path:
     """Checkpoints of steps 20 and 30, of which 20 validated best; step 30 was not evaluated. Weights differ from step to step."""
     folder = tmp_path / "run"
-    store = RunStore.create(folder, CONFIG, {"env": "frozen_lake", "model": "tiny", "algorithm": "dr_grpo", "seed": 7})
+    store = RunStore.create(folder, CONFIG, {"env": "frozen_lake+sokoban", "model": "tiny", "algorithm": "dr_grpo", "seed": 7})
     store.append(_validated(0, 0.25, 0.16, 0.37))
     store.append(_validated(20, 0.625, 0.503, 0.733))
     store.append(StepRecord(30, {}))
@@ -106,6 +107,17 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
     }
     assert card.startswith("---\nlibrary_name: transformers\n") and 'from_pretrained("agent")' in card
     assert str(tmp_path) not in card and str(tmp_path) not in (tmp_path / "agent" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("also", [[], ["sokoban"], ["sokoban", "countdown"]])
+def test_the_card_names_each_environment_once(also: list[str], tmp_path: Path, tiny: Any) -> None:
+    """On a folder as `tether train` makes it."""
+    given = {"env": {"name": "frozen_lake"}, "also": [{"name": name} for name in also]}
+    store, _ = open_run(tmp_path / "run", None, given, resume=False, smoke=False)
+    save_checkpoint(store.checkpoints, 1, tiny.model, tiny.tokenizer, {}, keep=2)
+    assert _export(tmp_path / "run", tmp_path / "agent") == 0
+    card = (tmp_path / "agent" / "README.md").read_text()
+    assert f"| environment | {', '.join(['frozen_lake', *also])} |" in card
 
 
 def test_a_step_that_was_not_evaluated_says_so(run: Path, tmp_path: Path) -> None:

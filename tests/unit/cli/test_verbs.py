@@ -63,7 +63,7 @@ def test_doctor_counts_what_training_a_model_takes(capsys: pytest.CaptureFixture
     _run(["doctor", "--model", "tiny"])
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "training" in line)
     assert line.startswith("ok   training tiny: ") and " = 0.2 GB of " in line
-    monkeypatch.setattr("tether.training.fit.available_memory", lambda _: 10**7)
+    monkeypatch.setattr("tether.training.memory.available_memory", lambda _: 10**7)
     assert _run(["doctor", "--model", "tiny", "--set", "algorithm.name=ppo", "--set", "model.device=cpu"]) == 1
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "training" in line)
     assert line.startswith("FAIL training tiny: model 'tiny' does not fit on cpu: ") and "critic 0.0 GB" in line
