@@ -7,7 +7,7 @@ another stream drew, and are the same on every machine and in every process. The
 - luck: the env seed, the environment's own randomness, one stream per member
 - sampling: the uniform draws that pick tokens, one stream per member
 
-Validation instances do not depend on the run's seed: every run is judged on the same prompts.
+Validation instances do not depend on the run's seed: every run is evaluated on the same prompts.
 """
 
 import hashlib

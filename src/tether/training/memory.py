@@ -130,7 +130,7 @@ def _policy_needs(settings: RunSettings, policy: Shape, width: int) -> dict[str,
 
 
 def _trained(parameters: int, width: int) -> dict[str, int]:
-    """Weights that are trained: gradients and two moments in float32, and float32 masters of those that compute in less."""
+    """Weights that are trained: gradients and two moments in float32, and fp32 master weights of those that compute in less."""
     moments = 8 * parameters
     return {"weights": width * parameters, "optimiser": moments + (4 * parameters if width < 4 else 0), "gradients": 4 * parameters}
 

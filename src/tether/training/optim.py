@@ -25,10 +25,10 @@ PIECE = 2**24
 
 
 class FP32MasterAdamW:
-    """AdamW over the masters of some parameters.
+    """AdamW over the fp32 master weights of some parameters.
 
     Build it on weights as they were loaded and let it cast them: `FP32MasterAdamW(parameters, ..., compute_dtype=torch.bfloat16)` copies the
-    float32 values first, so nothing is rounded in the masters. Parameters keep their identity.
+    float32 values first, so nothing is rounded in the master weights. Parameters keep their identity.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class FP32MasterAdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the masters by their gradients, and the parameters by the masters."""
+        """Update the master weights by their gradients, and set the parameters to the rounded master weights."""
         self._adam.step()
         self._round()
 
@@ -95,7 +95,7 @@ class FP32MasterAdamW:
         return gradients + sum(2 * master.nbytes for master in self._masters if master not in self._adam.state)
 
     def state_dict(self) -> dict[str, Any]:
-        """What going on from here needs: Adam's moments, and the masters of parameters that hold less than they do."""
+        """What resuming needs: Adam's moments, and the master weights of parameters in half precision."""
         return {"adam": self._adam.state_dict(), "masters": [master.detach() for _, master in self._rounded]}
 
     @torch.no_grad()
@@ -116,7 +116,7 @@ class FP32MasterAdamW:
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:
-        """Inside the block the parameters hold the masters' values in float32, so that what is saved is exact."""
+        """Inside the block the parameters hold their master weights in float32, so that what is saved is exact."""
         rounded = [parameter.data for parameter, _ in self._rounded]
         for parameter, master in self._rounded:
             parameter.data = master.data

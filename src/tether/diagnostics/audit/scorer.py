@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput
+from tether.runs.checkpoints import MODEL, newest_checkpoint
 from tether.runs.store import RunStore
 
 ANY_ID = 2**31
@@ -34,10 +35,10 @@ def resolve_model(name: str) -> tuple[str, str | None]:
     folder = Path(name)
     if not (folder / "run.json").is_file():
         return name, None
-    checkpoints = sorted(RunStore.open(folder).checkpoints.glob("step_*"))
-    if not checkpoints:
+    checkpoint = newest_checkpoint(RunStore.open(folder).checkpoints)
+    if checkpoint is None:
         return starting_model(folder)
-    return str(checkpoints[-1] / "model"), f"scored by the run's last checkpoint, {checkpoints[-1].name}"
+    return str(checkpoint / MODEL), f"scored by the run's last checkpoint, {checkpoint.name}"
 
 
 def starting_model(run: Path) -> tuple[str, str]:
