@@ -136,6 +136,7 @@ def _words(chat: ChatFormat, prompt: int, observed: int) -> tuple[int, int]:
 
 
 def _rows(options: argparse.Namespace, trainer: Trainer, store: RunStore) -> list[Row]:
+    assert trainer.policy.tokenizer is not None  # loaded with the model
     trainer.sampler.chat = ReadsReasoning(trainer.policy.tokenizer)
     kinds = {"all groups": FilterSettings(strategy="all"), "top_p 0.9": FilterSettings(strategy="top_p", keep=0.9)}
     rows: list[Row] = []

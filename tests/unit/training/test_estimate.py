@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tether.algorithms.batch import Batch
 from tether.algorithms.presets import Algorithm, customized
+from tether.core.errors import BadInput
 from tether.models.critic import Critic
 from tether.models.policy import Policy
 from tether.models.reference import reference_for
@@ -213,3 +214,33 @@ def test_explained_variance_by_hand(rewards: list[float], said: list[float], exp
     assert done.returns_BT is not None and done.returns_BT[:, 1].tolist() == pytest.approx(rewards)
     assert done.values_BT is not None and done.values_BT[:, 1].tolist() == pytest.approx(said)
     assert dataclasses.replace(done, advantages_BT=None, returns_BT=None, values_BT=None) == batch
+
+
+# Truncated importance sampling.
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_old_logprobs_are_the_policys_and_behavior_logprobs_the_samplers(rows: int, small_llama: Build, hand_made: Build) -> None:
+    """The sampler's log-probs are off by up to 0.6; those of the policy are computed row by row through the Hugging Face model."""
+    model = small_llama()
+    batch = hand_made(model, rows)
+    corrected = customized("grpo", {"importance_cap": 2.0})
+    estimator = AdvantageEstimator(corrected, None, None, temperature=TEMPERATURE, micro_tokens=40, policy=Policy(model))
+    completed, _ = estimator.complete(batch)
+    expected = torch.zeros(batch.ids_BT.shape)
+    with torch.inference_mode():
+        for row, length in enumerate(batch.lengths_B.tolist()):
+            table = torch.log_softmax(model(input_ids=batch.ids_BT[row : row + 1, :length]).logits[0].float() / TEMPERATURE, dim=-1)
+            for place in range(1, length):
+                expected[row, place] = table[place - 1, batch.ids_BT[row, place]] * batch.loss_mask_BT[row, place]
+    assert completed.old_logprobs_BT is not None and completed.old_BT is completed.old_logprobs_BT
+    torch.testing.assert_close(completed.old_logprobs_BT, expected, rtol=0, atol=1e-4)
+    assert torch.equal(completed.behavior_logprobs_BT, batch.behavior_logprobs_BT) and _outside(completed, completed.old_BT) == 0
+    assert float((completed.old_BT - completed.behavior_logprobs_BT).abs().max()) > 0.3
+    plain, _ = _complete(batch, customized("grpo", {}))
+    assert plain.old_logprobs_BT is None and plain.old_BT is plain.behavior_logprobs_BT
+
+
+def test_the_correction_needs_the_policy() -> None:
+    with pytest.raises(BadInput, match=r"algorithm\.importance_cap needs the policy"):
+        AdvantageEstimator(customized("grpo", {"importance_cap": 2.0}), None, None, temperature=1.0, micro_tokens=40)

@@ -395,3 +395,18 @@ def test_the_state_of_another_learner_is_refused(small_llama: Build) -> None:
         with_critic.restore(plain.state())
     with pytest.raises(ValueError, match="the learner's state has another form"):
         plain.restore({"optimizers": [], "critic": {}, "nonfinite_streak": 0})
+
+
+def test_the_ratio_is_taken_against_the_old_policy_and_the_weight_against_the_sampler(small_llama: Build, hand_made: Build) -> None:
+    """Before its first update the policy is the old one: every ratio is 1, and the weights are min(old / behavior, cap)."""
+    model, cap = small_llama(), 1.2
+    algorithm = customized("grpo", {"importance_cap": cap, "entropy_coef": 0.0})
+    estimator = AdvantageEstimator(algorithm, None, None, temperature=TEMPERATURE, micro_tokens=100, policy=Policy(model))
+    batch, _ = estimator.complete(hand_made(model))
+    metrics = _update(_learner(model, algorithm, update_batch=64), batch)
+    assert batch.old_logprobs_BT is not None and metrics["num_updates"] == 1
+    weights = torch.exp(batch.old_logprobs_BT - batch.behavior_logprobs_BT)[batch.loss_mask_BT]
+    assert float(weights.min()) < 0.8 and float(weights.max()) > cap + 0.3
+    assert metrics["importance_weight"] == pytest.approx(float(weights.clamp(max=cap).mean()), abs=1e-4)
+    assert [metrics[f"ratio_{name}"] for name in ("min", "mean", "max")] == pytest.approx([1, 1, 1], abs=1e-4)
+    assert metrics["mismatch_ratio_max"] == pytest.approx(float(weights.max()), abs=1e-3)

@@ -326,7 +326,7 @@ class _HalfDown(_Lucky):
     name = "half_down"
     equal_pay = False
     recovers = False
-    resets: ClassVar[list[int]] = []
+    resets: ClassVar[list[int | None]] = []
     """The env seeds of all training episodes, in the order of their resets."""
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
@@ -417,8 +417,14 @@ def test_an_episode_that_succeeds_when_played_again_counts_as_any_other(tmp_path
 
 def test_records_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations, the best checkpoint, early stopping, alarms and the automatic filter look at records; none of them reads the disk."""
-    read, real = [], RunStore.steps
-    monkeypatch.setattr(RunStore, "steps", lambda store: (read.append(1), real(store))[1])
+    read: list[RunStore] = []
+    real = RunStore.steps
+
+    def steps(store: RunStore) -> list[StepRecord]:
+        read.append(store)
+        return real(store)
+
+    monkeypatch.setattr(RunStore, "steps", steps)
     changes = {"evaluation": {"every": 1}, "checkpoint": {"every": 1}, "alarms": {"actions": {"critical": "stop"}}}
     trainer = _run(tmp_path / "run", steps=3, filter={"strategy": "auto", "auto_steps": 2}, **changes)
     assert trainer.step == 3 and len(read) <= 1
