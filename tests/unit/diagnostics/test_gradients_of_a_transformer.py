@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.objective import k2, sequence_mean_token_mean, sequence_mean_token_sum, token_mean
+from tether.algorithms.objective import AGGREGATIONS
 from tether.algorithms.presets import PRESETS, Algorithm
 from tether.core.errors import BadInput, DivergedModel
 from tether.diagnostics.buckets import split_halves
@@ -91,7 +91,7 @@ def hand_made(model: Any) -> Batch:
     )
 
 
-RULES = {rule.__name__: rule for rule in (token_mean, sequence_mean_token_mean, sequence_mean_token_sum)}
+RULES = tuple(AGGREGATIONS)
 BUDGET = 40
 
 
@@ -137,7 +137,7 @@ def full(rule: str) -> Algorithm:
     """An algorithm with all three terms."""
     constant = rule == "sequence_mean_token_sum"
     return dataclasses.replace(
-        PRESETS["dr_grpo"], aggregation=RULES[rule], constant_length=constant, entropy_coef=0.05, kl_coef=0.3, divergence=k2
+        PRESETS["dr_grpo"], aggregation=rule, constant_length=constant, entropy_coef=0.05, kl_coef=0.3, divergence="k2"
     )
 
 

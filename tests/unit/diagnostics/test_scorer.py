@@ -160,10 +160,7 @@ def test_a_scorer_that_is_not_available(tmp_path: Path, tiny: Any) -> None:
 
 
 def test_the_tokenizer_of_the_policy_is_the_default(tmp_path: Path, tiny: Any) -> None:
-    class WithTokenizer(Policy):
-        tokenizer = tiny.tokenizer
-
     name = _third(tmp_path / "third", _letters())
     given = _scored(name, tiny.model, tiny.tokenizer)
-    found = cross_score(build_scorer(name, WithTokenizer(tiny.model), "tiny"), *_encoded(tiny.tokenizer))
+    found = cross_score(build_scorer(name, Policy(tiny.model, tiny.tokenizer), "tiny"), *_encoded(tiny.tokenizer))
     assert (found == given).all()
