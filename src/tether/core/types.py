@@ -134,10 +134,10 @@ class Trajectory:
     """What went wrong, where stop_reason is ENV_ERROR."""
     env: str = ""
     """The environment played, as the run calls it."""
-    retries: int = 0
-    """How often the episode was played before, because an environment error ended it."""
     measures: dict[str, float] = field(default_factory=dict)
     """The environment's own numbers after the last step, such as a score; 0 where it never came to one."""
+    retries: int = 0
+    """How often the episode was played before, because an environment error ended it."""
 
     @property
     def reward(self) -> float:

@@ -146,7 +146,7 @@ class AlarmSettings(Settings):
     least_keep: Share = 0.3
     """Tightening ends here; loosening ends at 1."""
     roll_backs: Positive = 2
-    """After this many roll-backs, a run that asks for another one stops."""
+    """After this many rollbacks, a run that asks for another one stops."""
     rules: AlarmRules = AlarmRules()
 
     @field_validator("actions", mode="before")

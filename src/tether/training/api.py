@@ -251,6 +251,7 @@ def play(
     given: dict[str, Any] = {
         "env": {"name": env, "options": dict(options or {})},
         "rollout": {"num_groups": prompts, "group_size": group_size, "temperature": temperature},
+        "filter": {"strategy": "all"},  # nothing is filtered here, so a group of one is allowed
         "seed": seed,
     }
     given = merge(given, nested_settings(settings))

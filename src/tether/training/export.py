@@ -86,7 +86,7 @@ def model_card(store: RunStore, step: int, folder: str, dtype: str, adapters: bo
     about, config = store.about(), store.config()
     rates = {rate.step: rate for rate in validation(store.steps())}
     return CARD.format(
-        env=", ".join(str(about.get("env", "unknown")).split("+")),  # a mixed run is about "one+other"
+        env=", ".join(_environments(about, config)),
         model=_public(str(about.get("model", "unknown"))),
         algorithm=about.get("algorithm", "unknown"),
         step=step,
@@ -100,6 +100,13 @@ def model_card(store: RunStore, step: int, folder: str, dtype: str, adapters: bo
         exported_by=__version__,
         folder=folder,
     )
+
+
+def _environments(about: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    """The environments of a run, each once; the settings name them, and the record of the run where they do not."""
+    sections = [config.get("env") or {}, *(config.get("also") or [])]
+    names = [str(section["name"]) for section in sections if section.get("name")]
+    return names or [str(about.get("env", "unknown"))]
 
 
 def _public(model: str) -> str:

@@ -281,7 +281,7 @@ class MicroBudget:
         self.tokens = tokens
         self._recompute = recompute
         self.retries = 0
-        """How often something gave way in this step."""
+        """How often the budget was reduced in this step."""
 
     @property
     def recompute(self) -> bool:
@@ -291,7 +291,7 @@ class MicroBudget:
         """Settle whether activations are kept, where that is open.
 
         Args:
-            splits: the models that are trained, one after the other.
+            policies: the models that are trained, one after the other.
             bytes_to_come: what optimisers will take beside the activations.
             packing: whether models may compute flat rows.
         """
@@ -307,7 +307,7 @@ class MicroBudget:
                 self._recompute = all(_recomputes(policy) for policy in policies)
 
     def reduce(self, policies: Sequence[Policy], lengths: Sequence[int]) -> bool:
-        """Ask for less memory for a minibatch with sequences of these lengths; False where there is nothing left to give up."""
+        """Use less memory for a minibatch with sequences of these lengths; False where nothing is left to reduce."""
         longest = max(lengths)
         if self.tokens > longest:
             self.tokens = max(longest, min(self.tokens, sum(lengths)) // 2)

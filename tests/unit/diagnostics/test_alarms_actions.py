@@ -70,7 +70,7 @@ def test_a_run_that_asks_for_one_roll_back_too_many_stops() -> None:
     assert reason_to_stop(due, settings, roll_backs=1, rolled_back_now=False) is None
     assert reason_to_stop(due, settings, roll_backs=2, rolled_back_now=True) is None, "the second one is what this step did"
     found = reason_to_stop(due, settings, roll_backs=2, rolled_back_now=False)
-    assert found == "alarm length_collapse after 2 roll-backs (alarms.roll_backs)"
+    assert found == "alarm length_collapse after 2 rollbacks (alarms.roll_backs)"
 
 
 def test_the_evidence_starts_with_its_earliest_window() -> None:

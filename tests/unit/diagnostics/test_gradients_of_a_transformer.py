@@ -299,7 +299,7 @@ def test_the_model_is_left_as_it_was(llama: Callable[[], Any], parameters: str) 
 def test_the_model_is_left_as_it_was_after_an_error(llama: Callable[[], Any]) -> None:
     model = llama().train()
     batch = hand_made(model)
-    batch = dataclasses.replace(batch, logprobs_BT=batch.behavior_logprobs_BT.masked_fill(batch.loss_mask_BT, math.nan))
+    batch = dataclasses.replace(batch, behavior_logprobs_BT=batch.behavior_logprobs_BT.masked_fill(batch.loss_mask_BT, math.nan))
 
     with pytest.raises(DivergedModel, match=r"gradients of groups \(2,\) are not finite"):
         decomposed(model, batch, parameters="last")

@@ -65,7 +65,7 @@ def _talks(chat: Any) -> list[Talk]:
 def _engine(tiny: Any, positions: int | None = None, **options: Any) -> NativeEngine:
     """With a cache of so many positions in all."""
     size = None if positions is None else positions * position_bytes(Policy(tiny.model)) / 2**30
-    return NativeEngine(tiny.model, tiny.tokenizer, cache_gb=size, **options)
+    return NativeEngine(Policy(tiny.model, tiny.tokenizer), cache_gb=size, **options)
 
 
 def _run(engine: NativeEngine, chat: Any, sampling: Sampling) -> list[Talk]:
@@ -297,7 +297,7 @@ def test_an_engine_plays_again_with_more_slots_and_after_a_failure(tiny: Any, ch
 
 
 def test_a_cache_that_held_nonsense_is_not_used_again(tiny_model: Any, tiny: Any, chat: Any, undisturbed: Any) -> None:
-    engine = NativeEngine(tiny_model, tiny.tokenizer)
+    engine = NativeEngine(Policy(tiny_model, tiny.tokenizer))
     weights = tiny_model.base_model.layers[0].mlp.down_proj.weight
     sound = weights.detach().clone()
     weights.data.fill_(float("nan"))
@@ -312,7 +312,7 @@ def test_which_decoder_serves_a_model(tiny: Any) -> None:
     assert _engine(tiny).backend == "contiguous"
     size = {"vocab_size": len(tiny.tokenizer), "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 64}
     other = hf.GPT2LMHeadModel(hf.GPT2Config(**size, bos_token_id=0, eos_token_id=0)).eval()
-    assert NativeEngine(other, tiny.tokenizer).backend == "generic"
+    assert NativeEngine(Policy(other, tiny.tokenizer)).backend == "generic"
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +330,7 @@ def test_smollm2_says_greedily_what_generate_says(smollm2: Any) -> None:
         Talk(2, [encode("Water boils at"), encode(" degrees, and it freezes")]),
     ]
     size = 50 * position_bytes(Policy(smollm2.model)) / 2**30
-    engine = NativeEngine(smollm2.model, smollm2.tokenizer, cache_gb=size)
+    engine = NativeEngine(Policy(smollm2.model, smollm2.tokenizer), cache_gb=size)
     engine.run(talks, Sampling(0.0, 10))
     assert engine.statistics.evictions > 0
     for talk in talks:

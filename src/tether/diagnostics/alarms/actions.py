@@ -42,14 +42,14 @@ def reason_to_stop(due: Sequence[AlarmAction], settings: AlarmSettings, *, roll_
 
     Args:
         due: the result of `due_actions`.
-        roll_backs: roll-backs of the run so far.
-        rolled_back_now: whether this step itself was rolled back; its request for a roll-back was then fulfilled.
+        roll_backs: rollbacks of the run so far.
+        rolled_back_now: whether this step itself was rolled back; its request for a rollback was then fulfilled.
     """
     for each in due:
         if each.action is Action.STOP:
             return f"alarm {each.alarm.name}"
         if each.action is Action.ROLL_BACK and roll_backs >= settings.roll_backs and not rolled_back_now:
-            return f"alarm {each.alarm.name} after {settings.roll_backs} roll-backs (alarms.roll_backs)"
+            return f"alarm {each.alarm.name} after {settings.roll_backs} rollbacks (alarms.roll_backs)"
     return None
 
 

@@ -71,7 +71,7 @@ def test_a_run_that_asks_for_one_rollback_too_many_stops() -> None:
     actions.rolled_back = [(3, 9), (3, 20)]
     assert _stops(actions, record) is None, "the second one is what this step did"
     actions.rolled_back = [(3, 9), (3, 12)]
-    assert _stops(actions, record) == "alarm length_collapse after 2 roll-backs (alarms.roll_backs)"
+    assert _stops(actions, record) == "alarm length_collapse after 2 rollbacks (alarms.roll_backs)"
 
 
 # Rolling back.

@@ -173,7 +173,7 @@ def test_rollbacks_until_they_are_used_up(tmp_path: Path, dead: Any) -> None:
     trainer = _run(folder, steps=15, alarms=asked, filter={"strategy": "all"})
     continued = "roll_back: continuing with the weights of step 2"
     assert _done(folder) == {5: [continued], 7: [continued], 9: ["roll_back: all rollbacks are used up, the run ends here"]}
-    assert trainer.store.finished == f"stopped early after step 9: alarm {ALARM} after 2 roll-backs (alarms.roll_backs)"
+    assert trainer.store.finished == f"stopped early after step 9: alarm {ALARM} after 2 rollbacks (alarms.roll_backs)"
     assert trainer.alarm_actions.rolled_back == [(3, 5), (3, 7)] == _state(folder, 9)["alarm_actions"]["rolled_back"]
     records = _records(folder)
     assert [step for step, record in records.items() if record.alarms] == [5, 7, 9]
