@@ -79,6 +79,7 @@ def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | 
         policy=policy,
     )
     sampler = build_sampler(settings, policy, callbacks or Callback(), plan)
+    check_engine_trains(sampler.engine)
     return Parts(policy, algorithm, estimator, learner, sampler, _monitor(settings, policy), plan)
 
 
@@ -104,6 +105,14 @@ def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, pl
         on_stage=callbacks.on_stage_begin,
         on_finished=callbacks.on_stage_progress,
     )
+
+
+def check_engine_trains(engine: Engine) -> None:
+    """Refuse an engine whose trajectories cannot be trained on."""
+    needed = {"logprobs": "returns no log-probs", "weight_sync": "cannot take the policy's new weights"}
+    lacking = [words for name, words in needed.items() if not getattr(engine.capabilities, name)]
+    if lacking:
+        raise BadInput(f"engine '{engine.backend}' {' and '.join(lacking)}; train with rollout.engine=native")
 
 
 def env_specs(environments: Sequence[EnvSettings]) -> list[EnvSpec]:

@@ -8,7 +8,10 @@ import torch
 
 from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
-from tether.training.build import Parts, build
+from tether.models.policy import Policy
+from tether.rollout.engines.base import make_engine
+from tether.rollout.engines.scripted import ScriptedEngine
+from tether.training.build import Parts, build, check_engine_trains
 from tether.training.checkpoint import save_checkpoint
 from tether.training.settings import RunSettings
 
@@ -105,3 +108,10 @@ def test_a_critic_that_reads_other_tokens(tmp_path: Path, tiny: Any) -> None:
     tiny.tokenizer.save_pretrained(tmp_path / "other")
     with pytest.raises(BadInput, match=r"critic\.model '.*other' has a vocabulary of 99 tokens, the policy one of \d+"):
         _build(algorithm={"name": "ppo"}, critic={"model": str(tmp_path / "other")})
+
+
+def test_an_engine_that_cannot_train_is_refused(tiny: Any) -> None:
+    scripted = ScriptedEngine(lambda context, conversation, turn: "", tiny.tokenizer)
+    with pytest.raises(ValueError, match="engine 'scripted' returns no log-probs and cannot take the policy's new weights; train with"):
+        check_engine_trains(scripted)
+    check_engine_trains(make_engine("native", Policy(tiny.model, tiny.tokenizer)))
