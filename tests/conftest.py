@@ -34,3 +34,14 @@ def chat(tiny: Any) -> Any:
     from tether.models.chat import ChatFormat
 
     return ChatFormat(tiny.tokenizer)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Any:
+    """SmolLM2-135M-Instruct, real weights; tests that need it are skipped where it was not fetched."""
+    from tether.models.catalog import is_at_hand
+    from tether.models.load import load_model
+
+    if not is_at_hand("smollm2"):
+        pytest.skip("smollm2 is not here; fetch it with: tether models get smollm2")
+    return load_model("smollm2", device="cpu")

@@ -315,11 +315,6 @@ def test_which_decoder_serves_a_model(tiny: Any) -> None:
     assert NativeEngine(Policy(other, tiny.tokenizer)).backend == "generic"
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> Any:
-    return tether.load_model("smollm2", device="cpu")
-
-
 @pytest.mark.slow
 def test_smollm2_says_greedily_what_generate_says(smollm2: Any) -> None:
     """Two turns and three lengths, with room for little more than one conversation at a time."""

@@ -10,7 +10,6 @@ import transformers as hf
 
 from tether.core.errors import BadInput
 from tether.models.fast.prefix_attention import NAME
-from tether.models.load import load_model
 from tether.models.policy import Policy
 from tether.models.scoring import shared_prefix
 from tether.models.scoring.local import PrefixScorer, cuts, tokens_per_call
@@ -77,8 +76,8 @@ def test_tiny_is_exact(tiny: Any) -> None:
 
 
 @pytest.mark.slow
-def test_smollm2_is_exact() -> None:
-    loaded = load_model("smollm2", device="cpu")
+def test_smollm2_is_exact(smollm2: Any) -> None:
+    loaded = smollm2
     prompts = [loaded.tokenizer(text)["input_ids"] for text in ("Solve the puzzle: #P_# #XO#. Think first.", "What is 3 + 4? Think first.")]
     reasonings = [
         loaded.tokenizer(text)["input_ids"] for text in ("The box is left of the goal, so I push it to the right.", "3 + 4 is 7.", "So")
