@@ -66,8 +66,8 @@ def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
 def keep_best(folder: Path, step: int, success: float) -> bool:
     """Keep the checkpoint of a step as the best if it is; says whether it is.
 
-    The best is the earliest of those with the highest success, in whatever order they are told and however often: a resumed run may tell
-    again what it told before.
+    The best is the earliest checkpoint with the highest success, in whatever order checkpoints are reported and however often: a resumed run
+    may report a step again.
     """
     best = best_checkpoint(folder)
     if best is not None and (best.success, -best.step) >= (success, -step):

@@ -80,7 +80,7 @@ class MemoryPlan:
 
 
 def plan_memory(settings: RunSettings, algorithm: Algorithm) -> MemoryPlan | None:
-    """Refuse a run that cannot fit; None where it cannot be told."""
+    """The memory plan of a run; a run that cannot fit is refused. None where the need cannot be counted."""
     device = torch.device(check_device(settings.model.device or default_device()))
     available = available_memory(device)
     found = {name: shape_of(name) for name in _models(settings, algorithm)}
