@@ -128,7 +128,9 @@ def _explain(what: str, problem: Any, keys: Sequence[str]) -> str:
     if problem["type"] == "missing":
         return f"{what} key '{key}' is missing; give it a value"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").strip()
-    return f"{what} key '{key}': got {problem['input']!r}; it {message}" if key else f"{what}: {message}"
+    if not key or message.startswith("unknown "):  # the message names what was given
+        return f"{what} key '{key}': {message}" if key else f"{what}: {message}"
+    return f"{what} key '{key}': got {problem['input']!r}; it {message}"
 
 
 def _nearest_key(key: str, keys: Sequence[str]) -> str:
