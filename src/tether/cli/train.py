@@ -73,11 +73,19 @@ def _run(settings: Any, store: RunStore, resumed: bool) -> None:
     status.start()
     from tether.cli.live import LiveView
 
+    trainers: list[Any] = []
+
+    def ready(trainer: Any) -> None:
+        trainers.append(trainer)
+        status.stop()
+
     try:
-        run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ready=lambda trainer: status.stop())
+        run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ready=ready)
     except KeyboardInterrupt:
+        if not trainers:  # still loading: nothing was trained
+            raise
         console.print(
-            f"stopped after step {_last_step(store)}; the last checkpoint is {_last_checkpoint(store)}. "
+            f"stopped after step {trainers[0].step}; the last checkpoint is {_last_checkpoint(store)}. "
             f"Continue with: tether train --resume --out {store.folder}",
             soft_wrap=True,
         )
@@ -85,10 +93,6 @@ def _run(settings: Any, store: RunStore, resumed: bool) -> None:
     finally:
         status.stop()
     _finish(console, store)
-
-
-def _last_step(store: RunStore) -> int:
-    return max((record.step for record in store.steps()), default=0)
 
 
 def _last_checkpoint(store: RunStore) -> str:

@@ -144,6 +144,10 @@ class EngineStatistics:
     decode_calls: int = 0
 
 
+ENGINES = ("native",)
+"""Names of the engines that can train and evaluate a model; `rollout.engines.base.make_engine` builds them."""
+
+
 class Engine(Protocol):
     """Samples responses for conversations. `rollout.engines.base.make_engine` builds one by name."""
 

@@ -249,28 +249,20 @@ class Sampler:
     ) -> list[Group]:
         """Play a plan; where memory runs out, once more from the start with half the rows."""
         played = pool or self.pool
-        for attempt in range(2):
-            self._on_stage(stage, len(plan))
-            failed = False
-            try:
-                with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
-                    return play_plan(
-                        played,
-                        plan,
-                        self.engine,
-                        self.chat,
-                        sampling,
-                        self.rules,
-                        self._on_finished,
-                        error_retries=self._error_retries,
-                    )
-            except OutOfMemory:
-                if self.max_rows == 1 or attempt:
-                    raise
-                failed = True
-            if failed:  # outside the handler: the tensors of the failed attempt live as long as its error does
-                self._halve_rows(stage, played)
-        raise AssertionError("unreachable: the second attempt returns or raises")
+        try:
+            return self._collect(plan, sampling, stage, played)
+        except OutOfMemory:
+            if self.max_rows == 1:
+                raise
+        # Outside the handler: the tensors of the failed attempt live as long as its error does.
+        self._halve_rows(stage, played)
+        return self._collect(plan, sampling, stage, played)
+
+    def _collect(self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool) -> list[Group]:
+        self._on_stage(stage, len(plan))
+        with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
+            retries = self._error_retries
+            return play_plan(pool, plan, self.engine, self.chat, sampling, self.rules, self._on_finished, error_retries=retries)
 
     def take_notes(self) -> list[str]:
         """What happened since the last call."""

@@ -63,7 +63,7 @@ class Trainer(RunState):
     def _start(self) -> None:
         """Report the machine, then do what the last complete step still lacks: step 0 is nothing but its evaluation."""
         self.introduce()
-        record = self.records[-1] if self.records else StepRecord(self.step, {}, None, [])
+        record = next((known for known in self.records if known.step == self.step), StepRecord(self.step, {}, None, []))
         if Evaluations.is_due(self, self.step) and "validation/success" not in record.metrics:
             self.timer.begin()
             for hook in self.hooks:

@@ -14,14 +14,12 @@ from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
 from tether.algorithms.presets import AGGREGATIONS, DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
-from tether.core.protocols import Sampling
+from tether.core.protocols import ENGINES, Sampling
 from tether.diagnostics.settings import Action, AlarmSettings, DiagnosisSettings
 from tether.envs.registry import check_name
 
 SCHEDULES = ("constant", "linear", "cosine")
 """Names of training.optim.SCHEDULES, known without torch."""
-ENGINES = ("native",)
-"""Engines that can train, known without torch; rollout.engines.base builds them."""
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -79,15 +79,15 @@ class Stages:
         the one that wrote it. A diagnosis that fails is on the record with its cause, and training continues."""
         settings, monitor = self._settings, self._parts.monitor
         rows = rollout_rows(sampled.first_round)
+        rollout = rollout_summary(sampled.groups, mixed=self._mixed)
+        rollout |= rollout_repetition(sampled.groups, settings.alarms.rules.repeated_part)
         metrics = StepMetrics()
-        metrics.put("rollout", rollout_summary(sampled.groups, mixed=self._mixed))
-        repetition = rollout_repetition(sampled.groups, settings.alarms.rules.repeated_part)
-        metrics.put("rollout", repetition)
+        metrics.put("rollout", rollout)
         metrics.put("groups", group_summary(sampled.groups, sampled.selection))
         work = step_work(sampled.groups, sampled.kept, settings.learner.epochs)
         with self.timed("diagnosis") if monitor.is_due(step) else nullcontext():
             health = monitor.observe(step, **rows, metrics=metrics, work=work)
-        health.metrics.setdefault("rollout", {}).update(repetition)
+        health.metrics.setdefault("rollout", {}).update(rollout)
         chosen = settings.diagnosis.gradients
         if chosen.every and (step - 1) % chosen.every == 0:
             with self.timed("gradients"):
@@ -175,7 +175,6 @@ class Stages:
     ) -> StepRecord:
         """The record of a step: its numbers under their catalogued names, and in words what was out of the ordinary."""
         metrics = StepMetrics()
-        metrics.put("rollout", rollout_summary(sampled.groups, mixed=self._mixed))
         metrics.put("groups", {**sampled.metrics(int(batch.loss_mask_BT.sum())), "keep": keep})
         metrics.put("update", update)
         for section, values in health.metrics.items():

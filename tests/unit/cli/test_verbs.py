@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import tether
 from tether.cli.main import main
+from tether.runs.schema import StepRecord
+from tether.runs.store import RunStore
 
 
 def _run(words: list[str]) -> int:
@@ -81,3 +85,23 @@ def test_version_and_no_words_at_all(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"tether {tether.__version__}\n"
     assert _run([]) == 0
     assert capsys.readouterr().out.startswith("Usage: tether")
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_ctrl_c_names_the_step_of_the_trainer(
+    loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run resumed from step 6 has later steps on disk, of its first attempt; while the model loads there is no step to name."""
+    store = RunStore.create(tmp_path / "run", "env: {name: frozen_lake}\nsteps: 9\n", {})
+    store.append(StepRecord(8, {}))
+
+    def interrupted(settings: Any, store: Any, callbacks: Any, *, resumed: bool, ready: Any) -> None:
+        if loaded:
+            ready(SimpleNamespace(step=6))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tether.training.api.run_training", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--resume", "--out", str(store.folder)])
+    assert stopped.value.code == 130
+    assert ("stopped after step 6; the last checkpoint is none" in capsys.readouterr().out) is loaded

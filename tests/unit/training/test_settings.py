@@ -9,8 +9,9 @@ from tether.core.config import dump_yaml, validate
 from tether.core.errors import ConfigError
 from tether.core.protocols import Sampling
 from tether.models.policy import Policy
+from tether.training import optim
 from tether.training.build import episode_rules, resolve_algorithm
-from tether.training.settings import EnvSettings, ModelSettings, RunSettings
+from tether.training.settings import SCHEDULES, EnvSettings, ModelSettings, RunSettings
 
 LAKE = {"env": {"name": "frozen_lake"}}
 
@@ -198,3 +199,7 @@ def test_an_episode_lives_within_the_models_positions(tiny: Any) -> None:
     assert (rules.overlong_buffer, rules.overlong_factor, rules.context, rules.last_k) == (25, 0.5, "last_k", 3)
     with pytest.raises(ValueError, match=r"rollout\.max_tokens is 1024 but a conversation holds only 1024 tokens"):
         episode_rules(_settings(rollout={"max_tokens": 1024}), Policy(tiny.model))
+
+
+def test_schedules_that_need_no_torch_are_those_of_the_optimiser() -> None:
+    assert tuple(optim.SCHEDULES) == SCHEDULES

@@ -12,13 +12,10 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from tether.core.enums import FinishReason
-from tether.core.errors import BadInput, UnknownName, did_you_mean
+from tether.core.errors import UnknownName, did_you_mean
 from tether.core.grammar import ANSWER_CLOSE
-from tether.core.protocols import Engine, Sampling
+from tether.core.protocols import ENGINES, Engine, Sampling
 from tether.models.policy import Policy
-
-NATIVE, SCRIPTED = "native", "scripted"
-ENGINES = (NATIVE, SCRIPTED)
 
 TAIL_TOKENS = 16
 """How many tokens back a closing tag can begin: no tokenizer cuts a tag into more pieces."""
@@ -80,17 +77,6 @@ class StopRule:
         return self._tables[ends]
 
 
-def check_engine(name: str) -> str:
-    """The name of an engine that can train, or an error that suggests the nearest one."""
-    if name not in ENGINES:
-        raise UnknownName(f"unknown engine '{name}': {did_you_mean(name, ENGINES)}")
-    if name == SCRIPTED:
-        raise BadInput(
-            "engine 'scripted' samples from no model and cannot train or evaluate one; build a ScriptedEngine and give it to tether.play"
-        )
-    return name
-
-
 def make_engine(name: str, policy: Policy, *, max_rows: int = 128, max_context: int | None = None, cache_gb: float | None = None) -> Engine:
     """The engine that training and evaluation sample with.
 
@@ -101,7 +87,8 @@ def make_engine(name: str, policy: Policy, *, max_rows: int = 128, max_context: 
         max_context: most tokens of a conversation; None: as many as the model allows.
         cache_gb: memory of the key/value cache in GiB; None: half of what is free.
     """
-    check_engine(name)
+    if name not in ENGINES:
+        raise UnknownName(f"unknown engine '{name}': {did_you_mean(name, ENGINES)}")
     from tether.rollout.engines.native import NativeEngine
 
     return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb)
