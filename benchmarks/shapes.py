@@ -39,6 +39,16 @@ SHAPES: dict[str, Any] = {
         max_position_embeddings=32768,
         tie_word_embeddings=True,
     ),
+    "1.5b": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+    ),
     "135m": LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
@@ -50,7 +60,7 @@ SHAPES: dict[str, Any] = {
         tie_word_embeddings=True,
     ),
 }
-"""As large as Qwen2.5-3B and SmolLM2-135M."""
+"""As large as Qwen2.5-3B, Qwen2.5-1.5B and SmolLM2-135M."""
 
 GIB = 2.0**30
 Row = Mapping[str, float | str | None]

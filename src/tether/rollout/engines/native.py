@@ -4,8 +4,11 @@ Every conversation owns a slot of a decoder while it lives, so a turn computes o
 waits while it has tokens to prefill (its prompt, or the observation after a response) and decodes afterwards. Waiting rows are prefilled
 together, once they are an eighth of all rows: a call costs much the same for few rows as for many. Members of a group that wait with the
 same new prompt compute it once. A finished conversation frees its slot immediately; one that resets its context keeps its slot and clears
-the cache in it. Slow environments run while other rows decode; their answers are collected when rows are prefilled, always at the same
-point of the run, so the order of everything follows from the conversations alone. Same seeds, same run.
+the cache in it.
+
+Complete responses are delivered to their conversations (parsed, given to the environment, the next prompt tokenised) while the device
+decodes the other rows. Slow environments run meanwhile too; their answers are collected when rows are prefilled, always at the same point of
+the run, so the order of everything follows from the conversations alone. Same seeds, same run.
 
 A decoder may draw several tokens in one call. Tokens past the end of a response are dropped, and the uniforms they used stay with the
 conversation, so a trajectory does not depend on how many tokens a call draws.
@@ -140,6 +143,8 @@ class _Batch:
         self._on_finished = on_finished
         self._waiting: list[_Row] = []
         self._decoding: list[_Row] = []
+        self._finished: list[tuple[_Row, FinishReason]] = []
+        """Rows with a complete response that has not been delivered."""
         self._evicted: deque[_Row] = deque()
         self._slots_free = list(reversed(range(decoder.num_slots)))
         self._num_admitted = 0
@@ -152,6 +157,8 @@ class _Batch:
         """Drive every conversation to its end."""
         while queue or self._evicted or self._num_rows:
             self._is_full = self._is_full and self._num_rows > 0
+            if not self._decoding:
+                self._deliver_finished()
             while (queue or self._evicted) and self._slots_free and not self._is_full:
                 self._admit(queue)
             if self._waiting and (len(self._waiting) >= self._num_rows / FEED_SHARE or not self._decoding):
@@ -162,7 +169,7 @@ class _Batch:
 
     @property
     def _num_rows(self) -> int:
-        return len(self._waiting) + len(self._decoding)
+        return len(self._waiting) + len(self._decoding) + len(self._finished)
 
     def _admit(self, queue: deque[Conversation]) -> None:
         """Admit the next conversation. Evicted ones go first. A conversation without a prompt finishes immediately."""
@@ -221,6 +228,8 @@ class _Batch:
         while not self._decoder.reserve({row.slot: row.filled + num_tokens for row in self._decoding}):
             if num_tokens > 1:
                 most = num_tokens // 2
+            elif self._finished:
+                self._deliver_finished()  # some may free their memory
             else:
                 self._evict()
             num_tokens = self._tokens_at_once(most)
@@ -229,7 +238,9 @@ class _Batch:
             uniforms_BK = np.stack([row.uniforms(num_tokens) for row in rows])
             slots, starts, last_ids = zip(*[(row.slot, row.filled, row.tokens[-1]) for row in rows], strict=True)
             self._statistics.decode_calls += 1
-            self._accept(rows, self._decoder.decode(slots, starts, last_ids, self._sampling, uniforms_BK))
+            sampled = self._decoder.decode(slots, starts, last_ids, self._sampling, uniforms_BK)
+            self._deliver_finished()  # while the device decodes
+            self._accept(rows, sampled())
 
     def _evict(self) -> None:
         """Free the slot of the row admitted last. It keeps its tokens and goes to the front of the queue.
@@ -285,7 +296,7 @@ class _Batch:
     # ----------------------------------------------------------------------------------------------------- after the calls
 
     def _accept(self, rows: list[_Row], sampled: SampleOutput) -> None:
-        """Append the sampled tokens to their rows, up to the end of a response, and deliver the responses that are complete."""
+        """Append the sampled tokens to their rows, up to the end of a response; complete responses wait to be delivered."""
         if not np.isfinite(sampled.logprobs_BK).all():
             raise DivergedModel(
                 "the model's log-probs are not finite: its weights have diverged; move the last checkpoints away, resume from an earlier one, "
@@ -306,7 +317,7 @@ class _Batch:
             if reason is None:
                 self._decoding.append(row)
             else:
-                self._deliver(row, reason)
+                self._finished.append((row, reason))
 
     def _end_of_response(self, row: _Row, ids: list[int], candidates: list[int]) -> tuple[int, FinishReason | None]:
         """How many of these new tokens belong to the response, and why it ends with them, if it does; only `candidates` can end it."""
@@ -321,14 +332,16 @@ class _Batch:
                     return index + 1, reason
         return (room, FinishReason.LENGTH) if len(ids) >= room else (len(ids), None)
 
-    def _deliver(self, row: _Row, reason: FinishReason) -> None:
-        """Deliver a response to its conversation. The row then waits with the next prompt, or is finished."""
-        answer = row.conversation.receive(Completion(tuple(row.tokens[-len(row.logprobs) :]), tuple(row.logprobs), reason))
-        if callable(answer):
-            row.pending = answer
-            self._waiting.append(row)
-        else:
-            self._next_prompt(row, answer)
+    def _deliver_finished(self) -> None:
+        """Deliver complete responses to their conversations. A row then waits with its next prompt, or frees its slot."""
+        finished, self._finished = self._finished, []
+        for row, reason in finished:
+            answer = row.conversation.receive(Completion(tuple(row.tokens[-len(row.logprobs) :]), tuple(row.logprobs), reason))
+            if callable(answer):
+                row.pending = answer
+                self._waiting.append(row)
+            else:
+                self._next_prompt(row, answer)
 
     def _next_prompt(self, row: _Row, feed: PromptTokens) -> None:
         """Take the next prompt of a row, for which it waits; None frees its slot."""

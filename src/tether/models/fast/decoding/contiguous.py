@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, SampleOutput
+from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.rows import INITIAL_POSITIONS, GroupedPass, PaddedPass, RowPass, position_bytes
 from tether.models.fast.decoding.sampling import sample
 
@@ -114,7 +114,7 @@ class ContiguousDecoder:
         last_ids: Sequence[int],
         sampling: Sampling,
         uniforms_BK: npt.NDArray[np.float32],
-    ) -> SampleOutput:
+    ) -> Sampled:
         """Sample K more tokens for each slot, whose last sampled token has not been fed yet and goes to position `starts`; room is reserved."""
         self._bring_to_front(slots)
         place = {slot: index for index, slot in enumerate(slots)}
@@ -129,7 +129,8 @@ class ContiguousDecoder:
             self._filled[slot] = start + uniforms_BK.shape[1]
         in_rows = self._output(sampled)
         back = np.argsort(order)
-        return SampleOutput(in_rows.ids_BK[back], in_rows.logprobs_BK[back])
+        output = SampleOutput(in_rows.ids_BK[back], in_rows.logprobs_BK[back])
+        return lambda: output
 
     # ---------------------------------------------------------------------------------------------------------- sampling
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.pages import Pages
-from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, SampleOutput
+from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
 from tether.models.fast.kernels.attention import paged_attention
 from tether.models.fast.kernels.logits import DecodeState, sample_step
@@ -94,7 +94,7 @@ class PagedDecoder:
         last_ids: Sequence[int],
         sampling: Sampling,
         uniforms_BK: npt.NDArray[np.float32],
-    ) -> SampleOutput:
+    ) -> Sampled:
         num_rows, num_steps = uniforms_BK.shape
         size = _batch_size(num_rows)
         self._fill_state(slots, starts, last_ids, size)
@@ -104,8 +104,12 @@ class PagedDecoder:
         step = self._recorded(size, replace(sampling, max_tokens=0, stop_ids=()))
         for _ in range(num_steps):
             step()
-        sampled = state.sampled_BK[:num_rows, :num_steps].cpu().numpy()
-        return SampleOutput(sampled, state.logprobs_BK[:num_rows, :num_steps].cpu().numpy())
+
+        def wait() -> SampleOutput:
+            sampled = state.sampled_BK[:num_rows, :num_steps].cpu().numpy()
+            return SampleOutput(sampled, state.logprobs_BK[:num_rows, :num_steps].cpu().numpy())
+
+        return wait
 
     # ------------------------------------------------------------------------------------------------------------ request
 

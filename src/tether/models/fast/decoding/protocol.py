@@ -7,7 +7,7 @@ repair. Samples follow uniforms that the caller passes, so they depend neither o
 Shape legend: B slots of a call, K tokens sampled for each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -33,6 +33,10 @@ class SampleOutput(NamedTuple):
 
     ids_BK: npt.NDArray[np.int64]
     logprobs_BK: npt.NDArray[np.float32]
+
+
+Sampled = Callable[[], SampleOutput]
+"""Waits for what a call samples. The next call to the decoder comes after it."""
 
 
 class Decoder(Protocol):
@@ -75,6 +79,9 @@ class Decoder(Protocol):
         last_ids: Sequence[int],
         sampling: Sampling,
         uniforms_BK: npt.NDArray[np.float32],
-    ) -> SampleOutput:
-        """Sample K more tokens for each slot, whose last sampled token has not been fed yet and goes to position `starts`; room is reserved."""
+    ) -> Sampled:
+        """Sample K more tokens for each slot, whose last sampled token has not been fed yet and goes to position `starts`; room is reserved.
+
+        A decoder on a GPU returns while the device still computes, and the caller may do other work before it asks for the result.
+        """
         ...

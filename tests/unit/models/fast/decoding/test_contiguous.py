@@ -48,7 +48,7 @@ class Journal:
         starts = [len(self.talks[slot]) - 1 for slot in slots]
         assert self.decoder.reserve({slot: start + count for slot, start in zip(slots, starts, strict=True)})
         uniforms = self.random.random((len(slots), count), dtype=np.float32)
-        self.compare(slots, self.decoder.decode(slots, starts, [self.talks[slot][-1] for slot in slots], WARM, uniforms), uniforms)
+        self.compare(slots, self.decoder.decode(slots, starts, [self.talks[slot][-1] for slot in slots], WARM, uniforms)(), uniforms)
 
     def release(self, *slots: int) -> None:
         for slot in slots:

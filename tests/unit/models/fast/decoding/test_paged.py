@@ -68,7 +68,7 @@ def test_two_turns_token_for_token(model: hf.PreTrainedModel) -> None:
         [PrefillRequest((0, 1), 0, texts[0]), PrefillRequest((2,), 0, texts[2])], GREEDY, np.zeros(3, np.float32)
     ).ids_BK
     assert decoder.reserve({0: 30, 1: 30, 2: 30})
-    more = decoder.decode([0, 1, 2], [18, 18, 5], found[:, 0].tolist(), GREEDY, np.zeros((3, 3), np.float32))
+    more = decoder.decode([0, 1, 2], [18, 18, 5], found[:, 0].tolist(), GREEDY, np.zeros((3, 3), np.float32))()
     for slot in range(3):
         tokens = [*found[slot].tolist(), *more.ids_BK[slot].tolist()]
         assert tokens == greedy(model, texts[slot], 4)
@@ -83,7 +83,7 @@ def test_two_turns_token_for_token(model: hf.PreTrainedModel) -> None:
     texts[0] += observations[0]
     texts[2] = observations[2]
     found = decoder.prefill(feedings, GREEDY, np.zeros(2, np.float32)).ids_BK
-    more = decoder.decode([2, 0], [33, len(texts[0])], found[[1, 0], 0].tolist(), GREEDY, np.zeros((2, 2), np.float32))
+    more = decoder.decode([2, 0], [33, len(texts[0])], found[[1, 0], 0].tolist(), GREEDY, np.zeros((2, 2), np.float32))()
     assert [int(found[0, 0]), *more.ids_BK[1].tolist()] == greedy(model, texts[0], 3)
     assert [int(found[1, 0]), *more.ids_BK[0].tolist()] == greedy(model, texts[2], 3)
 
@@ -96,7 +96,7 @@ def test_draws_follow_the_uniforms(model: hf.PreTrainedModel, sampling: Sampling
     assert decoder.reserve({0: 12})
     uniforms = np.array([[0.1, 0.5, 0.95]], dtype=np.float32)
     first = decoder.prefill([PrefillRequest((0,), 0, text)], sampling, np.array([0.3], dtype=np.float32))
-    rest = decoder.decode([0], [5], [int(first.ids_BK[0, 0])], sampling, uniforms)
+    rest = decoder.decode([0], [5], [int(first.ids_BK[0, 0])], sampling, uniforms)()
     ids = [*first.ids_BK[0].tolist(), *rest.ids_BK[0].tolist()]
     found = [*first.logprobs_BK[0].tolist(), *rest.logprobs_BK[0].tolist()]
     for step, uniform in enumerate([0.3, 0.1, 0.5, 0.95]):
