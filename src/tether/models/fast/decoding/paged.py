@@ -23,7 +23,7 @@ from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
-from tether.models.fast.kernels.attention import paged_attention
+from tether.models.fast.kernels.attention import attend_new_token, paged_attention
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import rotate_and_store
 from tether.models.fast.linear_logprobs import float32_product
@@ -64,8 +64,7 @@ class PagedDecoder:
         """Keys and values of each layer, [pages, heads, positions of a page, width]."""
         self._state = DecodeState(_batch_size(num_slots), TOKENS_PER_CALL, weight.device)
         self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
-        self._starts_B1 = torch.arange(_batch_size(num_slots) + 1, dtype=torch.int32, device=weight.device)
-        self._rows_B = torch.arange(_batch_size(num_slots), dtype=torch.int32, device=weight.device)
+        self._arrived = torch.zeros(_batch_size(num_slots) * backbone.num_kv_heads, dtype=torch.int32, device=weight.device)
         self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
@@ -138,6 +137,7 @@ class PagedDecoder:
             self._cache[:, :, targets] = self._cache[:, :, sources]
 
     def _features(self, ids_S: Tensor, positions_S: Tensor, rows_S: Tensor, texts: _AttentionInputs) -> Tensor:
+        """Of the tokens of some requests."""
         backbone = self._backbone
 
         def apply_positions(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,6 +148,19 @@ class PagedDecoder:
             return paged_attention(query, self._layers[layer], *texts, backbone.scale)
 
         return backbone.features(ids_S, positions_S, attend, apply_positions=apply_positions)
+
+    def _new_features(self, ids_B: Tensor, positions_B: Tensor, tables_BX: Tensor, lengths_B: Tensor) -> Tensor:
+        """Of one new token a row: its position, its place in the cache and its attention are one kernel."""
+        backbone = self._backbone
+
+        def leave(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            return query, key
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            states, angles = (query, key, value), backbone.angles
+            return attend_new_token(states, self._layers[layer], tables_BX, lengths_B, angles, backbone.scale, self._arrived)
+
+        return backbone.features(ids_B, positions_B, attend, apply_positions=leave)
 
     # ----------------------------------------------------------------------------------------------------------- decoding
 
@@ -201,8 +214,7 @@ class PagedDecoder:
     def _step(self, size: int, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and sample the next."""
         state = self._state
-        texts = _AttentionInputs(self._tables_BX[:size], self._starts_B1[: size + 1], state.lengths_B[:size], 1)
-        features_BD = self._features(state.ids_B[:size], state.positions_B[:size], self._rows_B[:size], texts)
+        features_BD = self._new_features(state.ids_B[:size], state.positions_B[:size], self._tables_BX[:size], state.lengths_B[:size])
         logits_BV = float32_product(self._head, features_BD)
         if sampling.truncates and sampling.temperature > 0:
             self._sample_excluding(logits_BV, sampling)

@@ -133,6 +133,142 @@ def paged_attention(
     return out_SHD
 
 
+@triton.jit
+def _rotated(first, second, cos, sin, dtype: tl.constexpr):
+    """Two halves turned by a position, rounded as the module rounds them."""
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_texts"])
+def _attend_new_token(
+    query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, tables_ptr, lengths_ptr, cos_ptr, sin_ptr,
+    out_ptr, part_ptr, sums_ptr, arrived_ptr,
+    query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half, scale_log2, num_texts,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    text, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    dtype: tl.constexpr = query_ptr.dtype.element_ty
+    length = tl.load(lengths_ptr + text)
+    position = length - 1
+    width = 2 * half
+    head, offset = tl.arange(0, ROWS), tl.arange(0, PAGE)
+    turn, column = tl.arange(0, HALF), tl.arange(0, WIDTH)
+    in_half, in_width, is_query = turn < half, column < width, head < GROUP
+    cos = tl.load(cos_ptr + position.to(tl.int64) * half + turn, mask=in_half, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + position.to(tl.int64) * half + turn, mask=in_half, other=0.0).to(tl.float32)
+    rows = query_ptr + text * query_stride + (kv_head * GROUP + head)[:, None] * width + turn[None, :]
+    there = is_query[:, None] & in_half[None, :]
+    query_a, query_b = _rotated(
+        tl.load(rows, mask=there, other=0.0), tl.load(rows + half, mask=there, other=0.0), cos[None, :], sin[None, :], dtype
+    )
+    num_pages = tl.cdiv(length, PAGE)
+    each = tl.cdiv(num_pages, SPLITS)
+    if split == (num_pages - 1) // each:  # this program reads the last page, and no other does: it writes the new token there
+        page = tl.load(tables_ptr + text * table_stride + position // PAGE).to(tl.int64)
+        place = ((page * num_kv_heads + kv_head) * PAGE + position % PAGE) * width
+        new = key_ptr + text * key_stride + kv_head * width + turn
+        key_a, key_b = _rotated(tl.load(new, mask=in_half, other=0.0), tl.load(new + half, mask=in_half, other=0.0), cos, sin, dtype)
+        tl.store(key_cache_ptr + place + turn, key_a, mask=in_half)
+        tl.store(key_cache_ptr + place + half + turn, key_b, mask=in_half)
+        value = tl.load(value_ptr + text * value_stride + kv_head * width + column, mask=in_width, other=0.0)
+        tl.store(value_cache_ptr + place + column, value, mask=in_width)
+        tl.debug_barrier()  # the loop below reads what other threads of this program have written
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, WIDTH], tl.float32)
+    for index in range(split * each, tl.minimum((split + 1) * each, num_pages)):
+        page = tl.load(tables_ptr + text * table_stride + index).to(tl.int64)
+        lines = (page * num_kv_heads + kv_head) * PAGE * width + offset[:, None] * width
+        filled = (index * PAGE + offset < length)[:, None]
+        keys = key_cache_ptr + lines + turn[None, :]
+        key_a = tl.load(keys, mask=filled & in_half[None, :], other=0.0)
+        key_b = tl.load(keys + half, mask=filled & in_half[None, :], other=0.0)
+        scores = tl.dot(query_a, tl.trans(key_a), input_precision=PRECISION)
+        scores = tl.dot(query_b, tl.trans(key_b), scores, input_precision=PRECISION) * scale_log2
+        scores = tl.where((index * PAGE + offset < length)[None, :], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))
+        shares = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        total = total * shrink + tl.sum(shares, axis=1)
+        value = tl.load(value_cache_ptr + lines + column[None, :], mask=filled & in_width[None, :], other=0.0)
+        mixed = mixed * shrink[:, None] + tl.dot(shares.to(dtype), value, input_precision=PRECISION)
+        best = higher
+    out = out_ptr + (text * num_heads + kv_head * GROUP + head)[:, None] * width + column[None, :]
+    whole = is_query[:, None] & in_width[None, :]
+    if SPLITS == 1:
+        tl.store(out, (mixed / total[:, None]).to(dtype), mask=whole)
+    else:
+        first = (text * num_heads + kv_head * GROUP + head).to(tl.int64)
+        stride = num_texts * num_heads
+        number = split * stride + first
+        tl.store(part_ptr + number[:, None] * WIDTH + column[None, :], mixed, mask=is_query[:, None])
+        tl.store(sums_ptr + number * 2, best, mask=is_query)
+        tl.store(sums_ptr + number * 2 + 1, total, mask=is_query)
+        tl.debug_barrier()
+        # The program that arrives last adds up the parts of all, in their order: no second kernel, and the same bits every time.
+        if tl.atomic_add(arrived_ptr + text * num_kv_heads + kv_head, 1, sem="acq_rel") == SPLITS - 1:
+            best = tl.full([ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            mixed = tl.zeros([ROWS, WIDTH], tl.float32)
+            for part in range(SPLITS):
+                number = part * stride + first
+                part_best = tl.load(sums_ptr + number * 2, mask=is_query, other=0.0, cache_modifier=".cg")
+                part_total = tl.load(sums_ptr + number * 2 + 1, mask=is_query, other=1.0, cache_modifier=".cg")
+                part_mixed = tl.load(
+                    part_ptr + number[:, None] * WIDTH + column[None, :], mask=is_query[:, None], other=0.0, cache_modifier=".cg"
+                )
+                higher = tl.maximum(best, part_best)
+                shrink, grow = tl.exp2(best - higher), tl.exp2(part_best - higher)  # a part that saw nothing has -inf, and no weight
+                total = total * shrink + part_total * grow
+                mixed = mixed * shrink[:, None] + part_mixed * grow[:, None]
+                best = higher
+            tl.store(out, (mixed / total[:, None]).to(dtype), mask=whole)
+            tl.store(arrived_ptr + text * num_kv_heads + kv_head, 0)
+
+
+def attend_new_token(
+    states: tuple[Tensor, Tensor, Tensor],
+    caches: tuple[Tensor, Tensor],
+    tables_BX: Tensor,
+    lengths_B: Tensor,
+    angles: tuple[Tensor, Tensor],
+    scale: float,
+    arrived: Tensor,
+) -> Tensor:
+    """[B, H, D] contiguous: a step of decoding, one new token a text, in one kernel: positions, cache, attention, sum of the splits.
+
+    Args:
+        states: queries, keys and values of the new tokens, before positions; the heads of a token stand beside each other.
+        caches: keys and values [pages, K, page, D]; the new tokens' are written here.
+        tables_BX: the pages of each text, in order (int32).
+        lengths_B: how many positions each text fills, the new one included (int32).
+        angles: cosines and sines of every position, [P, D / 2].
+        scale: of the scores.
+        arrived: at least B x K zeros (int32), to count programs in; they are zeros again afterwards.
+    """
+    query_BHD, key_BKD, value_BKD = states
+    num_texts, num_heads, width = query_BHD.shape
+    num_kv_heads, page = caches[0].shape[1], caches[0].shape[2]
+    group = num_heads // num_kv_heads
+    wide = max(16, triton.next_power_of_2(width))
+    splits = min(MOST_SPLITS, triton.next_power_of_2(max(1, ENOUGH_PROGRAMS // (num_texts * num_kv_heads))))
+    out_BHD = torch.empty(num_texts, num_heads, width, dtype=query_BHD.dtype, device=query_BHD.device)
+    size = splits * num_texts * num_heads if splits > 1 else 0
+    parts = torch.empty(size, wide, dtype=torch.float32, device=query_BHD.device)
+    sums = torch.empty(size, 2, dtype=torch.float32, device=query_BHD.device)
+    full = query_BHD.dtype == torch.float32
+    _attend_new_token[(num_texts, num_kv_heads, splits)](
+        query_BHD, key_BKD, value_BKD, *caches, tables_BX, lengths_B, *angles, out_BHD, parts, sums, arrived,
+        query_BHD.stride(0), key_BKD.stride(0), value_BKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width // 2,
+        scale * 1.4426950408889634, num_texts,
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
+        SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else 3,
+    )  # fmt: skip
+    return out_BHD
+
+
 TEXT_ROWS = 128
 TEXT_KEYS = 64
 

@@ -6,11 +6,12 @@ side as long as the slowest of them. What was compiled is kept on disk, and the 
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tether.models.fast.kernels.attention import ENOUGH_PROGRAMS, paged_attention
+from tether.models.fast.kernels.attention import ENOUGH_PROGRAMS, MOST_SPLITS, attend_new_token, paged_attention
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_and_store, swiglu_forward
 
@@ -56,6 +57,11 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
         query = states(num_texts * most_new)[0]
         paged_attention(query, caches, tables, numbers * most_new, torch.full_like(numbers[1:], most_new), most_new, backbone.scale)
 
+    def attend_new(num_texts: int) -> None:
+        tables, lengths = zeros(num_texts, 2, dtype=torch.int32), torch.ones(num_texts, dtype=torch.int32, device=device)
+        arrived = zeros(num_texts * backbone.num_kv_heads, dtype=torch.int32)
+        attend_new_token(states(num_texts), caches, tables, lengths, backbone.angles, backbone.scale, arrived)
+
     cache = zeros(1, backbone.num_kv_heads, PAGE, backbone.head_dim)
     caches = cache, cache.clone()
     positions = torch.arange(TOKENS, dtype=torch.int32, device=device)
@@ -66,7 +72,7 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
         lambda: swiglu_forward(*gate_up.chunk(2, dim=1)),
         lambda: rotate(*states(TOKENS)[:2], positions, *backbone.angles, back=False),
         lambda: rotate_and_store(states(TOKENS), caches, positions, positions * 0, zeros(1, 2, dtype=torch.int32), backbone.angles),
-        lambda: attend(-(-ENOUGH_PROGRAMS // backbone.num_kv_heads), 1),
+        *(partial(attend_new, -(-ENOUGH_PROGRAMS // (backbone.num_kv_heads * splits))) for splits in (1, 2, 4, 8, MOST_SPLITS)),
         lambda: attend(1, TOKENS),
         lambda: sample_step(zeros(TOKENS, head.weight.shape[0], dtype=torch.float32), DecodeState(TOKENS, 1, device), greedy=False),
     ]
