@@ -12,7 +12,7 @@ import pytest
 from tether.core.errors import MissingDependency, TetherError
 from tether.envs.metamathqa.answers import symbolic
 from tether.envs.metamathqa.answers.compare import same
-from tether.envs.metamathqa.answers.symbolic import SymbolicComparison
+from tether.envs.metamathqa.answers.symbolic import ComparisonPool, SymbolicComparison
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,19 @@ def test_it_works_off_the_main_thread_and_from_many_at_once(comparison: Symbolic
     assert verdicts == {number: number % 2 == 1 for number in range(2, 10)}
 
 
+def test_a_slow_formula_does_not_hold_up_the_others() -> None:
+    pool = ComparisonPool(num_workers=2, cpu_seconds=3.0)
+    slow = threading.Thread(target=pool.equal, args=("5", "100000000!"))
+    try:
+        assert pool.equal("x+x", "2x") is True
+        slow.start()
+        assert pool.equal("x+x+x", "3x") is True
+        assert slow.is_alive()
+    finally:
+        pool.close()
+        slow.join()
+
+
 def test_a_worker_that_died_is_replaced(comparison: SymbolicComparison) -> None:
     assert comparison.equal("x", "x") is True
     process = comparison._process
@@ -90,7 +103,7 @@ def test_a_forked_process_starts_a_worker_of_its_own() -> None:
 
 
 def _compare_in_child(answers: "multiprocessing.SimpleQueue[tuple[bool, bool]]") -> None:
-    assert symbolic.COMPARISON._process is None
+    assert all(worker._process is None for worker in symbolic.COMPARISON._workers)
     answers.put((same(r"\sqrt{50}", r"5\sqrt{2}", "math"), same(r"\sqrt{50}", r"5\sqrt{3}", "math")))
 
 

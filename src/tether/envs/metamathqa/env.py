@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.metamathqa.answers.compare import Match, same
+from tether.envs.metamathqa.answers.symbolic import NUM_WORKERS
 from tether.envs.metamathqa.dataset import load
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
 
@@ -120,8 +121,8 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
 
     @property
     def workers(self) -> int:
-        """One worker process compares for all: steps queue for it with their clocks not yet running."""
-        return 1
+        """A few worker processes compare for all: steps queue for them with their clocks not yet running."""
+        return NUM_WORKERS
 
     @property
     def reward_range(self) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
 sympy can run forever, or use all memory, on a short text, and math-verify's own time-outs are signals that work in the main thread only.
 So the comparison runs in `symbolic_worker.py`, which limits its own CPU time. A worker that does not answer at all is killed, and a new one
-is started with the next question. One worker serves a whole process; threads take turns, and a forked process starts its own.
+is started with the next question. A process has a few workers, so that one slow formula does not hold up the answers of a whole batch;
+threads take the workers in turn, and a forked process starts its own.
 
 The worker survives any formula, but a hopeless one costs seconds. So `for_worker` sends only short, shallow formulas without towers of powers
 or giant factorials, spelled for the worker's parser.
@@ -11,6 +12,7 @@ or giant factorials, spelled for the worker's parser.
 import atexit
 import json
 import os
+import queue
 import re
 import selectors
 import signal
@@ -186,7 +188,43 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-COMPARISON = SymbolicComparison()
-"""The worker of this process."""
+NUM_WORKERS = max(1, min(4, os.cpu_count() or 1))
+
+
+class ComparisonPool:
+    """Workers that threads borrow; the one returned last is lent first, so that a process that asks seldom starts only one."""
+
+    def __init__(self, num_workers: int = NUM_WORKERS, cpu_seconds: float = CPU_SECONDS) -> None:
+        self._workers = [SymbolicComparison(cpu_seconds) for _ in range(num_workers)]
+        self._free: queue.LifoQueue[SymbolicComparison] = queue.LifoQueue()
+        self._return_all()
+
+    def equal(self, gold: str, answer: str) -> bool | None:
+        """As a worker's `equal`; waits for a free one."""
+        worker = self._free.get()
+        try:
+            return worker.equal(gold, answer)
+        finally:
+            self._free.put(worker)
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.close()
+
+    def forget(self) -> None:
+        """In a process just forked: the workers are the parent's, and so are the threads that borrowed some."""
+        for worker in self._workers:
+            worker.forget()
+        self._free = queue.LifoQueue()
+        self._return_all()
+
+    def _return_all(self) -> None:
+        for worker in self._workers:
+            self._free.put(worker)
+
+
+COMPARISON = ComparisonPool()
+"""The workers of this process."""
 atexit.register(COMPARISON.close)
 os.register_at_fork(after_in_child=COMPARISON.forget)
