@@ -1,0 +1,238 @@
+"""Where the time of a real run goes: `tether train` on a real model and environment, stage by stage, beside fixed lengths and the floor.
+
+    python benchmarks/real_run.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --env frozen_lake
+    python benchmarks/real_run.py --model smollm2 --env frozen_lake --groups 2 --group 4 --steps 2
+
+A benchmark with fixed lengths cannot show what real responses cost: they end at different times, so that few rows decode for most of a
+rollout, and every turn has to be read, given to its environment and answered. This is the trainer of `tether train`, with settings from
+`--set` as there. The first step is not counted: kernels are compiled and graphs recorded in it.
+
+First table, the rollout, means of the counted steps:
+- a real run: tokens a second, and the seconds of decoding by how many rows decoded (up to 16, up to 64, more), of prefill, and of the host
+  alone (the device waits). Reading responses and playing environments happens while the device decodes; `overlapped` says how much of it.
+- fixed lengths: the same number of conversations, turns and tokens, all responses of the mean length, and no environment.
+- floor: what no program can leave out for the very tokens of the last step (workloads.rollout_floor).
+
+Second table: the seconds of every stage of the step.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shapes import Row, add_json_option, measure_machine, precision, publish, say, size_of, timed
+from workloads import Conversations, engine_for, grouped, make_conversations, num_sampled, rollout_floor
+
+from tether.core.config import merge, parse_overrides
+from tether.core.protocols import Sampling
+from tether.core.types import Group
+from tether.models.fast.decoding.protocol import Decoder, Sampled, SampleOutput
+from tether.runs.timings import StepTimings
+from tether.training.api import named_settings, open_run
+from tether.training.loop import Trainer
+
+LAST_STEP = 1_000_000
+"""So far away that neither checkpoints nor evaluations are due."""
+ROWS = (16, 64)
+ROW_CLASSES = ("1-16", "17-64", "over 64")
+"""Of decode calls, and their borders."""
+
+
+@dataclass
+class RolloutTimes:
+    """Seconds of one rollout, by what the device did."""
+
+    decode: dict[str, float] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    prefill: float = 0.0
+    overlapped: float = 0.0
+    calls: int = 0
+
+
+class TimedDecoder:
+    """A decoder that takes its own time; everything else is the decoder's."""
+
+    def __init__(self, decoder: Decoder, times: RolloutTimes) -> None:
+        self._decoder, self.times = decoder, times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    def prefill(self, *arguments: Any) -> SampleOutput:
+        began = time.perf_counter()
+        output = self._decoder.prefill(*arguments)
+        self.times.prefill += time.perf_counter() - began
+        return output
+
+    def decode(self, slots: Sequence[int], *arguments: Any) -> Sampled:
+        began = time.perf_counter()
+        wait = self._decoder.decode(slots, *arguments)
+        launched = time.perf_counter()
+
+        def waited() -> SampleOutput:
+            asked = time.perf_counter()
+            output = wait()
+            rows = row_class(len(slots))
+            self.times.decode[rows] = self.times.decode.get(rows, 0.0) + time.perf_counter() - began
+            self.times.tokens[rows] = self.times.tokens.get(rows, 0) + output.ids_BK.shape[1]
+            self.times.overlapped += asked - launched
+            self.times.calls += 1
+            return output
+
+        return waited
+
+
+def row_class(num_rows: int) -> str:
+    return next((name for border, name in zip(ROWS, ROW_CLASSES, strict=False) if num_rows <= border), ROW_CLASSES[-1])
+
+
+@dataclass
+class Measured:
+    """What the counted steps took."""
+
+    times: list[RolloutTimes]
+    timings: list[StepTimings]
+    groups: list[Group]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    rollout = {"num_groups": options.groups, "group_size": options.group, "max_rows": options.groups * options.group}
+    sizes = {"rollout": rollout, "steps": LAST_STEP}
+    given = merge(named_settings(options.env, options.model, None, None, None, None), parse_overrides(options.set or []))
+    with tempfile.TemporaryDirectory() as folder:
+        store, settings = open_run(Path(folder) / "run", None, merge(sizes, given), resume=False, smoke=False)
+        trainer = Trainer(settings, store)
+        with trainer.sampler.pool:
+            measured = _measure(trainer, options.steps)
+        model, tokenizer = trainer.policy.module, trainer.policy.tokenizer
+        machine, size = measure_machine(model), size_of(model)
+        trainer.sampler.engine.free()
+        fixed, seconds = _fixed(model, tokenizer, measured.groups)
+    floor = rollout_floor(measured.groups, size, machine)
+    sampled = num_sampled(measured.groups)
+    best = floor.prefill + floor.decode
+    titles = {"model": options.model, "device, precision": f"{machine.name}, {precision(model)}"}
+    rows: list[Row] = [
+        {**titles, "who": f"real run, {options.env}", **_rollout_row(measured)},
+        {
+            **titles,
+            "who": f"fixed lengths: {fixed}",
+            "sampled tokens/s": fixed.rows * fixed.turns * fixed.response / seconds,
+            "rollout, s": seconds,
+        },
+        {**titles, "who": "floor of the last step", "sampled tokens/s": sampled / best, "rollout, s": best},
+    ]
+    publish(rows, options.json)
+    publish([_stage_row(measured.timings)], None)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2", help="any name that tether train takes")
+    parser.add_argument("--env", default="frozen_lake")
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--group", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=4, help="counted steps, after one that is not")
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of the run, as for tether train")
+    add_json_option(parser)
+    return parser.parse_args(arguments)
+
+
+def _measure(trainer: Trainer, steps: int) -> Measured:
+    """Train; the times of each counted step, and the groups of the last."""
+    engine: Any = trainer.sampler.engine
+    make, sample = engine._decoder_for, trainer.stages.sample
+    current = RolloutTimes()
+    played: list[Group] = []
+
+    def timed_decoder(num_slots: int) -> Any:
+        return TimedDecoder(make(num_slots), current)
+
+    def keep_groups(*given: Any) -> Any:
+        sampled = sample(*given)
+        played[:] = sampled.groups
+        return sampled
+
+    engine._decoder_for = timed_decoder
+    trainer.stages.sample = keep_groups  # type: ignore[method-assign]
+    measured = Measured([], [], [])
+    for step in range(1, steps + 2):
+        current = RolloutTimes()
+        trainer.train_step(step)
+        timings = trainer.timer.timings()
+        say(f"step {step}: rollout {timings.seconds['rollout']:.2f} s, {timings.tokens_per_second:,.0f} tokens/s")
+        if step > 1:
+            measured.times.append(current)
+            measured.timings.append(timings)
+    measured.groups = played
+    return measured
+
+
+def _rollout_row(measured: Measured) -> dict[str, float | str | None]:
+    def mean(values: Any) -> float:
+        return statistics.fmean(values)
+
+    seconds = mean(timings.seconds["rollout"] for timings in measured.timings)
+    row: dict[str, float | str | None] = {
+        "sampled tokens/s": mean(timings.tokens_per_second or 0.0 for timings in measured.timings),
+        "rollout, s": seconds,
+    }
+    decoded = 0.0
+    for rows in ROW_CLASSES:
+        spent, steps = (sum(getattr(times, what).get(rows, 0) for times in measured.times) for what in ("decode", "tokens"))
+        decoded += spent / len(measured.times)
+        row[f"decode {rows} rows, s"] = spent / len(measured.times)
+        row[f"ms a token, {rows}"] = 1000 * spent / steps if steps else None
+    prefill = mean(times.prefill for times in measured.times)
+    turns = [turn for group in measured.groups for t in group.trajectories for turn in t.turns]
+    return {
+        **row,
+        "prefill, s": prefill,
+        "host alone, s": seconds - decoded - prefill,
+        "overlapped, s": mean(times.overlapped for times in measured.times),
+        "tokens a response": statistics.fmean(len(turn.response_ids) for turn in turns),
+        "longest": float(max(len(turn.response_ids) for turn in turns)),
+        "valid turns": statistics.fmean(turn.valid for turn in turns),
+    }
+
+
+def _fixed(model: Any, tokenizer: Any, groups: Sequence[Group]) -> tuple[Conversations, float]:
+    """The same amount of work with all lengths alike, and what it takes."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    turns = [turn for t in trajectories for turn in t.turns]
+    later = [len(turn.context_ids) for t in trajectories for turn in t.turns[1:]]
+    work = Conversations(
+        groups=len(groups),
+        group_size=max(len(group.trajectories) for group in groups),
+        prompt=round(statistics.fmean(len(t.turns[0].context_ids) for t in trajectories)),
+        response=round(statistics.fmean(len(turn.response_ids) for turn in turns)),
+        turns=max(1, round(len(turns) / len(trajectories))),
+        observed=round(statistics.fmean(later)) if later else 0,
+    )
+    engine = engine_for(model, tokenizer, work)
+    vocabulary = int(model.config.vocab_size)
+
+    def play(run: int) -> list[Group]:
+        conversations = make_conversations(work, vocabulary, run)
+        engine.run(conversations, Sampling(1.0, work.response))
+        return grouped(conversations)
+
+    play(0)
+    seconds = min(timed(model.device, lambda run=run: play(run))[0] for run in (1, 2))
+    return work, seconds
+
+
+def _stage_row(timings: Sequence[StepTimings]) -> dict[str, float | str | None]:
+    stages = list(dict.fromkeys(stage for step in timings for stage in step.seconds))
+    seconds = {stage: statistics.fmean(step.seconds.get(stage, 0.0) for step in timings) for stage in stages}
+    return {"stage": "seconds a step", **seconds, "all": sum(seconds.values())}
+
+
+if __name__ == "__main__":
+    main()
