@@ -23,10 +23,10 @@ from pydantic import Field
 from tether.core.config import Settings
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.core.grammar import ACTION_SEPARATOR, FORMAT_RULE, read_actions
+from tether.core.grammar import ACTION_SEPARATOR, ANSWER_CLOSE, FORMAT_RULE, read_actions
 from tether.core.seeding import derive_seed
 from tether.core.types import Observation, Step
-from tether.envs.wording import EXAMPLE, PAPER, PLAIN, Example, in_papers_frame, replacement, unlike, with_example, with_worked
+from tether.envs.wording import EXAMPLE, PAPER, PLAIN, Example, replacement, unlike, with_example, with_worked
 
 Work = Literal["inline", "process", "wait"]
 """Where a step runs: in the caller's thread (inline: microseconds of Python), in a process of its own (process: long computations, code
@@ -133,7 +133,7 @@ class TurnEnv(ABC, Generic[OptionsT]):
     refused: str = ""
     """What is not accepted as an answer, in a sentence or two; it stands below the example."""
     paper: str = ""
-    """The task as the paper's code puts it; empty: there is no preset `paper`."""
+    """The instructions in the frame of the paper's code; empty: there is no preset `paper`."""
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options
@@ -197,11 +197,18 @@ class TurnEnv(ABC, Generic[OptionsT]):
         count = self.options.examples
         return with_worked(text, self._examples_to_show(count)) if count else text
 
+    def other_example(self, examples: Sequence[Example]) -> Example:
+        """The first example that is not about the instance being played."""
+        return unlike(examples, self._asked)[0]
+
+    @property
+    def _asked(self) -> str | None:
+        return None if self._phase is EpisodePhase.UNSET else self.instance
+
     def _examples_to_show(self, count: int) -> list[Example]:
         if self._worked is None:
             self._worked = self.worked_examples(count)
-        asked = None if self._phase is EpisodePhase.UNSET else self.instance
-        shown = unlike(self._worked, asked)[:count]
+        shown = unlike(self._worked, self._asked)[:count]
         if len(shown) < count:
             raise BadInput(f"{self.name}: examples={count}, but there are {len(shown)} worked examples; use at most {len(shown)}")
         return shown
@@ -244,7 +251,7 @@ class TextEnv(TurnEnv[OptionsT]):
 
     def wording(self, preset: str) -> str:
         if preset == PAPER:
-            return in_papers_frame(self.paper)
+            return self.paper
         if preset == PLAIN or self.example is None:
             return f"{self.task}\n{FORMAT_RULE}"
         return with_example(self.task, self.example, self.refused)
@@ -296,12 +303,17 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
 
     def wording(self, preset: str) -> str:
         if preset == PAPER:
-            budget = self.max_turns * self.options.actions_per_turn
-            return in_papers_frame(self.paper, self.symbols, self.actions, budget)
+            return self.paper
         rules = self._rules()
         if preset == PLAIN or self.example is None:
             return "\n".join([rules, FORMAT_RULE])
         return with_example(rules, self.example, self.refused)
+
+    @property
+    def refused(self) -> str:  # type: ignore[override]
+        limit = self.options.actions_per_turn
+        what = f"1 to {limit} actions separated by {ACTION_SEPARATOR}" if limit > 1 else "one action"
+        return f"Between the answer tags write only {what}: no other words, no commas. Stop after {ANSWER_CLOSE}."
 
     def _rules(self) -> str:
         """The task, the symbols, the actions and how many of them may be given."""

@@ -5,19 +5,23 @@ Every environment has the presets `example` (the default: its rules, one reply i
 paper's code puts around its tasks. The option `instructions` names a preset or a file. The texts of an environment live in its `prompt.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.core.grammar import ACTION_SEPARATOR
+from tether.core.seeding import derive_seed
 
 Preset = Literal["example", "plain", "paper"]
 EXAMPLE, PLAIN, PAPER = "example", "plain", "paper"
 
 MAX_FILE_CHARS = 100_000
 """A larger file is surely not a text of instructions."""
+
+DRAWS_PER_EXAMPLE = 20
+"""Instances tried for each worked example: some repeat, some have no solution at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,27 @@ class Example:
 def unlike(examples: Sequence[Example], instance: str | None) -> list[Example]:
     """The examples that are not about this instance."""
     return [example for example in examples if instance is None or example.instance != instance]
+
+
+def draw_examples(count: int, make: Callable[[int], Example | None]) -> list[Example]:
+    """Examples of generated instances, one more than `count`, no two of one instance; `make` takes a seed and returns None where it has none.
+
+    The one more takes the place of an example that is about the instance being asked.
+    """
+    drawn: dict[str | None, Example] = {}
+    for number in range(DRAWS_PER_EXAMPLE * (count + 1)):
+        example = make(derive_seed("worked example", number))
+        if example is not None:
+            drawn.setdefault(example.instance, example)
+        if len(drawn) > count:
+            break
+    return list(drawn.values())
+
+
+def way(down: int, right: int) -> str:
+    """A distance on a grid in words. Example: way(2, -1) is "2 down, 1 left"."""
+    parts = [f"{abs(down)} {'down' if down > 0 else 'up'}"] * bool(down) + [f"{abs(right)} {'right' if right > 0 else 'left'}"] * bool(right)
+    return ", ".join(parts) or "here"
 
 
 def with_example(rules: str, example: Example, refused: str) -> str:
