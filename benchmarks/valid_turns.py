@@ -117,7 +117,9 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default=None)
     parser.add_argument("--dtype", default=None)
-    parser.add_argument("--options", nargs="*", default=[], metavar="KEY=VALUE", help="options of the environments, such as instructions=plain")
+    parser.add_argument(
+        "--options", nargs="*", default=[], metavar="KEY=VALUE", help="options of the environments, such as instructions=plain"
+    )
     parser.add_argument("--show", type=int, default=0, metavar="N")
     parser.add_argument("--json", type=Path, default=None)
     return parser.parse_args(given)

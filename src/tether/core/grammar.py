@@ -95,10 +95,12 @@ class ActionsRead:
     """The answer is valid only because of the lenient reading."""
 
 
-_FILLERS = frozenset("then and move moves go walk step push action actions to the".split())
+_FILLERS = frozenset(["then", "and", "move", "moves", "go", "walk", "step", "push", "action", "actions", "to", "the"])
 """Words that change nothing about which actions are meant, nor in which order."""
 
-_SEPARATORS = re.compile(r"\s+|\|+|[,;:.!\"'`*()\[\]{}<>&+\u2018\u2019\u201c\u201d]|(?:-+|=)>|\u2192|(?<!\w)[-\u2013\u2014\u2022]|[-\u2013\u2014\u2022](?!\w)")
+_SEPARATORS = re.compile(
+    r"\s+|\|+|[,;:.!\"'`*()\[\]{}<>&+\u2018\u2019\u201c\u201d]|(?:-+|=)>|\u2192|(?<!\w)[-\u2013\u2014\u2022]|[-\u2013\u2014\u2022](?!\w)"
+)
 """What may stand between actions. A slash may mean "or", a hyphen within a word makes a diagonal of two directions, a question mark is a
 doubt: none of them is here."""
 

@@ -128,20 +128,13 @@ class TurnEnv(ABC, Generic[OptionsT]):
         super().__init_subclass__(**more)
         _refuse_old_names(cls)
 
-    example: Example | None = None
-    """The reply that the instructions show: to a state of an instance that is not the one asked. None: they show none."""
-    refused: str = ""
-    """What is not accepted as an answer, in a sentence or two; it stands below the example."""
-    paper: str = ""
-    """The instructions in the frame of the paper's code; empty: there is no preset `paper`."""
-
     def __init__(self, options: OptionsT) -> None:
         self.options = options
         self.max_turns: int = options.max_turns
         self._turns = 0
         self._phase = EpisodePhase.UNSET
         presets = (EXAMPLE, PLAIN, *[PAPER] * bool(self.paper))
-        self._replacement = replacement(self.name, options.instructions, presets)
+        self._replacement = replacement(getattr(self, "name", type(self).__name__), options.instructions, presets)
         self._worked: Sequence[Example] | None = None
 
     # --- what a subclass supplies ---
@@ -149,6 +142,21 @@ class TurnEnv(ABC, Generic[OptionsT]):
     @abstractmethod
     def wording(self, preset: str) -> str:
         """The instructions in one of the presets."""
+
+    @property
+    def example(self) -> Example | None:
+        """The reply that the instructions show, to a state of an instance that is not the one asked. None: they show none."""
+        return None
+
+    @property
+    def refused(self) -> str:
+        """What is not accepted as an answer, in a sentence or two; it stands below the example."""
+        return ""
+
+    @property
+    def paper(self) -> str:
+        """The instructions in the frame of the paper's code; empty: there is no preset `paper`."""
+        return ""
 
     def worked_examples(self, count: int) -> Sequence[Example]:
         """Examples for the option `examples`, the same at every call: at least `count` and one more, or as many as there are."""
@@ -245,6 +253,11 @@ class TextEnv(TurnEnv[OptionsT]):
     def task(self) -> str:
         """The goal and the rules; the format of a reply is added."""
 
+    @property
+    def format_rule(self) -> str:
+        """The form of a reply, in general terms."""
+        return FORMAT_RULE
+
     @abstractmethod
     def opening(self) -> str:
         """The text of the first observation: the question, the problem, the first page."""
@@ -253,7 +266,7 @@ class TextEnv(TurnEnv[OptionsT]):
         if preset == PAPER:
             return self.paper
         if preset == PLAIN or self.example is None:
-            return f"{self.task}\n{FORMAT_RULE}"
+            return f"{self.task}\n{self.format_rule}"
         return with_example(self.task, self.example, self.refused)
 
     def observe(self, head: str, body: str | None = None) -> Observation:
@@ -310,7 +323,7 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
         return with_example(rules, self.example, self.refused)
 
     @property
-    def refused(self) -> str:  # type: ignore[override]
+    def refused(self) -> str:
         limit = self.options.actions_per_turn
         what = f"1 to {limit} actions separated by {ACTION_SEPARATOR}" if limit > 1 else "one action"
         return f"Between the answer tags write only {what}: no other words, no commas. Stop after {ANSWER_CLOSE}."

@@ -39,7 +39,8 @@ class Example:
 
     @property
     def reply(self) -> str:
-        return f"<think> {self.reasoning} </think> <{self.tag}> {self.answer} </{self.tag}>"
+        around = "\n" if "\n" in self.answer else " "
+        return f"<think> {self.reasoning} </think> <{self.tag}>{around}{self.answer}{around}</{self.tag}>"
 
 
 def unlike(examples: Sequence[Example], instance: str | None) -> list[Example]:
@@ -64,7 +65,9 @@ def draw_examples(count: int, make: Callable[[int], Example | None]) -> list[Exa
 
 def way(down: int, right: int) -> str:
     """A distance on a grid in words. Example: way(2, -1) is "2 down, 1 left"."""
-    parts = [f"{abs(down)} {'down' if down > 0 else 'up'}"] * bool(down) + [f"{abs(right)} {'right' if right > 0 else 'left'}"] * bool(right)
+    parts = [f"{abs(down)} {'down' if down > 0 else 'up'}"] * bool(down) + [f"{abs(right)} {'right' if right > 0 else 'left'}"] * bool(
+        right
+    )
     return ", ".join(parts) or "here"
 
 
@@ -73,9 +76,9 @@ def with_example(rules: str, example: Example, refused: str) -> str:
     return "\n".join(
         [
             rules,
-            "Think in one or two short sentences about the state you are shown, then answer. Reply in exactly this form:",
+            "Think in one or two short sentences about the task you are given, then answer. Reply in exactly this form:",
             example.reply,
-            f"That was the reply to another state:\n{example.state}",
+            f"That reply was for another task:\n{example.state}",
             refused,
         ]
     )
@@ -87,18 +90,20 @@ def with_worked(instructions: str, examples: Sequence[Example]) -> str:
     return "\n\n".join([instructions, *parts])
 
 
-def in_papers_frame(task: str, symbols: str = "", actions: Sequence[str] = (), max_actions: int = 0) -> str:
-    """The system message of the paper's code, with the reply format that it repeats before every turn."""
+PAPERS_FORM = (
+    "Always output: <think> [Your thoughts] </think> <answer> [your answer] </answer> with no extra text. Strictly follow this format."
+)
+
+
+def in_papers_frame(task: str, symbols: str = "", actions: Sequence[str] = (), max_actions: int = 0, form: str = PAPERS_FORM) -> str:
+    """The system message of the paper's code, with the form of a reply, which it repeats before every turn."""
     parts = [f"You're a helpful assistant. {task}"]
     if symbols:
         parts.append(f"The meaning of each symbol in the state is:\n{symbols}")
     if actions:
         parts.append(f"Your available actions are:\n{', '.join(actions)}")
         parts.append(f'You can make up to {max_actions} actions, separated by the action separator " {ACTION_SEPARATOR} "')
-    parts.append(
-        "Always output: <think> [Your thoughts] </think> <answer> [your answer] </answer> with no extra text. Strictly follow this format."
-    )
-    return "\n".join(parts)
+    return "\n".join([*parts, form])
 
 
 def replacement(env: str, chosen: str, presets: Sequence[str]) -> str | None:

@@ -4,7 +4,7 @@ from tether.core.grammar import ACTION_SEPARATOR
 from tether.envs.base import ObservationMode
 from tether.envs.sokoban import render
 from tether.envs.sokoban.levels import Level, bits
-from tether.envs.sokoban.solver import ACTIONS, solve
+from tether.envs.sokoban.solver import ACTIONS, SearchLimit, solve
 from tether.envs.wording import Example, in_papers_frame, way
 
 TASK = "Push every box onto a target. You cannot pull, and cannot push two boxes at once or a box into a wall."
@@ -33,7 +33,10 @@ def paper(max_actions: int) -> str:
 
 def worked(level: Level, mode: ObservationMode, num_actions: int) -> Example | None:
     """A level at its start, with the first actions of a shortest solution; None where none was found within the limit."""
-    plan = solve(level, MAX_NODES)
+    try:
+        plan = solve(level, MAX_NODES)
+    except SearchLimit:
+        return None
     if not plan:
         return None
     state = render.state_text(level, level.boxes, level.player, "coordinates" if mode == "image" else mode)
