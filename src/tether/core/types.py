@@ -75,6 +75,8 @@ class Turn:
     """Penalty of a response that comes near its budget (zero or negative), kept apart from both."""
     valid: bool = False
     """The response was well formed and every action in it was legal."""
+    lenient: bool = False
+    """It is valid only because the environment read it leniently ("Up, Left" for "Up || Left")."""
     observation: str = ""
     """The text the environment showed before this response."""
     new_context: bool = False
