@@ -139,9 +139,9 @@ def main(given: list[str] | None = None) -> None:
         rows.append(row_of(name, groups, time.perf_counter() - began))
         show_texts(console, rows[-1], args.show)
         show(console, rows[-1:])
+        if args.json is not None:  # after each environment: a run that is stopped keeps what it has
+            args.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
     show(console, rows)
-    if args.json is not None:
-        args.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,31 @@ def test_split_actions(parts: list[str]) -> None:
     assert split_actions(" || ".join(split)) == split
 
 
-WORDS = [*NAMES, "up", "LEFT", "then", "and", "move", "not", "or", "jump", "1.", "2.", "3)", "2", "||", "|", ",", ".", "->", "-", "(", ")", "\n", " "]
+WORDS = [
+    *NAMES,
+    "up",
+    "LEFT",
+    "then",
+    "and",
+    "move",
+    "not",
+    "or",
+    "jump",
+    "1.",
+    "2.",
+    "3)",
+    "2",
+    "||",
+    "|",
+    ",",
+    ".",
+    "->",
+    "-",
+    "(",
+    ")",
+    "\n",
+    " ",
+]
 
 
 @laws

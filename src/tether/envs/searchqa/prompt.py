@@ -32,8 +32,10 @@ _REFUSED = {
 }
 
 _QUESTION = 'Question: In which town was the painter of "The Grey Heron" born?'
-_PAINTER = '[1] The Grey Heron: "The Grey Heron" is a painting by Ilse Varn. It hangs in the town hall.'
-_TOWN = "[1] Ilse Varn: Ilse Varn, a painter, was born in Port Amber and died in Stellmoor."
+_RIVER = "Question: How long is the river that flows through Stellmoor?"
+_PAINTING = '"The Grey Heron" is a painting by Ilse Varn. It hangs in the town hall.'
+_PAINTER = "Ilse Varn, a painter, was born in Port Amber and died in Stellmoor."
+_LENNE = "The River Lenne flows through Stellmoor to the sea. It is 212 kilometres long."
 
 
 def task(format: ActionFormat, top_k: int, search_cost: float) -> str:
@@ -60,34 +62,26 @@ def paper(format: ActionFormat, top_k: int, search_cost: float) -> str:
 
 
 def worked(format: ActionFormat) -> list[Example]:
-    """Searches and answers, of short games."""
+    """Searches and answers, of two games."""
+    painting, painter = _found(format, "The Grey Heron", _PAINTING), _found(format, "Ilse Varn", _PAINTER)
     return [
-        _search(
-            format,
-            f"{_QUESTION}\nResults for 'The Grey Heron painting':\n{_PAINTER}",
-            "Ilse Varn painted it. I search for her.",
-            "Ilse Varn",
-        ),
+        _search(format, f"{_QUESTION}\n{painting}", "Document 1 says that Ilse Varn painted it. I search for her.", "Ilse Varn"),
+        _finish(format, f"{_QUESTION}\n{painter}", "Document 1 says that Ilse Varn was born in Port Amber.", "Port Amber"),
+        _search(format, _RIVER, "I do not know which river flows through Stellmoor, so I search for the town.", "Stellmoor river"),
         _finish(
             format,
-            f"{_QUESTION}\nResults for 'Ilse Varn':\n{_TOWN}",
-            "Document 1 says that Ilse Varn was born in Port Amber.",
-            "Port Amber",
-        ),
-        _search(
-            format,
-            "Question: How long is the river that flows through Stellmoor?",
-            "I do not know which river flows through Stellmoor, so I search for the town.",
-            "Stellmoor river",
-        ),
-        _finish(
-            format,
-            "Question: How long is the river that flows through Stellmoor?\nResults for 'River Lenne':\n"
-            "[1] River Lenne: The River Lenne flows through Stellmoor to the sea. It is 212 kilometres long.",
-            "Document 1 says that the River Lenne is 212 kilometres long.",
+            f"{_RIVER}\n{_found(format, 'River Lenne', _LENNE)}",
+            "Document 1 says that the River Lenne flows through Stellmoor and is 212 kilometres long.",
             "212 kilometres",
         ),
     ]
+
+
+def _found(format: ActionFormat, title: str, text: str) -> str:
+    """One document as the results of a search for its title show it."""
+    if format == "tags":
+        return f"<information>Doc 1(Title: {title}) {text}</information>"
+    return f"Results for '{title}':\n[1] {title}: {text}"
 
 
 def _search(format: ActionFormat, state: str, reasoning: str, query: str) -> Example:
