@@ -75,12 +75,12 @@ class Turn:
     """Penalty of a response that comes near its budget (zero or negative), kept apart from both."""
     valid: bool = False
     """The response was well formed and every action in it was legal."""
-    lenient: bool = False
-    """It is valid only because the environment read it leniently ("Up, Left" for "Up || Left")."""
     observation: str = ""
     """The text the environment showed before this response."""
     new_context: bool = False
     """context_ids begin a new context: nothing that came before is seen. The first turn always is."""
+    lenient: bool = False
+    """The response is valid only because the environment read it leniently ("Up, Left" for "Up || Left")."""
 
     @property
     def reasoning_ids(self) -> tuple[int, ...]:
