@@ -29,6 +29,8 @@ from tether.training.build import compute_dtype, env_specs, episode_rules
 from tether.training.settings import RunSettings
 
 ENVIRONMENTS = ("frozen_lake", "sokoban", "countdown", "metamathqa", "searchqa", "webshop", "deepcoder")
+WIDTH = 150
+"""Of the tables, also where the output is a file."""
 MAX_TOKENS = {"deepcoder": 600}
 """Budget of a response where the default of --max-tokens is too small for the task."""
 
@@ -71,7 +73,7 @@ def row_of(env: str, groups: list[Group], seconds: float) -> dict[str, Any]:
         "env": env,
         "turns": len(turns),
         "valid": sum(turn.valid for turn in turns) / count,
-        "lenient": sum(getattr(turn, "lenient", False) for turn in turns) / count,
+        "lenient": sum(turn.lenient for turn in turns) / count,
         "closed": sum(turn.reasoning_span is not None for turn in turns) / count,
         "success": sum(trajectory.success for trajectory in trajectories) / max(1, len(trajectories)),
         "reward": sum(trajectory.reward for trajectory in trajectories) / max(1, len(trajectories)),
@@ -128,7 +130,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> None:
     args = arguments(given)
     names = ENVIRONMENTS if "all" in args.env else tuple(args.env)
-    console, rows = Console(), []
+    console, rows = Console(width=WIDTH), []
     settings = settings_of(args, names[0])
     loaded = load_model(args.model, device=settings.model.device, dtype=compute_dtype(settings))
     policy = Policy(loaded.model, loaded.tokenizer, max_positions=args.max_context)
