@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tether.core.grammar import match_actions, parse_response, split_actions
+from tether.core.grammar import match_actions, parse_response, read_actions, split_actions
 
 laws = settings(derandomize=True, max_examples=150, deadline=None, database=None)
 
@@ -92,3 +92,45 @@ def test_split_actions(parts: list[str]) -> None:
     split = split_actions("||".join(parts))
     assert all(part == part.strip() and part and "||" not in part for part in split)
     assert split_actions(" || ".join(split)) == split
+
+
+WORDS = [
+    *NAMES,
+    "up",
+    "LEFT",
+    "then",
+    "and",
+    "move",
+    "not",
+    "or",
+    "jump",
+    "1.",
+    "2.",
+    "3)",
+    "2",
+    "||",
+    "|",
+    ",",
+    ".",
+    "->",
+    "-",
+    "(",
+    ")",
+    "\n",
+    " ",
+]
+
+
+@laws
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=10), st.sampled_from(["", " "]))
+def test_the_lenient_reading(pieces: list[str], space: str) -> None:
+    """What is strictly valid reads the same in both modes, and every action that is read is named in the text, in that order."""
+    answer = space.join(pieces)
+    strict, loose = (read_actions(answer, NAMES, lenient=lenient) for lenient in (False, True))
+    assert not strict.lenient
+    if strict.valid or not loose.valid:
+        assert loose == strict
+    else:
+        assert loose.lenient
+        named = [NAMES.index(word.capitalize()) for word in re.findall(r"(?<!\w)(?:up|down|left|right)(?!\w)", answer, re.IGNORECASE)]
+        assert list(loose.indices) == named

@@ -78,3 +78,77 @@ def match_actions(answer: str, names: Sequence[str]) -> tuple[list[int], bool]:
 @lru_cache(maxsize=64)
 def _indices(names: tuple[str, ...]) -> dict[str, int]:
     return {name.lower(): index for index, name in enumerate(names)}
+
+
+# ------------------------------------------------------------------------------------------------------- the lenient reading
+
+
+@dataclass(frozen=True, slots=True)
+class ActionsRead:
+    """The named actions of an answer. Example: "up, then left." gives indices (0, 2), valid and lenient."""
+
+    indices: tuple[int, ...]
+    """Of the actions to execute, in order."""
+    valid: bool
+    """At least one action, and nothing in the answer that is not understood."""
+    lenient: bool
+    """The answer is valid only because of the lenient reading."""
+
+
+_FILLERS = frozenset(["then", "and", "move", "moves", "go", "walk", "step", "push", "action", "actions", "to", "the"])
+"""Words that change nothing about which actions are meant, nor in which order."""
+
+_SEPARATORS = re.compile(
+    r"\s+|\|+|[,;:.!\"'`*()\[\]{}<>&+\u2018\u2019\u201c\u201d]|(?:-+|=)>|\u2192|(?<!\w)[-\u2013\u2014\u2022]|[-\u2013\u2014\u2022](?!\w)"
+)
+"""What may stand between actions. A slash may mean "or", a hyphen within a word makes a diagonal of two directions, a question mark is a
+doubt: none of them is here."""
+
+_NUMBERING = re.compile(r"(\d{1,3})\s*[.):](?!\d)")
+_WORD = re.compile(r"\w+")
+
+
+def read_actions(answer: str, names: Sequence[str], *, lenient: bool) -> ActionsRead:
+    """The named actions of an answer. An answer in the exact form reads the same in both modes.
+
+    The lenient reading takes an answer whose every word is the name of an action, a filler ("move", "then", "and") or the number of a list
+    that counts 1, 2, 3, with ordinary punctuation between them. "Up, Left", "1. Up 2. Left" and "Move up, then left." are read; "not Left",
+    "Left or Up", "Left 2" and "up-left" are not. An answer it does not take is read strictly: known actions are found, and it is not valid.
+    """
+    found, clean = match_actions(answer, names)
+    if clean or not lenient:
+        return ActionsRead(tuple(found), clean, False)
+    loose = _scan_actions(answer, names)
+    return ActionsRead(loose, True, True) if loose else ActionsRead(tuple(found), False, False)
+
+
+def _scan_actions(answer: str, names: Sequence[str]) -> tuple[int, ...]:
+    """The actions of an answer from its start to its end; nothing if any part of it is not understood."""
+    table, pattern = _indices(tuple(names)), _name_pattern(tuple(names))
+    found: list[int] = []
+    numbered, at = 0, 0
+    while at < len(answer):
+        if match := pattern.match(answer, at):
+            index = table.get(" ".join(match.group().lower().split()))
+            if index is None:  # equal to a name only by a rule of letter case that `lower` does not know
+                return ()
+            found.append(index)
+        elif match := _NUMBERING.match(answer, at):
+            # The number of a list item stands before its action, and the list counts from 1.
+            if int(match.group(1)) != len(found) + 1 or numbered != len(found):
+                return ()
+            numbered += 1
+        elif match := _WORD.match(answer, at):
+            if match.group().lower() not in _FILLERS:
+                return ()
+        elif not (match := _SEPARATORS.match(answer, at)):
+            return ()
+        at = match.end()
+    return tuple(found) if numbered in (0, len(found)) else ()
+
+
+@lru_cache(maxsize=64)
+def _name_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Any of the names as whole words, the longest first, so that "pick up" is not read as "up"."""
+    spelled = (r"\s+".join(map(re.escape, name.split())) for name in sorted(names, key=len, reverse=True))
+    return re.compile(rf"(?<!\w)(?:{'|'.join(spelled)})(?!\w)", re.IGNORECASE)

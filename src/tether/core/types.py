@@ -79,6 +79,8 @@ class Turn:
     """The text the environment showed before this response."""
     new_context: bool = False
     """context_ids begin a new context: nothing that came before is seen. The first turn always is."""
+    lenient: bool = False
+    """The response is valid only because the environment read it leniently ("Up, Left" for "Up || Left")."""
 
     @property
     def reasoning_ids(self) -> tuple[int, ...]:

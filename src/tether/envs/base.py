@@ -11,6 +11,7 @@ import inspect
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -22,9 +23,10 @@ from pydantic import Field
 from tether.core.config import Settings
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.core.grammar import ACTION_SEPARATOR, FORMAT_RULE, match_actions
+from tether.core.grammar import ACTION_SEPARATOR, ANSWER_CLOSE, FORMAT_RULE, read_actions
 from tether.core.seeding import derive_seed
 from tether.core.types import Observation, Step
+from tether.envs.wording import EXAMPLE, PAPER, PLAIN, Example, replacement, unlike, with_example, with_worked
 
 Work = Literal["inline", "process", "wait"]
 """Where a step runs: in the caller's thread (inline: microseconds of Python), in a process of its own (process: long computations, code
@@ -67,6 +69,10 @@ class TurnOptions(Settings):
 
     max_turns: int = Field(default=1, ge=1)
     split: Split = Split.TRAIN
+    instructions: str = EXAMPLE
+    """The wording of the system message: a preset (example, plain, paper), or the path of a text file that takes its place."""
+    examples: int = Field(default=0, ge=0)
+    """Worked examples that follow the instructions."""
 
 
 class ActionOptions(TurnOptions):
@@ -75,6 +81,8 @@ class ActionOptions(TurnOptions):
     observation: ObservationMode = "grid"
     max_turns: int = Field(default=5, ge=1)
     actions_per_turn: int = Field(default=2, ge=1)
+    lenient: bool = True
+    """Read an answer that names its actions unambiguously in another form than the one asked for, such as "Up, Left"."""
 
 
 @dataclass(slots=True)
@@ -125,13 +133,34 @@ class TurnEnv(ABC, Generic[OptionsT]):
         self.max_turns: int = options.max_turns
         self._turns = 0
         self._phase = EpisodePhase.UNSET
+        presets = (EXAMPLE, PLAIN, *[PAPER] * bool(self.paper))
+        self._replacement = replacement(getattr(self, "name", type(self).__name__), options.instructions, presets)
+        self._worked: Sequence[Example] | None = None
 
     # --- what a subclass supplies ---
 
-    @property
     @abstractmethod
-    def instructions(self) -> str:
-        """The rules of the task, for the system message."""
+    def wording(self, preset: str) -> str:
+        """The instructions in one of the presets."""
+
+    @property
+    def example(self) -> Example | None:
+        """The reply that the instructions show, to a state of an instance that is not the one asked. None: they show none."""
+        return None
+
+    @property
+    def refused(self) -> str:
+        """What is not accepted as an answer, in a sentence or two; it stands below the example."""
+        return ""
+
+    @property
+    def paper(self) -> str:
+        """The instructions in the frame of the paper's code; empty: there is no preset `paper`."""
+        return ""
+
+    def worked_examples(self, count: int) -> Sequence[Example]:
+        """Examples for the option `examples`, the same at every call: at least `count` and one more, or as many as there are."""
+        return ()
 
     @abstractmethod
     def generate(self, seed: int) -> None:
@@ -169,6 +198,29 @@ class TurnEnv(ABC, Generic[OptionsT]):
 
     # --- the Env protocol ---
 
+    @property
+    def instructions(self) -> str:
+        """The rules of the task, for the system message, in the wording of the options."""
+        text = self.wording(self.options.instructions) if self._replacement is None else self._replacement
+        count = self.options.examples
+        return with_worked(text, self._examples_to_show(count)) if count else text
+
+    def other_example(self, examples: Sequence[Example]) -> Example:
+        """The first example that is not about the instance being played."""
+        return unlike(examples, self._asked)[0]
+
+    @property
+    def _asked(self) -> str | None:
+        return None if self._phase is EpisodePhase.UNSET else self.instance
+
+    def _examples_to_show(self, count: int) -> list[Example]:
+        if self._worked is None:
+            self._worked = self.worked_examples(count)
+        shown = unlike(self._worked, self._asked)[:count]
+        if len(shown) < count:
+            raise BadInput(f"{self.name}: examples={count}, but there are {len(shown)} worked examples; use at most {len(shown)}")
+        return shown
+
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         seed = whole("seed", seed)
         self._phase = EpisodePhase.UNSET  # stays so if the instance cannot be made
@@ -201,13 +253,21 @@ class TextEnv(TurnEnv[OptionsT]):
     def task(self) -> str:
         """The goal and the rules; the format of a reply is added."""
 
+    @property
+    def format_rule(self) -> str:
+        """The form of a reply, in general terms."""
+        return FORMAT_RULE
+
     @abstractmethod
     def opening(self) -> str:
         """The text of the first observation: the question, the problem, the first page."""
 
-    @property
-    def instructions(self) -> str:
-        return f"{self.task}\n{FORMAT_RULE}"
+    def wording(self, preset: str) -> str:
+        if preset == PAPER:
+            return self.paper
+        if preset == PLAIN or self.example is None:
+            return f"{self.task}\n{self.format_rule}"
+        return with_example(self.task, self.example, self.refused)
 
     def observe(self, head: str, body: str | None = None) -> Observation:
         return Observation(f"{head}\n{self.opening() if body is None else body}")
@@ -254,8 +314,22 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
 
     # --- what this class adds ---
 
+    def wording(self, preset: str) -> str:
+        if preset == PAPER:
+            return self.paper
+        rules = self._rules()
+        if preset == PLAIN or self.example is None:
+            return "\n".join([rules, FORMAT_RULE])
+        return with_example(rules, self.example, self.refused)
+
     @property
-    def instructions(self) -> str:
+    def refused(self) -> str:
+        limit = self.options.actions_per_turn
+        what = f"1 to {limit} actions separated by {ACTION_SEPARATOR}" if limit > 1 else "one action"
+        return f"Between the answer tags write only {what}: no other words, no commas. Stop after {ANSWER_CLOSE}."
+
+    def _rules(self) -> str:
+        """The task, the symbols, the actions and how many of them may be given."""
         parts = [self.task]
         if self.symbols and "grid" in self.options.observation:
             parts.append(f"Symbols: {self.symbols}.")
@@ -264,20 +338,21 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
         limit = self.options.actions_per_turn
         many = f"up to {limit} per turn, separated by {ACTION_SEPARATOR}" if limit > 1 else "one per turn"
         parts.append(f"Actions: {', '.join(self.actions)}. Give {many}.")
-        return "\n".join([" ".join(parts), FORMAT_RULE])
+        return " ".join(parts)
 
     def take(self, answer: str) -> Outcome:
-        found, valid = match_actions(answer, self.actions)
+        read = read_actions(answer, self.actions, lenient=self.options.lenient)
         executed: list[str] = []
         reward, done, success = 0.0, False, False
-        for index in found[: self.options.actions_per_turn]:
+        for index in read.indices[: self.options.actions_per_turn]:
             gained, done, success = self.act(index)
             reward += gained
             executed.append(self.actions[index])
             if done:
                 break
         warning = "" if executed else NOTHING_EXECUTED
-        return Outcome(warning, reward, done, success, valid, {"executed": executed, **self.turn_info()})
+        info = {"executed": executed, "lenient": read.lenient, **self.turn_info()}
+        return Outcome(warning, reward, done, success, read.valid, info)
 
     def turn_line(self) -> str:
         left = (self.max_turns - self._turns) * self.options.actions_per_turn

@@ -118,6 +118,8 @@ def build(cls: EnvClass, name: str, options: Mapping[str, Any]) -> Env:
     settings = validate(cls.Options, options, what=f"{name} option")
     try:
         env = cls(settings)
+        if getattr(settings, "examples", 0):
+            _ = env.instructions  # more examples than there are: said here, before anything is played
     except TetherError:
         raise
     except Exception as error:

@@ -111,6 +111,7 @@ class Episode:
                 step = take()
                 turn.reward = _finite("reward", step.reward)
                 turn.valid = bool(step.info.get("valid", True)) and bool(answer)
+                turn.lenient = turn.valid and bool(step.info.get("lenient", False))
                 shown = str(step.observation.text)
                 self.trajectory.measures = {key: _finite(key, step.info.get(key, 0.0)) for key in self._metrics}
         except EnvironmentFailure as failure:

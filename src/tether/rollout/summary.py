@@ -27,6 +27,7 @@ def rollout_summary(groups: Sequence[Group], *, mixed: bool = False) -> dict[str
         "response_tokens_max": max((len(turn.response_ids) for turn in turns), default=0),
         "reasoning_tokens": _mean(thoughts),
         "format_valid": _mean([turn.valid for turn in turns]),
+        "lenient": _mean([turn.lenient for turn in turns]),
         "overlong": _mean([turn.overlong < 0 for turn in turns]),
         "tokens_sampled": sum(t.num_sampled for t in trajectories),
         "turn_limit": _mean([stop is StopReason.TURN_LIMIT for stop in stops]),

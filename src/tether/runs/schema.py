@@ -80,6 +80,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "penalty": _finite(turn.penalty),
         "overlong": _finite(turn.overlong),
         "valid": turn.valid,
+        "lenient": turn.lenient,
         "finish": str(turn.finish),
         "fresh": turn.new_context,  # the name of schema 1, which other readers know
         "context_ids": [int(token) for token in turn.context_ids],

@@ -3,6 +3,7 @@
 Settings are checked as far as possible before torch is loaded; whatever needs torch is imported inside the functions.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -46,6 +47,11 @@ FREE_ON_RESUME = {
     "diagnosis": ("every",),
 }
 """What may change when a run is resumed: how long it is, and what decides how much memory it takes but not what it learns."""
+
+_LOG = logging.getLogger(__name__)
+
+FORMER_WORDING = {"instructions": "plain", "lenient": False}
+"""The values that these options of environments had, in effect, before there were such options: tether 0.1."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The older name first: every version of torch reads it, some ignore the newer one."""
@@ -166,7 +172,7 @@ def evaluate(
 
 def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping[str, Any]) -> RunSettings:
     """The settings of an evaluation: those of the run folder if `target` is one, with what was given on top; names are checked."""
-    base = _target_settings(target, best)
+    base = _target_settings(target, best, own_env=env is None)
     if env is not None:
         base = {**base, "env": {"name": env}, "also": []}
     if "env" not in base:
@@ -196,8 +202,9 @@ def run_evaluation(settings: RunSettings, callbacks: Sequence["Callback"] = ()) 
     return result
 
 
-def _target_settings(target: str, best: bool) -> dict[str, Any]:
-    """Settings of a run folder with its newest or best checkpoint as the model; of a model, just its name."""
+def _target_settings(target: str, best: bool, own_env: bool) -> dict[str, Any]:
+    """Settings of a run folder with its newest or best checkpoint as the model; of a model, just its name. `own_env`: the run's environment
+    is played."""
     if "://" in target:
         raise BadInput(f"'{target}' is an address; evaluation needs a model's name, a folder, a .gguf file or a run folder")
     folder = Path(target)
@@ -206,7 +213,7 @@ def _target_settings(target: str, best: bool) -> dict[str, Any]:
             raise BadInput(f"--best is for run folders, and '{target}' is not one; leave it out")
         return {"model": {"name": target}}
     store = RunStore.open(folder)
-    config = store.config()
+    config = _stored_config(store) if own_env else store.config()
     model = {**config.get("model", {}), "name": str(find_checkpoint(store.checkpoints, best=best)[0] / MODEL)}
     return {**config, "model": model}
 
@@ -376,8 +383,9 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
         free = ", ".join(f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys)
         raise ConfigError(f"--resume continues with the run's own settings; only --steps, and --set of {free}, may be given with it")
     store = RunStore.open(out)
-    before = load(RunSettings, out / "config.yaml")
-    settings = load(RunSettings, out / "config.yaml", given) if given else before
+    stored = _stored_config(store)
+    before = validate(RunSettings, stored)
+    settings = validate(RunSettings, merge(stored, given)) if given else before
     if settings.steps < before.steps:
         raise BadInput(
             f"the run has {before.steps} steps and cannot be cut to {settings.steps}; give at least {before.steps}, or no --steps"
@@ -385,6 +393,32 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
     if settings != before:
         store.replace_config(dump_yaml(settings))
     return store, settings
+
+
+def _stored_config(store: RunStore) -> dict[str, Any]:
+    """The settings of a run as it was made: one of tether 0.1 goes on with the wording and the strict reading of that version.
+
+    A run's record states every option of its environments, so an option that is missing there is younger than the run.
+    """
+    config = store.config()
+    environments = [config.get("env"), *config.get("also", [])]
+    younger = [_keep_former_wording(env) for env in environments if isinstance(env, dict) and "name" in env]
+    if any(younger):
+        _LOG.warning(
+            "this run was made by tether %s: it keeps the instructions of that version (instructions=plain, lenient=false)", store.version
+        )
+    return config
+
+
+def _keep_former_wording(env: dict[str, Any]) -> bool:
+    """Put the former values of options that the record does not have into an environment's options; whether there were any."""
+    known = env_factory(env["name"]).options
+    options = env.get("options") or {}
+    missing = {
+        key: value for key, value in FORMER_WORDING.items() if known is not None and key in known.model_fields and key not in options
+    }
+    env["options"] = {**options, **missing}
+    return bool(missing)
 
 
 def _is_free(section: str, value: Any) -> bool:

@@ -49,7 +49,7 @@ def evaluate(sampler: Sampler, num_prompts: int, sampling: Sampling, *, samples:
 
 def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
     summary = rollout_summary(groups, mixed=mixed)
-    names = ("success", "reward_mean", "turns", "response_tokens", "format_valid", "errors")
+    names = ("success", "reward_mean", "turns", "response_tokens", "format_valid", "lenient", "errors")
     played = [group for group in groups if group.trajectories]  # a prompt whose every episode errored says nothing about the policy
     low, high = wilson_interval(sum(sum(group.successes) / len(group.successes) for group in played), len(played))
     if not played:  # nothing was measured: a rate of 0 would look like a collapsed policy

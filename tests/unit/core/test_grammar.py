@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.core.grammar import FORMAT_RULE, ParsedResponse, match_actions, parse_response, split_actions
+from tether.core.grammar import FORMAT_RULE, ActionsRead, ParsedResponse, match_actions, parse_response, read_actions, split_actions
 
 NAMES = ["Up", "Down", "Left", "Right"]
 
@@ -89,3 +89,108 @@ def test_split_actions(answer: str, expected: list[str]) -> None:
 )
 def test_match_actions(answer: str, found: list[int], clean: bool) -> None:
     assert match_actions(answer, NAMES) == (found, clean)
+
+
+@pytest.mark.parametrize(
+    ("answer", "indices"),
+    [
+        # Another separator, or none.
+        ("Up, Left", (0, 2)),
+        ("Up,Left", (0, 2)),
+        ("up left", (0, 2)),
+        ("Up Left", (0, 2)),
+        ("Up | Left", (0, 2)),
+        ("Up; Left", (0, 2)),
+        ("Up\nLeft", (0, 2)),
+        ("Up -> Left", (0, 2)),
+        ("Up --> Left", (0, 2)),
+        ("Up => Left", (0, 2)),
+        ("Up → Left", (0, 2)),
+        ("Up & Left", (0, 2)),
+        ("Up + Left", (0, 2)),
+        ("Up - Left", (0, 2)),
+        ("Up || Left, Down", (0, 2, 1)),
+        # Words that change nothing.
+        ("Up and Left", (0, 2)),
+        ("Up, and then Left", (0, 2)),
+        ("Move up, then left.", (0, 2)),
+        ("Go up. Move to the left.", (0, 2)),
+        ("Push Right", (3,)),
+        ("Actions: Up, Left", (0, 2)),
+        # Lists.
+        ("1. Up 2. Left", (0, 2)),
+        ("1) Up\n2) Left", (0, 2)),
+        ("(1) Up (2) Left", (0, 2)),
+        ("Step 1: Up, Step 2: Left", (0, 2)),
+        ("- Up\n- Left", (0, 2)),
+        ("• Up\n• Left", (0, 2)),
+        # Quotes, brackets, emphasis, punctuation at the end.
+        ('"Up" || "Left"', (0, 2)),
+        ("“Up”, ‘Left’", (0, 2)),
+        ("[Up, Left]", (0, 2)),
+        ("(Up)", (0,)),
+        ("<Up>", (0,)),
+        ("**Up**", (0,)),
+        ("`Up`", (0,)),
+        ("Up.", (0,)),
+        ("Up!", (0,)),
+    ],
+)
+def test_the_lenient_reading_takes(answer: str, indices: tuple[int, ...]) -> None:
+    assert read_actions(answer, NAMES, lenient=True) == ActionsRead(indices, valid=True, lenient=True)
+    assert not read_actions(answer, NAMES, lenient=False).valid
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        # What is meant is not certain.
+        "not Left",
+        "don't go up",
+        "Left or Up",
+        "Left/Up",
+        "up-left",
+        "Up?",
+        "Left 2",
+        "2 Left",
+        "1 Up 2 Left",
+        "Up x2",
+        "Up twice",
+        "Left, but first Up",
+        "Up after Left",
+        "2. Up 1. Left",
+        "Up 2. Left",
+        "1. Up Left",
+        "1. Up 2.",
+        "1.5 Up",
+        "(1, 2)",
+        # Other words.
+        "I go Up",
+        "The answer is Up",
+        "Up Left jump",
+        "Upward",
+        "UpLeft",
+        "Wait",
+        # No action.
+        "",
+        "...",
+        "1.",
+        "go",
+        "then",
+    ],
+)
+def test_the_lenient_reading_refuses(answer: str) -> None:
+    strict = read_actions(answer, NAMES, lenient=False)
+    assert not strict.valid
+    assert read_actions(answer, NAMES, lenient=True) == strict
+
+
+def test_an_answer_that_is_not_read_leniently_keeps_its_known_actions() -> None:
+    assert read_actions("Up || jump || Down", NAMES, lenient=True) == ActionsRead((0, 1), valid=False, lenient=False)
+
+
+def test_names_of_several_words_are_read_whole() -> None:
+    names = ["Up", "Pick up", "Go"]
+    assert read_actions("pick  UP, up", names, lenient=True).indices == (1, 0)
+    assert read_actions("go, up", names, lenient=True).indices == (2, 0)  # the name of an action is no filler
+    assert not read_actions("Puſh", ["Push"], lenient=True).valid  # a long s: equal without regard to case, but not by `lower`

@@ -53,7 +53,8 @@ def test_surplus_actions_are_cut_without_a_word() -> None:
         ("|| Right ||", ["Right"], True),
         ("Right || Jump", ["Right"], False),
         ("Jump || Right", ["Right"], False),
-        ("Right Down", [], False),
+        ("Right Down", ["Right", "Down"], True),
+        ("Right or Down", [], False),
         ("", [], False),
         ("||", [], False),
     ],
@@ -63,6 +64,14 @@ def test_answers_are_matched_by_name(answer: str, executed: list[str], valid: bo
     env.reset(0)
     step = env.step(answer)
     assert (step.info["executed"], step.info["valid"]) == (executed, valid)
+    assert step.info["lenient"] is (answer == "Right Down")
+
+
+def test_the_strict_reading_is_an_option() -> None:
+    env = open_lake(lenient=False)
+    env.reset(0)
+    step = env.step("Right Down")
+    assert (step.info["executed"], step.info["valid"], step.info["lenient"]) == ([], False, False)
 
 
 def test_answer_without_action_costs_a_turn_and_warns() -> None:
@@ -130,8 +139,8 @@ def test_every_mode_shows_and_explains_what_it_should(name: str, mode: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_instructions_are_short_and_end_with_the_format(name: str) -> None:
-    env = make_env(name)
+def test_plain_instructions_are_short_and_end_with_the_format(name: str) -> None:
+    env = make_env(name, instructions="plain")
     assert len(env.instructions.split()) <= 75
     assert env.instructions.endswith(FORMAT_RULE)
     assert "Give up to 2 per turn, separated by ||." in env.instructions

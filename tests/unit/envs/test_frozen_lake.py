@@ -25,7 +25,7 @@ def test_reaching_the_goal_pays_one() -> None:
     step = env.step("Right || Down")
     assert (step.reward, step.done, step.success) == (1.0, True, True)
     assert step.observation.text == "Solved.\n__\nO√"
-    assert step.info == {"valid": True, "truncated": False, "executed": ["Right", "Down"], "player": (1, 1), "slips": 0}
+    assert step.info == {"valid": True, "truncated": False, "executed": ["Right", "Down"], "lenient": False, "player": (1, 1), "slips": 0}
 
 
 def test_a_hole_ends_the_episode_with_nothing() -> None:

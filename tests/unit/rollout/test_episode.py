@@ -92,6 +92,15 @@ def test_a_whole_episode(chat: Any) -> None:
     assert [chat.decode(turn.reasoning_ids) for turn in trajectory.turns] == [" Go right. ", " Hm ", " Go right. "]
 
 
+def test_a_turn_that_was_read_leniently(chat: Any) -> None:
+    """The environment says so; a turn that is not valid never counts as read leniently."""
+    for text, lenient in ((GOOD, True), (" Hm </think> <answer> Left </answer>", False)):
+        episode = Episode(Counter(info={"lenient": True}), chat, SEEDS, RULES)
+        episode.begin()
+        episode.receive(_completion(chat, text))
+        assert episode.trajectory.turns[0].lenient is lenient
+
+
 @pytest.mark.parametrize(
     ("text", "answer", "reasoning"),
     [

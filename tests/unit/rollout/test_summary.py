@@ -21,7 +21,7 @@ def _trajectory(turns: list[Turn], stop: StopReason = StopReason.FAILURE, group:
 
 
 def _groups() -> list[Group]:
-    solved = _trajectory([_turn((1,), (2, 3), span=(0, 1), reward=1.0, valid=True)], StopReason.SUCCESS)
+    solved = _trajectory([_turn((1,), (2, 3), span=(0, 1), reward=1.0, valid=True, lenient=True)], StopReason.SUCCESS)
     penalised = _trajectory(
         [_turn((1,), (2, 3, 4, 5), span=(0, 3), reward=0.5, valid=True), _turn((1,), (2,), penalty=-0.1, overlong=-0.2)],
         StopReason.TURN_LIMIT,
@@ -49,6 +49,7 @@ def test_rollout_summary_by_hand() -> None:
             "response_tokens_max": 4,
             "reasoning_tokens": 2.0,
             "format_valid": 6 / 7,
+            "lenient": 1 / 7,
             "overlong": 1 / 7,
             "tokens_sampled": 15,
             "turn_limit": 1 / 6,

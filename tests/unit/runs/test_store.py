@@ -126,7 +126,7 @@ def test_trajectory_record_holds_every_field(store: RunStore) -> None:
         "error": None, "measures": {"steps": 3.0}, "kept": False,
         "turns": [{
             "observation": "P _\n_ G", "response": " go </think> <answer> Up </answer>", "reasoning_span": [0, 1], "reward": 1.0,
-            "penalty": -0.1, "overlong": -0.25, "valid": True, "finish": "stop_text", "fresh": True, "context_ids": [1, 2], "response_ids": [5, 6],
+            "penalty": -0.1, "overlong": -0.25, "valid": True, "lenient": False, "finish": "stop_text", "fresh": True, "context_ids": [1, 2], "response_ids": [5, 6],
             "logprobs": [-0.123457, -2.0],
         }],
     }  # fmt: skip

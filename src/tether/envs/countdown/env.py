@@ -10,10 +10,14 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from tether.core.enums import Split
 from tether.envs.base import Outcome, TextEnv, TurnOptions
+from tether.envs.countdown import prompt
 from tether.envs.countdown.expression import ExpressionResult, Use, check_answer
 from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load
+from tether.envs.countdown.prompt import puzzle_text
 from tether.envs.dataset import BadRows
+from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[ExpressionResult], float]
 """From the result of the answer that ends the episode to its reward."""
@@ -33,24 +37,6 @@ class TargetReward:
         if result.solved:
             return self.solved
         return self.missed if result.legal else self.refused
-
-
-_HOW_OFTEN = {
-    "at_most_once": "Use each number at most once; you need not use them all.",
-    "exactly_once": "Use every number exactly once.",
-}
-
-
-def rules(use: Use) -> str:
-    return (
-        "Write an arithmetic expression that equals the target. "
-        f"{_HOW_OFTEN[use]} Allowed are + - * / and parentheses; division is exact. "
-        "Answer with the expression alone, such as (3 + 5) * 2, without an equals sign."
-    )
-
-
-def puzzle_text(puzzle: Puzzle) -> str:
-    return f"Target: {puzzle.target}, nums: {list(puzzle.numbers)}"
 
 
 def reply(result: ExpressionResult, puzzle: Puzzle, *, over: bool) -> str:
@@ -137,7 +123,22 @@ class Countdown(TextEnv[CountdownOptions]):
 
     @property
     def task(self) -> str:
-        return rules(self.options.use)
+        return prompt.task(self.options.use)
+
+    @property
+    def example(self) -> Example:
+        return self.other_example([example for puzzle in prompt.EXAMPLE_PUZZLES if (example := prompt.worked(puzzle, self.options.use))])
+
+    @property
+    def refused(self) -> str:
+        return prompt.refused(self.options.use)
+
+    @property
+    def paper(self) -> str:
+        return prompt.paper(self.options.use)
+
+    def worked_examples(self, count: int) -> list[Example]:
+        return draw_examples(count, lambda seed: prompt.worked(self._make(seed, Split.TRAIN), self.options.use))
 
     def opening(self) -> str:
         return puzzle_text(self.puzzle)

@@ -6,6 +6,7 @@ up in a table (up to `TABLED` numbers) or searched for in turn. Negative values 
 where one occurs, the same expression with the terms of a difference exchanged does without it.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
@@ -17,6 +18,9 @@ TABLED = 3
 """Sets of up to so many numbers are listed in full; four numbers make some thousand values, five a hundred thousand."""
 
 _Table = dict[Fraction, str]
+
+_INNERMOST = re.compile(r"\(([\d/]+) ([-+*/]) ([\d/]+)\)")
+_SINGLE = re.compile(r"([\d/]+) ([-+*/]) ([\d/]+)")
 
 
 def solve(target: int, numbers: Sequence[int], use: Use = "at_most_once") -> str | None:
@@ -100,3 +104,18 @@ def _missing(value: Fraction, target: Fraction) -> Iterator[tuple[Fraction, str]
         yield target * value, "({1} / {0})"
         if target:
             yield value / target, "({0} / {1})"
+
+
+def sums(expression: str) -> list[str]:
+    """The steps of an expression in full parentheses, innermost first.
+
+    >>> sums("1 + ((5 * 6) - 7)")
+    ['5 * 6 = 30', '30 - 7 = 23', '1 + 23 = 24']
+    """
+    steps = []
+    while (step := _INNERMOST.search(expression) or _SINGLE.fullmatch(expression)) is not None:
+        left, right = Fraction(step[1]), Fraction(step[3])
+        value = {"+": left + right, "-": left - right, "*": left * right, "/": left / right if right else left}[step[2]]
+        steps.append(f"{left} {step[2]} {right} = {value}")
+        expression = f"{expression[: step.start()]}{value}{expression[step.end() :]}"
+    return steps

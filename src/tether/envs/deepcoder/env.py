@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from tether.core.enums import Split
 from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
-from tether.envs.deepcoder import render
+from tether.envs.deepcoder import prompt, render
 from tether.envs.deepcoder.assemble import assemble, extract
 from tether.envs.deepcoder.dataset import LEVELS, builtin_pool, load_pool
 from tether.envs.deepcoder.grade import FractionPassed, Reward, SuiteResult, grade, reject
@@ -25,6 +25,7 @@ from tether.envs.deepcoder.problem import Problem
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import Limits, ProgramRunner
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
+from tether.envs.wording import Example
 
 Generator = Callable[[int, Split], Problem]
 
@@ -128,7 +129,22 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
 
     @property
     def task(self) -> str:
-        return render.rules(self.max_turns)
+        return prompt.task(self.max_turns)
+
+    @property
+    def example(self) -> Example:
+        return prompt.EXAMPLE
+
+    @property
+    def refused(self) -> str:
+        return prompt.REFUSED
+
+    @property
+    def paper(self) -> str:
+        return prompt.paper(self.max_turns)
+
+    def worked_examples(self, count: int) -> tuple[Example, ...]:
+        return prompt.WORKED
 
     def opening(self) -> str:
         return render.opening(self.problem)

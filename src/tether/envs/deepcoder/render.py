@@ -29,16 +29,6 @@ _WORDS = {
 }
 
 
-def rules(max_turns: int) -> str:
-    """The task, for the system message."""
-    task = (
-        "Solve the programming problem in Python 3 with its standard library. "
-        "Inside the answer give one whole program in a ```python code fence; it is run on public and hidden tests."
-    )
-    again = " A program that fails is told how, and you may answer again with another one."
-    return f"{task}{again}" if max_turns > 1 else task
-
-
 def opening(problem: Problem) -> str:
     """The first observation: the statement, the starter code, what form the program has, examples."""
     parts = [problem.statement]

@@ -18,10 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from tether.core.enums import Split
 from tether.core.errors import MissingDependency
 from tether.envs.base import ActionEnv, ActionOptions
-from tether.envs.frozen_lake import render
+from tether.envs.frozen_lake import prompt, render
 from tether.envs.frozen_lake.generator import Generator, Lake, RandomLake
+from tether.envs.frozen_lake.solver import ACTIONS
+from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[str], float]
 """From the letter of the tile reached (S, F, H or G) to its reward."""
@@ -86,7 +89,7 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     """Reach the goal over slippery ice."""
 
     name = "frozen_lake"
-    actions = ("Left", "Down", "Right", "Up")
+    actions = ACTIONS
     Options = FrozenLakeOptions
     metrics = ("slips",)
 
@@ -129,21 +132,29 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
         return self.lake.fingerprint
 
     def state_text(self) -> str:
-        if self.options.observation == "coordinates":
-            return render.coordinate_text(self.lake, self.player)
-        grid = render.grid_text(self.lake, self.player)
-        if self.options.observation == "grid_coordinates":
-            return f"Coordinates:\n{render.coordinate_text(self.lake, self.player)}\nGrid Map:\n{grid}"
-        return grid
+        return render.state_text(self.lake, self.player, self.options.observation)
 
     def state_image(self) -> npt.NDArray[np.uint8]:
         return render.image(self.lake, self.player)
 
     @property
     def task(self) -> str:
-        task = "Walk over the frozen lake to the goal; a hole ends the game."
-        return f"{task} The ice is slippery: a step may go sideways." if self.options.slip > 0 else task
+        return prompt.task(self.options.slip)
 
     @property
     def symbols(self) -> str:
-        return render.LEGEND
+        return prompt.LEGEND
+
+    @property
+    def example(self) -> Example:
+        return self.other_example([self._worked_example(lake) for lake in prompt.EXAMPLE_LAKES])
+
+    @property
+    def paper(self) -> str:
+        return prompt.paper(self.options.slip, self.max_turns * self.options.actions_per_turn)
+
+    def worked_examples(self, count: int) -> list[Example]:
+        return draw_examples(count, lambda seed: self._worked_example(self._make(seed, Split.TRAIN)))
+
+    def _worked_example(self, lake: Lake) -> Example:
+        return prompt.worked(lake, self.options.observation, self.options.actions_per_turn)

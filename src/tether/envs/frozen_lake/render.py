@@ -6,13 +6,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from tether.envs.base import ObservationMode
 from tether.envs.frozen_lake.generator import Lake
 from tether.envs.grid_image import Sprite, draw_grid
 
 SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
 PLAYER_SYMBOLS = {"S": "P", "F": "P", "H": "X", "G": "√"}
-LEGEND = "P you, _ ice, O hole, G goal"
-"""What an agent is told; X (you in a hole) and √ (you on the goal) only occur once the episode is over."""
 
 _SPRITES: dict[str, tuple[Sprite, ...]] = {
     "_": ("ice",),
@@ -53,6 +52,14 @@ def coordinate_text(lake: Lake, player: int) -> str:
     if holes:
         lines.append(f"Holes: {_places(holes, lake.size)}")
     return "\n".join(lines)
+
+
+def state_text(lake: Lake, player: int, mode: ObservationMode) -> str:
+    """The state in a mode; the picture's place is taken by the grid."""
+    if mode == "coordinates":
+        return coordinate_text(lake, player)
+    grid = grid_text(lake, player)
+    return f"Coordinates:\n{coordinate_text(lake, player)}\nGrid Map:\n{grid}" if mode == "grid_coordinates" else grid
 
 
 def image(lake: Lake, player: int) -> npt.NDArray[np.uint8]:

@@ -13,10 +13,12 @@ from pydantic import Field, model_validator
 
 from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
+from tether.envs.metamathqa import prompt
 from tether.envs.metamathqa.answers.compare import Match, same
 from tether.envs.metamathqa.answers.symbolic import NUM_WORKERS
 from tether.envs.metamathqa.dataset import load
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
+from tether.envs.wording import Example
 
 Reward = Callable[[bool, int], float]
 """From whether an attempt was right, and its number counted from 0, to its reward."""
@@ -37,13 +39,6 @@ CORRECT = "Correct!"
 INCORRECT = "Incorrect."
 THINK_AGAIN = "Incorrect. Please think again."
 NO_ANSWER = "No answer was given. Please answer the question."
-
-
-def task(attempts: int) -> str:
-    tries = f" You have {attempts} attempts; the reward halves with every one you use." if attempts > 1 else ""
-    return (
-        f"Solve the mathematics problem. Answer with the result alone: a number such as 72, 3/4 or 2.5, or an expression in LaTeX.{tries}"
-    )
 
 
 def question_text(problem: Problem) -> str:
@@ -137,7 +132,22 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
 
     @property
     def task(self) -> str:
-        return task(self.options.attempts)
+        return prompt.task(self.options.attempts)
+
+    @property
+    def example(self) -> Example:
+        return prompt.EXAMPLE
+
+    @property
+    def refused(self) -> str:
+        return prompt.REFUSED
+
+    @property
+    def paper(self) -> str:
+        return prompt.paper(self.options.attempts)
+
+    def worked_examples(self, count: int) -> tuple[Example, ...]:
+        return prompt.WORKED
 
     def opening(self) -> str:
         return question_text(self.problem)

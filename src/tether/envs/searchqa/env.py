@@ -14,12 +14,14 @@ from pydantic import Field, field_validator, model_validator
 from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.remote.wire import checked_token
-from tether.envs.searchqa import render
+from tether.envs.searchqa import prompt, render
 from tether.envs.searchqa.client import TOKEN_VARIABLE, Api, RemoteRetriever, Retriever
 from tether.envs.searchqa.corpus import readable
 from tether.envs.searchqa.dataset import Generator, Question, local_sources, questions_alone
-from tether.envs.searchqa.render import ActionFormat, parse
+from tether.envs.searchqa.prompt import ActionFormat
+from tether.envs.searchqa.render import parse
 from tether.envs.searchqa.reward import AnswerReward, Grade, Reward, grade
+from tether.envs.wording import Example
 
 
 class SearchQAOptions(TurnOptions):
@@ -164,12 +166,27 @@ class SearchQA(TextEnv[SearchQAOptions]):
         return ("search", "answer") if self.options.format == "tags" else ("answer",)
 
     @property
-    def instructions(self) -> str:
-        return f"{self.task}\n{render.TAGS_RULE}" if self.options.format == "tags" else super().instructions
+    def task(self) -> str:
+        return prompt.task(self.options.format, self.options.top_k, self.options.search_cost)
 
     @property
-    def task(self) -> str:
-        return render.task(self.options.format, self.options.top_k, self.options.search_cost)
+    def format_rule(self) -> str:
+        return prompt.TAGS_RULE if self.options.format == "tags" else super().format_rule
+
+    @property
+    def example(self) -> Example:
+        return prompt.example(self.options.format)
+
+    @property
+    def refused(self) -> str:
+        return prompt.refused(self.options.format)
+
+    @property
+    def paper(self) -> str:
+        return prompt.paper(self.options.format, self.options.top_k, self.options.search_cost)
+
+    def worked_examples(self, count: int) -> list[Example]:
+        return prompt.worked(self.options.format)
 
     def opening(self) -> str:
         return f"Question: {self.question.text}"

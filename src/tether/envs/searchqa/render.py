@@ -1,4 +1,4 @@
-"""The two formats of actions, and the texts for the agent: the rules, the results of a search, and why an answer was no action.
+"""The two formats of actions, and the replies to them: the results of a search, and why an answer was no action.
 
 brackets: `search[query]` and `finish[answer]`, from the first bracket to the last, so that either may contain brackets.
 tags: `<search> query </search>` and `<answer> answer </answer>` as in Search-R1; the first complete tag decides.
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tether.envs.searchqa.corpus import Document
-
-ActionFormat = Literal["brackets", "tags"]
+from tether.envs.searchqa.prompt import WAYS, ActionFormat
 
 _BRACKETS = re.compile(r"\s*(search|finish)\s*\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)
 _TAGS = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
@@ -35,29 +34,8 @@ def parse(answer: str, format: ActionFormat) -> SearchAction | None:
     return SearchAction("search" if match.group(1).lower() == "search" else "finish", text)
 
 
-TAGS_RULE = (
-    "Always reply as: <think> your thoughts </think> and then either <search> your query </search> or <answer> your answer </answer>"
-)
-
-_WAYS = {
-    "brackets": ("search[your query]", "finish[your answer]"),
-    "tags": ("<search> your query </search>", "<answer> your answer </answer>"),
-}
-
-
-def task(format: ActionFormat, top_k: int, search_cost: float) -> str:
-    search, finish = _WAYS[format]
-    shown = "the best document" if top_k == 1 else f"the {top_k} best documents"
-    cost = f" The first search is free, each further one costs {search_cost:g} of the reward." if search_cost else ""
-    return (
-        "Answer the question with the help of a search engine. "
-        f"Each turn do one of two things: {search} shows {shown} for a query; {finish} ends the game. "
-        f"Give the bare answer: a name, a date, a number, yes or no.{cost}"
-    )
-
-
 def invalid(format: ActionFormat) -> str:
-    search, finish = _WAYS[format]
+    search, finish = WAYS[format]
     return f"That was neither a search nor an answer. To search, write {search}; to answer, write {finish}."
 
 

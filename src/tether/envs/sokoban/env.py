@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
+from tether.core.enums import Split
 from tether.envs.base import ActionEnv, ActionOptions
-from tether.envs.sokoban import render
+from tether.envs.sokoban import prompt, render
 from tether.envs.sokoban.generator import Generator, ReversePlay
 from tether.envs.sokoban.levels import FileLevels, Level
 from tether.envs.sokoban.solver import ACTIONS
+from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[int, int, bool], float]
 """From the boxes on targets before and after the action, and whether the level is solved now, to the reward."""
@@ -152,24 +154,32 @@ class Sokoban(ActionEnv[SokobanOptions]):
         return self.level.fingerprint
 
     def state_text(self) -> str:
-        where = self.level, self.boxes, self.player
-        if self.options.observation == "coordinates":
-            return render.coordinate_text(*where, walls=True)
-        grid = render.grid_text(*where)
-        if self.options.observation == "grid_coordinates":
-            return f"Coordinates:\n{render.coordinate_text(*where, walls=False)}\nGrid Map:\n{grid}"
-        return grid
+        return render.state_text(self.level, self.boxes, self.player, self.options.observation)
 
     def state_image(self) -> npt.NDArray[np.uint8]:
         return render.image(self.level, self.boxes, self.player)
 
     @property
     def task(self) -> str:
-        return "Push every box onto a target. You cannot pull, and cannot push two boxes at once or a box into a wall."
+        return prompt.TASK
 
     @property
     def symbols(self) -> str:
-        return render.LEGEND
+        return prompt.LEGEND
+
+    @property
+    def example(self) -> Example:
+        return self.other_example([example for level in prompt.EXAMPLE_LEVELS if (example := self._worked_example(level))])
+
+    @property
+    def paper(self) -> str:
+        return prompt.paper(self.max_turns * self.options.actions_per_turn)
+
+    def worked_examples(self, count: int) -> list[Example]:
+        return draw_examples(count, lambda seed: self._worked_example(self._make(seed, Split.TRAIN)))
+
+    def _worked_example(self, level: Level) -> Example | None:
+        return prompt.worked(level, self.options.observation, self.options.actions_per_turn)
 
 
 def _generator(options: SokobanOptions) -> Generator:

@@ -3,10 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
+from tether.envs.base import ObservationMode
 from tether.envs.grid_image import Sprite, draw_grid
 from tether.envs.sokoban.levels import Level, bits, border
-
-LEGEND = "# wall, _ floor, O target, X box, √ box on target, P you, S you on a target"
 
 _SPRITES: dict[str, tuple[Sprite, ...]] = {
     "#": ("wall",),
@@ -50,6 +49,16 @@ def coordinate_text(level: Level, boxes: int, player: int, walls: bool) -> str:
     ]
     size = f"Board size: {level.height} rows x {level.width} cols (zero-indexed)."
     return "\n".join([size, *(f"{what}: {_places(cells, level.width)}" for what, cells in lines if cells)])
+
+
+def state_text(level: Level, boxes: int, player: int, mode: ObservationMode) -> str:
+    """The position in a mode; the picture's place is taken by the grid. Without a grid, the coordinates list the inner walls too."""
+    if mode == "coordinates":
+        return coordinate_text(level, boxes, player, walls=True)
+    grid = grid_text(level, boxes, player)
+    if mode == "grid_coordinates":
+        return f"Coordinates:\n{coordinate_text(level, boxes, player, walls=False)}\nGrid Map:\n{grid}"
+    return grid
 
 
 def image(level: Level, boxes: int, player: int) -> npt.NDArray[np.uint8]:

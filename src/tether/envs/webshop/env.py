@@ -12,12 +12,13 @@ from pydantic import Field
 
 from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.dataset import BadRows, Pool
-from tether.envs.webshop import pages
+from tether.envs.webshop import pages, prompt
 from tether.envs.webshop.dataset import GoalKind, load_catalogue, load_goals
 from tether.envs.webshop.goals import Generator, Goal, synthetic_goals
 from tether.envs.webshop.nouns import NounTest, noun_test
 from tether.envs.webshop.products import Catalogue, Product
 from tether.envs.webshop.reward import Reward, binary, graded, score_purchase
+from tether.envs.wording import Example
 
 NOTHING_DONE = "That action is not available on this page; nothing has changed."
 
@@ -28,12 +29,6 @@ _PLACES: dict[str, pages.PageName] = {
     "attributes": "attributes",
 }
 _ACTION = re.compile(r"(.+)\[(.+)\]")
-_TASK = (
-    "You are in a web shop. Buy the product that the instruction asks for: the right kind of product, with the attributes, the options "
-    "and the price it names. You are paid for the share of this that you meet.\n"
-    "Give one action per turn. search[keywords] searches the shop, from any page. click[...] clicks a button, a product code or an option "
-    "value of the page you see; the available ones are listed under it. Choose the options before click[buy now], which ends the episode."
-)
 
 
 class WebShopOptions(TurnOptions):
@@ -178,4 +173,19 @@ class WebShop(TextEnv[WebShopOptions]):
 
     @property
     def task(self) -> str:
-        return _TASK
+        return prompt.TASK
+
+    @property
+    def example(self) -> Example:
+        return prompt.EXAMPLE
+
+    @property
+    def refused(self) -> str:
+        return prompt.REFUSED
+
+    @property
+    def paper(self) -> str:
+        return prompt.PAPER
+
+    def worked_examples(self, count: int) -> tuple[Example, ...]:
+        return prompt.WORKED

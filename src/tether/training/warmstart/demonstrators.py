@@ -7,9 +7,6 @@ opposite directions; they take back the first step with the second; they name no
 """
 
 import random
-import re
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,7 +15,9 @@ from pydantic import Field
 from tether.core.config import Settings
 from tether.core.protocols import Env
 from tether.envs.countdown.env import Countdown
+from tether.envs.countdown.solver import sums
 from tether.envs.frozen_lake.env import FrozenLake
+from tether.envs.frozen_lake.solver import shortest_walk
 from tether.envs.sokoban.env import Sokoban
 from tether.envs.sokoban.levels import bits
 from tether.envs.sokoban.solver import solve
@@ -26,8 +25,6 @@ from tether.envs.sokoban.solver import solve
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
 HABITS = ("Let me think about the next step", "I just try a way and see", "This is hard, so I take a guess")
 """What an expert says when it does not look at the task."""
-_INNERMOST = re.compile(r"\((\d+) ([-+*/]) (\d+)\)")
-_SINGLE = re.compile(r"(\d+) ([-+*/]) (\d+)")
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -92,7 +89,7 @@ def _frozen_lake(env: FrozenLake, rng: random.Random) -> tuple[str, list[str], l
     size = env.lake.size
     goal = env.lake.tiles.index("G")
     place = _place(rng, [f"I am at {_cell(env.player, size)}", f"goal at {_cell(goal, size)}"])
-    return place, _direction(env.player, goal, size), _walk(env.lake.tiles, size, env.player, goal)[:2]
+    return place, _direction(env.player, goal, size), shortest_walk(env.lake.tiles, size, env.player, goal)[:2]
 
 
 def _sokoban(env: Sokoban, rng: random.Random) -> tuple[str, list[str], list[str]]:
@@ -113,21 +110,6 @@ def _countdown(env: Countdown, rng: random.Random, weaknesses: Weaknesses) -> Th
     return Thought(f"I want {puzzle.target}. {'. '.join(sums(puzzle.solution))}.", puzzle.solution)
 
 
-def sums(expression: str) -> list[str]:
-    """The steps of an expression in full parentheses, innermost first.
-
-    >>> sums("1 + ((5 * 6) - 7)")
-    ['5 * 6 = 30', '30 - 7 = 23', '1 + 23 = 24']
-    """
-    steps = []
-    while (step := _INNERMOST.search(expression) or _SINGLE.fullmatch(expression)) is not None:
-        left, right = int(step[1]), int(step[3])
-        value = {"+": left + right, "-": left - right, "*": left * right, "/": left // max(1, right)}[step[2]]
-        steps.append(f"{left} {step[2]} {right} = {value}")
-        expression = f"{expression[: step.start()]}{value}{expression[step.end() :]}"
-    return steps
-
-
 def _place(rng: random.Random, things: list[str]) -> str:
     """Where things are, in any order."""
     text = ", ".join(rng.sample(things, len(things)))
@@ -144,23 +126,3 @@ def _direction(start: int, end: int, width: int) -> list[str]:
     down, right = end // width - start // width, end % width - start % width
     words = ["Down" if down > 0 else "Up"] * bool(down) + ["Right" if right > 0 else "Left"] * bool(right)
     return words
-
-
-def _walk(tiles: str, size: int, start: int, goal: int) -> list[str]:
-    """Shortest way over the ice, by breadth-first search."""
-    moves: dict[str, Callable[[int, int], int | None]] = {
-        "Left": lambda row, column: row * size + column - 1 if column else None,
-        "Down": lambda row, column: (row + 1) * size + column if row + 1 < size else None,
-        "Right": lambda row, column: row * size + column + 1 if column + 1 < size else None,
-        "Up": lambda row, column: (row - 1) * size + column if row else None,
-    }
-    ways: dict[int, list[str]] = {start: []}
-    queue = deque([start])
-    while queue and goal not in ways:
-        cell = queue.popleft()
-        for word, move in moves.items():
-            after = move(*divmod(cell, size))
-            if after is not None and after not in ways and tiles[after] != "H":
-                ways[after] = [*ways[cell], word]
-                queue.append(after)
-    return ways[goal]

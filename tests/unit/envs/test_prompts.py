@@ -1,0 +1,276 @@
+"""Instructions: the presets, the example and the worked examples of every built-in environment, and a file in their place."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tether import VectorEnv, make_env
+from tether.core.enums import Split
+from tether.core.errors import BadInput, TetherError, UnknownName
+from tether.core.grammar import ANSWER_TAGS, FORMAT_RULE, parse_response
+from tether.envs.base import ActionEnv, Outcome, TextEnv, TurnEnv, TurnOptions
+from tether.envs.countdown.expression import check_answer
+from tether.envs.countdown.generator import Puzzle
+from tether.envs.frozen_lake.generator import Lake
+from tether.envs.frozen_lake.solver import shortest_walk
+from tether.envs.registry import ENVIRONMENTS
+from tether.envs.sokoban.solver import solve
+from tether.envs.splits import split_of
+from tether.envs.wording import Example, draw_examples, replacement, way
+
+ROOT = Path(__file__).parents[3]
+NAMES = ["countdown", "deepcoder", "frozen_lake", "metamathqa", "searchqa", "sokoban", "webshop"]
+GENERATED = ["frozen_lake", "sokoban", "countdown"]
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in NAMES),
+    *((name, {"observation": mode}) for name in ("frozen_lake", "sokoban") for mode in ("coordinates", "grid_coordinates", "image")),
+    *((name, {"actions_per_turn": 1}) for name in ("frozen_lake", "sokoban")),
+    ("frozen_lake", {"slip": 0.0}),
+    ("countdown", {"use": "exactly_once"}),
+    ("metamathqa", {"attempts": 3}),
+    ("searchqa", {"format": "tags"}),
+    ("deepcoder", {"max_turns": 2}),
+]
+
+
+def made(name: str, **options: Any) -> TurnEnv[Any]:
+    env = make_env(name, **options)
+    assert isinstance(env, TurnEnv)
+    return env
+
+
+def test_all_built_in_environments_are_here() -> None:
+    assert set(NAMES) <= set(ENVIRONMENTS.names())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"), json.loads((ROOT / "tests/fixtures/plain_instructions.json").read_text(encoding="utf-8"))
+)
+def test_plain_is_the_wording_of_tether_0_1(name: str, options: dict[str, Any], text: str) -> None:
+    """The fixture was written by that version."""
+    assert made(name, **options, instructions="plain").instructions == text
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_the_example_is_a_reply_in_the_expected_form(name: str, options: dict[str, Any]) -> None:
+    env = made(name, **options)
+    assert env.example is not None
+    assert env.example.reply in env.instructions and env.example.state in env.instructions and env.refused in env.instructions
+    tags = getattr(env, "reply_tags", ANSWER_TAGS)
+    parsed = parse_response(env.example.reply.removeprefix("<think>"), tags)
+    assert parsed.reasoning == env.example.reasoning
+    if tags == ANSWER_TAGS:
+        assert parsed.answer == env.example.answer
+    if isinstance(env, ActionEnv):
+        env.reset(0)
+        assert env.example is not None
+        step = env.step(env.example.answer)
+        assert step.info["valid"] and not step.info["lenient"]
+        assert len(step.info["executed"]) <= env.options.actions_per_turn
+        assert ("||" in env.instructions) == (env.options.actions_per_turn > 1)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_papers_frame(name: str, options: dict[str, Any]) -> None:
+    text = made(name, **options, instructions="paper").instructions
+    assert text.startswith("You're a helpful assistant. ")
+    assert "<think>" in text and "</think>" in text and "<answer>" in text
+    if name in ("frozen_lake", "sokoban"):
+        budget = 5 * options.get("actions_per_turn", 2)
+        assert f'You can make up to {budget} actions, separated by the action separator " || "' in text
+        assert "The meaning of each symbol in the state is:" in text
+
+
+def test_the_example_is_never_about_the_instance_being_asked() -> None:
+    from tether.envs.countdown.env import Countdown
+    from tether.envs.countdown.prompt import EXAMPLE_PUZZLES
+    from tether.envs.frozen_lake.env import FrozenLake
+    from tether.envs.frozen_lake.prompt import EXAMPLE_LAKES
+    from tether.envs.sokoban.env import Sokoban
+    from tether.envs.sokoban.prompt import EXAMPLE_LEVELS
+
+    envs: list[tuple[Any, Any]] = [
+        *((lake, FrozenLake(generator=lambda seed, split, lake=lake: lake)) for lake in EXAMPLE_LAKES),
+        *((level, Sokoban(generator=lambda seed, split, level=level: level)) for level in EXAMPLE_LEVELS),
+        *((puzzle, Countdown(generator=lambda seed, split, puzzle=puzzle: puzzle)) for puzzle in EXAMPLE_PUZZLES),
+    ]
+    for instance, env in envs:
+        env.reset(0)
+        assert env.example.instance != instance.fingerprint == env.instance
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("preset", ["example", "plain", "paper"])
+def test_worked_examples_follow_the_instructions(name: str, preset: str) -> None:
+    without, with_three = made(name, instructions=preset), made(name, instructions=preset, examples=3)
+    without.reset(4)
+    with_three.reset(4)
+    text = with_three.instructions
+    assert text.startswith(without.instructions) and re.findall(r"^Example (\d):$", text, re.MULTILINE) == ["1", "2", "3"]
+    assert text == with_three.instructions == made(name, instructions=preset, examples=3).instructions  # also before any reset
+    assert with_three.example is None or with_three.example.reply not in text.removeprefix(without.instructions)
+    for example in with_three.worked_examples(3):
+        assert parse_response(example.reply.removeprefix("<think>")).answer == example.answer
+
+
+def test_worked_examples_of_the_lake_are_first_steps_of_a_shortest_walk() -> None:
+    for example in made("frozen_lake").worked_examples(5):
+        assert example.instance is not None and split_of(example.instance) is Split.TRAIN
+        lake = Lake(example.instance)
+        walk = shortest_walk(lake.tiles, lake.size, lake.tiles.index("S"), lake.tiles.index("G"))
+        assert example.answer.split(" || ") == walk[:2]
+
+
+def test_worked_examples_of_sokoban_begin_a_shortest_solution() -> None:
+    from tether.envs.sokoban.env import Sokoban
+
+    env = Sokoban()
+    for example in env.worked_examples(5):
+        assert example.instance is not None and split_of(example.instance) is Split.TRAIN
+        level = next(
+            level for seed in range(10**6) if (level := env._make(_example_seed(seed), Split.TRAIN)).fingerprint == example.instance
+        )
+        played = Sokoban(generator=lambda seed, split, level=level: level)  # type: ignore[misc]
+        played.reset(0)
+        best = len(solve(level) or [])
+        played.step(example.answer)
+        assert len(solve(played.position()) or []) == best - len(example.answer.split(" || "))
+
+
+def _example_seed(number: int) -> int:
+    from tether.core.seeding import derive_seed
+
+    return derive_seed("worked example", number)
+
+
+@pytest.mark.parametrize("use", ["at_most_once", "exactly_once"])
+def test_worked_examples_of_countdown_solve_their_puzzle(use: Any) -> None:
+    for example in made("countdown", use=use).worked_examples(5):
+        target, numbers = re.fullmatch(r"Target: (\d+), nums: \[(.*)\]", example.state).groups()  # type: ignore[union-attr]
+        puzzle = Puzzle(int(target), tuple(map(int, numbers.split(", "))))
+        assert split_of(puzzle.fingerprint) is Split.TRAIN and puzzle.fingerprint == example.instance
+        assert check_answer(example.answer, puzzle, use).solved
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_worked_example_about_the_instance_asked_gives_way_to_another(name: str) -> None:
+    env = made(name, examples=2)
+    first, second, spare = env.worked_examples(2)
+    asked = next(seed for number in range(100) if env.reset(seed := _example_seed(number)) and env.instance == first.instance)
+    env.reset(asked)
+    assert first.state not in env.instructions.rpartition("Example 1:")[2]
+    assert second.reply in env.instructions and spare.reply in env.instructions
+
+
+def test_more_examples_than_there_are() -> None:
+    with pytest.raises(BadInput, match=r"^webshop: examples=4, but there are 3 worked examples; use at most 3$"):
+        make_env("webshop", examples=4)
+    custom = Echo(TurnOptions(examples=1))
+    with pytest.raises(BadInput, match="echo: examples=1, but there are 0 worked examples"):
+        _ = custom.instructions
+
+
+def test_draws_of_one_instance_count_once_and_missing_ones_not_at_all() -> None:
+    seeds: list[int] = []
+
+    def make(seed: int) -> Example | None:
+        seeds.append(seed)
+        return None if len(seeds) % 2 else Example("s", "r", "a", instance=str(len(seeds) // 6))
+
+    assert [example.instance for example in draw_examples(1, make)] == ["0", "1"]
+    assert len(set(seeds)) == len(seeds) == 6
+
+
+# --- a file ---
+
+
+def test_a_file_takes_the_place_of_the_instructions(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("Go to G.\nReply <think> ... </think> <answer> Up </answer>\n", encoding="utf-8")
+    assert made("frozen_lake", instructions=str(path)).instructions == "Go to G.\nReply <think> ... </think> <answer> Up </answer>"
+    assert made("frozen_lake", instructions=str(path), examples=1).instructions.startswith(
+        "Go to G.\nReply <think> ... </think> <answer> Up </answer>\n\nExample 1:"
+    )
+    with VectorEnv("frozen_lake", 1, options={"instructions": str(path)}) as vector:
+        assert vector.members[0].instructions.startswith("Go to G.")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kind", "message"),
+    [
+        ("exmaple", UnknownName, "sokoban: unknown instructions 'exmaple', and no such file: did you mean 'example'"),
+        (
+            "missing.txt",
+            BadInput,
+            "sokoban: instructions='missing.txt' does not exist; give the path of a text file, or one of example, plain, paper",
+        ),
+        (".", BadInput, "sokoban: instructions='.' is a folder"),
+    ],
+)
+def test_a_wrong_name_is_one_clear_line(chosen: str, kind: type[TetherError], message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)) as raised:
+        make_env("sokoban", instructions=chosen)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_must_hold_text(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b" \n")
+    with pytest.raises(BadInput, match=r"has 0 characters; give a text of 1 to 100000"):
+        replacement("env", str(path), ("example",))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match="is not UTF-8 text"):
+        replacement("env", str(path), ("example",))
+
+
+# --- environments of one's own ---
+
+
+class Echo(TextEnv[TurnOptions]):
+    name = "echo"
+    Options = TurnOptions
+    task = "Say it again."
+
+    def generate(self, seed: int) -> None:
+        self.word = str(seed)
+
+    def opening(self) -> str:
+        return self.word
+
+    def take(self, answer: str) -> Outcome:
+        return Outcome("", float(answer == self.word), done=True, success=answer == self.word)
+
+
+class EchoWithExample(Echo):
+    example = Example("42", "The word is 42.", "42")
+    refused = "Nothing but the word is accepted."
+
+
+def test_a_custom_environment_without_an_example_says_the_format() -> None:
+    assert Echo(TurnOptions()).instructions == f"Say it again.\n{FORMAT_RULE}"
+    with pytest.raises(UnknownName, match="unknown instructions 'paper', and no such file"):
+        Echo(TurnOptions(instructions="paper"))
+
+
+def test_a_custom_environment_with_an_example_shows_it() -> None:
+    env = EchoWithExample(TurnOptions())
+    assert env.instructions.startswith("Say it again.\n")
+    assert "<think> The word is 42. </think> <answer> 42 </answer>" in env.instructions
+    assert env.instructions.endswith("Nothing but the word is accepted.")
+    assert EchoWithExample(TurnOptions(instructions="plain")).instructions == f"Say it again.\n{FORMAT_RULE}"
+
+
+def test_distances_in_words() -> None:
+    assert (way(2, -1), way(-1, 0), way(0, 3), way(0, 0)) == ("2 down, 1 left", "1 up", "3 right", "here")
+
+
+# --- the pages ---
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_shows_the_wording(name: str) -> None:
+    page = (ROOT / "docs/environments" / f"{name}.md").read_text(encoding="utf-8")
+    assert " ".join(made(name).instructions.split()) in " ".join(page.split())

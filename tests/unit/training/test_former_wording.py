@@ -1,0 +1,48 @@
+"""Runs of tether 0.1, which had neither presets nor a lenient reading, go on as they were made."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tether.runs.store import RunStore
+from tether.training.api import evaluation_settings, open_run
+
+RUN = Path(__file__).parents[2] / "fixtures" / "run_of_0_1" / "run"
+LINE = "this run was made by tether 0.1.0: it keeps the instructions of that version (instructions=plain, lenient=false)"
+
+
+@pytest.fixture
+def old_run(tmp_path: Path) -> Path:
+    shutil.copytree(RUN, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_resumed_run_keeps_its_wording_and_says_so(old_run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, settings = open_run(old_run, None, {}, resume=True, smoke=False)
+    assert (settings.env.options["instructions"], settings.env.options["lenient"]) == ("plain", False)
+    assert caplog.text.count(LINE) == 1
+    assert "instructions" not in RunStore.open(old_run).config()["env"]["options"]  # nothing was changed, nothing is written
+
+
+def test_with_more_steps_the_record_states_the_wording(old_run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    open_run(old_run, None, {"steps": 9}, resume=True, smoke=False)
+    assert RunStore.open(old_run).config()["env"]["options"]["instructions"] == "plain"
+    caplog.clear()
+    open_run(old_run, None, {}, resume=True, smoke=False)
+    assert LINE not in caplog.text
+
+
+def test_an_evaluation_of_the_run_plays_its_wording(old_run: Path) -> None:
+    options = evaluation_settings(str(old_run), None, False, {}).env.options
+    assert (options["instructions"], options["lenient"]) == ("plain", False)
+    other = evaluation_settings(str(old_run), "countdown", False, {}).env.options
+    assert "instructions" not in other
+
+
+def test_an_option_that_the_record_states_is_kept(old_run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = old_run / "config.yaml"
+    path.write_text(path.read_text().replace("max_turns: 5", "max_turns: 5\n    instructions: paper\n    lenient: true", 1))
+    _, settings = open_run(old_run, None, {}, resume=True, smoke=False)
+    assert (settings.env.options["instructions"], settings.env.options["lenient"]) == ("paper", True)
+    assert LINE not in caplog.text
