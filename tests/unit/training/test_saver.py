@@ -203,7 +203,9 @@ def test_a_write_that_fails_ends_the_run(
         return real(folder, step, *rest)
 
     monkeypatch.setattr(saver, "save_checkpoint", fail)
-    trainer = _trainer(tmp_path / "run", _AfterStep(lambda: futures.wait(trainer.saver._writer._jobs)), steps=steps, evaluation={"every": 1})
+    trainer = _trainer(
+        tmp_path / "run", _AfterStep(lambda: futures.wait(trainer.saver._writer._jobs)), steps=steps, evaluation={"every": 1}
+    )
     with pytest.raises(CheckpointError, match=f"of step {failing}: No space left"):
         trainer.run()
     assert trainer.store.finished is None

@@ -527,6 +527,7 @@ def test_what_the_callbacks_are_told(tmp_path: Path, tiny: Any, monkeypatch: pyt
     assert callback.notes == ["memory is short", *trainer.policy.report().lines()]
     assert callback.notes[1].startswith("partly slow path (gpt2, float32 on cpu): decoder generic, ")
     assert callback.notes[2].startswith("decoder is slow (generic): ")
+
     def shown(timings: Mapping[str, Any]) -> dict[str, Any]:
         """Without what the last checkpoint took after the last step."""
         seconds = {stage: value for stage, value in timings["seconds"].items() if stage != "checkpoint"}
