@@ -123,5 +123,5 @@ class RunState:
         }
         self.store.computed_on(machine)
         self.saver.prepare(self.learner.saved_sizes())
-        for note in (*(self.parts.plan.notes if self.parts.plan else ()), *report.lines()):
+        for note in (*(self.parts.plan.notes if self.parts.plan else ()), *report.lines(), *self.sampler.chat.notes):
             self.callbacks.on_note(note)
