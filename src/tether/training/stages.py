@@ -185,7 +185,6 @@ class Stages:
         regime = None if health.regime is None else str(health.regime)
         return StepRecord(step, dict(metrics), regime, notes, [alarm.to_json() for alarm in health.alarms])
 
-
     def _replies(self, step: int, sampled: SampledBatch) -> list[str]:
         settings = self._settings
         note = replies_note(
