@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -98,6 +99,21 @@ def half_saved(owner: Any, name: str, path_of: Callable[..., Path], nth: int = 1
     return _replacing(owner, name, lambda *args, **kwargs: True, nth, act)
 
 
+def a_step_later(name: str, path_of: Callable[..., Path], step: int) -> Callable[[], None]:
+    """Die when half of a checkpoint's file is on the disk and the run, which trains on meanwhile, has recorded a later step."""
+
+    def act(real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        os.truncate(path_of(*args), path_of(*args).stat().st_size // 2)
+        threading.Event().wait()  # the run's own thread dies for both
+
+    def install() -> None:
+        _replacing(checkpoint, name, lambda *args, **kwargs: True, 1, act)()
+        after(RunStore, "append", lambda store, record: record.step == step)()
+
+    return install
+
+
 def _replacing(owner: Any, name: str, when: Callable[..., bool], nth: int, act: Callable[..., None]) -> Callable[[], None]:
     def install() -> None:
         real, calls = getattr(owner, name), itertools.count(1)
@@ -130,6 +146,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "half the record of step 1": half_written(METRICS, nth=2),
     "half the weights": half_saved(checkpoint, "write_model", lambda folder, *_: next(folder.glob("*.safetensors"))),
     "half the state": half_saved(torch, "save", lambda state, path: path),
+    "half the weights, a step later": a_step_later("write_model", lambda folder, *_: next(folder.glob("*.safetensors")), step=2),
     "before the checkpoint is in place": before(Path, "rename", _to_step),
     "after the checkpoint is in place": after(Path, "rename", _to_step),
     "half the trajectories of step 2": half_written(TRAJECTORIES),

@@ -21,7 +21,7 @@ from tether.runs.store import RunStore
 from tether.training.checkpoint import keep_best, save_checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_many.py"
-NUM_POINTS = 12
+NUM_POINTS = 13
 
 
 @pytest.mark.slow

@@ -3,16 +3,31 @@
 A conversation is built by appending: the first prompt is rendered through the tokenizer's chat template; later, only the text
 between the end of the model's response and the start of its next one (end of turn, the user's message, the opening of the
 assistant's turn) is rendered and tokenized. Every prompt ends with the opening think tag, so a response begins with the reasoning.
+
+Templates differ, and what a template does is found out by rendering it:
+- One that has a reasoning mode (Qwen3's enable_thinking) is rendered with the mode on.
+- One that opens the think tag itself (DeepSeek-R1) is left alone; where it writes a think block that is closed already, the closing is cut off.
+- A tokenizer without a template gets a plain one, and keeps it: a model is exported with the template that it was trained with.
+`ChatFormat.notes` says in words which of these holds. Reasoning of earlier turns stays in the conversation, also where a template would leave it
+out: a conversation is only ever appended to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from tether.core.errors import BadInput
-from tether.core.grammar import THINK_OPEN
+from tether.core.grammar import THINK_CLOSE, THINK_OPEN
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '' }}\n\n{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
+)
+"""For models without a chat template: "System: ...", "User: ..." and "Assistant: ...", the last with the end-of-turn token behind it."""
+REASONING_MODES = ("enable_thinking", "thinking")
+"""The arguments by which templates switch reasoning on: of Qwen3 and most others, and of DeepSeek-V3.1."""
 
 _RESPONSE = "\u27e6response\u27e7"
 """Stands for the model's response while a template is rendered; what follows it is what has to be appended."""
@@ -23,18 +38,43 @@ class ChatFormat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int] = ()) -> None:
         """`end_of_turn_ids`: every token that ends a response, `Policy.end_of_turn_ids`; the tokenizer's own always does."""
-        if not tokenizer.chat_template:
-            raise BadInput(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template; use an instruction-tuned model")
         if tokenizer.eos_token_id is None:
             raise BadInput(f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-turn token; use an instruction-tuned model")
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = PLAIN_TEMPLATE
         self._tokenizer = tokenizer
         self.end_of_turn = int(tokenizer.eos_token_id)
         self.end_of_turn_ids = frozenset((self.end_of_turn, *end_of_turn_ids))
         self._system_role = self._accepts_system_role()
+        self._modes = {name: True for name in REASONING_MODES if self._knows(name)}
+        self.notes = tuple(self._describe())
+        """What is worth knowing about the template before the first prompt; empty for one that knows nothing of reasoning."""
+
+    def _knows(self, name: str) -> bool:
+        """Whether an argument changes what the template renders."""
+        messages = self._opening("s", "u")
+        return self._rendered(messages, **{name: True}) != self._rendered(messages, **{name: False})
+
+    def _describe(self) -> Iterator[str]:
+        prompt = self._rendered(self._opening("s", "u"), **self._modes).rstrip()
+        if self._tokenizer.chat_template == PLAIN_TEMPLATE:
+            yield (
+                "the model has no chat template: prompts are plain lines that begin with System:, User: and Assistant:; "
+                "an instruction-tuned model follows them better, or teach this one the form first with tether sft"
+            )
+        if self._modes:
+            yield (
+                f"the chat template has a reasoning mode ({', '.join(self._modes)}): it is on, and every prompt ends with one opening think tag; "
+                "a model trained to reason at length may need a larger rollout.max_tokens"
+            )
+        if prompt.endswith(THINK_OPEN):
+            yield "the chat template opens the think tag itself: prompts end with that one, and none is added"
+        elif prompt.endswith(THINK_CLOSE):
+            yield "the chat template ends prompts with a think block that is closed already: the closing tag is cut off, so that the model reasons"
 
     def _accepts_system_role(self) -> bool:
         try:
-            self._render([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
+            self._rendered([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
         except TemplateError:  # some templates refuse the role; its text then goes in front of the first message
             return False
         return True
@@ -78,9 +118,18 @@ class ChatFormat:
         return [{"role": "user", "content": f"{system}\n\n{user}"}]
 
     def _render(self, messages: list[dict[str, str]]) -> str:
-        rendered: Any = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        text = str(rendered)
+        """A prompt that ends with one opening think tag, whatever the template does about reasoning."""
+        text = self._rendered(messages, **self._modes)
+        if text.rstrip().endswith(THINK_CLOSE):
+            text = text.rstrip().removesuffix(THINK_CLOSE)
+            if text.rstrip().endswith(THINK_OPEN):  # the block was empty: what stands between its tags goes too
+                text = text.rstrip()
         return text if text.rstrip().endswith(THINK_OPEN) else text + THINK_OPEN
+
+    def _rendered(self, messages: list[dict[str, str]], **arguments: bool) -> str:
+        """What the template makes of messages."""
+        rendered: Any = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
+        return str(rendered)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a text, nothing added."""

@@ -59,6 +59,8 @@ class StepTimings:
     """Bytes of a card that torch held at the end and no tensor used."""
     engine: dict[str, float] = field(default_factory=dict)
     """What the engine counted in the rollout."""
+    background: dict[str, float] = field(default_factory=dict)
+    """Seconds of work beside the stages that ended in this step: `checkpoint` is the writing of one, while training went on."""
 
     def to_json(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -110,6 +110,10 @@ class Learner:
             "nonfinite_streak": self.nonfinite_streak,
         }
 
+    def saved_sizes(self) -> list[int]:
+        """Bytes of each storage that a checkpoint holds, the small ones aside."""
+        return [size for optimizer in self._optimizers.values() for size in optimizer.saved_sizes()]
+
     def restore(self, state: dict[str, object]) -> None:
         """Take back what `state` gave; a KeyError or ValueError says that it is of another learner."""
         optimizers, critic, streak = state["optimizers"], state["critic"], state["nonfinite_streak"]

@@ -38,16 +38,22 @@ class Trainer(RunState):
                     self.train_step(self.step + 1)
                 if reason is not None:
                     self._stop_early(reason)
+                self._finish_saving()
             except KeyboardInterrupt:
                 if self.whole:
                     self.save()
+                self.finish_saving()  # a second Ctrl-C does not wait
                 raise
             except OutOfMemory as error:
                 raise OutOfMemory(f"{error}; nothing already written is lost: {self.how_to_resume()}") from error
+            except Exception:
+                self.saver.close()
+                raise
         self.store.finish(f"stopped early after step {self.step}: {reason}" if reason else f"all {self.settings.steps} steps done")
 
     def train_step(self, step: int) -> None:
         """One pass through the data flow; each line is a stage."""
+        self.saver.check()  # a checkpoint that could not be written ends the run
         self.timer.begin()
         keep, earlier = self.alarm_actions.keep, self.alarm_actions.counting(self.records)
         sampled = self.stages.sample(step, keep, earlier)  # groups of trajectories, and what the filter kept of them
@@ -70,6 +76,13 @@ class Trainer(RunState):
                 record = hook.on_step(self, record)
         else:
             self.best.on_step(self, record)
+
+    def _finish_saving(self) -> None:
+        """Wait for the last checkpoint. Its cost belongs to the last step, whose timings are written again."""
+        self.finish_saving()
+        if seconds := self.saver.take_seconds():
+            self.timer.count_background("checkpoint", seconds)
+            self.store.append_timings(self.step, self.timer.timings().to_json())
 
     def _stop_reason(self) -> str | None:
         if self.step == self.settings.steps:

@@ -68,6 +68,8 @@ class MemoryPlan:
     cache: int
     """What the engine's cache should get."""
     notes: list[str]
+    background: bool = True
+    """Whether there is room for a copy that a checkpoint is written from while training goes on."""
 
     @property
     def total(self) -> int:

@@ -94,6 +94,11 @@ class FP32MasterAdamW:
         gradients = sum(master.nbytes for master in self._masters if master.grad is None)
         return gradients + sum(2 * master.nbytes for master in self._masters if master not in self._adam.state)
 
+    def saved_sizes(self) -> list[int]:
+        """Bytes of each storage that a checkpoint holds once moments exist: master weights and two moments of each."""
+        storages = {master.untyped_storage().data_ptr(): master.untyped_storage().nbytes() for master in self._masters}
+        return [*storages.values(), *(master.nbytes for master in self._masters for _ in range(2))]
+
     def state_dict(self) -> dict[str, Any]:
         """What resuming needs: Adam's moments, and the master weights of parameters in half precision."""
         return {"adam": self._adam.state_dict(), "masters": [master.detach() for _, master in self._rounded]}

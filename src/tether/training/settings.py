@@ -259,6 +259,8 @@ class EarlyStopSettings(Settings):
     """In how many evaluations in a row."""
     empty_steps: Annotated[int, Field(ge=0)] = 5
     """Stop after so many steps in a row in which the filter kept nothing; 0 turns the rule off."""
+    invalid_steps: Annotated[int, Field(ge=0)] = 3
+    """Stop after so many steps in a row in which no reply was valid; 0 turns the rule off."""
     nonfinite_updates: Annotated[int, Field(ge=0)] = 10
     """Stop after so many updates in a row whose gradient was not finite; 0 turns the rule off."""
 

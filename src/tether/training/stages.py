@@ -27,6 +27,7 @@ from tether.training.build import Parts
 from tether.training.callbacks import Callback
 from tether.training.learner import Rates
 from tether.training.optim import learning_rate
+from tether.training.replies import replies_note
 from tether.training.settings import RunSettings
 from tether.training.throughput import StepTimer, release_unused_memory
 
@@ -179,10 +180,21 @@ class Stages:
         metrics.put("update", update)
         for section, values in health.metrics.items():
             metrics.put(section, values)
-        notes = [*self._parts.sampler.take_notes(), *health.notes, *_remarks(sampled, update)]
+        notes = [*self._parts.sampler.take_notes(), *health.notes, *_remarks(sampled, update), *self._replies(step, sampled)]
         notes += [alarm.sentence() for alarm in health.new_alarms]
         regime = None if health.regime is None else str(health.regime)
         return StepRecord(step, dict(metrics), regime, notes, [alarm.to_json() for alarm in health.alarms])
+
+    def _replies(self, step: int, sampled: SampledBatch) -> list[str]:
+        settings = self._settings
+        note = replies_note(
+            sampled.groups,
+            first=step == 1,
+            env=settings.env.name,
+            model=settings.model.name,
+            max_tokens=settings.rollout.max_tokens,
+        )
+        return [note] if note else []
 
 
 def _remarks(sampled: SampledBatch, update: Mapping[str, float]) -> list[str]:

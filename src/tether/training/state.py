@@ -6,20 +6,20 @@ complete step and everything else that training changes.
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from tether.core.errors import OutOfMemory
 from tether.core.seeding import seed_everything
 from tether.core.types import Group
 from tether.models.hardware import device_name
-from tether.runs.checkpoints import checkpoint_name, newest_checkpoint
+from tether.runs.checkpoints import newest_checkpoint
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
 from tether.training.build import build
 from tether.training.callbacks import Callback, CallbackList
-from tether.training.checkpoint import restore, save_checkpoint, sweep
+from tether.training.checkpoint import restore, sweep
 from tether.training.hooks.alarms import AlarmActions
 from tether.training.interrupts import Interrupts
+from tether.training.saver import CheckpointSaver
 from tether.training.settings import RunSettings
 from tether.training.throughput import StepTimer
 
@@ -40,6 +40,10 @@ class RunState:
             self.parts.monitor,
         )
         self.timer = StepTimer(self.policy.module, self.learner.critic)
+        plan = self.parts.plan
+        self.saver = CheckpointSaver(
+            store.checkpoints, self.policy, settings.checkpoint.keep, self.callbacks, background=plan is None or plan.background
+        )
         self.alarm_actions = AlarmActions(settings)
         self.interrupts = Interrupts()
         self.step = 0
@@ -53,14 +57,20 @@ class RunState:
         """The records of all complete steps, in order."""
         self.monitor.replay((record.step, record.metrics) for record in self.alarm_actions.counting(self.records))
 
-    def save(self) -> Path:
-        """Write a checkpoint of the last complete step."""
-        state = {"learner": self.learner.state(), "monitor": self._monitor_state, "alarm_actions": self.alarm_actions.state()}
-        model, tokenizer = self.policy.module, self.policy.tokenizer
-        assert tokenizer is not None  # loaded with the model
-        with self.interrupts.shield(), self.learner.full_precision():
+    def save(self) -> None:
+        """Write a checkpoint of the last complete step, from a copy that is taken now; it is in its place after `finish_saving`."""
+        if self.saver.saved_step == self.step:  # a step's checkpoint holds the same, whatever asked for it
+            return
+        self.finish_saving()  # one at a time; outside the shield, which is for what must not be interrupted
+        with self.timer.stage("checkpoint"), self.interrupts.shield(), self.learner.full_precision():
             self.store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
-            return save_checkpoint(self.store.checkpoints, self.step, model, tokenizer, state, self.settings.checkpoint.keep)
+            state = {"learner": self.learner.state(), "monitor": self._monitor_state, "alarm_actions": self.alarm_actions.state()}
+            self.saver.save(self.step, state)
+
+    def finish_saving(self) -> None:
+        """Wait until every checkpoint is in its place; raises what writing one failed with."""
+        with self.timer.stage("checkpoint"):
+            self.saver.wait()
 
     def log(self, record: StepRecord, groups: Sequence[Group], kept: set[Hashable]) -> StepRecord:
         """Write down what the step did; from here on it is complete."""
@@ -95,8 +105,9 @@ class RunState:
 
     def how_to_resume(self) -> str:
         """Keep the last complete step, if the weights are still its own, and say where a resumed run begins."""
-        if self.whole and not (self.store.checkpoints / checkpoint_name(self.step)).exists():
+        if self.whole and not self.saver.has(self.step):
             self.save()
+        self.finish_saving()
         checkpoint = newest_checkpoint(self.store.checkpoints)
         return f"--resume continues from {checkpoint.name}" if checkpoint else "--resume starts from scratch, as there is no checkpoint yet"
 
@@ -111,5 +122,6 @@ class RunState:
             "fast_path": report.to_json(),
         }
         self.store.computed_on(machine)
-        for note in (*(self.parts.plan.notes if self.parts.plan else ()), *report.lines()):
+        self.saver.prepare(self.learner.saved_sizes())
+        for note in (*(self.parts.plan.notes if self.parts.plan else ()), *report.lines(), *self.sampler.chat.notes):
             self.callbacks.on_note(note)

@@ -111,6 +111,7 @@ class StepTimer:
         self._tokens: dict[str, int] = {}
         self._operations: dict[str, int] = {}
         self._engine: dict[str, float] = {}
+        self._background: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -122,6 +123,11 @@ class StepTimer:
         finally:
             self._settle()
             self._open.pop()
+
+    def count_background(self, name: str, seconds: float) -> None:
+        """Work that was done beside the stages and ended in this step."""
+        if seconds:
+            self._background[name] = self._background.get(name, 0.0) + seconds
 
     def count_engine(self, statistics: EngineStatistics) -> None:
         """Add what the engine counted in a round of the rollout."""
@@ -157,6 +163,7 @@ class StepTimer:
             peak_memory=dict(self._memory),
             unused_memory=unused_memory(self._device),
             engine=dict(self._engine),
+            background=dict(self._background),
         )
 
     def _settle(self) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -134,15 +133,6 @@ def test_a_resumed_run_keeps_its_settings(more: list[str], tmp_path: Path, capsy
     )
 
 
-def _without_a_template(folder: Path) -> str:
-    """The embedded model as a base model would come: it has no way to write a chat."""
-    from tether.models.catalog import tiny_folder
-
-    shutil.copytree(tiny_folder(), folder)
-    (folder / "chat_template.jinja").unlink()
-    return str(folder)
-
-
 def test_what_is_only_known_on_loading_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The model is not cached, or cannot hold a response: the folder made for the run is gone again, whatever was beside it stays."""
     beside = tmp_path / "runs"
@@ -151,7 +141,6 @@ def test_what_is_only_known_on_loading_leaves_nothing_behind(tmp_path: Path, cap
         [
             (["--model", "nobody/nothing-0b"], "neither cached here nor reachable"),
             (["--set", "rollout.max_tokens=5000"], "lower rollout.max_tokens"),
-            (["--model", _without_a_template(tmp_path / "bare")], "has no chat template; use an instruction-tuned model"),
             (
                 ["--algo", "ppo", "--set", "critic.model=nobody/nothing-0b"],
                 "critic.model: Hugging Face model 'nobody/nothing-0b' is neither",

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tether.core.errors import BadInput
-from tether.models.chat import ChatFormat
+from tether.models.chat import PLAIN_TEMPLATE, ChatFormat
 
 SYSTEM, SHOWN, AGAIN = "Walk to the goal.", "Turn 1 of 5.\n_P_\n_OG", "Turn 2 of 5.\n__P\n_OG"
 RESPONSE = " The goal is right. </think> <answer> Right </answer>"
@@ -80,9 +80,92 @@ def test_a_template_without_system_role_gets_the_rules_in_the_first_message(tiny
     assert other.decode(other.next_prompt("V", ())) == "<|im_end|>\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n<think>"
 
 
-def test_no_template_is_bad_input(tiny: Any) -> None:
-    with pytest.raises(BadInput, match="has no chat template; use an instruction-tuned model"):
-        ChatFormat(_with_template(tiny.tokenizer, None))
+def test_no_template_gives_plain_lines(tiny: Any) -> None:
+    tokenizer = _with_template(tiny.tokenizer, None)
+    plain = ChatFormat(tokenizer)
+    assert plain.decode(plain.first_prompt("S", "U")) == "System: S\n\nUser: U\n\nAssistant: <think>"
+    between = "<|im_end|>\n\nUser: V\n\nAssistant: <think>"
+    ended = (*plain.encode("yes"), plain.end_of_turn)
+    assert plain.decode(plain.next_prompt("V", plain.encode("yes"))) == between
+    assert plain.decode(ended + plain.next_prompt("V", ended)) == "yes" + between
+    (note,) = plain.notes
+    assert note.startswith("the model has no chat template: prompts are plain lines") and "tether sft" in note
+    assert tokenizer.chat_template == PLAIN_TEMPLATE  # saved with the model, and known again by the run that resumes it
+    assert ChatFormat(tokenizer).notes == plain.notes
+
+
+# Templates with reasoning of their own, in the shapes that models come with; only what does not bear on it was left out.
+
+QWEN3 = (
+    "{%- for message in messages %}{%- if message.role in ('system', 'user') %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- elif message.role == 'assistant' %}{%- set content = message.content %}{%- set reasoning = '' %}"
+    "{%- if '</think>' in content %}{%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
+    "{%- if loop.last %}{{- '<|im_start|>assistant\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}"
+    "{%- else %}{{- '<|im_start|>assistant\\n' + content }}{%- endif %}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
+)
+R1 = (
+    "{% set ns = namespace(system='') %}{% for message in messages %}{% if message.role == 'system' %}{% set ns.system = message.content %}"
+    "{% endif %}{% endfor %}{{ ns.system }}{% for message in messages %}{% if message.role == 'user' %}<User>{{ message.content }}"
+    "{% elif message.role == 'assistant' %}{% set content = message.content %}"
+    "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}<Assistant>{{ content }}<|im_end|>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<Assistant><think>\n{% endif %}"
+)
+V3_1 = (
+    "{% if thinking is not defined %}{% set thinking = false %}{% endif %}{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ message.content }}{% elif message.role == 'user' %}<User>{{ message.content }}"
+    "{% else %}<Assistant></think>{{ message.content }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<Assistant>{% if thinking %}<think>{% else %}</think>{% endif %}{% endif %}"
+)
+EMPTY_BLOCK = QWEN3.replace("enable_thinking is defined and enable_thinking is false", "true")
+BARE_CLOSE = V3_1.replace("{% if thinking %}<think>{% else %}</think>{% endif %}", "</think>")
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "later", "notes"),
+    [
+        (
+            QWEN3,
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>",
+            "<|im_end|>\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n<think>",
+            ["the chat template has a reasoning mode (enable_thinking): it is on"],
+        ),
+        (R1, "S<User>U<Assistant><think>\n", "<|im_end|><User>V<Assistant><think>\n", ["the chat template opens the think tag itself"]),
+        (
+            V3_1,
+            "S<User>U<Assistant><think>",
+            "<|im_end|><User>V<Assistant><think>",
+            ["the chat template has a reasoning mode (thinking): it is on", "the chat template opens the think tag itself"],
+        ),
+        (
+            EMPTY_BLOCK,
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>",
+            "<|im_end|>\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n<think>",
+            ["the chat template ends prompts with a think block that is closed already"],
+        ),
+        (
+            BARE_CLOSE,
+            "S<User>U<Assistant><think>",
+            "<|im_end|><User>V<Assistant><think>",
+            ["the chat template ends prompts with a think block that is closed already"],
+        ),
+    ],
+    ids=["Qwen3", "DeepSeek-R1", "DeepSeek-V3.1", "an empty block", "a bare closing tag"],
+)
+def test_templates_with_reasoning_of_their_own(tiny: Any, template: str, first: str, later: str, notes: list[str]) -> None:
+    """The prompt ends with exactly one opening think tag, and what was sampled before is never rendered again."""
+    other = ChatFormat(_with_template(tiny.tokenizer, template))
+    assert other.decode(other.first_prompt("S", "U")) == first
+    response = other.encode(RESPONSE)
+    assert other.decode(other.next_prompt("V", response)) == later
+    assert [note.startswith(begin) for note, begin in zip(other.notes, notes, strict=True)] == [True] * len(notes)
+
+
+def test_a_template_that_knows_nothing_of_reasoning_needs_no_word(chat: ChatFormat) -> None:
+    assert chat.notes == ()
 
 
 def test_no_end_of_turn_token_is_bad_input(tiny: Any) -> None:

@@ -89,6 +89,7 @@ class AlarmActions(Hook):
         if self._rollbacks_used_up:
             return "all rollbacks are used up, the run ends here"
         asking = [other.alarm for other in due if other.action is Action.ROLL_BACK]
+        run.finish_saving()  # which checkpoints there are must not depend on how fast the disk is
         healthy = last_healthy(run.store.checkpoints, asking, self.rolled_back)
         if healthy is None:
             return "no checkpoint from before the decline is left, continuing without; raise checkpoint.keep or lower checkpoint.every"

@@ -1,8 +1,9 @@
-"""Early stopping: the paper's two rules (appendix B.2), and two for runs in which no update happens.
+"""Early stopping: the paper's two rules (appendix B.2), and three for runs that cannot learn.
 
 - The reward variance stays below a share of its mean over the first steps: there is no signal left, only noise moves the weights.
 - Validation success stays below a floor: the policy has collapsed, or the task is out of reach.
 - The filter keeps nothing for several steps in a row: no update happens at all.
+- No reply was valid for several steps in a row: the model does not write the form of a reply, and training cannot teach it that.
 - Several updates in a row were skipped because their gradient was not finite: the policy cannot learn any more.
 
 The rules read the records of the run and nothing else, so a resumed run stops where an uninterrupted one would have.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tether.runs.schema import StepRecord
 from tether.training.hooks import Hook
+from tether.training.replies import NONE_VALID
 from tether.training.settings import EarlyStopSettings
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def stop_reason(records: Sequence[StepRecord], rules: EarlyStopSettings) -> str 
     return (
         _variance_collapsed(trained, rules)
         or _success_too_low(successes, rules)
+        or _never_valid(records, rules)
         or _nothing_kept(trained, rules)
         or _not_finite(trained, rules)
     )
@@ -56,6 +59,16 @@ def _success_too_low(successes: list[float], rules: EarlyStopSettings) -> str | 
     if len(last) < rules.success_evaluations or max(last) >= rules.success_floor:
         return None
     return f"validation success was below {rules.success_floor:.1%} in {rules.success_evaluations} evaluations in a row"
+
+
+def _never_valid(records: Sequence[StepRecord], rules: EarlyStopSettings) -> str | None:
+    """Steps in which nothing was sampled (every episode failed) say nothing about replies."""
+    played = [record for record in records if record.metrics.get("rollout/tokens_sampled")]
+    last = played[len(played) - rules.invalid_steps :] if 0 < rules.invalid_steps <= len(played) else []
+    if not last or any(record.metrics["rollout/format_valid"] > 0 for record in last):
+        return None
+    said = next((note for note in last[-1].notes if note.startswith(NONE_VALID)), "")
+    return f"no reply was valid for {rules.invalid_steps} steps in a row{said and '; in the last one '}{said}"
 
 
 def _nothing_kept(trained: list[dict[str, float]], rules: EarlyStopSettings) -> str | None:

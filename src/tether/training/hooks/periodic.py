@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 
 from tether.core.metrics import StepMetrics
 from tether.rollout.sampler import error_note
-from tether.runs.checkpoints import checkpoint_name
 from tether.runs.schema import StepRecord
-from tether.training.checkpoint import keep_best
 from tether.training.evaluate import evaluate
 from tether.training.hooks import Hook
 
@@ -21,8 +19,8 @@ class Checkpoints(Hook):
     def on_step(self, run: "Trainer", record: StepRecord) -> StepRecord:
         settings = run.settings
         if record.step and (record.step == settings.steps or record.step % settings.checkpoint.every == 0):
-            with run.stages.timed("checkpoint"):
-                run.save()
+            run.callbacks.on_stage_begin("checkpoint", 1)
+            run.save()
         return record
 
 
@@ -64,9 +62,9 @@ class BestCheckpoint(Hook):
             if 0 < other.step < record.step and "validation/success" in other.metrics
         ]
         if success > max(earlier, default=-1.0):
-            if not (run.store.checkpoints / checkpoint_name(record.step)).exists():
+            if not run.saver.has(record.step):
                 run.save()
-            keep_best(run.store.checkpoints, record.step, success)
+            run.saver.keep_best(record.step, success)
         return record
 
 
@@ -74,6 +72,7 @@ class Trackers(Hook):
     """Writes the costs of the step and notifies the callbacks. It runs last: the timings then include checkpoint and evaluation."""
 
     def on_step(self, run: "Trainer", record: StepRecord) -> StepRecord:
+        run.timer.count_background("checkpoint", run.saver.take_seconds())
         timings = run.timer.timings()
         run.store.append_timings(record.step, timings.to_json())
         run.callbacks.on_step_end(record, timings)

@@ -1,0 +1,86 @@
+"""Replies that are not valid, put into words: what is wrong with most of them, an example, and what to do about it.
+
+A model that cannot write the form of a reply learns nothing, however long it trains. So the first step's record says how many replies were
+valid, a step without any says it again, and early stopping ends a run that stays so (hooks/early_stop.py), with the words of its last step.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+
+from tether.core.enums import FinishReason
+from tether.core.grammar import THINK_CLOSE
+from tether.core.types import Group, Turn
+
+LOW = 0.1
+"""A first step with a smaller share of valid replies than this comes with advice."""
+SHOWN_CHARS = 100
+"""Of the example, its beginning and end together."""
+NONE_VALID = "none of "
+"""How the note on a step without a valid reply begins."""
+
+_COMPLETE = re.compile(rf"{THINK_CLOSE}\s*<(\w+)>.*?</\1>", re.DOTALL)
+"""Reasoning and an answer in tags of whatever name; which names an environment reads is its own affair."""
+
+
+class Fault(StrEnum):
+    """Why a reply is not valid; the first that holds."""
+
+    UNCLOSED_THINK = "never close the think tag"
+    CUT = "are cut off at rollout.max_tokens before the answer is complete"
+    NO_ANSWER = "have no complete answer tag right behind the thoughts"
+    NOT_AN_ACTION = "have an answer that is no valid action"
+
+
+def reply_fault(turn: Turn) -> Fault | None:
+    """What is wrong with a reply; None for a valid one."""
+    if turn.valid:
+        return None
+    if THINK_CLOSE not in turn.text:
+        return Fault.UNCLOSED_THINK
+    if _COMPLETE.search(turn.text):
+        return Fault.NOT_AN_ACTION
+    return Fault.CUT if turn.finish is FinishReason.LENGTH else Fault.NO_ANSWER
+
+
+def replies_note(groups: Sequence[Group], *, first: bool, env: str, model: str, max_tokens: int) -> str | None:
+    """The line on the replies of a step: of the first one always, of a later one where none was valid.
+
+    Args:
+        groups: what the step played.
+        first: whether it is the first step of the run.
+        env: the environment, for the command that helps.
+        model: the model, likewise.
+        max_tokens: the budget of a response.
+    """
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    faults = [(fault, turn) for turn in turns if (fault := reply_fault(turn)) is not None]
+    num_valid = len(turns) - len(faults)
+    if not turns or (num_valid and not first):
+        return None
+    if num_valid >= LOW * len(turns):
+        return f"{num_valid / len(turns):.0%} of {len(turns)} replies were valid"
+    fault, count = Counter(fault for fault, _ in faults).most_common(1)[0]
+    chosen = [turn for found, turn in faults if found is fault]
+    at_limit = sum(turn.finish is FinishReason.LENGTH for turn in chosen)
+    begin = NONE_VALID if not num_valid else f"only {num_valid} of "
+    limit = f" ({at_limit} at the limit of {max_tokens} tokens)" if fault is Fault.UNCLOSED_THINK and at_limit else ""
+    return (
+        f"{begin}{len(turns)} replies {'was' if num_valid < 2 else 'were'} valid: {count} {fault}{limit}, for example {_shortened(chosen[0].text)}; "
+        f"{_advice(fault, at_limit > count / 2, env, model, max_tokens)}"
+    )
+
+
+def _advice(fault: Fault, mostly_cut: bool, env: str, model: str, max_tokens: int) -> str:
+    teach = f"teach the model the form first (tether sft {env} --model {model}), or word the instructions for it (env.options.instructions)"
+    if fault is Fault.CUT or (fault is Fault.UNCLOSED_THINK and mostly_cut):
+        return f"raise rollout.max_tokens (now {max_tokens}); where that does not help, {teach}"
+    return teach
+
+
+def _shortened(text: str) -> str:
+    """A reply on one line, its middle left out where it is long."""
+    line = " ".join(text.split())
+    half = SHOWN_CHARS // 2
+    return repr(line if len(line) <= SHOWN_CHARS else f"{line[:half]} ... {line[-half:]}")
