@@ -82,7 +82,9 @@ def summary(record: dict[str, Any]) -> str:
     """What was learned, in a line."""
     held_out = {int(step): loss for step, loss in record["held_out_losses"].items()}
     best = record["best_step"]
-    words = [f"{record['demonstrations']} demonstrations, {record['steps']} steps ({record['ended']}), {record['tokens']:,} response tokens"]
+    words = [
+        f"{record['demonstrations']} demonstrations, {record['steps']} steps ({record['ended']}), {record['tokens']:,} response tokens"
+    ]
     if record["left_out"]:
         words.append(f"{record['left_out']} demonstrations were too long and left out")
     if held_out:

@@ -131,7 +131,9 @@ def check_fits(settings: TrainedModel) -> None:
     needs = _policy_needs(settings, shape, _width(settings, device))
     plan = MemoryPlan({**needs, "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"])}, available, 0, [])
     if plan.total > available:
-        advice = "take a smaller model" if trains_adapters(settings) else f"train adapters (lora.rank={SMALL_RANK}), or take a smaller model"
+        advice = (
+            "take a smaller model" if trains_adapters(settings) else f"train adapters (lora.rank={SMALL_RANK}), or take a smaller model"
+        )
         raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {advice}")
 
 

@@ -98,7 +98,9 @@ def _of_messages(messages: list[tuple[str, str]]) -> Conversation:
     rest = messages if system is None else messages[1:]
     roles = [role for role, _ in rest]
     if not roles or roles != ["user", "assistant"] * (len(roles) // 2):
-        raise ValueError(f"the roles are {', '.join(role for role, _ in messages)}; after an optional system message, user and assistant alternate")
+        raise ValueError(
+            f"the roles are {', '.join(role for role, _ in messages)}; after an optional system message, user and assistant alternate"
+        )
     texts = [text for _, text in rest]
     return Conversation(system, list(zip(texts[::2], texts[1::2], strict=True)))
 
