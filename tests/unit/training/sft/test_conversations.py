@@ -11,7 +11,9 @@ from tether.models.chat import ChatFormat
 from tether.training.sft.conversations import read_conversations, tokenized
 
 ANSWER = "<think> I look </think> <answer> Up </answer>"
-SYSTEM, USER, ASSISTANT = ({"role": role, "content": text} for role, text in (("system", "Rules."), ("user", "_P_G"), ("assistant", ANSWER)))
+SYSTEM, USER, ASSISTANT = (
+    {"role": role, "content": text} for role, text in (("system", "Rules."), ("user", "_P_G"), ("assistant", ANSWER))
+)
 
 
 def _file(tmp_path: Path, *rows: Any) -> Path:
@@ -72,7 +74,7 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, row: Any, said: str) -
 def test_files_that_hold_nothing(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds no conversation"):
         read_conversations(_file(tmp_path, ""))
-    with pytest.raises(BadInput, match="cannot read '.*': No such file"):
+    with pytest.raises(BadInput, match=r"cannot read '.*': No such file"):
         read_conversations(tmp_path / "nowhere.jsonl")
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
     with pytest.raises(BadInput, match="not UTF-8"):

@@ -148,7 +148,7 @@ def test_numbers_that_are_not_finite_end_it(small_llama: Build) -> None:
     model = small_llama()
     with torch.no_grad():
         model.lm_head.weight[0, 0] = float("nan")
-    with pytest.raises(DivergedModel, match="not finite in 10 updates in a row; lower learner.learning_rate"):
+    with pytest.raises(DivergedModel, match=r"not finite in 10 updates in a row; lower learner\.learning_rate"):
         _train(_trainer(model), 12)
 
 
