@@ -42,6 +42,7 @@ _PUBLIC = {
     "play": "tether.training.api",
     "register_env": "tether.envs.registry",
     "select_groups": "tether.algorithms.filters.select",
+    "sft": "tether.training.sft.api",
     "train": "tether.training.api",
 }
 
@@ -80,6 +81,7 @@ __all__ = [
     "play",
     "register_env",
     "select_groups",
+    "sft",
     "train",
 ]
 
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from tether.training.api import evaluate, play, train
     from tether.training.callbacks import Callback
     from tether.training.evaluate import Evaluation
+    from tether.training.sft.api import sft
 
 
 def __getattr__(name: str) -> Any:

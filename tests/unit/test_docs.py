@@ -18,11 +18,12 @@ from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
 from tether.algorithms.objective import AGGREGATIONS
 from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
-from tether.core.config import known_keys
+from tether.core.config import Settings, known_keys
 from tether.core.metrics import CATALOGUE
 from tether.envs import registry
 from tether.training.optim import SCHEDULES
 from tether.training.settings import RunSettings
+from tether.training.sft.settings import SftSettings
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "src" / "tether" / "models" / "tiny"
@@ -103,25 +104,25 @@ def test_metrics_page_is_the_catalogue() -> None:
         assert len(row) == 4 and row[2] and row[3]
 
 
-def test_configuration_page_is_the_settings() -> None:
-    rows = {row[0].strip("`"): row[1] for row in _rows(ROOT / "docs" / "configuration.md") if len(row) == 4}
-    every = known_keys(RunSettings)
+@pytest.mark.parametrize(("page", "settings"), [("configuration.md", RunSettings), ("sft.md", SftSettings)])
+def test_a_page_of_settings_is_the_settings(page: str, settings: type[Settings]) -> None:
+    rows = {row[0].strip("`"): row[1] for row in _rows(ROOT / "docs" / page) if len(row) == 4}
+    every = known_keys(settings)
     leaves = [key for key in every if not any(other.startswith(f"{key}.") for other in every)]
     assert list(rows) == leaves
     for key, default in rows.items():
-        field = _field(key)
+        field = _field(settings, key)
         if field.is_required():
             assert default == "required", key
         else:
             assert default.startswith("`") and yaml.safe_load(default.strip("`")) == field.default, key
 
 
-def _field(key: str) -> Any:
-    model: Any = RunSettings
+def _field(settings: Any, key: str) -> Any:
     *sections, leaf = key.split(".")
     for section in sections:
-        model = model.model_fields[section].annotation
-    return model.model_fields[leaf]
+        settings = settings.model_fields[section].annotation
+    return settings.model_fields[leaf]
 
 
 def test_names_that_settings_accept_are_documented() -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from tether import __version__
-from tether.cli import diagnose, doctor, envs, evaluate, export, models, play, report, serve_env, serve_search, train, warmstart
+from tether.cli import diagnose, doctor, envs, evaluate, export, models, play, report, serve_env, serve_search, sft, train, warmstart
 from tether.core.errors import TetherError, did_you_mean
 
 # Typer carries its own copy of click in newer versions, an outside one in older: take the class from what it exports.
@@ -29,6 +29,7 @@ Examples:
 """,
 )
 app.command(epilog=train.EXAMPLES)(train.train)
+app.command(epilog=sft.EXAMPLES)(sft.sft)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate_model)
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=diagnose.EXAMPLES)(diagnose.diagnose)

@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from tether.cli.sft import progress_bars
 from tether.core.config import parse_overrides, validate
 from tether.core.errors import BadInput
 
 EXAMPLES = """\b
 Examples:
   tether warmstart --out my-tiny
-  tether warmstart --out quick --set steps=50 --set episodes=500
+  tether warmstart --out quick --set skill.steps=50 --set skill.episodes=500 --set habit.steps=10 --set habit.episodes=100
   tether eval my-tiny --env frozen_lake --prompts 256
 """
 
@@ -22,7 +22,7 @@ def warmstart(
     out: Annotated[Path, typer.Option(help="Folder for the new model; must not exist yet.")],
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe, such as steps=500.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe, such as skill.steps=500.")
     ] = None,
 ) -> None:
     """Train the small embedded model from scratch, to imitate a fallible solver of the grid environments."""
@@ -32,18 +32,10 @@ def warmstart(
     console = Console()
     with console.status("loading torch"):
         from tether.models.hardware import default_device
-        from tether.training.warmstart.recipe import WarmstartSettings
-        from tether.training.warmstart.recipe import warmstart as make
+        from tether.training.sft.recipe import WarmstartSettings
+        from tether.training.sft.recipe import warmstart as make
 
     settings = validate(WarmstartSettings, overrides, what="warmstart setting")
-    columns = TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def progress(stage: str, done: int, total: int, remark: str) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, description=f"{stage} {remark}".strip())
-
+    with progress_bars(console) as progress:
         make(settings, out, device or default_device(), progress)
     console.print(f"model: {out}; try: tether eval {out} --env frozen_lake --prompts 256", highlight=False, soft_wrap=True)

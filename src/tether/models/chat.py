@@ -79,8 +79,8 @@ class ChatFormat:
             return False
         return True
 
-    def first_prompt(self, system: str, user: str) -> tuple[int, ...]:
-        """Tokens of a new conversation, up to and including the opening think tag."""
+    def first_prompt(self, system: str | None, user: str) -> tuple[int, ...]:
+        """Tokens of a new conversation, up to and including the opening think tag; None leaves the system message to the template."""
         return self.encode(self._render(self._opening(system, user)))
 
     def next_prompt(self, user: str, response_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,7 +112,9 @@ class ChatFormat:
                 high = middle - 1
         return low
 
-    def _opening(self, system: str, user: str) -> list[dict[str, str]]:
+    def _opening(self, system: str | None, user: str) -> list[dict[str, str]]:
+        if system is None:
+            return [{"role": "user", "content": user}]
         if self._system_role:
             return [{"role": "system", "content": system}, {"role": "user", "content": user}]
         return [{"role": "user", "content": f"{system}\n\n{user}"}]

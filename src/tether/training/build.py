@@ -32,7 +32,7 @@ from tether.training.checkpoint import load_checkpoint
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
 from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters
-from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings
+from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings, TrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | 
     """The parts of a run as it starts, or with the policy of a checkpoint."""
     algorithm = resolve_algorithm(settings.algorithm)
     plan = plan_memory(settings, algorithm)  # before anything is loaded
-    policy = _load_policy(settings, checkpoint)
+    policy = load_policy(settings, settings.rollout.max_context, checkpoint)
     module = policy.module
     critic = _critic(settings, policy) if algorithm.has_critic else None
     learner = Learner(
@@ -125,7 +125,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
     return customized(settings.name, settings.model_dump(exclude={"name", "reference"}, exclude_none=True))
 
 
-def compute_dtype(settings: RunSettings) -> str:
+def compute_dtype(settings: TrainedModel) -> str:
     """The precision that the model computes in."""
     on_gpu = torch.device(settings.model.device or default_device()).type == "cuda"
     return settings.model.dtype or ("bfloat16" if on_gpu else "float32")
@@ -150,7 +150,8 @@ def episode_rules(settings: RunSettings, policy: Policy | None) -> EpisodeRules:
     )
 
 
-def _load_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
+def load_policy(settings: TrainedModel, max_context: int, checkpoint: Path | None = None) -> Policy:
+    """The model that is trained, in float32, or frozen in what it computes in with adapters to train; or that of a checkpoint."""
     # Frozen weights are read as they compute: in float32 they would need more memory than the whole run.
     dtype = compute_dtype(settings) if trains_adapters(settings) else None
     if checkpoint is not None:
@@ -159,7 +160,7 @@ def _load_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
         model, tokenizer = load_model(settings.model.name, device=settings.model.device, dtype=dtype)
         if settings.lora.rank:
             add_lora(model, settings.lora.rank, settings.lora.alpha, settings.lora.targets, settings.seed)
-    return Policy(model, tokenizer, max_positions=settings.rollout.max_context)
+    return Policy(model, tokenizer, max_positions=max_context)
 
 
 def _critic(settings: RunSettings, policy: Policy) -> Critic:

@@ -5,6 +5,8 @@ Adapters are merged, weights cast, and the folder appears whole or not at all. E
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +61,19 @@ def export_checkpoint(store: RunStore, checkpoint: Path, step: int, out: Path, d
     loaded = load_checkpoint(checkpoint, "cpu")
     adapters = is_lora(loaded.model)
     model: Any = merged(loaded.model) if adapters else loaded.model
+    with new_folder(out) as draft:
+        write_model(draft, model.to(DTYPES[dtype]), loaded.tokenizer)
+        (draft / "README.md").write_text(model_card(store, step, out.name, dtype, adapters), encoding="utf-8")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A place to write a folder in, which becomes `out` at the end of the block; where anything fails, nothing is left behind."""
     unfinished: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        write_model(unfinished / out.name, model.to(DTYPES[dtype]), loaded.tokenizer)
-        (unfinished / out.name / "README.md").write_text(model_card(store, step, out.name, dtype, adapters), encoding="utf-8")
+        yield unfinished / out.name
         (unfinished / out.name).rename(out)
     except OSError as error:
         raise StorageError(

@@ -125,6 +125,11 @@ class Learner:
             optimizer.load_state_dict(optimizers[name])
         self.nonfinite_streak = streak
 
+    @property
+    def micro_tokens(self) -> int:
+        """Tokens that go through the model at once, by now."""
+        return self._budget.tokens
+
     def full_precision(self) -> AbstractContextManager[None]:
         """A context in which the policy holds its float32 weights, to be saved."""
         return self._optimizers["policy"].full_precision()
@@ -175,9 +180,9 @@ class Learner:
         weights_BT = token_weights(self._algorithm, minibatch.loss_mask_BT, minibatch.trajectory_index_B, self._max_tokens)
         value_weights_BT = token_mean(minibatch.loss_mask_BT, minibatch.trajectory_index_B, 1.0)
         for micro in self._cut(self.policy, minibatch):
-            part = _Tokens.of_micro(minibatch, micro)
+            part = MicroTokens.of_micro(minibatch, micro)
             selected = forward(self.policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
-            loss = loss_scale * (part.of(weights_BT) * self._policy_losses(selected, part, totals)).sum()
+            loss = loss_scale * (part.of(weights_BT) * self.policy_losses(selected, part, totals)).sum()
             totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved)
             if self.critic is not None and self.critic.shared:
                 values_N: Tensor = self.critic.head(selected.features_ND)
@@ -190,25 +195,25 @@ class Learner:
     def _critic_backward(self, minibatch: Batch, weights_BT: Tensor, totals: TokenTotals) -> None:
         assert self.critic is not None
         for micro in self._cut(self.critic.policy, minibatch):
-            part = _Tokens.of_micro(minibatch, micro)
+            part = MicroTokens.of_micro(minibatch, micro)
             values_N = self.critic.micro_values(minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
             (part.of(weights_BT) * self._value_losses(values_N, part, totals)).sum().backward()
 
-    def _policy_losses(self, selected: Selected, part: "_Tokens", totals: TokenTotals) -> Tensor:
-        """The loss of every token, all terms together."""
+    def policy_losses(self, selected: Selected, part: "MicroTokens", totals: TokenTotals) -> Tensor:
+        """The loss of every token, all terms together; another objective on the same engine overrides this (training/sft/trainer.py)."""
         logprobs_N, entropy_N = logprobs_and_entropy(self.policy, selected.features_ND, selected.targets_N, self._temperature)
         losses = loss_terms(self._algorithm, part.policy_tokens(logprobs_N, entropy_N))
         self._count(losses, logprobs_N, part, totals)
         return losses.total_N
 
     @staticmethod
-    def _count(losses: LossTerms, logprobs_N: Tensor, part: "_Tokens", totals: TokenTotals) -> None:
+    def _count(losses: LossTerms, logprobs_N: Tensor, part: "MicroTokens", totals: TokenTotals) -> None:
         behavior_N = part.of(part.batch.behavior_logprobs_BT)
         totals.add(**losses.metrics, mismatch=(logprobs_N - behavior_N).abs())
         totals.add_ratios(losses.policy.ratio_N)
         totals.add_mismatch_ratios(torch.exp(logprobs_N.detach() - behavior_N))
 
-    def _value_losses(self, values_N: Tensor, part: "_Tokens", totals: TokenTotals) -> Tensor:
+    def _value_losses(self, values_N: Tensor, part: "MicroTokens", totals: TokenTotals) -> Tensor:
         losses = clipped_value_loss(
             values_N, part.of(part.batch.values_BT), part.of(part.batch.returns_BT), self._critic_settings.value_clip
         )
@@ -234,7 +239,7 @@ class Learner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
+class MicroTokens:
     """The selected tokens of a micro-batch, to look up fields of its minibatch by."""
 
     batch: Batch
@@ -242,10 +247,10 @@ class _Tokens:
     """Their positions in a flattened [B, T] field."""
 
     @staticmethod
-    def of_micro(batch: Batch, micro: AnyMicroBatch) -> "_Tokens":
+    def of_micro(batch: Batch, micro: AnyMicroBatch) -> "MicroTokens":
         index_M = micro.index_M.to(batch.ids_BT.device)
         sequence_N, column_N = batch.loss_mask_BT[index_M].nonzero(as_tuple=True)
-        return _Tokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N)
+        return MicroTokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N)
 
     def policy_tokens(self, logprobs_N: Tensor, entropy_N: Tensor) -> PolicyTokens:
         """What the loss looks at, for the selected tokens."""

@@ -31,7 +31,7 @@ from tether.models.hardware import available_memory, check_device, default_devic
 from tether.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, base_name
 from tether.models.policy import Policy
 from tether.models.recompute import can_recompute, kept_bytes
-from tether.training.settings import RunSettings
+from tether.training.settings import RunSettings, TrainedModel
 
 GB, GIB = 1e9, 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2}
@@ -124,7 +124,22 @@ def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, a
     return plan
 
 
-def _policy_needs(settings: RunSettings, policy: Shape, width: int) -> dict[str, int]:
+def check_fits(settings: TrainedModel) -> None:
+    """Refuse to train a model alone, without rollouts, where weights and optimiser do not fit; nothing is loaded for that."""
+    device = torch.device(check_device(settings.model.device or default_device()))
+    available, shape = available_memory(device), shape_of(settings.model.name)
+    if available is None or shape is None:
+        return
+    needs = _policy_needs(settings, shape, _width(settings, device))
+    plan = MemoryPlan({**needs, "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"])}, available, 0, [])
+    if plan.total > available:
+        advice = (
+            "take a smaller model" if trains_adapters(settings) else f"train adapters (lora.rank={SMALL_RANK}), or take a smaller model"
+        )
+        raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {advice}")
+
+
+def _policy_needs(settings: TrainedModel, policy: Shape, width: int) -> dict[str, int]:
     adapters = _num_adapted(settings, policy)
     if adapters is not None:
         return {"weights": width * policy.parameters + 4 * adapters, "optimiser": 8 * adapters, "gradients": 4 * adapters}
@@ -176,7 +191,7 @@ def _scorer(settings: RunSettings) -> str | None:
     return name
 
 
-def _width(settings: RunSettings, device: torch.device) -> int:
+def _width(settings: TrainedModel, device: torch.device) -> int:
     return WIDTHS[settings.model.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
 
 
@@ -185,12 +200,12 @@ def _adapter_folder(name: str) -> Path | None:
     return folder if name not in EMBEDDED and (folder / ADAPTER_CONFIG).is_file() else None
 
 
-def trains_adapters(settings: RunSettings) -> bool:
+def trains_adapters(settings: TrainedModel) -> bool:
     """Whether the run trains adapters alone: new ones, or those of the model it starts from."""
     return settings.lora.rank > 0 or _adapter_folder(settings.model.name) is not None
 
 
-def _num_adapted(settings: RunSettings, policy: Shape) -> int | None:
+def _num_adapted(settings: TrainedModel, policy: Shape) -> int | None:
     """Parameters of the adapters; None where all weights are trained."""
     folder = _adapter_folder(settings.model.name)
     if folder is not None:

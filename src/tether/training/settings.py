@@ -4,7 +4,7 @@ Parsing a config imports no torch: the command line can refuse a mistake at once
 gives them; `model`-dependent ones are filled in when the settings are resolved, so a saved config never changes its meaning.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, field_validator, model_validator
 
@@ -64,6 +64,19 @@ class LoraSettings(Settings):
     """The adapters count with alpha / rank."""
     targets: str | list[str] = "all-linear"
     """Names of the layers that get an adapter."""
+
+
+class TrainedModel(Protocol):
+    """Settings that say which model is trained, and which of its weights: those of a run, or of supervised fine-tuning."""
+
+    @property
+    def model(self) -> ModelSettings: ...
+
+    @property
+    def lora(self) -> LoraSettings: ...
+
+    @property
+    def seed(self) -> int: ...
 
 
 class AlgorithmSettings(Settings):

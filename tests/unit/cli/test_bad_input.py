@@ -79,6 +79,15 @@ TRAIN = [
     (["envs", "sokobann"], "did you mean 'sokoban'"),
     (["play", "sokobann"], "did you mean 'sokoban'"),
     (["warmstart"], "--out"),
+    (["warmstart", "--out", "new", "--set", "steps=50"], "unknown warmstart setting key 'steps': did you mean 'skill.steps'"),
+    (["sft", "--out", "new"], "SOURCE"),
+    (["sft", "frozen_lake"], "--out"),
+    (["sft", "frozenlake", "--out", "new"], "unknown source 'frozenlake': did you mean 'frozen_lake'"),
+    (["sft", "deepcoder", "--out", "new"], "environment 'deepcoder' has no expert; experts play frozen_lake, sokoban, countdown"),
+    (["sft", "frozen_lake", "--out", "new", "--model", "tinny"], "unknown model 'tinny': did you mean 'tiny'"),
+    (["sft", "frozen_lake", "--out", "new", "--steps", "0"], "sft setting key 'steps': got 0"),
+    (["sft", "frozen_lake", "--out", "new", "--set", "lerner.beta1=0"], "did you mean 'learner'"),
+    (["sft", "talks.jsonl", "--out", "new"], "cannot read 'talks.jsonl': No such file or directory; check the path"),
 ]
 
 
@@ -114,7 +123,7 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_an_existing_folder_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    for verb in (["train", "frozen_lake"], ["warmstart"]):
+    for verb in (["train", "frozen_lake"], ["sft", "frozen_lake"], ["warmstart"]):
         error = _refused(capsys, [*verb, "--out", str(tmp_path)])
         assert "exists; " in error and "choose another --out" in error
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

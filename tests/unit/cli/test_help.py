@@ -10,6 +10,7 @@ import pytest
 VERBS = [
     "",
     "train",
+    "sft",
     "eval",
     "export",
     "diagnose",

@@ -99,7 +99,7 @@ def test_an_update_that_does_not_fit_leaves_a_checkpoint_to_continue_from(
     """Step 1 made two updates of one micro-batch each; nothing of step 2 fits."""
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(Learner, "_policy_losses", _failing(Learner._policy_losses, lambda call: call > 2))
+        patched.setattr(Learner, "policy_losses", _failing(Learner.policy_losses, lambda call: call > 2))
         with pytest.raises(OutOfMemory) as caught:
             run(folder)
     said = str(caught.value)
@@ -114,7 +114,7 @@ def test_weights_of_half_a_step_are_not_kept(run: Runs, straight: Path, tmp_path
     """The first update of step 2 was made, the second does not fit."""
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(Learner, "_policy_losses", _failing(Learner._policy_losses, lambda call: call > 3))
+        patched.setattr(Learner, "policy_losses", _failing(Learner.policy_losses, lambda call: call > 3))
         with pytest.raises(
             OutOfMemory, match=r"; nothing already written is lost: --resume starts from scratch, as there is no checkpoint yet$"
         ):

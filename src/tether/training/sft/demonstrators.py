@@ -1,9 +1,10 @@
-"""Fallible experts: they can read the task and reason in a sentence, but often do not, and are often wrong.
+"""Experts that play the grids and Countdown: they read the task, reason in a sentence and act. Made to fail, they show common weaknesses.
 
 A thought that is tied to its input says where things are, which way the goal lies and what to do, or which sums lead to the target. Its
-wording varies, its content depends on the task. The experts fail in ways that reward can cure, so that the good plan is always a likely
-one, but not the most likely: out of habit they say one of a few sentences that fit every task and try something at random; they mix up
-opposite directions; they take back the first step with the second; they name no action at all.
+wording varies, its content depends on the task. Without weaknesses an expert plays as well as the solvers it asks. With them it fails in ways
+that reward can cure, so that the good plan is always a likely one, but not the most likely: out of habit it says one of a few sentences that
+fit every task and tries something at random; it mixes up opposite directions; it takes back the first step with the second; it names no
+action at all.
 """
 
 import random
@@ -22,6 +23,8 @@ from tether.envs.sokoban.env import Sokoban
 from tether.envs.sokoban.levels import bits
 from tether.envs.sokoban.solver import solve
 
+EXPERTS = ("frozen_lake", "sokoban", "countdown")
+"""Environments that have an expert."""
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
 HABITS = ("Let me think about the next step", "I just try a way and see", "This is hard, so I take a guess")
 """What an expert says when it does not look at the task."""
@@ -30,15 +33,15 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class Weaknesses(Settings):
-    """How often an expert fails, and in which way."""
+    """How often an expert fails, and in which way; by default never."""
 
-    habit: Probability = 0.6
+    habit: Probability = 0.0
     """Of a thought that fits every task, followed by a try at random."""
-    confusion: Probability = 0.3
+    confusion: Probability = 0.0
     """Of mixing up opposite directions."""
-    indecision: Probability = 0.6
+    indecision: Probability = 0.0
     """Of a second step that takes back the first."""
-    sloppiness: Probability = 0.03
+    sloppiness: Probability = 0.0
     """Of an answer that names no action."""
 
 

@@ -11,11 +11,12 @@ from tether.core.grammar import parse_response, split_actions
 from tether.envs.countdown.env import Countdown
 from tether.models.chat import ChatFormat
 from tether.models.load import load_model
-from tether.training.warmstart import recipe
-from tether.training.warmstart.demonstrators import HABITS, Weaknesses, demonstrate, sums
-from tether.training.warmstart.recipe import Lesson, WarmstartSettings, play_expert, warmstart
+from tether.training.sft import recipe
+from tether.training.sft.demonstrators import HABITS, Weaknesses, demonstrate, sums
+from tether.training.sft.experts import play_expert
+from tether.training.sft.recipe import Lesson, WarmstartSettings, warmstart
 
-SURE = Weaknesses(habit=0, confusion=0, indecision=0, sloppiness=0)
+SURE = Weaknesses()
 USUAL = WarmstartSettings().skill.weaknesses
 
 

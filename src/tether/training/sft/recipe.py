@@ -1,0 +1,143 @@
+"""`tether warmstart`: from nothing to the embedded model, reproducibly; a recipe of supervised fine-tuning.
+
+1. Fallible experts play three environments (training split) and write down what they think.
+2. A tokenizer is trained on those words, a Llama-architecture model is initialised; both are seeded.
+3. The model imitates the experts. In a first, long lesson it learns to read and to plan; in a second, short one from experts that seldom do
+   so, the habit of not doing it.
+
+Nothing is held out: the lessons have a fixed length, and the loss is bounded by the experts' own randomness. Responses end with the closing
+answer tag, as in a rollout; the end of a turn is not taught. The result is a Hugging Face folder. The same settings on the same machine give
+the same weights.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, model_validator
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from tether.core.config import Settings, merge
+from tether.core.protocols import Env
+from tether.core.seeding import derive_seed, seed_everything
+from tether.envs.registry import make_env
+from tether.models.chat import ChatFormat
+from tether.models.policy import Policy
+from tether.training.sft.demonstrators import Weaknesses
+from tether.training.sft.experts import Experts, play_expert
+from tether.training.sft.settings import SftLearnerSettings
+from tether.training.sft.tokenizer import train_tokenizer
+from tether.training.sft.trainer import SupervisedTrainer
+
+TOKENIZER_EPISODES = 400
+ENVIRONMENTS = ("frozen_lake", "sokoban", "countdown", "countdown")
+"""Turn by turn; sums are harder to learn than boards, so they come twice as often."""
+LESSONS: dict[str, Any] = {
+    "skill": {
+        "weaknesses": {"habit": 0.6, "confusion": 0.3, "indecision": 0.6, "sloppiness": 0.03},
+        "steps": 3300,
+        "episodes": 50_000,
+        "learning_rate": 1.5e-3,
+    },
+    "habit": {
+        "weaknesses": {"habit": 0.7, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
+        "steps": 400,
+        "episodes": 8_000,
+        "learning_rate": 4e-4,
+    },
+}
+"""The lessons of `tiny`; what is not configured stays as here."""
+
+Positive = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0)]
+Progress = Callable[[str, int, int, str], None]
+"""Called with stage, done, total, and a short remark."""
+
+
+class Lesson(Settings):
+    """Experts to imitate, and for how long."""
+
+    weaknesses: Weaknesses
+    steps: Positive
+    episodes: Positive
+    """Demonstrated episodes of all environments; training goes round them as often as the steps need."""
+    learning_rate: Rate
+
+
+class WarmstartSettings(Settings):
+    """What `tiny` is made of."""
+
+    skill: Lesson
+    habit: Lesson
+    batch: Positive = 64
+    width: Positive = 192
+    hidden: Positive = 512
+    layers: Positive = 5
+    heads: Positive = 4
+    positions: Positive = 1024
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """A lesson that is configured in part is the lesson of `tiny` for the rest."""
+        if not isinstance(data, dict):
+            return data
+        return merge(LESSONS, {key: value.model_dump() if isinstance(value, Settings) else value for key, value in data.items()})
+
+
+def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Progress) -> None:
+    """Make the model and write it to `out`."""
+    seed_everything(derive_seed("warmstart", settings.seed))
+    envs = [make_env(name) for name in ENVIRONMENTS]
+    tokenizer = train_tokenizer(_texts(envs, settings))
+    model: Any = LlamaForCausalLM(_architecture(settings, tokenizer))  # Any: a decorator of transformers hides the signature of .to
+    model.to(device)
+    teach(Policy(model), ChatFormat(tokenizer), envs, settings, (settings.skill, settings.habit), progress)
+    model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def teach(
+    policy: Policy, chat: ChatFormat, envs: Sequence[Env], settings: WarmstartSettings, lessons: Sequence[Lesson], progress: Progress
+) -> None:
+    """Give the model one lesson after the other; no lesson repeats an episode of another."""
+    first_episode = 0
+    for number, lesson in enumerate(lessons, start=1):
+        episodes = range(first_episode, first_episode + lesson.episodes)
+        experts = Experts(envs, chat, lesson.weaknesses, end_of_turn=False, stream="warmstart")
+        demonstrations = experts.record(settings.seed, episodes, partial(progress, f"lesson {number}: episodes"))
+        seed = derive_seed("warmstart-order", settings.seed, number)
+        learner = SftLearnerSettings(update_batch=settings.batch)
+        trainer = SupervisedTrainer(policy, learner, rate=lesson.learning_rate, seed=seed, dtype=None)
+        trainer.train(demonstrations, lesson.steps, partial(progress, f"lesson {number}: training"))
+        first_episode = episodes.stop
+
+
+def _texts(envs: Sequence[Env], settings: WarmstartSettings) -> list[str]:
+    rng = random.Random(derive_seed("warmstart-words", settings.seed))
+    texts = []
+    for index in range(TOKENIZER_EPISODES):
+        env = envs[index % len(envs)]
+        texts.append(env.instructions)
+        texts += [text for exchange in play_expert(env, index, rng, settings.skill.weaknesses) for text in exchange]
+    return texts
+
+
+def _architecture(settings: WarmstartSettings, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.width,
+        intermediate_size=settings.hidden,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        max_position_embeddings=settings.positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )

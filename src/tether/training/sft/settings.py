@@ -1,0 +1,116 @@
+"""Every setting of `tether sft`, typed, with its range and its default. Nothing here imports torch: a mistake is refused at once."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from tether.core.config import Settings
+from tether.core.errors import did_you_mean
+from tether.training.settings import SCHEDULES, LearnerSettings, LoraSettings, ModelSettings, Positive
+from tether.training.sft.demonstrators import EXPERTS, Weaknesses
+
+LORA_RANK = 32
+"""Of `--lora`."""
+SMALL_MODEL = 500_000_000
+"""Parameters below which a model takes the larger of the two default learning rates."""
+
+
+class ExpertSettings(Settings):
+    """Demonstrations by experts, where the source is an environment."""
+
+    episodes: Positive = 1000
+    """Of all environments together, in turn."""
+    weaknesses: Weaknesses = Weaknesses()
+    """How often an expert fails; never by default."""
+    options: dict[str, dict[str, Any]] = {}
+    """Options of the environments, by environment."""
+
+    @field_validator("options")
+    @classmethod
+    def _of_known_environments(cls, options: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, values in options.items():
+            if name not in EXPERTS:
+                raise ValueError(f"name an environment with an expert: {did_you_mean(name, EXPERTS)}")
+            if "split" in values:
+                raise ValueError("hold a split; demonstrations always come from the training split")
+        return options
+
+
+class TrajectorySettings(Settings):
+    """Rejection sampling, where the source is a run folder."""
+
+    success_only: bool = True
+    """Only episodes that solved their task."""
+    min_reward: float | None = None
+    """Only episodes with at least this return."""
+    max_per_prompt: Positive | None = None
+    """At most so many episodes of a prompt, those with the highest return."""
+    first_step: Positive = 1
+    last_step: Positive | None = None
+    """Only episodes of these training steps, both included."""
+
+
+class SftLearnerSettings(Settings):
+    """How the demonstrations are learned; names and meanings of a run's `learner` section."""
+
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Null: 1e-4 for models of less than half a billion parameters, 2e-5 for larger ones, 2e-4 for adapters."""
+    update_batch: Positive = 16
+    """Demonstrations per optimiser update."""
+    schedule: str = "cosine"
+    """How the learning rate goes on after the warm-up."""
+    warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of the steps in which the learning rate rises to its value."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """What is left of the learning rate at the last step."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    micro_tokens: Positive = 8192
+    """Tokens per forward pass; halved where memory runs out, the update stays the same."""
+    gradient_checkpointing: bool | None = None
+    """Compute activations again in the backward pass instead of keeping them. Null: as needed."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule(cls, name: str) -> str:
+        if name not in SCHEDULES:
+            raise ValueError(f"is not a known schedule: {did_you_mean(name, SCHEDULES)}")
+        return name
+
+    def learner(self) -> LearnerSettings:
+        """The same as settings of the learner, which is given the rate of every step."""
+        return LearnerSettings(**self.model_dump(exclude={"learning_rate", "schedule", "warmup_ratio", "min_lr_ratio"}))
+
+
+class SftSettings(Settings):
+    """A whole supervised fine-tuning."""
+
+    model: ModelSettings = ModelSettings()
+    lora: LoraSettings = LoraSettings()
+    experts: ExpertSettings = ExpertSettings()
+    trajectories: TrajectorySettings = TrajectorySettings()
+    learner: SftLearnerSettings = SftLearnerSettings()
+    epochs: Positive = 2
+    """Passes over the demonstrations."""
+    steps: Positive | None = None
+    """Optimiser updates; null: as many as the epochs take."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the prompts whose demonstrations are not trained on, to stop by their loss; 0 for none."""
+    evaluate_every: Positive = 10
+    """Steps between evaluations of the held-out loss."""
+    patience: Positive = 3
+    """Stop after so many evaluations in a row without a lower held-out loss."""
+    end_of_turn: bool = True
+    """Teach the token that ends a turn after every demonstrated response."""
+    max_context: Positive = 3600
+    """Demonstrations with more tokens are left out; the model's own limit also holds."""
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+def default_learning_rate(num_parameters: int, adapters: bool) -> float:
+    """The learning rate where none was given."""
+    if adapters:
+        return 2e-4
+    return 1e-4 if num_parameters < SMALL_MODEL else 2e-5
