@@ -35,12 +35,12 @@ def test_the_page_lists_the_checks() -> None:
 def classes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(ENVIRONMENTS, "_entries", dict(ENVIRONMENTS._entries))
     namespace: dict[str, Any] = {"__name__": "example"}
-    for block in BLOCKS[:3]:
+    for block in BLOCKS[:4]:
         exec(block, namespace)
     return namespace
 
 
-@pytest.mark.parametrize("kind", ["SortNumbers", "Corridor", "Parity"])
+@pytest.mark.parametrize("kind", ["SortNumbers", "SortWithExample", "Corridor", "Parity"])
 def test_each_kind_passes_the_checks(kind: str, classes: dict[str, Any]) -> None:
     report = check_env(classes[kind])
     assert report.ok, str(report)
