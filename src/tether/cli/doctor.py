@@ -100,6 +100,7 @@ def _model(model: str, pairs: list[str]) -> Iterator[Finding]:
 
 def _fast_path(settings: Any) -> Iterator[Finding]:
     """Which decoder, attention, scorer and head serve the model; it is loaded as a run would load it, and probed."""
+    from tether.models.chat import ChatFormat
     from tether.models.load import load_model
     from tether.models.policy import Policy
     from tether.training.build import compute_dtype
@@ -110,10 +111,11 @@ def _fast_path(settings: Any) -> Iterator[Finding]:
     except TetherError as error:
         yield Finding(what, False, str(error))
         return
-    report = Policy(*loaded, max_positions=settings.rollout.max_context).report()
-    first, *slow = report.lines()
+    policy = Policy(*loaded, max_positions=settings.rollout.max_context)
+    first, *slow = policy.report().lines()
     yield Finding(what, True, first)
     yield from (Finding(what, False, line, needed=False) for line in slow)
+    yield from (Finding(what, False, note, needed=False) for note in ChatFormat(loaded.tokenizer, policy.end_of_turn_ids).notes)
 
 
 def _fit(settings: Any) -> Iterator[Finding]:

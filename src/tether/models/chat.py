@@ -46,7 +46,7 @@ class ChatFormat:
         self.end_of_turn = int(tokenizer.eos_token_id)
         self.end_of_turn_ids = frozenset((self.end_of_turn, *end_of_turn_ids))
         self._system_role = self._accepts_system_role()
-        self._modes = {name: True for name in REASONING_MODES if self._knows(name)}
+        self._modes: dict[str, Any] = {name: True for name in REASONING_MODES if self._knows(name)}
         self.notes = tuple(self._describe())
         """What is worth knowing about the template before the first prompt; empty for one that knows nothing of reasoning."""
 
@@ -128,7 +128,7 @@ class ChatFormat:
                 text = text.rstrip()
         return text if text.rstrip().endswith(THINK_OPEN) else text + THINK_OPEN
 
-    def _rendered(self, messages: list[dict[str, str]], **arguments: bool) -> str:
+    def _rendered(self, messages: list[dict[str, str]], **arguments: Any) -> str:
         """What the template makes of messages."""
         rendered: Any = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
         return str(rendered)

@@ -124,10 +124,13 @@ def run_training(
 ) -> None:
     """Build the trainer and run it; `ready` is called with the trainer once its model is loaded."""
     _grow_allocator_segments()
+    begin = time.perf_counter()
     from tether.training.loop import Trainer
+    from tether.training.throughput import StartTimer
 
+    start = StartTimer(imports=time.perf_counter() - begin)
     try:
-        trainer = Trainer(settings, store, callbacks)
+        trainer = Trainer(settings, store, callbacks, start)
     except TetherError:
         if not resumed:
             shutil.rmtree(store.folder)  # made a moment ago, holds nothing

@@ -23,7 +23,7 @@ from tether.models.hardware import default_device
 from tether.models.load import DTYPES, load_model
 from tether.models.lora import add_lora, is_lora
 from tether.models.policy import Policy
-from tether.models.reference import reference_for
+from tether.models.reference import Reference, reference_for
 from tether.rollout.engines.base import make_engine
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
@@ -33,6 +33,7 @@ from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
 from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters
 from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings, TrainedModel
+from tether.training.throughput import StartTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,35 @@ class Parts:
     """What the run takes of the device; None where it could not be counted."""
 
 
-def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | None = None) -> Parts:
-    """The parts of a run as it starts, or with the policy of a checkpoint."""
+def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | None = None, timer: StartTimer | None = None) -> Parts:
+    """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take."""
+    timer = timer or StartTimer()
     algorithm = resolve_algorithm(settings.algorithm)
-    plan = plan_memory(settings, algorithm)  # before anything is loaded
-    policy = load_policy(settings, settings.rollout.max_context, checkpoint)
-    module = policy.module
+    with timer.part("memory_plan"):
+        plan = plan_memory(settings, algorithm)  # before anything is loaded
+    with timer.part("model"):
+        policy = load_policy(settings, settings.rollout.max_context, checkpoint)
+    with timer.part("learner"):
+        learner, critic = _learner(settings, policy, algorithm)
+    with timer.part("reference"):
+        reference = _reference(settings, policy, algorithm)  # after the learner, which decides what the policy computes in
+    estimator = AdvantageEstimator(
+        algorithm,
+        critic,
+        reference,
+        temperature=settings.rollout.temperature,
+        micro_tokens=settings.learner.micro_tokens,
+        policy=policy,
+    )
+    with timer.part("engine"):
+        sampler = build_sampler(settings, policy, callbacks or Callback(), plan)
+    check_engine_trains(sampler.engine)
+    with timer.part("scorer"):
+        monitor = _monitor(settings, policy)
+    return Parts(policy, algorithm, estimator, learner, sampler, monitor, plan)
+
+
+def _learner(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> tuple[Learner, Critic | None]:
     critic = _critic(settings, policy) if algorithm.has_critic else None
     learner = Learner(
         policy,
@@ -64,23 +88,15 @@ def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | 
         max_tokens=settings.rollout.max_tokens,
         critic=critic,
         critic_settings=settings.critic,
-        dtype=None if is_lora(module) else DTYPES[compute_dtype(settings)],
+        dtype=None if is_lora(policy.module) else DTYPES[compute_dtype(settings)],
     )
-    reference = None
-    if algorithm.has_reference:  # after the learner, which decides what the policy computes in
-        start = settings.algorithm.reference or (None if is_lora(module) else settings.model.name)
-        reference = reference_for(policy, start)
-    estimator = AdvantageEstimator(
-        algorithm,
-        critic,
-        reference,
-        temperature=settings.rollout.temperature,
-        micro_tokens=settings.learner.micro_tokens,
-        policy=policy,
-    )
-    sampler = build_sampler(settings, policy, callbacks or Callback(), plan)
-    check_engine_trains(sampler.engine)
-    return Parts(policy, algorithm, estimator, learner, sampler, _monitor(settings, policy), plan)
+    return learner, critic
+
+
+def _reference(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> Reference | None:
+    if not algorithm.has_reference:
+        return None
+    return reference_for(policy, settings.algorithm.reference or (None if is_lora(policy.module) else settings.model.name))
 
 
 def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None) -> Sampler:

@@ -18,13 +18,14 @@ from tether.training.hooks.periodic import BestCheckpoint, Checkpoints, Evaluati
 from tether.training.settings import RunSettings
 from tether.training.stages import Stages
 from tether.training.state import RunState
+from tether.training.throughput import StartTimer
 
 
 class Trainer(RunState):
     """A run: its state, its loop, its hooks."""
 
-    def __init__(self, settings: RunSettings, store: RunStore, callbacks: Sequence[Callback] = ()) -> None:
-        super().__init__(settings, store, callbacks)
+    def __init__(self, settings: RunSettings, store: RunStore, callbacks: Sequence[Callback] = (), start: StartTimer | None = None) -> None:
+        super().__init__(settings, store, callbacks, start)
         self.stages = Stages(settings, self.parts, self.callbacks, self.timer)
         self.best = BestCheckpoint()
         self.hooks = [Checkpoints(), Evaluations(), self.best, Trackers(), EarlyStop()]

@@ -108,9 +108,16 @@ def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, a
         "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"]),
     }
     spare = max(0, available - sum(needs.values()))
-    cache = needs["cache"] + int(CACHE_SHARE * spare) if wanted is None else int(wanted * GIB)
-    plan = MemoryPlan(needs, available, cache, [])
     activations = int(MARGIN * policy.kept * width * settings.learner.micro_tokens)
+    # On a CPU the copy that a checkpoint is written from lies in the memory that the model trains in; elsewhere in the host's.
+    copied = _checkpoint_copy(settings, algorithm, shapes, width) if device.type == "cpu" else 0
+    background = copied + activations <= spare
+    if background and copied:
+        needs["checkpoint copy"], spare = copied, spare - copied
+    cache = needs["cache"] + int(CACHE_SHARE * spare) if wanted is None else int(wanted * GIB)
+    plan = MemoryPlan(needs, available, cache, [], background or not copied)
+    if not plan.background:
+        plan.notes.append(f"checkpoints are written in the foreground: a copy of {copied / GB:.1f} GB would not fit beside training")
     # On a card the engine takes its cache at once, as much as it can use of it; elsewhere as conversations grow.
     taken = min(cache, settings.rollout.max_rows * row) - needs["cache"] if device.type == "cuda" else 0
     if settings.learner.gradient_checkpointing is not True and activations > spare - taken:
@@ -164,6 +171,16 @@ def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[st
     if name := _scorer(settings):
         needs["scorer"] = width * shapes[name].parameters
     return needs
+
+
+def _checkpoint_copy(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[str, Shape], width: int) -> int:
+    """What a checkpoint holds: float32 weights and two moments of everything that is trained, and a critic as it computes."""
+    policy = shapes[settings.model.name]
+    adapters = _num_adapted(settings, policy)
+    copied = 12 * (policy.parameters if adapters is None else adapters)
+    if name := _critic(settings, algorithm):
+        copied += (12 + (width if width < 4 else 0)) * shapes[name].backbone
+    return copied
 
 
 def _models(settings: RunSettings, algorithm: Algorithm) -> list[str]:

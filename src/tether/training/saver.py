@@ -51,16 +51,17 @@ class CheckpointSaver:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Take the copy that the checkpoint of a step is written from; the model holds its float32 weights meanwhile."""
         assert not self._writer.busy  # one at a time: the run has waited
-        model = self._policy.module
+        model, tokenizer = self._policy.module, self._policy.tokenizer
+        assert tokenizer is not None  # loaded with the model
         self._size = storage_bytes(model, state)
         taken = self._snapshot(state)
         if taken is None:
             start = time.perf_counter()
-            save_checkpoint(self._folder, step, model, self._policy.tokenizer, state, self._keep)
+            save_checkpoint(self._folder, step, model, tokenizer, state, self._keep)
             self._seconds += time.perf_counter() - start
         else:
             if self._tokenizer is None:  # a copy: the run goes on using its own, which two threads must not share
-                self._tokenizer = copy.deepcopy(self._policy.tokenizer)
+                self._tokenizer = copy.deepcopy(tokenizer)
             self._writer.submit(lambda: self._write(step, taken))
         self.saved_step = step
 

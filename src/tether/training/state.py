@@ -21,25 +21,28 @@ from tether.training.hooks.alarms import AlarmActions
 from tether.training.interrupts import Interrupts
 from tether.training.saver import CheckpointSaver
 from tether.training.settings import RunSettings
-from tether.training.throughput import StepTimer
+from tether.training.throughput import StartTimer, StepTimer
 
 
 class RunState:
     """What hooks and the loop share."""
 
-    def __init__(self, settings: RunSettings, store: RunStore, callbacks: Sequence[Callback] = ()) -> None:
+    def __init__(self, settings: RunSettings, store: RunStore, callbacks: Sequence[Callback] = (), start: StartTimer | None = None) -> None:
+        """`start` measures how long the start of the run takes; it may have measured parts already."""
+        self._start_timer = start or StartTimer()
         seed_everything(settings.seed)
         sweep(store.checkpoints)
         checkpoint = newest_checkpoint(store.checkpoints)
         self.settings, self.store, self.callbacks = settings, store, CallbackList(callbacks)
-        self.parts = build(settings, checkpoint, self.callbacks)
+        self.parts = build(settings, checkpoint, self.callbacks, self._start_timer)
         self.policy, self.learner, self.sampler, self.monitor = (
             self.parts.policy,
             self.parts.learner,
             self.parts.sampler,
             self.parts.monitor,
         )
-        self.timer = StepTimer(self.policy.module, self.learner.critic)
+        with self._start_timer.part("peak"):
+            self.timer = StepTimer(self.policy.module, self.learner.critic)
         plan = self.parts.plan
         self.saver = CheckpointSaver(
             store.checkpoints, self.policy, settings.checkpoint.keep, self.callbacks, background=plan is None or plan.background
@@ -51,7 +54,8 @@ class RunState:
         self.whole = True
         """The weights are those of `step`. A second Ctrl-C can interrupt an update; such weights must not be saved."""
         if checkpoint is not None:
-            self.step = restore(checkpoint, self.learner, self.monitor, self.alarm_actions)
+            with self._start_timer.part("checkpoint"):
+                self.step = restore(checkpoint, self.learner, self.monitor, self.alarm_actions)
         self._monitor_state = self.monitor.state()  # of `step`: an interrupted step may already have observed
         self.records = [record for record in store.steps() if record.step <= self.step]
         """The records of all complete steps, in order."""
@@ -113,13 +117,15 @@ class RunState:
 
     def introduce(self) -> None:
         """Put on record what the run is computed on, and report what is worth knowing before the first step."""
-        report = self.policy.report()
+        with self._start_timer.part("probe"):
+            report = self.policy.report()
         machine = {
             "device": device_name(self.policy.module.device),
             "dtype": str(self.policy.module.dtype).removeprefix("torch."),
             "peak": self.timer.peak,
             "engine": self.sampler.engine.backend,
             "fast_path": report.to_json(),
+            "start": {name: round(seconds, 2) for name, seconds in self._start_timer.seconds.items()},
         }
         self.store.computed_on(machine)
         self.saver.prepare(self.learner.saved_sizes())

@@ -92,6 +92,23 @@ def fed_spans(groups: Iterable[Group]) -> list[tuple[int, int]]:
     return spans
 
 
+class StartTimer:
+    """Measures the parts of a run's start, up to its first rollout."""
+
+    def __init__(self, **seconds: float) -> None:
+        """`seconds`: parts that were measured before."""
+        self.seconds = seconds
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """The time of the block counts for this part."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+
 class StepTimer:
     """Measures the stages of a run's steps, one step after the other."""
 

@@ -151,7 +151,26 @@ def test_on_a_card_the_cache_takes_its_share_at_once(shape: Shape) -> None:
     spare = 48 * 10**9
     assert len(_count({"m": shape}, 56_753_348_608 + spare).notes) == 1
     assert _count({"m": shape}, 56_753_348_608 + spare, rollout={"max_rows": 8}).notes == []
-    assert _count({"m": shape}, 56_753_348_608 + spare, device=CPU).notes == []
+    assert _count({"m": shape}, 56_753_348_608 + spare, device=CPU).notes == [
+        "checkpoints are written in the foreground: a copy of 37.0 GB would not fit beside training"
+    ]
+
+
+def test_on_a_cpu_the_copy_of_a_checkpoint_counts_where_it_fits(shape: Shape) -> None:
+    """12 bytes a parameter: float32 weights and two moments. It must fit beside the activations, 1.3 x 1,732,608 x 2 bytes x 8192 tokens."""
+    copied, activations = 12 * THREE_B, 36_903_164_313
+    plan = _count({"m": shape}, device=CPU)
+    assert plan.background and plan.needs["checkpoint copy"] == copied == 37_031_264_256
+    enough = plan.total + activations
+    assert _count({"m": shape}, enough, device=CPU).background
+    short = _count({"m": shape}, enough - 1, device=CPU)
+    assert not short.background and "checkpoint copy" not in short.needs and short.total == plan.total - copied
+    assert "checkpoint copy" not in _count({"m": shape}, enough - 1).needs  # on a card it lies in the host's memory
+    assert _count({"m": shape}, enough - 1).background
+    adapters = _count({"m": shape}, device=CPU, lora={"rank": 16})
+    assert adapters.needs["checkpoint copy"] == 12 * 16 * sum(shape.linear.values())
+    critic = _count({"m": shape}, device=CPU, algorithm={"name": "ppo"})
+    assert critic.needs["checkpoint copy"] == (12 + 12 + 2) * THREE_B  # the critic also as it computes, in bfloat16
 
 
 def test_the_last_byte_counts(three_b: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -495,7 +495,9 @@ def test_what_a_step_cost_is_written_beside_its_numbers(tmp_path: Path) -> None:
         "peak": trainer.timer.peak,
         "engine": "contiguous",
         "fast_path": trainer.policy.report().to_json(),
+        "start": machine["start"],
     }
+    assert {"memory_plan", "model", "learner", "engine", "scorer", "peak", "probe"} <= machine["start"].keys()
     assert machine["fast_path"]["decoder"] == "contiguous" and machine["fast_path"]["model_type"] == "llama"
 
 

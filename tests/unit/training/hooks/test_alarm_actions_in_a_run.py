@@ -34,7 +34,7 @@ QUICK: dict[str, Any] = {
     "learner": {"update_batch": 64, "learning_rate": 1e-3},
     "diagnosis": {"every": 0},
     "evaluation": {"prompts": 1},
-    "early_stop": {"empty_steps": 0, "success_floor": 0.0},
+    "early_stop": {"empty_steps": 0, "success_floor": 0.0, "invalid_steps": 0},
     "checkpoint": {"every": 1, "keep": 20, "best": False},
     "alarms": {"rules": {"start_steps": 30, "recent_steps": 2, "step_p": 0.03}},
 }
