@@ -72,7 +72,7 @@ def progress_bars(console: Console) -> Iterator["Report"]:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
             bars.update(tasks[stage], completed=done, description=f"{stage} {remark}".strip())
-            if not console.is_terminal and (done == total or done % max(1, total // 10) == 0):
+            if not console.is_terminal and done and (done == total or done % max(1, total // 10) == 0):
                 console.print(f"{stage} {done}/{total} {remark}".rstrip(), highlight=False, soft_wrap=True)
 
         yield report

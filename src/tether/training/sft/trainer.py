@@ -109,19 +109,28 @@ class SupervisedTrainer:
         evaluate_every: int = 1,
         patience: int = 1,
     ) -> None:
-        """Make `steps` updates, or fewer where the held-out loss no longer falls. Ctrl-C is raised between updates: weights stay whole."""
+        """Make `steps` updates, or fewer where the held-out loss no longer falls.
+
+        Ctrl-C is raised between updates, so weights are whole, and after their held-out loss was measured, so that they may be the best.
+        """
+        progress(0, steps, "")
         with self._interrupts.listening():
             if held_out:
                 self._evaluate(held_out)
-            for chosen in self._minibatches(demonstrations, steps):
-                with self._interrupts.shield():
-                    self._update(chosen, steps)
-                if held_out and (self.course.steps % evaluate_every == 0 or self.course.steps == steps):
+            try:
+                for chosen in self._minibatches(demonstrations, steps):
+                    with self._interrupts.shield():
+                        self._update(chosen, steps)
+                    if held_out and (self.course.steps % evaluate_every == 0 or self.course.steps == steps):
+                        self._evaluate(held_out)
+                    progress(self.course.steps, steps, self.course.words())
+                    if held_out and self._evaluations_since_best() >= patience and self.course.steps < steps:
+                        self.course.stopped_early = True
+                        return
+            except KeyboardInterrupt:
+                if held_out and self.course.steps not in self.course.held_out:
                     self._evaluate(held_out)
-                progress(self.course.steps, steps, self.course.words())
-                if held_out and self._evaluations_since_best() >= patience and self.course.steps < steps:
-                    self.course.stopped_early = True
-                    return
+                raise
 
     @contextmanager
     def best_weights(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from tether.models.load import load_model
 from tether.models.lora import is_lora
 from tether.models.policy import Policy
 from tether.training.sft.api import SftResult, demonstrations_of, find_source
+from tether.training.sft.conversations import read_conversations
 from tether.training.sft.demonstration import hold_out
 from tether.training.sft.settings import SftLearnerSettings, SftSettings
 from tether.training.sft.trainer import SupervisedLearner
@@ -36,7 +37,7 @@ def test_the_folder_holds_the_best_weights_and_how_they_were_made(small_policy: 
     assert set(record["losses"]) == {"1", "2", "3", "4"} and set(record["held_out_losses"]) == {"0", "2", "4"}
     assert record["held_out_losses"]["4"] < record["held_out_losses"]["0"] - 0.05
     assert SftSettings(**record["settings"]).steps == 4
-    assert {stage for stage, *_ in reports} == {"episodes", "training"}
+    assert list(dict.fromkeys(stage for stage, *_ in reports)) == ["loading the model", "episodes", "training"]
     assert reports[-1][:3] == ("training", 4, 4) and reports[-1][3].startswith("loss ")
     loaded = load_model(str(out), device="cpu")
     settings = SftSettings(**record["settings"])
@@ -67,7 +68,7 @@ def test_adapters_are_saved_alone_and_load(small_policy: Callable[[int], str], t
     # They are trained further, not put beside new ones; and a run takes the folder as its model.
     more = tether.sft("frozen_lake", {"name": str(out), "device": "cpu"}, tmp_path / "more", **SMALL)
     assert more.record["held_out_losses"][0] == pytest.approx(result.record["held_out_losses"][result.record["best_step"]], abs=1e-5)
-    run = tether.train(
+    tether.train(
         "frozen_lake",
         {"name": str(out), "device": "cpu"},
         out=tmp_path / "run",
@@ -78,7 +79,7 @@ def test_adapters_are_saved_alone_and_load(small_policy: Callable[[int], str], t
         options={"max_turns": 1},
         diagnosis={"every": 0},
     )
-    assert (run.folder / "checkpoints" / "step_000001" / "model" / "adapter_model.safetensors").is_file()
+    assert (tmp_path / "run" / "checkpoints" / "step_000001" / "model" / "adapter_model.safetensors").is_file()
 
 
 def test_after_an_interrupt_what_was_learned_is_kept(small_policy: Callable[[int], str], tmp_path: Path) -> None:
@@ -89,11 +90,13 @@ def test_after_an_interrupt_what_was_learned_is_kept(small_policy: Callable[[int
     with pytest.raises(KeyboardInterrupt):
         _sft(small_policy(1), tmp_path / "kept", progress=interrupt)
     record = json.loads((tmp_path / "kept" / "sft.json").read_text())
-    assert (record["ended"], record["steps"], record["best_step"]) == ("interrupted", 3, 2)
+    assert (record["ended"], record["steps"], record["best_step"]) == ("interrupted", 3, 3)
+    assert set(record["held_out_losses"]) == {"0", "2", "3"}
     assert (tmp_path / "kept" / "model.safetensors").is_file()
 
-    def at_once(stage: str, *_: Any) -> None:
-        raise KeyboardInterrupt
+    def at_once(stage: str, done: int, total: int, remark: str) -> None:
+        if stage == "training":
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         _sft(small_policy(1), tmp_path / "nothing", progress=at_once)
@@ -129,3 +132,18 @@ def test_a_mistake_is_found_before_anything_is_loaded(source: list[str], setting
 def test_an_existing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="exists; choose another --out"):
         tether.sft("frozen_lake", out=tmp_path)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tether.training.memory.available_memory", lambda device: 10_000_000)
+    with pytest.raises(BadInput, match=r"model 'tiny' does not fit on cpu: weights .* = .* of 0\.0 GB; train adapters \(lora\.rank=16\)"):
+        tether.sft("frozen_lake", {"name": "tiny", "device": "cpu"}, tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+def test_the_example_file_is_read(tmp_path: Path) -> None:
+    example = Path(__file__).parents[4] / "examples" / "conversations.jsonl"
+    assert [len(each.exchanges) for each in read_conversations(example)] == [2, 1, 1]
+    result = tether.sft(example, {"name": "tiny", "device": "cpu"}, tmp_path / "talk", steps=1)
+    assert (result.record["source"]["kind"], result.record["demonstrations"], result.record["held_out"]) == ("conversations", 2, 1)
+    assert result.environments == ()

@@ -1,0 +1,42 @@
+"""`tether sft` as a user runs it: what it prints, the folder it leaves, and Ctrl-C."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TETHER = [sys.executable, "-c", "from tether.cli.main import main; main()"]
+SFT = ["sft", "frozen_lake,countdown", "--model", "tiny", "--set", "model.device=cpu", "--episodes", "30", "--set", "learner.update_batch=4"]
+
+
+def test_a_folder_that_can_be_played_with(tmp_path: Path) -> None:
+    out = tmp_path / "warm"
+    done = subprocess.run([*TETHER, *SFT, "--out", str(out), "--steps", "4"], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "training 4/4 loss " in done.stdout and "held-out loss " in done.stdout
+    assert done.stdout.splitlines()[-1] == f"model: {out}; next: tether train frozen_lake --also countdown --model {out}"
+    words = ["eval", str(out), "--env", "frozen_lake", "--prompts", "4", "--json", "--set", "model.device=cpu"]
+    played = subprocess.run([*TETHER, *words], capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(played.stdout)["format_valid"] > 0.5
+
+
+def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "warm"
+    words = [*TETHER, *SFT, "--out", str(out), "--steps", "2000", "--set", "patience=1000", "--set", "evaluate_every=1000"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("training 200/2000"):
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(timeout=120) == 130, process.stderr and process.stderr.read()
+    record = json.loads((out / "sft.json").read_text())
+    assert record["ended"] == "interrupted" and 200 <= record["steps"] < 2000
+    assert f"stopped after step {record['steps']}; the weights of step {record['best_step']} are kept in {out}" in rest
+    assert (out / "model.safetensors").is_file()
