@@ -4,7 +4,8 @@ A response is what the model writes after the opening think tag, which the promp
 
     response = reasoning "</think>" space* "<answer>" answer "</answer>" anything
 
-The first match decides. Tags inside either part are deleted, both are stripped. Anything else is malformed: it has no answer,
+The first match decides. A model that ends its turn inside the answer has closed it, too: that is unambiguous, and some chat models do it
+after a code fence. Tags inside either part are deleted, both are stripped. Anything else is malformed: it has no answer,
 and its reasoning is what stands before the first closing think tag, if there is one. Named actions are separated by "||".
 An environment may take other tags beside the answer's (Search-R1's <search>); the answer then keeps its tags, which say what it is.
 """
@@ -40,26 +41,40 @@ class ParsedResponse:
     reasoning_end: int | None
     """Number of characters before the closing think tag; None if there is none."""
 
+    unclosed: bool = False
+    """The answer has no closing tag; the end of the turn closed it."""
+
     @property
     def well_formed(self) -> bool:
         return self.answer is not None
 
 
-def parse_response(text: str, tags: tuple[str, ...] = ANSWER_TAGS) -> ParsedResponse:
-    """Take apart what the model wrote after the opening think tag. With other tags than the answer's alone, the answer keeps its own."""
+def parse_response(text: str, tags: tuple[str, ...] = ANSWER_TAGS, *, ended: bool = False) -> ParsedResponse:
+    """Take apart what the model wrote after the opening think tag. With other tags than the answer's alone, the answer keeps its own.
+
+    `ended`: the model ended its turn behind this text; that closes an answer that is still open.
+    """
     match = _answer_pattern(tags).search(text)
+    unclosed = match is None and ended
+    if unclosed:
+        match = _open_answer_pattern(tags).search(text)
     end = match.start() if match else text.find(THINK_CLOSE)
     if end < 0:
         return ParsedResponse(None, None, None)
     answer = _TAGS.sub("", match.group(2)).strip() if match else None
     if match and tags != ANSWER_TAGS:
         answer = f"<{match.group(1)}>{answer}</{match.group(1)}>"
-    return ParsedResponse(_TAGS.sub("", text[:end]).strip(), answer, end)
+    return ParsedResponse(_TAGS.sub("", text[:end]).strip(), answer, end, unclosed and match is not None)
 
 
 @lru_cache(maxsize=16)
 def _answer_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"</think>\s*<({'|'.join(map(re.escape, tags))})>(.*?)</\1>", re.DOTALL)
+
+
+@lru_cache(maxsize=16)
+def _open_answer_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"</think>\s*<({'|'.join(map(re.escape, tags))})>(.*)\Z", re.DOTALL)
 
 
 def split_actions(answer: str) -> list[str]:

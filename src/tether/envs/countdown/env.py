@@ -140,6 +140,10 @@ class Countdown(TextEnv[CountdownOptions]):
     def worked_examples(self, count: int) -> list[Example]:
         return draw_examples(count, lambda seed: prompt.worked(self._make(seed, Split.TRAIN), self.options.use))
 
+    @property
+    def how_to_think(self) -> str:
+        return prompt.HOW_TO_THINK
+
     def opening(self) -> str:
         return puzzle_text(self.puzzle)
 

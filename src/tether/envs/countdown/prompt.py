@@ -13,6 +13,8 @@ _HOW_OFTEN = {
 EXAMPLE_PUZZLES = (Puzzle(29, (7, 3, 12), "(12 * 3) - 7"), Puzzle(30, (5, 2, 4), "(4 + 2) * 5"))
 """The example shows the first of them that is not the puzzle being played."""
 
+HOW_TO_THINK = "In your thoughts try combinations of the numbers and compute each result, until one equals the target. Then answer."
+
 _PAPER = (
     "You are solving the Countdown puzzle. Use the list of numbers to create an equation that equals the target. {how_often} "
     "Example answer format: <think> To find an equation using [3, 5, 2] to get 4. Let's check 2 + 5 = 7, 7 - 3 = 4. "
@@ -49,4 +51,11 @@ def worked(puzzle: Puzzle, use: Use) -> Example | None:
     solution = puzzle.solution or solve(puzzle.target, puzzle.numbers, use)
     if solution is None:
         return None
-    return Example(puzzle_text(puzzle), f"{', '.join(sums(solution))}. That is the target.", solution, instance=puzzle.fingerprint)
+    reasoning = f"{_first_try(puzzle)}{', '.join(sums(solution))}. That is the target."
+    return Example(puzzle_text(puzzle), reasoning, solution, instance=puzzle.fingerprint)
+
+
+def _first_try(puzzle: Puzzle) -> str:
+    """The sum of all numbers, which seldom is the target: an example of how to go on from there."""
+    total = sum(puzzle.numbers)
+    return "" if total == puzzle.target else f"{' + '.join(map(str, puzzle.numbers))} = {total}, not {puzzle.target}. "

@@ -10,8 +10,9 @@ TASK = (
 )
 REFUSED = (
     "On a later page copy one of the available actions letter by letter, such as <answer> click[b01ab2c3d4] </answer>, then the option "
-    "values, then <answer> click[buy now] </answer>.\n"
-    "Between the answer tags write one action and nothing else. Stop after </answer>."
+    "values, one per turn, then <answer> click[buy now] </answer>. Only the actions listed under the page that you see now exist; those of "
+    "earlier pages do not.\n"
+    "Between the answer tags write exactly one action and nothing else. Stop after </answer>."
 )
 
 _LAMP = "Find me desk lamps with dimmable, usb port with color: white, and price lower than 40.00 dollars"

@@ -24,6 +24,7 @@ from tether.core.config import Settings, merge
 from tether.core.protocols import Env
 from tether.core.seeding import derive_seed, seed_everything
 from tether.envs.registry import make_env
+from tether.models.catalog import TRAINED_WORDING
 from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
 from tether.training.sft.demonstrators import Weaknesses
@@ -92,7 +93,7 @@ class WarmstartSettings(Settings):
 def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Progress) -> None:
     """Make the model and write it to `out`."""
     seed_everything(derive_seed("warmstart", settings.seed))
-    envs = [make_env(name) for name in ENVIRONMENTS]
+    envs = [make_env(name, instructions=TRAINED_WORDING["tiny"]) for name in ENVIRONMENTS]
     tokenizer = train_tokenizer(_texts(envs, settings))
     model: Any = LlamaForCausalLM(_architecture(settings, tokenizer))  # Any: a decorator of transformers hides the signature of .to
     model.to(device)
