@@ -44,6 +44,23 @@ def test_parse(text: str, reasoning: str | None, answer: str | None, reasoning_e
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # The end of the turn closes an open answer ...
+        (" a </think> <answer>\nUp || Left\n", ParsedResponse("a", "Up || Left", 3, unclosed=True)),
+        # ... and changes nothing where it is closed, or where there is none.
+        (" a </think> <answer> Up </answer> so", ParsedResponse("a", "Up", 3)),
+        (" a </think> so <answer> Up", ParsedResponse("a", None, 3)),
+        (" a <answer> Up", ParsedResponse(None, None, None)),
+    ],
+)
+def test_the_end_of_a_turn_closes_an_answer(text: str, expected: ParsedResponse) -> None:
+    assert parse_response(text, ended=True) == expected
+    if expected.unclosed:
+        assert not parse_response(text).well_formed
+
+
+@pytest.mark.parametrize(
     ("text", "answer"),
     [
         ("a</think> <search> who? </search>", "<search>who?</search>"),

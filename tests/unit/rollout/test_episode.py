@@ -101,6 +101,18 @@ def test_a_turn_that_was_read_leniently(chat: Any) -> None:
         assert episode.trajectory.turns[0].lenient is lenient
 
 
+def test_the_end_of_a_turn_closes_an_answer(chat: Any) -> None:
+    """Without its closing tag, but ended by the model: valid, and counted as lenient. Cut at the budget it is malformed."""
+    ids = chat.encode(" to the right </think> <answer> Right")
+    for last, finish, valid in (((chat.end_of_turn,), FinishReason.END_OF_TURN, True), ((), FinishReason.LENGTH, False)):
+        episode = Episode(tether.make_env("frozen_lake"), chat, SEEDS, RULES)
+        episode.begin()
+        episode.receive(Completion((*ids, *last), (0.0,) * (len(ids) + len(last)), finish))
+        turn = episode.trajectory.turns[0]
+        assert (turn.valid, turn.lenient) == (valid, valid)
+        assert turn.text.endswith("<|im_end|>") == valid, "the text is what was sampled"
+
+
 @pytest.mark.parametrize(
     ("text", "answer", "reasoning"),
     [

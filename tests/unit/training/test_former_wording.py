@@ -1,4 +1,4 @@
-"""Runs of tether 0.1, which had neither presets nor a lenient reading, go on as they were made."""
+"""Which wording a run plays: runs of tether 0.1 go on as they were made, `tiny` is played in the wording it was trained on."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tether.runs.store import RunStore
-from tether.training.api import evaluation_settings, open_run
+from tether.training.api import evaluation_settings, open_run, resolve_settings
 
 RUN = Path(__file__).parents[2] / "fixtures" / "run_of_0_1" / "run"
 LINE = "this run was made by tether 0.1.0: it keeps the instructions of that version (instructions=plain, lenient=false)"
@@ -46,3 +46,12 @@ def test_an_option_that_the_record_states_is_kept(old_run: Path, caplog: pytest.
     _, settings = open_run(old_run, None, {}, resume=True, smoke=False)
     assert (settings.env.options["instructions"], settings.env.options["lenient"]) == ("paper", True)
     assert LINE not in caplog.text
+
+
+def test_tiny_is_played_in_the_wording_it_was_trained_on() -> None:
+    def wording(model: str, **options: str) -> str:
+        given = {"env": {"name": "countdown", "options": options}, "model": {"name": model}}
+        return str(resolve_settings(None, given, {}).env.options["instructions"])
+
+    assert (wording("tiny"), wording("tiny", instructions="paper"), wording("smollm2")) == ("plain", "paper", "example")
+    assert evaluation_settings("tiny", "sokoban", False, {}).env.options["instructions"] == "plain"
