@@ -379,8 +379,9 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
         free = ", ".join(f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys)
         raise ConfigError(f"--resume continues with the run's own settings; only --steps, and --set of {free}, may be given with it")
     store = RunStore.open(out)
-    before = load(RunSettings, out / "config.yaml")
-    settings = load(RunSettings, out / "config.yaml", given) if given else before
+    older = _meant_by_older_versions(store.config())
+    before = load(RunSettings, out / "config.yaml", older)
+    settings = load(RunSettings, out / "config.yaml", merge(older, given)) if given else before
     if settings.steps < before.steps:
         raise BadInput(
             f"the run has {before.steps} steps and cannot be cut to {settings.steps}; give at least {before.steps}, or no --steps"
@@ -388,6 +389,12 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
     if settings != before:
         store.replace_config(dump_yaml(settings))
     return store, settings
+
+
+def _meant_by_older_versions(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rules that a run's own version did not have are off: a resumed run goes on as it was begun."""
+    has_rule = "invalid_steps" in (config.get("early_stop") or {})
+    return {} if has_rule else {"early_stop": {"invalid_steps": 0}}
 
 
 def _is_free(section: str, value: Any) -> bool:
