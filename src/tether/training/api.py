@@ -417,6 +417,8 @@ def _stored_config(store: RunStore) -> dict[str, Any]:
     A run's record states every option of its environments, so an option that is missing there is younger than the run.
     """
     config = store.config()
+    if "invalid_steps" not in (config.get("early_stop") or {}):  # a rule that the run's version did not have
+        config = merge(config, {"early_stop": {"invalid_steps": 0}})
     environments = [config.get("env"), *config.get("also", [])]
     younger = [_keep_former_wording(env) for env in environments if isinstance(env, dict) and "name" in env]
     if any(younger):

@@ -45,7 +45,7 @@ def reply_fault(turn: Turn) -> Fault | None:
 
 
 def replies_note(groups: Sequence[Group], *, first: bool, env: str, model: str, max_tokens: int) -> str | None:
-    """The line on the replies of a step: of the first one always, of a later one where none was valid.
+    """The line on the replies of a step; None for a later step in which some were valid.
 
     Args:
         groups: what the step played.

@@ -186,7 +186,10 @@ class Stages:
         return StepRecord(step, dict(metrics), regime, notes, [alarm.to_json() for alarm in health.alarms])
 
     def _replies(self, step: int, sampled: SampledBatch) -> list[str]:
+        """The line on the replies of the first step; of later ones where none was valid and the run may end for that."""
         settings = self._settings
+        if step > 1 and not settings.early_stop.invalid_steps:
+            return []
         note = replies_note(
             sampled.groups,
             first=step == 1,

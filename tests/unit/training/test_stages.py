@@ -43,6 +43,7 @@ QUICK: dict[str, Any] = {
     "diagnosis": {"every": 0},
     "evaluation": {"prompts": 2},
     "checkpoint": {"every": 50},
+    "early_stop": {"invalid_steps": 0},
 }
 
 
@@ -311,7 +312,9 @@ def test_out_of_memory_in_the_diagnosis_is_on_the_record_and_training_continues(
     trainer, plain = (_run(tmp_path / name, steps=2, diagnosis={"every": every}, **longer) for name, every in (("run", 2), ("plain", 0)))
     first, second = trainer.store.steps()[1:]
     cause = "failed: out of memory in the diagnosis (Tried to allocate 2.00 GiB); lower diagnosis.budget or set diagnosis.every=0"
-    assert first.notes == [f"diagnosis (first_turn) {cause}", f"diagnosis (trajectory) {cause}"] and first.regime is None
+    *failures, replies = first.notes
+    assert failures == [f"diagnosis (first_turn) {cause}", f"diagnosis (trajectory) {cause}"] and first.regime is None
+    assert replies.endswith(" replies were valid")
     information = {name: first.metrics.pop(name) for name in list(first.metrics) if name.startswith("information")}
     assert information["information/failed"] == information["information_trajectory/failed"] == 1
     assert information["information/num_reasonings"] > 0
@@ -408,7 +411,7 @@ def test_an_episode_that_succeeds_when_played_again_counts_as_any_other(tmp_path
     trainer, plain = (_run(tmp_path / name, steps=1, env={"name": name}) for name in ("half_down", "lucky"))
     (metrics,), (expected,) = _metrics(trainer), _metrics(plain)
     assert metrics["rollout/retries"] == 8 and metrics["rollout/errors"] == 0
-    assert trainer.store.steps()[1].notes == ["8 episodes failed in their environment and succeeded when played again"]
+    assert trainer.store.steps()[1].notes[0] == "8 episodes failed in their environment and succeeded when played again"
     said, wanted = ([t["turns"][0]["response_ids"] for t in run.store.trajectories(step=1, split="train")] for run in (trainer, plain))
     assert said == wanted
     assert {**metrics, "rollout/retries": 0} == pytest.approx(expected, rel=1e-4, abs=1e-6)  # episodes share calls with others: rounding

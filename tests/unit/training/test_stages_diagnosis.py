@@ -91,6 +91,7 @@ QUICK: dict[str, Any] = {
     "diagnosis": {"every": 0},
     "evaluation": {"prompts": 1},
     "checkpoint": {"every": 50, "best": False},
+    "early_stop": {"invalid_steps": 0},
     "steps": 3,
 }
 GRADIENTS = {"gradients": {"every": 2, "buckets": 3}}
@@ -206,7 +207,7 @@ def test_a_decomposition_that_fails_is_on_the_record_and_training_continues(tmp_
     gradients = _split(trainer)[0]
     assert gradients[1] == gradients[3] == {"failed": 1} and gradients[2] == {}
     notes = {record.step: record.notes for record in trainer.store.steps()}
-    assert [len(notes[step]) for step in (1, 2, 3)] == [1, 0, 1]
+    assert [len(notes[step]) for step in (1, 2, 3)] == [2, 0, 1]  # the first step also says how many replies were valid
     assert notes[1][0].startswith("gradient decomposition failed: ") and "lm_hed" in notes[1][0] and "\n" not in notes[1][0]
 
 
@@ -244,7 +245,7 @@ def test_a_rollout_for_gradients_that_runs_out_of_memory_is_played_again(
     trainer = _run(tmp_path / "run", diagnosis=OWN_PROMPTS)
     _unchanged(trainer, plain)
     assert _split(trainer)[0] == roomy and roomy[1]["failed"] == roomy[3]["failed"] == 0
-    notes = [record.notes for record in trainer.store.steps()]
+    notes = [[note for note in record.notes if " replies was valid: " not in note] for record in trainer.store.steps()]
     assert notes == [[], ["out of memory in the rollout with rollout.max_rows=128; played again with 64"], [], []]
     assert trainer.sampler.max_rows == 64
 
@@ -254,7 +255,7 @@ def test_a_rollout_for_gradients_that_does_not_fit_ends_nothing(tmp_path: Path, 
     trainer = _run(tmp_path / "run", diagnosis=OWN_PROMPTS)
     _unchanged(trainer, plain)
     assert _split(trainer)[0][1] == {"failed": 1} and _split(trainer)[0][3]["failed"] == 0
-    again, failed = trainer.store.steps()[1].notes
+    again, failed, _replies = trainer.store.steps()[1].notes
     assert again == "out of memory in the rollout with rollout.max_rows=128; played again with 64"
     assert failed.startswith("gradient decomposition failed: out of memory in the rollout (Tried") and "rollout.max_rows (now 64)" in failed
 
