@@ -11,7 +11,18 @@ import pytest
 pytestmark = pytest.mark.slow
 
 TETHER = [sys.executable, "-c", "from tether.cli.main import main; main()"]
-SFT = ["sft", "frozen_lake,countdown", "--model", "tiny", "--set", "model.device=cpu", "--episodes", "30", "--set", "learner.update_batch=4"]
+SFT = [
+    "sft",
+    "frozen_lake,countdown",
+    "--model",
+    "tiny",
+    "--set",
+    "model.device=cpu",
+    "--episodes",
+    "30",
+    "--set",
+    "learner.update_batch=4",
+]
 
 
 def test_a_folder_that_can_be_played_with(tmp_path: Path) -> None:
