@@ -26,16 +26,16 @@ def warmstart(
     ] = None,
 ) -> None:
     """Train the small embedded model from scratch, to imitate a fallible solver of the grid environments."""
+    from tether.training.sft.settings import WarmstartSettings
+
     if out.exists():
         raise BadInput(f"folder '{out}' exists; choose another --out")
-    overrides = parse_overrides(set_ or [])
+    settings = validate(WarmstartSettings, parse_overrides(set_ or []), what="warmstart setting")
     console = Console()
     with console.status("loading torch"):
         from tether.models.hardware import default_device
-        from tether.training.sft.recipe import WarmstartSettings
         from tether.training.sft.recipe import warmstart as make
 
-    settings = validate(WarmstartSettings, overrides, what="warmstart setting")
     with progress_bars(console) as progress:
         make(settings, out, device or default_device(), progress)
     console.print(f"model: {out}; try: tether eval {out} --env frozen_lake --prompts 256", highlight=False, soft_wrap=True)

@@ -12,12 +12,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.grammar import THINK_CLOSE, THINK_OPEN
-from tether.models.chat import ChatFormat
 from tether.training.sft.demonstration import Demonstration, Exchange, demonstrate_turns, demonstration
+
+if TYPE_CHECKING:
+    from tether.models.chat import ChatFormat  # transformers: not before the source was checked
 
 ROLES = ("system", "user", "assistant")
 KEYS = ("messages", "prompt", "response")
@@ -51,7 +53,7 @@ def read_conversations(path: Path) -> list[Conversation]:
     return found
 
 
-def tokenized(conversations: Sequence[Conversation], chat: ChatFormat, end_of_turn: bool) -> list[Demonstration]:
+def tokenized(conversations: Sequence[Conversation], chat: "ChatFormat", end_of_turn: bool) -> list[Demonstration]:
     """The conversations in the token layout of a rollout. Those with the same system message and first question are of one prompt."""
     return [
         demonstration(

@@ -8,12 +8,15 @@ same and one more token of every turn is in the loss.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
 from tether.core.seeding import derive_seed
 from tether.core.types import Trajectory, Turn
-from tether.models.chat import ChatFormat
+
+if TYPE_CHECKING:
+    from tether.models.chat import ChatFormat  # transformers: not before the source was checked
 
 Exchange = tuple[str, str]
 """What was shown, and the response to it: what follows the opening think tag."""
@@ -33,7 +36,7 @@ class Demonstration:
         return max(len(sequence.token_ids) for sequence in self.trajectory.sequences)
 
 
-def demonstrate_turns(chat: ChatFormat, system: str | None, exchanges: Sequence[Exchange], end_of_turn: bool) -> list[Turn]:
+def demonstrate_turns(chat: "ChatFormat", system: str | None, exchanges: Sequence[Exchange], end_of_turn: bool) -> list[Turn]:
     """The turns of a conversation as a rollout would have recorded them. Nothing was sampled: their log-probs are 0 and are not read."""
     turns: list[Turn] = []
     written: tuple[int, ...] = ()
@@ -46,7 +49,7 @@ def demonstrate_turns(chat: ChatFormat, system: str | None, exchanges: Sequence[
     return turns
 
 
-def turn_end(chat: ChatFormat) -> int:
+def turn_end(chat: "ChatFormat") -> int:
     """The token that the template puts behind a response; the tokenizer's own where the template has none of the model's."""
     first = chat.next_prompt("u", ())[0]
     return first if first in chat.end_of_turn_ids else chat.end_of_turn

@@ -3,16 +3,18 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.grammar import parse_response
 from tether.core.protocols import Env
 from tether.core.seeding import derive_seed
 from tether.envs.registry import ENVIRONMENTS, make_env
-from tether.models.chat import ChatFormat
 from tether.training.sft.demonstration import Demonstration, Exchange, demonstrate_turns, demonstration
 from tether.training.sft.demonstrators import EXPERTS, Weaknesses, demonstrate
+
+if TYPE_CHECKING:
+    from tether.models.chat import ChatFormat  # transformers: not before the source was checked
 
 REPORT_EVERY = 50
 
@@ -46,7 +48,7 @@ class Experts:
     """Experts of some environments, and how their episodes are written down."""
 
     envs: Sequence[Env]
-    chat: ChatFormat
+    chat: "ChatFormat"
     weaknesses: Weaknesses
     end_of_turn: bool
     stream: str = "sft"

@@ -14,80 +14,28 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from tether.core.config import Settings, merge
 from tether.core.protocols import Env
 from tether.core.seeding import derive_seed, seed_everything
 from tether.envs.registry import make_env
 from tether.models.catalog import TRAINED_WORDING
 from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
-from tether.training.sft.demonstrators import Weaknesses
 from tether.training.sft.experts import Experts, play_expert
-from tether.training.sft.settings import SftLearnerSettings
+from tether.training.sft.settings import Lesson, SftLearnerSettings, WarmstartSettings
 from tether.training.sft.tokenizer import train_tokenizer
 from tether.training.sft.trainer import SupervisedTrainer
 
 TOKENIZER_EPISODES = 400
 ENVIRONMENTS = ("frozen_lake", "sokoban", "countdown", "countdown")
 """Turn by turn; sums are harder to learn than boards, so they come twice as often."""
-LESSONS: dict[str, Any] = {
-    "skill": {
-        "weaknesses": {"habit": 0.6, "confusion": 0.3, "indecision": 0.6, "sloppiness": 0.03},
-        "steps": 3300,
-        "episodes": 50_000,
-        "learning_rate": 1.5e-3,
-    },
-    "habit": {
-        "weaknesses": {"habit": 0.7, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
-        "steps": 400,
-        "episodes": 8_000,
-        "learning_rate": 4e-4,
-    },
-}
-"""The lessons of `tiny`; what is not configured stays as here."""
 
-Positive = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(gt=0)]
 Progress = Callable[[str, int, int, str], None]
 """Called with stage, done, total, and a short remark."""
-
-
-class Lesson(Settings):
-    """Experts to imitate, and for how long."""
-
-    weaknesses: Weaknesses
-    steps: Positive
-    episodes: Positive
-    """Demonstrated episodes of all environments; training goes round them as often as the steps need."""
-    learning_rate: Rate
-
-
-class WarmstartSettings(Settings):
-    """What `tiny` is made of."""
-
-    skill: Lesson
-    habit: Lesson
-    batch: Positive = 64
-    width: Positive = 192
-    hidden: Positive = 512
-    layers: Positive = 5
-    heads: Positive = 4
-    positions: Positive = 1024
-    seed: Annotated[int, Field(ge=0)] = 0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, data: Any) -> Any:
-        """A lesson that is configured in part is the lesson of `tiny` for the rest."""
-        if not isinstance(data, dict):
-            return data
-        return merge(LESSONS, {key: value.model_dump() if isinstance(value, Settings) else value for key, value in data.items()})
 
 
 def warmstart(settings: WarmstartSettings, out: Path, device: str, progress: Progress) -> None:

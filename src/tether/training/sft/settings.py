@@ -1,10 +1,10 @@
-"""Every setting of `tether sft`, typed, with its range and its default. Nothing here imports torch: a mistake is refused at once."""
+"""Every setting of `tether sft` and of its recipe `tether warmstart`, typed, with its range and its default. Nothing here imports torch: a mistake is refused at once."""
 
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from tether.core.config import Settings
+from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
 from tether.training.settings import SCHEDULES, LearnerSettings, LoraSettings, ModelSettings, Positive
 from tether.training.sft.demonstrators import EXPERTS, Weaknesses
@@ -114,3 +114,54 @@ def default_learning_rate(num_parameters: int, adapters: bool) -> float:
     if adapters:
         return 2e-4
     return 1e-4 if num_parameters < SMALL_MODEL else 2e-5
+
+
+# ------------------------------------------------------------------------------------------------------- the recipe of tiny
+
+LESSONS: dict[str, Any] = {
+    "skill": {
+        "weaknesses": {"habit": 0.6, "confusion": 0.3, "indecision": 0.6, "sloppiness": 0.03},
+        "steps": 3300,
+        "episodes": 50_000,
+        "learning_rate": 1.5e-3,
+    },
+    "habit": {
+        "weaknesses": {"habit": 0.7, "confusion": 0.1, "indecision": 0.3, "sloppiness": 0.03},
+        "steps": 400,
+        "episodes": 8_000,
+        "learning_rate": 4e-4,
+    },
+}
+"""The lessons of `tiny`; what is not configured stays as here."""
+
+
+class Lesson(Settings):
+    """Experts to imitate, and for how long."""
+
+    weaknesses: Weaknesses
+    steps: Positive
+    episodes: Positive
+    """Demonstrated episodes of all environments; training goes round them as often as the steps need."""
+    learning_rate: Annotated[float, Field(gt=0)]
+
+
+class WarmstartSettings(Settings):
+    """What `tiny` is made of."""
+
+    skill: Lesson
+    habit: Lesson
+    batch: Positive = 64
+    width: Positive = 192
+    hidden: Positive = 512
+    layers: Positive = 5
+    heads: Positive = 4
+    positions: Positive = 1024
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """A lesson that is configured in part is the lesson of `tiny` for the rest."""
+        if not isinstance(data, dict):
+            return data
+        return merge(LESSONS, {key: value.model_dump() if isinstance(value, Settings) else value for key, value in data.items()})

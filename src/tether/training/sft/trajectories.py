@@ -6,15 +6,17 @@ response that was recorded, and the observation in what stood before it. Validat
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
 from tether.core.types import Trajectory, Turn
-from tether.models.chat import ChatFormat
 from tether.runs.store import RunStore
 from tether.training.sft.demonstration import Demonstration
 from tether.training.sft.settings import TrajectorySettings
+
+if TYPE_CHECKING:
+    from tether.models.chat import ChatFormat  # transformers: not before the source was checked
 
 
 def select_trajectories(folder: Path, chosen: TrajectorySettings) -> list[dict[str, Any]]:
@@ -30,7 +32,7 @@ def select_trajectories(folder: Path, chosen: TrajectorySettings) -> list[dict[s
     return records if chosen.max_per_prompt is None else _best_of_prompts(records, chosen.max_per_prompt)
 
 
-def demonstrated(records: list[dict[str, Any]], chat: ChatFormat, folder: Path, model: str) -> list[Demonstration]:
+def demonstrated(records: list[dict[str, Any]], chat: "ChatFormat", folder: Path, model: str) -> list[Demonstration]:
     """The episodes with their own token ids; a tokenizer that reads them differently is refused."""
     found = []
     for record in records:
@@ -90,10 +92,10 @@ def _turns(record: dict[str, Any]) -> Iterator[Turn]:
         )
 
 
-def _reads_the_same(chat: ChatFormat, turn: Turn) -> bool:
+def _reads_the_same(chat: "ChatFormat", turn: Turn) -> bool:
     # Some templates strip a message, so the ends of an observation may be missing.
     return chat.decode(turn.response_ids) == turn.text and turn.observation.strip() in chat.decode(turn.context_ids)
 
 
-def _read(chat: ChatFormat, ids: tuple[int, ...]) -> str:
+def _read(chat: "ChatFormat", ids: tuple[int, ...]) -> str:
     return chat.decode(ids)[:60]

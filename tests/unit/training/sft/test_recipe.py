@@ -14,7 +14,8 @@ from tether.models.load import load_model
 from tether.training.sft import recipe
 from tether.training.sft.demonstrators import HABITS, Weaknesses, demonstrate, sums
 from tether.training.sft.experts import play_expert
-from tether.training.sft.recipe import Lesson, WarmstartSettings, warmstart
+from tether.training.sft.recipe import warmstart
+from tether.training.sft.settings import Lesson, WarmstartSettings
 
 SURE = Weaknesses()
 USUAL = WarmstartSettings().skill.weaknesses
@@ -110,6 +111,13 @@ def test_the_weaknesses_on_a_board(name: str) -> None:
         first = split_actions(plan)[0]
         assert split_actions(undecided) == [first, opposite[first]]
         assert sloppy == "Wait"
+
+
+def test_a_lesson_may_be_configured_in_part() -> None:
+    settings = WarmstartSettings.model_validate({"skill": {"steps": 50, "weaknesses": {"habit": 0.1}}, "seed": 3})
+    usual = WarmstartSettings()
+    assert (settings.skill.steps, settings.skill.episodes, settings.habit, settings.seed) == (50, 50_000, usual.habit, 3)
+    assert settings.skill.weaknesses == usual.skill.weaknesses.model_copy(update={"habit": 0.1})
 
 
 @pytest.mark.parametrize("change", [{"habit": 1.5}, {"confusion": -0.1}])
