@@ -1,12 +1,14 @@
 """Attention kernels without gradient: over a paged cache (decoder), and over texts in a row that continue stored prefixes (scorer).
 
-Paged: the new tokens are at the end of their texts, one a text when decoding, many when a prompt is fed. A program takes some queries of one
-text and one key head, and reads that text's pages up to the last position its queries may see. Where texts are too few to fill the GPU,
-the pages of each are split among programs, and a second kernel merges their parts.
+Paged: the new tokens are at the end of their texts. A program takes some queries of one text and one key head, and reads that text's pages up to
+the last position its queries may see.
+
+A new token: a step of decoding has one new token a text. One kernel puts its position into query and key, writes key and value to the cache,
+and attends. Where texts are too few to fill the GPU, the pages of each are split among programs; the one that arrives last adds up the parts.
 
 Texts: a query sees all of its text's prefix, then its own text up to itself. Both go into one softmax; nothing is copied or padded.
 
-In both, the query heads that share a key head are rows of the same block, so keys and values are read once for all of them.
+In all of them, the query heads that share a key head are rows of the same block, so keys and values are read once for all of them.
 
 Shape legend: S new tokens of all texts, B texts, X pages of a text or tokens of all prefixes, H query heads, K key heads, D width of a head,
 G = H / K.
@@ -23,18 +25,16 @@ MOST_SPLITS = 16
 PROMPT_ROWS = 128
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_tokens"])  # one kernel for all sizes of a batch
+@triton.jit(do_not_specialize=["table_stride"])  # one kernel for all sizes of a batch
 def _attend_pages(
-    query_ptr, key_ptr, value_ptr, tables_ptr, starts_ptr, lengths_ptr, out_ptr, part_ptr, sums_ptr,
-    query_stride, out_stride, table_stride, num_heads, num_kv_heads, width, scale_log2, num_tokens,
-    GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    query_ptr, key_ptr, value_ptr, tables_ptr, starts_ptr, lengths_ptr, out_ptr,
+    query_stride, out_stride, table_stride, num_kv_heads, width, scale_log2,
+    GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    text, kv_head, third = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    text, kv_head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_token = tl.load(starts_ptr + text)
     num_new = tl.load(starts_ptr + text + 1) - first_token
     length = tl.load(lengths_ptr + text)  # positions filled, the new ones included
-    block, split = third // SPLITS, third % SPLITS
     token = block * (ROWS // GROUP_ROWS) + tl.arange(0, ROWS) // GROUP_ROWS
     head = tl.arange(0, ROWS) % GROUP_ROWS
     is_query = (token < num_new) & (head < GROUP)
@@ -45,13 +45,11 @@ def _attend_pages(
         query = tl.load(query_ptr + rows[:, None] + column[None, :], mask=is_query[:, None] & in_width[None, :], other=0.0)
         position = length - num_new + token
         visible = tl.minimum(length, length - num_new + (block + 1) * (ROWS // GROUP_ROWS))
-        num_pages = tl.cdiv(visible, PAGE)
-        each = tl.cdiv(num_pages, SPLITS)
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, WIDTH], tl.float32)
         offset = tl.arange(0, PAGE)
-        for index in range(split * each, tl.minimum((split + 1) * each, num_pages)):
+        for index in range(0, tl.cdiv(visible, PAGE)):
             page = tl.load(tables_ptr + text.to(tl.int64) * table_stride + index).to(tl.int64)
             base = (page * num_kv_heads + kv_head) * PAGE * width
             place = base + offset[:, None] * width + column[None, :]
@@ -68,28 +66,9 @@ def _attend_pages(
             value = tl.load(value_ptr + place, mask=there, other=0.0)
             mixed = mixed * shrink[:, None] + tl.dot(shares.to(value.dtype), value, input_precision=PRECISION)
             best = higher
-        if SPLITS == 1:
-            out = mixed / total[:, None]
-            target = (first_token + token).to(tl.int64) * out_stride + (kv_head * GROUP + head) * width
-            tl.store(out_ptr + target[:, None] + column[None, :], out.to(query.dtype), mask=is_query[:, None] & in_width[None, :])
-        else:
-            number = ((split * num_tokens + first_token + token) * num_heads + kv_head * GROUP + head).to(tl.int64)
-            tl.store(part_ptr + number[:, None] * WIDTH + column[None, :], mixed, mask=is_query[:, None])
-            tl.store(sums_ptr + number * 2, best, mask=is_query)
-            tl.store(sums_ptr + number * 2 + 1, total, mask=is_query)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _merge(part_ptr, sums_ptr, out_ptr, num_rows, width, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDTH)
-    number = tl.arange(0, SPLITS) * num_rows + row
-    best = tl.load(sums_ptr + number * 2)
-    total = tl.load(sums_ptr + number * 2 + 1)
-    weight = tl.exp2(best - tl.max(best, axis=0))  # a split that saw nothing has -inf here, and no weight
-    parts = tl.load(part_ptr + number[:, None] * WIDTH + column[None, :])
-    out = tl.sum(parts * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
-    tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=column < width)
+        out = mixed / total[:, None]
+        target = (first_token + token).to(tl.int64) * out_stride + (kv_head * GROUP + head) * width
+        tl.store(out_ptr + target[:, None] + column[None, :], out.to(query.dtype), mask=is_query[:, None] & in_width[None, :])
 
 
 def paged_attention(
@@ -110,26 +89,15 @@ def paged_attention(
     num_kv_heads, page = caches[0].shape[1], caches[0].shape[2]
     group = num_heads // num_kv_heads
     group_rows = triton.next_power_of_2(group)
-    rows = max(16, group_rows if most_new == 1 else max(PROMPT_ROWS, group_rows))
-    num_blocks = triton.cdiv(most_new, rows // group_rows)
-    wide = max(16, triton.next_power_of_2(width))
-    num_texts = len(lengths_B)
-    splits = 1
-    if most_new == 1:
-        splits = min(MOST_SPLITS, triton.next_power_of_2(max(1, ENOUGH_PROGRAMS // (num_texts * num_kv_heads * num_blocks))))
+    rows = max(PROMPT_ROWS, group_rows)
     out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
-    size = splits * num_tokens * num_heads if splits > 1 else 0
-    parts = torch.empty(size, wide, dtype=torch.float32, device=query_SHD.device)
-    sums = torch.empty(size, 2, dtype=torch.float32, device=query_SHD.device)
     full = query_SHD.dtype == torch.float32
-    _attend_pages[(num_texts, num_kv_heads, num_blocks * splits)](
-        query_SHD, *caches, tables_BX, starts_B1, lengths_B, out_SHD, parts, sums,
-        query_SHD.stride(0), out_SHD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width, scale * 1.4426950408889634, num_tokens,
-        GROUP=group, GROUP_ROWS=group_rows, ROWS=rows, WIDTH=wide, PAGE=page, SPLITS=splits, PRECISION="ieee" if full else "tf32",
-        num_warps=4 if most_new == 1 else 8, num_stages=2 if full or most_new > 1 else 3,
+    _attend_pages[(len(lengths_B), num_kv_heads, triton.cdiv(most_new, rows // group_rows))](
+        query_SHD, *caches, tables_BX, starts_B1, lengths_B, out_SHD,
+        query_SHD.stride(0), out_SHD.stride(0), tables_BX.stride(0), num_kv_heads, width, scale * 1.4426950408889634,
+        GROUP=group, GROUP_ROWS=group_rows, ROWS=rows, WIDTH=max(16, triton.next_power_of_2(width)), PAGE=page,
+        PRECISION="ieee" if full else "tf32", num_warps=8, num_stages=2,
     )  # fmt: skip
-    if splits > 1:
-        _merge[(num_tokens * num_heads,)](parts, sums, out_SHD, num_tokens * num_heads, width, WIDTH=wide, SPLITS=splits, num_warps=1)
     return out_SHD
 
 
