@@ -13,6 +13,7 @@ out: a conversation is only ever appended to.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -28,6 +29,9 @@ PLAIN_TEMPLATE = (
 """For models without a chat template: "System: ...", "User: ..." and "Assistant: ...", the last with the end-of-turn token behind it."""
 REASONING_MODES = ("enable_thinking", "thinking")
 """The arguments by which templates switch reasoning on: of Qwen3 and most others, and of DeepSeek-V3.1."""
+
+CACHED_PROMPTS = 64
+"""First prompts that are kept: the members of a group begin alike, one after the other."""
 
 _RESPONSE = "\u27e6response\u27e7"
 """Stands for the model's response while a template is rendered; what follows it is what has to be appended."""
@@ -49,6 +53,7 @@ class ChatFormat:
         self._modes: dict[str, Any] = {name: True for name in REASONING_MODES if self._knows(name)}
         self.notes = tuple(self._describe())
         """What is worth knowing about the template before the first prompt; empty for one that knows nothing of reasoning."""
+        self._first_prompts = lru_cache(maxsize=CACHED_PROMPTS)(lambda system, user: self.encode(self._render(self._opening(system, user))))
 
     def _knows(self, name: str) -> bool:
         """Whether an argument changes what the template renders."""
@@ -81,7 +86,7 @@ class ChatFormat:
 
     def first_prompt(self, system: str | None, user: str) -> tuple[int, ...]:
         """Tokens of a new conversation, up to and including the opening think tag; None leaves the system message to the template."""
-        return self.encode(self._render(self._opening(system, user)))
+        return self._first_prompts(system, user)
 
     def next_prompt(self, user: str, response_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Tokens between a response and the next one.
