@@ -320,5 +320,5 @@ def test_conversations_that_are_too_long(tiny: Any) -> None:
 
 
 def test_an_unknown_shape() -> None:
-    with pytest.raises(SystemExit, match="there is no shape 'huge'; there are 3b, 135m"):
+    with pytest.raises(SystemExit, match=r"there is no shape 'huge'; there are 3b, 1\.5b, 135m"):
         module("shapes").measured_model("shape:huge")

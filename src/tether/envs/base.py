@@ -134,14 +134,17 @@ class TurnEnv(ABC, Generic[OptionsT]):
         self._turns = 0
         self._phase = EpisodePhase.UNSET
         presets = (EXAMPLE, PLAIN, *[PAPER] * bool(self.paper))
-        self._replacement = replacement(getattr(self, "name", type(self).__name__), options.instructions, presets)
+        # Options of a class of the user's own may lack what is younger than the class.
+        self._preset: str = getattr(options, "instructions", EXAMPLE)
+        self._num_examples: int = getattr(options, "examples", 0)
+        self._replacement = replacement(getattr(self, "name", type(self).__name__), self._preset, presets)
         self._worked: Sequence[Example] | None = None
 
     # --- what a subclass supplies ---
 
-    @abstractmethod
     def wording(self, preset: str) -> str:
-        """The instructions in one of the presets."""
+        """The instructions in one of the presets. A class that overrides `instructions` itself needs none."""
+        raise NotImplementedError(f"{type(self).__name__} has neither `wording` nor `instructions`; override one of them")
 
     @property
     def example(self) -> Example | None:
@@ -201,8 +204,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
     @property
     def instructions(self) -> str:
         """The rules of the task, for the system message, in the wording of the options."""
-        text = self.wording(self.options.instructions) if self._replacement is None else self._replacement
-        count = self.options.examples
+        text = self.wording(self._preset) if self._replacement is None else self._replacement
+        count = self._num_examples
         return with_worked(text, self._examples_to_show(count)) if count else text
 
     def other_example(self, examples: Sequence[Example]) -> Example:
@@ -349,7 +352,7 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
         return " ".join(parts)
 
     def take(self, answer: str) -> Outcome:
-        read = read_actions(answer, self.actions, lenient=self.options.lenient)
+        read = read_actions(answer, self.actions, lenient=getattr(self.options, "lenient", True))
         executed: list[str] = []
         reward, done, success = 0.0, False, False
         for index in read.indices[: self.options.actions_per_turn]:
@@ -364,7 +367,7 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
 
     def _nothing_executed(self) -> str:
         """A model that only hears that nothing was valid concludes that nothing can be done; so it is told what can."""
-        if self.options.instructions == PLAIN:
+        if self._preset == PLAIN:
             return NOTHING_EXECUTED
         return f"{NOTHING_EXECUTED} Name at least one action: {', '.join(self.actions)}."
 

@@ -35,7 +35,7 @@ GENERIC = (
 
 
 def env_prompts(env: str, count: int) -> list[str]:
-    played = make_env(env)
+    played = make_env(env, instructions="plain")  # an example would be found in place of the task's own numbers
     return [f"{played.instructions}\n\n{played.reset(1000 + index).text}" for index in range(count)]
 
 

@@ -163,7 +163,7 @@ class CurtOptions(DoorOptions):
         return cls(**data)
 
 
-@breaks("options", "option 'observationn' is refused without a word about 'observation': no")
+@breaks("options", "option 'instructionss' is refused without a word about 'instructions': no")
 class RefusesWithoutAWord(Doors):
     Options = CurtOptions
 

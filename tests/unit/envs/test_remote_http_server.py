@@ -65,8 +65,11 @@ def test_description(api: httpx.Client) -> None:
         "options": {
             "max_turns": 5,
             "split": "train",
+            "instructions": "example",
+            "examples": 0,
             "observation": "grid",
             "actions_per_turn": 2,
+            "lenient": True,
             "size": 4,
             "frozen": 0.9,
             "slip": 0.0,
@@ -87,7 +90,7 @@ def test_an_episode(api: httpx.Client) -> None:
         "reward": 0.0,
         "done": False,
         "success": False,
-        "info": {"valid": True, "truncated": False, "executed": ["Down", "Down"], "player": [2, 1], "slips": 0},
+        "info": {"valid": True, "truncated": False, "executed": ["Down", "Down"], "lenient": False, "player": [2, 1], "slips": 0},
     }
     last = api.post(f"{path}/step", json={"turn": 2, "answer": "Down"}).json()
     assert (last["reward"], last["done"], last["success"]) == (1.0, True, True)

@@ -200,7 +200,8 @@ def test_what_resets_only_with_other_options_can_be_served() -> None:
 
 def test_secrets_among_the_options_are_not_told() -> None:
     with serving("moody", password="hunter2") as url:
-        assert connect(url).options == {"max_turns": 4, "split": "train", "slow_to_build": 0.0, "refuses": False, "never_resets": False}
+        known = {"max_turns": 4, "split": "train", "instructions": "example", "examples": 0}
+        assert connect(url).options == {**known, "slow_to_build": 0.0, "refuses": False, "never_resets": False}
 
 
 def test_an_environment_without_an_instance() -> None:

@@ -52,7 +52,7 @@ def _talks(chat: Any) -> list[Talk]:
     """Mixed lengths and numbers of turns; one begins anew in the middle, and the last two share their first prompt."""
     talks = []
     for number in range(NUM_TALKS):
-        env = tether.make_env("frozen_lake", size=4 + number % 3)
+        env = tether.make_env("frozen_lake", size=4 + number % 3, instructions="plain")
         shown = [env.reset(10 * number + turn).text for turn in range(1 + number % 3)]
         first = chat.first_prompt(env.instructions if number % 2 else "Solve it.", shown[0])
         talks.append(Talk(number, [first, *(chat.next_prompt(text, chat.encode("</answer>")) for text in shown[1:])]))
