@@ -78,7 +78,10 @@ def test_answer_without_action_costs_a_turn_and_warns() -> None:
     env = open_lake(max_turns=2)
     env.reset(0)
     step = env.step("Jump")
-    assert step.observation.text == f"{NOTHING_EXECUTED} Name at least one action: Left, Down, Right, Up.\nTurn 2 of 2, 2 actions left.\nP___\n____\n____\n___G"
+    assert (
+        step.observation.text
+        == f"{NOTHING_EXECUTED} Name at least one action: Left, Down, Right, Up.\nTurn 2 of 2, 2 actions left.\nP___\n____\n____\n___G"
+    )
     assert (step.reward, step.done) == (0.0, False)
     assert NOTHING_EXECUTED not in env.step("Jump || Up").observation.text
 
