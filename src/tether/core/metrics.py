@@ -20,7 +20,7 @@ CATALOGUE: dict[str, str] = {
     "rollout/overlong": "share of responses punished for their length",
     "rollout/reasoning_tokens": "mean reasoning tokens per response that closed its think tag",
     "rollout/format_valid": "share of turns that were well formed with legal actions only",
-    "rollout/lenient": "share of turns that are valid only by the lenient reading of named actions",
+    "rollout/lenient": "share of turns that are valid only by the lenient reading of named actions, or because the end of the turn closed the answer",
     "rollout/reasonings": "responses with reasoning in them",
     "rollout/repeated_text": "share of them that mostly repeat one character, word or phrase",
     "rollout/tokens_sampled": "tokens sampled in the step",

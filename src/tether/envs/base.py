@@ -144,7 +144,7 @@ class TurnEnv(ABC, Generic[OptionsT]):
 
     def wording(self, preset: str) -> str:
         """The instructions in one of the presets. A class that overrides `instructions` itself needs none."""
-        raise NotImplementedError(f"{type(self).__name__} has neither `wording` nor `instructions`; override one of them")
+        raise BadInput(f"environment class {type(self).__name__} has neither `wording` nor `instructions`; override one of them")
 
     @property
     def example(self) -> Example | None:

@@ -18,7 +18,7 @@ from tether.core.protocols import Engine, Env
 from tether.core.types import Group
 from tether.envs.factory import env_factory
 from tether.envs.registry import make_env
-from tether.models.catalog import TRAINED_WORDING, check_name
+from tether.models.catalog import check_name
 from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.run import Run
 from tether.runs.store import RunStore
@@ -180,7 +180,7 @@ def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping
         base = {**base, "env": {"name": env}, "also": []}
     if "env" not in base:
         raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
-    settings = _in_trained_wording(validate(RunSettings, merge(base, given)))
+    settings = validate(RunSettings, merge(base, given))
     for chosen in settings.environments():
         make_env(chosen.name, **chosen.options)
     check_name(settings.model.name)
@@ -267,7 +267,7 @@ def play(
     given = merge(given, nested_settings(settings))
     if isinstance(model_or_engine, str):
         given = merge({"model": {"name": model_or_engine}}, given)
-    resolved = _in_trained_wording(validate(RunSettings, given)) if isinstance(model_or_engine, str) else validate(RunSettings, given)
+    resolved = validate(RunSettings, given)
     if isinstance(model_or_engine, str):
         check_name(model_or_engine)
         loaded = load_model(model_or_engine, device=resolved.model.device, dtype=compute_dtype(resolved))
@@ -333,7 +333,7 @@ def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mappin
     """All settings, checked as far as that goes without torch: names, ranges, the environment's own options, the model's name."""
     if config is None and "env" not in given:
         raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
-    settings = _in_trained_wording(load(RunSettings, config, merge(base, given)))
+    settings = load(RunSettings, config, merge(base, given))
     check_name(settings.model.name)
     return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options)))
 
@@ -342,19 +342,6 @@ def _with_options(settings: RunSettings, options: Callable[[EnvSettings], dict[s
     """The settings with other options for each of their environments."""
     env, *also = (chosen.model_copy(update={"options": options(chosen)}) for chosen in settings.environments())
     return settings.model_copy(update={"env": env, "also": also})
-
-
-def _in_trained_wording(settings: RunSettings) -> RunSettings:
-    """The settings with the instructions that the model was trained on, where it is one of those and none were chosen."""
-    wording = TRAINED_WORDING.get(settings.model.name)
-
-    def options(chosen: EnvSettings) -> dict[str, Any]:
-        known = env_factory(chosen.name).options
-        if wording is None or known is None or "instructions" not in known.model_fields:
-            return chosen.options
-        return {"instructions": wording, **chosen.options}
-
-    return _with_options(settings, options)
 
 
 def _all_options(chosen: EnvSettings, env: Env) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
 from tether.core.protocols import ENGINES, Sampling
 from tether.diagnostics.settings import Action, AlarmSettings, DiagnosisSettings
-from tether.envs.registry import check_name
+from tether.envs.registry import ENVIRONMENTS, check_name
+from tether.models.catalog import TRAINED_WORDING
 
 SCHEDULES = ("constant", "linear", "cosine")
 """Names of training.optim.SCHEDULES, known without torch."""
@@ -320,6 +321,11 @@ class RunSettings(Settings):
             "learner": {"learning_rate": 1e-4 if small else 1e-6},
             "critic": {"learning_rate": 1e-3 if small else 1e-5},
         }
+        wording = TRAINED_WORDING.get(model) if isinstance(model, str) else None
+        if wording is not None:
+            data |= {"env": _worded(data["env"], wording)} if "env" in data else {}
+            if isinstance(data.get("also"), list):
+                data["also"] = [_worded(env, wording) for env in data["also"]]
         defaults = merge(defaults, SECTIONS.get(algorithm, {}) if isinstance(algorithm, str) else {})
         for section, values in defaults.items():
             given = data.get(section, {})
@@ -373,6 +379,15 @@ class RunSettings(Settings):
 
     def evaluation_sampling(self) -> Sampling:
         return self.rollout.sampling(self.evaluation.temperature)
+
+
+def _worded(env: Any, wording: str) -> Any:
+    """The section of a built-in environment with this wording, where none was chosen; anything else as it is."""
+    values = env.model_dump(exclude_unset=True) if isinstance(env, Settings) else env
+    options = (values.get("options") or {}) if isinstance(values, dict) else None
+    if not isinstance(options, dict) or values.get("name") not in ENVIRONMENTS.names():
+        return env
+    return {**values, "options": {"instructions": wording, **options}}
 
 
 def _entry(data: dict[str, Any], section: str, key: str, default: Any) -> Any:

@@ -189,7 +189,8 @@ def test_smoke_fits_any_config_into_tiny(path: Path) -> None:
     assert settings.rollout.max_tokens < settings.rollout.max_context <= 1024
     assert settings.rollout.num_groups * settings.rollout.group_size <= 16 and settings.evaluation.prompts <= 16
     assert (settings.learner.learning_rate, settings.critic.learning_rate) == (1e-4, 1e-3)
-    same = ("env", "lora", "filter", "early_stop", "seed")
+    assert settings.env.options == {"instructions": "plain", **stated.env.options}, "tiny knows the plain wording alone"
+    same = ("lora", "filter", "early_stop", "seed")
     assert settings.model_dump(include=set(same)) == stated.model_dump(include=set(same)), "the rest of the run is the config's own"
     assert settings.algorithm.name == stated.algorithm.name
 
