@@ -133,7 +133,10 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     (adapter,) = model.active_adapters()
-    model.peft_config[adapter].save_pretrained(str(folder))
+    config: Any = copy.copy(model.peft_config[adapter])
+    if isinstance(config.target_modules, set):  # in the order of the alphabet: the same adapters give the same file
+        config.target_modules = sorted(config.target_modules)
+    config.save_pretrained(str(folder))
     save_file({name: tensor.contiguous() for name, tensor in _adapter_state(model).items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"})
 
 

@@ -265,9 +265,8 @@ def play(
         "seed": seed,
     }
     given = merge(given, nested_settings(settings))
-    if isinstance(model_or_engine, str):
-        given = merge({"model": {"name": model_or_engine}}, given)
-    resolved = validate(RunSettings, given)
+    name = model_or_engine if isinstance(model_or_engine, str) else "engine"  # defaults may depend on the model; an engine's is not known
+    resolved = validate(RunSettings, merge({"model": {"name": name}}, given))
     if isinstance(model_or_engine, str):
         check_name(model_or_engine)
         loaded = load_model(model_or_engine, device=resolved.model.device, dtype=compute_dtype(resolved))
