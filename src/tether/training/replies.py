@@ -12,6 +12,7 @@ from enum import StrEnum
 from tether.core.enums import FinishReason
 from tether.core.grammar import THINK_CLOSE
 from tether.core.types import Group, Turn
+from tether.training.sft.demonstrators import EXPERTS
 
 LOW = 0.1
 """A first step with a smaller share of valid replies than this comes with advice."""
@@ -22,6 +23,8 @@ NONE_VALID = "none of "
 
 _COMPLETE = re.compile(rf"{THINK_CLOSE}\s*<(\w+)>.*?</\1>", re.DOTALL)
 """Reasoning and an answer in tags of whatever name; which names an environment reads is its own affair."""
+_OPEN = re.compile(rf"{THINK_CLOSE}\s*<\w+>")
+"""Reasoning and the beginning of an answer, which the end of the turn closes."""
 
 
 class Fault(StrEnum):
@@ -39,7 +42,7 @@ def reply_fault(turn: Turn) -> Fault | None:
         return None
     if THINK_CLOSE not in turn.text:
         return Fault.UNCLOSED_THINK
-    if _COMPLETE.search(turn.text):
+    if _COMPLETE.search(turn.text) or (turn.finish is FinishReason.END_OF_TURN and _OPEN.search(turn.text)):
         return Fault.NOT_AN_ACTION
     return Fault.CUT if turn.finish is FinishReason.LENGTH else Fault.NO_ANSWER
 
@@ -73,7 +76,10 @@ def replies_note(groups: Sequence[Group], *, first: bool, env: str, model: str, 
 
 
 def _advice(fault: Fault, mostly_cut: bool, env: str, model: str, max_tokens: int) -> str:
-    teach = f"teach the model the form first (tether sft {env} --model {model}), or word the instructions for it (env.options.instructions)"
+    source = env if env in EXPERTS else "conversations.jsonl"
+    teach = (
+        f"teach the model the form first (tether sft {source} --model {model}), or word the instructions for it (env.options.instructions)"
+    )
     if fault is Fault.CUT or (fault is Fault.UNCLOSED_THINK and mostly_cut):
         return f"raise rollout.max_tokens (now {max_tokens}); where that does not help, {teach}"
     return teach

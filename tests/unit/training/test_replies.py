@@ -39,7 +39,7 @@ def _group(*turns: Turn) -> Group:
         (_turn(" right </think> I would", LENGTH), Fault.CUT),
         (_turn(" right </think> I would go right."), Fault.NO_ANSWER),
         (_turn(" right </think> So: <answer> Right </answer>", TEXT), Fault.NO_ANSWER),
-        (_turn(" right </think> <answer> Right"), Fault.NO_ANSWER),
+        (_turn(" right </think> <answer> Rihgt"), Fault.NOT_AN_ACTION),  # the end of the turn closes the answer
         (_turn(" right </think> <answer> your answer </answer>", TEXT), Fault.NOT_AN_ACTION),
         (_turn(" right </think>\n<search> </search>", TEXT), Fault.NOT_AN_ACTION),
         (_turn(" right </think> <answer> Rihgt </answer> or so", LENGTH), Fault.NOT_AN_ACTION),
@@ -57,6 +57,12 @@ GOOD = _turn(" a </think> <answer> Up </answer>", TEXT, valid=True)
 TEACH = (
     "teach the model the form first (tether sft frozen_lake --model smollm2), or word the instructions for it (env.options.instructions)"
 )
+
+
+def test_the_command_that_helps_is_one_that_works() -> None:
+    """There is no expert for WebShop: `tether sft webshop` would be refused."""
+    note = replies_note([_group(_turn(" no"))], first=True, env="webshop", model="smollm2", max_tokens=400)
+    assert note is not None and "tether sft conversations.jsonl --model smollm2" in note
 
 
 def test_the_first_step_says_the_share() -> None:
