@@ -1,5 +1,7 @@
 """What an agent is told about Countdown: the rules, the example of a reply, and the paper's frame."""
 
+from collections.abc import Sequence
+
 from tether.envs.countdown.expression import Use
 from tether.envs.countdown.generator import Puzzle
 from tether.envs.countdown.solver import solve, sums
@@ -51,11 +53,13 @@ def worked(puzzle: Puzzle, use: Use) -> Example | None:
     solution = puzzle.solution or solve(puzzle.target, puzzle.numbers, use)
     if solution is None:
         return None
-    reasoning = f"{_first_try(puzzle)}{', '.join(sums(solution))}. That is the target."
-    return Example(puzzle_text(puzzle), reasoning, solution, instance=puzzle.fingerprint)
-
-
-def _first_try(puzzle: Puzzle) -> str:
-    """The sum of all numbers, which seldom is the target: an example of how to go on from there."""
+    # The sum of all numbers seldom is the target: an example of how to go on from there.
     total = sum(puzzle.numbers)
-    return "" if total == puzzle.target else f"{' + '.join(map(str, puzzle.numbers))} = {total}, not {puzzle.target}. "
+    first = "" if total == puzzle.target else f"{' + '.join(map(str, puzzle.numbers))} = {total}, not {puzzle.target}. "
+    return Example(puzzle_text(puzzle), first + thoughts(puzzle.target, [], solution), solution, instance=puzzle.fingerprint)
+
+
+def thoughts(target: int, tries: Sequence[str], solution: str) -> str:
+    """Expressions that miss the target, then the one that makes it, each computed step by step."""
+    failed = "".join(f"{', '.join(sums(attempt))}, not {target}. " for attempt in tries)
+    return f"{failed}{', '.join(sums(solution))}. That is the target."

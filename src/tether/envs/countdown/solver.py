@@ -39,12 +39,33 @@ def solve(target: int, numbers: Sequence[int], use: Use = "at_most_once") -> str
     return None
 
 
+def near_misses(target: int, numbers: Sequence[int], count: int) -> list[str]:
+    """Expressions near the target that miss it, whole numbers all the way: the nearest first, no two of one value.
+
+    >>> near_misses(29, [7, 3, 12], 3)
+    ['12 + (7 * 3)', '7 + (3 + 12)', '3 * 12']
+    """
+    search = _Search(tuple(numbers))
+    found: _Table = {}
+    for size in range(2, min(TABLED, len(numbers)) + 1):
+        for chosen in combinations(range(len(numbers)), size):
+            for value, text in search.make_all(chosen).items():
+                if 0 < value != target and all(step.rpartition(" = ")[2].isdecimal() for step in sums(text[1:-1])):
+                    found.setdefault(value, text[1:-1])
+    nearest = sorted(found, key=lambda value: (abs(value - target), value))
+    return [found[value] for value in nearest[:count]]
+
+
 class _Search:
     """What the members of one list of numbers make; a set is a sorted tuple of places in the list."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self._numbers = numbers
         self._table = cache(self._listed)
+
+    def make_all(self, places: tuple[int, ...]) -> _Table:
+        """Every value that all these places make, with an expression."""
+        return self._table(places)
 
     def make(self, target: Fraction, places: tuple[int, ...]) -> str | None:
         """An expression of all these places with the target's value (not negative)."""

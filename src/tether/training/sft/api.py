@@ -195,7 +195,7 @@ def demonstrations_of(source: Source, settings: SftSettings, chat: "ChatFormat",
     from tether.training.sft.trajectories import demonstrated
 
     if source.envs:
-        experts = Experts(source.envs, chat, settings.experts.weaknesses, settings.end_of_turn)
+        experts = Experts(source.envs, chat, settings.experts.weaknesses, settings.end_of_turn, settings.experts.tries)
         return experts.record(settings.seed, range(settings.experts.episodes), lambda *said: progress("episodes", *said))
     if source.conversations:
         return tokenized(source.conversations, chat, settings.end_of_turn)

@@ -16,7 +16,8 @@ from pydantic import Field
 from tether.core.config import Settings
 from tether.core.protocols import Env
 from tether.envs.countdown.env import Countdown
-from tether.envs.countdown.solver import sums
+from tether.envs.countdown.prompt import thoughts
+from tether.envs.countdown.solver import near_misses, sums
 from tether.envs.frozen_lake.env import FrozenLake
 from tether.envs.frozen_lake.solver import shortest_walk
 from tether.envs.sokoban.env import Sokoban
@@ -28,6 +29,9 @@ EXPERTS = ("frozen_lake", "sokoban", "countdown")
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
 HABITS = ("Let me think about the next step", "I just try a way and see", "This is hard, so I take a guess")
 """What an expert says when it does not look at the task."""
+
+NEAR = 24
+"""Expressions next to the target that an expert of Countdown draws its tries from."""
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -58,10 +62,10 @@ class Thought:
         return f" {self.reasoning} </think> <answer> {self.answer} </answer>"
 
 
-def demonstrate(env: Env, rng: random.Random, weaknesses: Weaknesses) -> Thought:
-    """A response to the state `env` is in."""
+def demonstrate(env: Env, rng: random.Random, weaknesses: Weaknesses, tries: int = 0) -> Thought:
+    """A response to the state `env` is in. In Countdown up to `tries` expressions that miss the target come before the right one."""
     if isinstance(env, Countdown):
-        thought = _countdown(env, rng, weaknesses)
+        thought = _countdown(env, rng, weaknesses, tries)
     elif isinstance(env, FrozenLake | Sokoban):
         thought = _grid(env, rng, weaknesses)
     else:
@@ -104,12 +108,16 @@ def _sokoban(env: Sokoban, rng: random.Random) -> tuple[str, list[str], list[str
     return place, _direction(box, target, width), plan
 
 
-def _countdown(env: Countdown, rng: random.Random, weaknesses: Weaknesses) -> Thought:
+def _countdown(env: Countdown, rng: random.Random, weaknesses: Weaknesses, tries: int) -> Thought:
     puzzle = env.puzzle
     if rng.random() < weaknesses.habit or puzzle.solution is None:
         numbers = rng.sample(puzzle.numbers, rng.choice([2, len(puzzle.numbers)]))
-        tried = "".join(f" {rng.choice('+-*')} {number}" for number in numbers)
-        return Thought(f"{rng.choice(HABITS)}.", tried[3:])
+        guess = "".join(f" {rng.choice('+-*')} {number}" for number in numbers)
+        return Thought(f"{rng.choice(HABITS)}.", guess[3:])
+    if tries:  # nobody can guess the solution: what can be learned is to try, to compute and to compare, ever nearer to the target
+        near = near_misses(puzzle.target, puzzle.numbers, NEAR)
+        tried = sorted(rng.sample(range(len(near)), min(len(near), rng.randint(0, tries))), reverse=True)
+        return Thought(thoughts(puzzle.target, [near[place] for place in tried], puzzle.solution), puzzle.solution)
     return Thought(f"I want {puzzle.target}. {'. '.join(sums(puzzle.solution))}.", puzzle.solution)
 
 

@@ -31,11 +31,11 @@ def make_expert_envs(names: Sequence[str], options: Mapping[str, Mapping[str, An
     return [make_env(name, **options.get(name, {})) for name in names]
 
 
-def play_expert(env: Env, seed: int, rng: random.Random, weaknesses: Weaknesses) -> list[Exchange]:
+def play_expert(env: Env, seed: int, rng: random.Random, weaknesses: Weaknesses, tries: int = 0) -> list[Exchange]:
     """An expert's episode."""
     shown, exchanges = env.reset(seed).text, []
     while True:
-        thought = demonstrate(env, rng, weaknesses)
+        thought = demonstrate(env, rng, weaknesses, tries)
         exchanges.append((shown, thought.text))
         step = env.step(parse_response(thought.text).answer or "")
         if step.done:
@@ -51,6 +51,8 @@ class Experts:
     chat: "ChatFormat"
     weaknesses: Weaknesses
     end_of_turn: bool
+    tries: int = 0
+    """Expressions that miss the target, at most, before the right one (Countdown)."""
     stream: str = "sft"
     """First part of the names of the seeds."""
 
@@ -60,7 +62,7 @@ class Experts:
         for index in episodes:
             env = self.envs[index % len(self.envs)]
             rng = random.Random(derive_seed(f"{self.stream}-expert", seed, index))
-            exchanges = play_expert(env, derive_seed(f"{self.stream}-instance", seed, index), rng, self.weaknesses)
+            exchanges = play_expert(env, derive_seed(f"{self.stream}-instance", seed, index), rng, self.weaknesses, self.tries)
             turns = demonstrate_turns(self.chat, env.instructions, exchanges, self.end_of_turn)
             # The same instance may come from two seeds: held out together, no held-out board is trained on.
             recorded.append(demonstration(f"{type(env).__name__} {getattr(env, 'instance', index)}", turns))

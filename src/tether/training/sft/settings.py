@@ -22,6 +22,8 @@ class ExpertSettings(Settings):
     """Of all environments together, in turn."""
     weaknesses: Weaknesses = Weaknesses()
     """How often an expert fails; never by default."""
+    tries: Annotated[int, Field(ge=0, le=20)] = 6
+    """Countdown: expressions that miss the target, at most, which an expert computes before the right one; how many is drawn."""
     options: dict[str, dict[str, Any]] = {}
     """Options of the environments, by environment."""
 

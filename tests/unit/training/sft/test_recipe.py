@@ -1,6 +1,7 @@
 """The recipe of `tiny` gives a loadable folder, twice the same weights, and its experts always answer in the grammar."""
 
 import random
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tether.envs.countdown.env import Countdown
 from tether.models.chat import ChatFormat
 from tether.models.load import load_model
 from tether.training.sft import recipe
-from tether.training.sft.demonstrators import HABITS, Weaknesses, demonstrate, sums
+from tether.training.sft.demonstrators import HABITS, Weaknesses, demonstrate, near_misses, sums
 from tether.training.sft.experts import play_expert
 from tether.training.sft.recipe import warmstart
 from tether.training.sft.settings import Lesson, WarmstartSettings
@@ -70,6 +71,38 @@ def test_a_sure_expert_of_sums_writes_down_the_way_to_the_target() -> None:
         for step in steps:
             said, result = step.split(" = ")
             assert eval(said, {"__builtins__": {}}) == int(result), step
+
+
+def test_an_expert_that_tries_comes_ever_nearer_and_computes_every_try() -> None:
+    env, counts = tether.make_env("countdown"), set()
+    assert isinstance(env, Countdown)
+    for seed in range(40):
+        env.reset(seed)
+        thought, target = demonstrate(env, random.Random(seed), SURE, tries=3), env.puzzle.target
+        *tries, solution, verdict = thought.reasoning.split(". ")
+        assert (thought.answer, verdict) == (env.puzzle.solution, "That is the target.")
+        results = [int(attempt.removesuffix(f", not {target}").rpartition(" = ")[2]) for attempt in [*tries, solution]]
+        assert results[-1] == target and target not in results[:-1]
+        distances = [abs(result - target) for result in results]
+        assert distances == sorted(distances, reverse=True)
+        for step in (step for attempt in [*tries, solution] for step in attempt.removesuffix(f", not {target}").split(", ")):
+            said, result = step.split(" = ")
+            assert eval(said, {"__builtins__": {}}) == float(Fraction(result)), step
+        counts.add(len(tries))
+    assert counts == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("target", "numbers", "count", "expected"),
+    [
+        # 12 + 21 = 33 (4 off), 7 + 15 = 22 (7), 3 * 12 = 36 (7), 7 * 3 = 21 (8); 7 / (3 / 12) = 28 has a fraction on the way
+        (29, [7, 3, 12], 4, ["12 + (7 * 3)", "7 + (3 + 12)", "3 * 12", "7 * 3"]),
+        (5, [2, 3], 9, ["2 * 3", "3 - 2"]),  # 6, 1; 5 is the target itself, 2 / 3 no whole number
+        (5, [5], 9, []),
+    ],
+)
+def test_near_misses_are_the_nearest_and_never_the_target(target: int, numbers: list[int], count: int, expected: list[str]) -> None:
+    assert near_misses(target, numbers, count) == expected
 
 
 @pytest.mark.parametrize(
