@@ -19,8 +19,8 @@ from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*") if path.is_file() and path.name != "README.md")
-MODEL_FOLDERS = {"qwen2.5-1.5b": "qwen/qwen2.5-coder-1.5b", "smollm2": "models/smollm2-"}
-"""Folders of runs of one real model, and how the name of the model begins."""
+MODEL_FOLDERS = {"qwen2.5-1.5b": ("Qwen/Qwen2.5-Coder-1.5B-Instruct", "models/qwen-{env}"), "smollm2": ("models/smollm2-{env}",)}
+"""Folders of runs of one real model, and the names that it may have: its own, or the folder that `tether sft` writes."""
 PAIRS = list(product(ENVIRONMENTS.names(), PRESETS))
 
 # Appendix B.2; model, budgets of tokens and the period of evaluations are RAGEN's defaults (its config/base.yaml).
@@ -133,7 +133,10 @@ def test_a_config_loads_and_says_what_it_is(path: Path) -> None:
     if folder == "tiny":
         assert settings.model.name == "tiny" and settings.env.name == path.stem
     elif folder in MODEL_FOLDERS:
-        assert settings.env.name == path.stem and settings.model.name.lower().startswith(MODEL_FOLDERS[folder])
+        env = settings.env.name
+        assert env == path.stem and settings.model.name in [model.format(env=env) for model in MODEL_FOLDERS[folder]]
+        made = settings.model.name.startswith("models/")
+        assert (f"--out {settings.model.name}" in _header(path)) == made, "the header gives the command that makes the model"
     elif folder != "configs":
         assert (settings.env.name, settings.algorithm.name) == (folder, path.stem)
     header = _header(path)
