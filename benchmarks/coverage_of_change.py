@@ -63,9 +63,7 @@ def scores(policies: Floats, draws: Floats, source: np.ndarray) -> Floats:
 def measured(values: Floats, lengths: Floats, source: np.ndarray, bootstrap: int, seed: int) -> tuple[ProbeMeasurement, Information]:
     information = measure_information(values, lengths, source, bootstrap=bootstrap, seed=seed)
     prompts = [(column,) for column in range(values.shape[1])]
-    found = ProbeMeasurement.of(0, Pairs(prompts, [()] * len(source), source.tolist()), information)
-    assert found is not None  # every prompt has reasonings
-    return found, information
+    return ProbeMeasurement.of(0, Pairs(prompts, [()] * len(source), source.tolist()), information), information
 
 
 def coverage(kind: str, move: str, num: int, paired: bool, samples: int, bootstrap: int) -> dict[str, tuple[float, float]]:

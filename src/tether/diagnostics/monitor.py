@@ -371,7 +371,7 @@ def _fail(scope: Scope, failure: TetherError, health: Health) -> None:
 def _nothing_to_measure(pairs: Pairs) -> str | None:
     if not pairs.reasonings:
         return f"none of {pairs.num_empty} responses holds reasoning; nothing to measure"
-    if len(pairs.prompts) < 2:
+    if len(set(pairs.source)) < 2:  # a probe has further columns, but one prompt says nothing about how prompts differ
         return "all reasoning of the step comes from one prompt; there is no other prompt to compare with"
     return None
 

@@ -44,10 +44,8 @@ class ProbeMeasurement:
     """By name, one number per prompt."""
 
     @classmethod
-    def of(cls, step: int, pairs: Pairs, information: Information) -> Self | None:
-        """None where fewer than two prompts have reasonings: nothing then says how prompts differ."""
-        if not information.effects:
-            return None
+    def of(cls, step: int, pairs: Pairs, information: Information) -> Self:
+        """Of a measurement with intervals, in which at least two prompts have reasonings."""
         digest = hashlib.blake2b(repr(pairs.prompts).encode(), digest_size=16).hexdigest()
         levels = {name: float(getattr(information, name)) for name in CHANGES}
         return cls(step, digest, len(set(pairs.source)), levels, {name: list(information.effects[name]) for name in CHANGES})
@@ -117,9 +115,6 @@ class FixedProbe:
     ) -> dict[str, float]:
         """The change since the first measurement; nothing at the first one, and where the columns are not the same."""
         now, first = ProbeMeasurement.of(step, pairs, information), self._first
-        if now is None:
-            notes.append("probe: all reasoning comes from one prompt; no change is measured at this step")
-            return {}
         if first is None:
             self._first = now
             if now.num_prompts < self.num_prompts:

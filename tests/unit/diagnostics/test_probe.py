@@ -25,9 +25,7 @@ def measurement(sample: Sample) -> tuple[ProbeMeasurement, Information]:
     scores, lengths, source = sample
     information = measure_information(*sample, bootstrap=1)
     pairs = Pairs([(column,) for column in range(scores.shape[1])], [(0,) * int(length) for length in lengths], source.tolist())
-    found = ProbeMeasurement.of(1, pairs, information)
-    assert found is not None
-    return found, information
+    return ProbeMeasurement.of(1, pairs, information), information
 
 
 def narrowest(first: Sample, last: Sample, name: str) -> tuple[float, float]:
@@ -173,8 +171,10 @@ def test_a_prompt_without_reasoning_stays_a_column() -> None:
     silent = monitor.observe(3, **OWN, probe=sampler(4, silent=(1, 2, 3, 4)))
     assert silent.notes == ["diagnosis (first_turn): none of 16 responses holds reasoning; nothing to measure"] and not silent.information
     alone = monitor.observe(4, **OWN, probe=sampler(4, silent=(1, 2, 3)))
-    assert alone.notes == ["probe: all reasoning comes from one prompt; no change is measured at this step"]
-    assert alone.metrics["information"]["mi_seq"] == first["mi_seq"] and "mi_seq_change" not in alone.metrics["information"]
+    assert alone.notes == [
+        "diagnosis (first_turn): all reasoning of the step comes from one prompt; there is no other prompt to compare with"
+    ]
+    assert (alone.information, alone.regime, alone.metrics["information"]["num_prompts"]) == ({}, None, 4)
 
 
 def test_other_columns_are_said_and_not_compared() -> None:
