@@ -264,6 +264,13 @@ def _list(library: "Library", console: Console) -> None:
             )
 
 
+    for scale in library.shared.scales:
+        every = {cell.id: cell for name in library.grids for cell in library.own_cells(name, scale)}
+        done = sum(CellFiles(library.folder, scale).has(cell) for cell in every.values())
+        minutes = (len(every) - done) * library.scale(scale).minutes
+        console.print(f"all at {scale}: {done} of {len(every)} cells, about {minutes:.0f} min of one GPU left", highlight=False)
+
+
 def _commit() -> str:
     """The commit of the code that runs, with a plus if it was changed since; TETHER_COMMIT where there is no repository."""
     folder = Path(__file__).parent

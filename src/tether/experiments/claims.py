@@ -86,6 +86,15 @@ def decide(estimate: Estimate, margin: float) -> Verdict:
     return Verdict.CANNOT_TELL
 
 
+def decide_near_zero(estimate: Estimate, margin: float) -> Verdict:
+    """For claims that nothing is there: holds where the interval lies inside the margin, does not where it lies wholly outside."""
+    if not estimate.has_interval:
+        return Verdict.CANNOT_TELL
+    if estimate.low > -margin and estimate.high < margin:
+        return Verdict.HOLDS
+    return Verdict.DOES_NOT if estimate.low > margin or estimate.high < -margin else Verdict.CANNOT_TELL
+
+
 def all_of(verdicts: Sequence[Verdict]) -> Verdict:
     """Holds where all hold; does not where any does not. A part that was not run leaves only that one answer possible."""
     if Verdict.DOES_NOT in verdicts:
@@ -133,6 +142,8 @@ class Above(_Rule):
     over: Literal["each", "most", "mean"] = "each"
     """All environments must hold, most of them, or the mean over them (by seed)."""
     margin: Margin
+    slack: Margin = 0.0
+    """Added to the estimate: "not below by more than this"."""
 
     @field_validator("quantity")
     @classmethod
@@ -161,7 +172,7 @@ class Above(_Rule):
         if not all(values for _, values in arms):
             return Finding(label, Verdict.NOT_RUN)
         estimate = contrast(arms)
-        return Finding(label, decide(estimate, self.margin), estimate, quantity)
+        return Finding(label, decide(_shifted(estimate, self.slack), self.margin), estimate, quantity)
 
 
 class Ordered(_Rule):
@@ -212,7 +223,8 @@ class Correlation(_Rule):
     kind: Literal["correlation"]
     x: str
     y: str
-    sign: Literal[1, -1] = 1
+    sign: Literal[1, 0, -1] = 1
+    """Of the claimed correlation; 0: it is near zero, inside the margin."""
     than: str | None = None
     """Another quantity: the correlation of x with y is larger than that of this one with y."""
     margin: Margin = 0.1
@@ -238,8 +250,48 @@ class Correlation(_Rule):
             return first - stratified_spearman(columns[2], columns[1], strata) if self.than else first
 
         estimate = bootstrapped(statistic, environments)
-        verdict = decide(_flipped(estimate) if self.sign < 0 else estimate, self.margin)
+        verdict = _signed(estimate, self.sign, self.margin)
         return Judgement(verdict, [Finding(label, verdict, estimate)])
+
+
+class Buckets(_Rule):
+    """Over the buckets of the gradient decomposition, lowest reward variance first, a metric rises, falls or is flat."""
+
+    kind: Literal["buckets"]
+    arm: str
+    metric: str
+    """Without the number of the bucket, such as gradients/task_norm."""
+    buckets: Annotated[int, Field(ge=2)]
+    environments: list[str]
+    sign: Literal[1, 0, -1] = 1
+    """1: rises, -1: falls, by Spearman's correlation with the bucket; 0: flat, by (highest - lowest bucket) / mean of the buckets."""
+    margin: Margin = 0.1
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return Quantity.parse(f"mean {name}_1").metric.removesuffix("_1")
+
+    def arms(self) -> set[str]:
+        return {self.arm}
+
+    def environments_named(self) -> set[str]:
+        return set(self.environments)
+
+    def judge(self, outcomes: Outcomes) -> Judgement:
+        findings = [self._finding(env, outcomes) for env in self.environments]
+        return Judgement(all_of([finding.verdict for finding in findings]), findings)
+
+    def _finding(self, env: str, outcomes: Outcomes) -> Finding:
+        numbers = list(range(1, self.buckets + 1))
+        values = [outcomes.values(env, self.arm, Quantity("mean", f"{self.metric}_{number}")) for number in numbers]
+        label = f"{env}: {self.metric} of {self.arm}, " + ("rank correlation with the bucket" if self.sign else "(highest - lowest) / mean")
+        seeds = sorted(set.intersection(*map(set, values)))
+        if not seeds:
+            return Finding(label, Verdict.NOT_RUN)
+        rows = [[bucket[seed] for bucket in values] for seed in seeds]
+        estimate = level([spearman(numbers, row) for row in rows] if self.sign else [_spread(row) for row in rows])
+        return Finding(label, _signed(estimate, self.sign, self.margin), estimate)
 
 
 class Predicts(_Rule):
@@ -303,7 +355,7 @@ class Combined(_Rule):
         return Judgement(combine([part.verdict for part in parts]), [finding for part in parts for finding in part.findings])
 
 
-Rule = Annotated[Above | Ordered | Correlation | Predicts | Combined, Field(discriminator="kind")]
+Rule = Annotated[Above | Ordered | Correlation | Buckets | Predicts | Combined, Field(discriminator="kind")]
 
 
 class Claim(Settings):
@@ -325,5 +377,18 @@ def _mean_over(parts: Sequence[tuple[float, Mapping[int, float]]]) -> tuple[floa
     return parts[0][0], {seed: math.fsum(values[seed] for _, values in parts) / len(parts) for seed in sorted(seeds)}
 
 
-def _flipped(estimate: Estimate) -> Estimate:
-    return Estimate(-estimate.value, -estimate.high, -estimate.low, estimate.num, estimate.how)
+def _signed(estimate: Estimate, sign: int, margin: float) -> Verdict:
+    """The decision on an estimate that is claimed to be positive (1), negative (-1) or near zero (0)."""
+    if sign == 0:
+        return decide_near_zero(estimate, margin)
+    return decide(estimate if sign > 0 else Estimate(-estimate.value, -estimate.high, -estimate.low, estimate.num, estimate.how), margin)
+
+
+def _shifted(estimate: Estimate, by: float) -> Estimate:
+    return Estimate(estimate.value + by, estimate.low + by, estimate.high + by, estimate.num, estimate.how)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """(last - first) / mean; 0 where all are zero."""
+    mean = math.fsum(values) / len(values)
+    return (values[-1] - values[0]) / mean if mean else 0.0
