@@ -43,6 +43,7 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option(help="Runs side by side; by default as many as the device takes, measured.")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="End cleanly after this time; the next call resumes.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Run published cells anew, beside them, and compare.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; write the pages from the cells that are there.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="A few tiny cells in a temporary folder, to see that it works.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments with their cells, verdicts and cost.")] = False,
     experiments: Annotated[Path, typer.Option(help="Folder of the experiments.")] = Path("experiments"),
@@ -67,6 +68,8 @@ def reproduce(
     if smoke:
         with tempfile.TemporaryDirectory(prefix="tether-smoke-") as folder:
             _smoke(library, names[0], chosen, jobs, Path(folder), console)
+    elif no_run:
+        _pages(library, names, scale, console)
     elif again:
         _again(library, name, scale, chosen, jobs, max_minutes, runs, console)
     else:
@@ -84,14 +87,12 @@ def _reproduce(
     console: Console,
 ) -> None:
     from tether.experiments.cells import CellFiles
-    from tether.experiments.page import write_pages
 
     cells = list({cell.id: cell for name in names for cell in library.cells(name, scale, seeds)}.values())
     if not cells:
         raise BadInput(f"{', '.join(names)} has no cells at scale {scale}; see `tether reproduce --list`")
     state = _run(cells, CellFiles(library.folder, scale), runs / scale, jobs, max_minutes, console)
-    write_pages(library, library.shared.order)
-    _verdicts(library, names, scale, console)
+    _pages(library, names, scale, console)
     _end(state, console)
 
 
@@ -215,11 +216,13 @@ class _View:
         return f"{state.present + len(state.done)} of {state.total} cells done, {len(state.running)} running{failed}{time_left}"
 
 
-def _verdicts(library: "Library", names: Sequence[str], scale: str, console: Console) -> None:
+def _pages(library: "Library", names: Sequence[str], scale: str, console: Console) -> None:
+    """Write the pages of all experiments, which share cells, and print the verdicts of those that were asked for."""
     from tether.experiments.cells import CellFiles
-    from tether.experiments.page import finding_words
+    from tether.experiments.page import finding_words, write_pages
     from tether.experiments.results import read_results
 
+    write_pages(library, library.shared.order)
     for name in names:
         results = read_results(library, name, scale, CellFiles(library.folder, scale))
         console.print(f"\n{library.grids[name].title} ({scale}: {len(results.records)} of {len(results.cells)} cells)", style="bold")
@@ -262,7 +265,6 @@ def _list(library: "Library", console: Console) -> None:
                 highlight=False,
                 markup=False,
             )
-
 
     for scale in library.shared.scales:
         every = {cell.id: cell for name in library.grids for cell in library.own_cells(name, scale)}

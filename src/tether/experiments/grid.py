@@ -11,7 +11,7 @@ grids are one cell. Problems are collected and raised together, one line each.
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,10 +36,11 @@ def parse_seeds(text: str) -> list[int]:
     """
     seeds: list[int] = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or (last and int(last) < int(first)):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not first.isdigit() or not last.isdigit() or int(last) < int(first):
             raise BadInput(f"seeds are '{text}'; write them as 0-2 or 0,3,5")
-        seeds += range(int(first), int(last or first) + 1)
+        seeds += range(int(first), int(last) + 1)
     return list(dict.fromkeys(seeds))
 
 
@@ -148,7 +149,7 @@ class Grid(Settings):
     """Where the experiment differs from the paper's, and how to read it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a library is itself alone: expanded cells are kept by it
 class Library:
     """All experiments of a folder."""
 
@@ -158,7 +159,7 @@ class Library:
     grids: dict[str, Grid]
     papers: dict[str, dict[str, Any]]
     smoke: bool = False
-    _cells: dict[str, list[Cell]] = field(default_factory=dict, compare=False)
+    """Lay the settings of --smoke on top of every cell."""
 
     def names(self, name: str) -> list[str]:
         """The experiment of a name, or all in order of importance."""
@@ -193,9 +194,6 @@ class Library:
 
     def cell(self, scale: str, env: str, arm: str, seed: int) -> Cell:
         return _cell(self, scale, env, arm, seed)
-
-    def __hash__(self) -> int:
-        return id(self)
 
     def in_small(self, name: str) -> "Library":
         """The library with this experiment reduced to what shows in two minutes whether it works: one environment, two arms, tiny runs."""

@@ -23,7 +23,7 @@ COLOURS = (
     "#5d6fc0",
     "#a0765a",
 )
-PANEL_WIDTH, PANEL_HEIGHT, LEFT, TOP, GAP, LEGEND_LINE = 250, 180, 46, 46, 58, 18
+PANEL_WIDTH, PANEL_HEIGHT, LEFT, TOP, GAP, LEGEND_LINE = 250, 180, 46, 62, 58, 18
 LETTER = 6.3
 """Width of a letter of the legend, about."""
 _STYLE = """<style>
