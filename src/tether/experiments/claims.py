@@ -11,7 +11,7 @@ experiments/README.md explains the kinds in words.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 
 from tether.core.config import Settings
 from tether.experiments.quantities import Curves, Quantity
-from tether.experiments.statistics import Estimate, bootstrapped, contrast, level, spearman, stratified_spearman
+from tether.experiments.statistics import Estimate, bootstrapped, contrast, level, mean_of, spearman, stratified_spearman
 
 
 class Verdict(StrEnum):
@@ -140,7 +140,7 @@ class Above(_Rule):
     quantity: str
     environments: list[str]
     over: Literal["each", "most", "mean"] = "each"
-    """All environments must hold, most of them, or the mean over them (by seed)."""
+    """All environments must hold, most of them, or the mean over them."""
     margin: Margin
     slack: Margin = 0.0
     """Added to the estimate: "not below by more than this"."""
@@ -159,19 +159,23 @@ class Above(_Rule):
     def judge(self, outcomes: Outcomes) -> Judgement:
         quantity = Quantity.parse(self.quantity)
         label = " ".join(f"{'+' if weight > 0 else '-'} {_weight(weight)}{arm}" for arm, weight in self.contrast.items()).removeprefix("+ ")
-        values = {
-            env: [(weight, outcomes.values(env, arm, quantity)) for arm, weight in self.contrast.items()] for env in self.environments
-        }
+        estimates = {env: self._estimate(env, outcomes, quantity) for env in self.environments}
         if self.over == "mean":
-            values = {f"mean of {', '.join(values)}": [_mean_over(parts) for parts in zip(*values.values(), strict=True)]}
-        findings = [self._finding(f"{env}: {label}", arms, quantity) for env, arms in values.items()]
+            complete = [estimate for estimate in estimates.values() if estimate is not None]
+            mean = mean_of(complete) if len(complete) == len(estimates) else None
+            estimates = {f"mean of {', '.join(self.environments)}": mean}
+        findings = [self._finding(f"{env}: {label}", estimate, quantity) for env, estimate in estimates.items()]
         combine = most_of if self.over == "most" else all_of
         return Judgement(combine([finding.verdict for finding in findings]), findings)
 
-    def _finding(self, label: str, arms: Sequence[tuple[float, Mapping[int, float]]], quantity: Quantity) -> Finding:
-        if not all(values for _, values in arms):
+    def _estimate(self, env: str, outcomes: Outcomes, quantity: Quantity) -> Estimate | None:
+        """The contrast in one environment; None where an arm has no cell."""
+        arms = [(weight, outcomes.values(env, arm, quantity)) for arm, weight in self.contrast.items()]
+        return contrast(arms) if all(values for _, values in arms) else None
+
+    def _finding(self, label: str, estimate: Estimate | None, quantity: Quantity) -> Finding:
+        if estimate is None:
             return Finding(label, Verdict.NOT_RUN)
-        estimate = contrast(arms)
         return Finding(label, decide(_shifted(estimate, self.slack), self.margin), estimate, quantity)
 
 
@@ -369,12 +373,6 @@ class Claim(Settings):
 
 def _weight(weight: float) -> str:
     return "" if abs(weight) == 1 else f"{abs(weight):g} x "
-
-
-def _mean_over(parts: Sequence[tuple[float, Mapping[int, float]]]) -> tuple[float, dict[int, float]]:
-    """One arm's values in several environments as their mean by seed, of the seeds that all environments have; empty where one has none."""
-    seeds = set.intersection(*(set(values) for _, values in parts))
-    return parts[0][0], {seed: math.fsum(values[seed] for _, values in parts) / len(parts) for seed in sorted(seeds)}
 
 
 def _signed(estimate: Estimate, sign: int, margin: float) -> Verdict:

@@ -5,7 +5,7 @@ A curve maps steps to values. The windows are defined here once; experiments/REA
     start    the first measurement
     peak     the largest value, that of step 0 included
     lowest   the smallest value
-    mean     the mean over all measurements
+    mean     the area under the curve over the planned steps, by trapezoids, divided by the steps; the last value counts to the planned end
     last     the mean over the measurements in the last third of the planned steps; of a run that stopped before it, the last measurement
     change   last - start
     trend    Spearman's correlation of the values with the steps
@@ -15,6 +15,7 @@ A curve maps steps to values. The windows are defined here once; experiments/REA
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.metrics import CATALOGUE, is_catalogued
@@ -91,6 +92,14 @@ def shown(quantity: Quantity, value: float, *, signed: bool = False) -> str:
     return "0.0" if text in ("-0.0", "+0.0") and quantity.is_share else text
 
 
+def _mean(curve: Curve, _: Curves, planned: int) -> float:
+    steps = sorted(curve)
+    area = math.fsum((after - before) * (curve[before] + curve[after]) / 2 for before, after in pairwise(steps))
+    end = max(planned, steps[-1])
+    area += (end - steps[-1]) * curve[steps[-1]]
+    return area / (end - steps[0]) if end > steps[0] else curve[steps[0]]
+
+
 def _last(curve: Curve, _: Curves, planned: int) -> float:
     late = [value for step, value in curve.items() if 3 * step >= 2 * planned]
     return math.fsum(late) / len(late) if late else curve[max(curve)]
@@ -112,7 +121,7 @@ WINDOWS: dict[str, Callable[[Curve, Curves, int], float | None]] = {
     "start": lambda curve, _, __: curve[min(curve)],
     "peak": lambda curve, _, __: max(curve.values()),
     "lowest": lambda curve, _, __: min(curve.values()),
-    "mean": lambda curve, _, __: math.fsum(curve.values()) / len(curve),
+    "mean": _mean,
     "last": _last,
     "change": lambda curve, curves, planned: _last(curve, curves, planned) - curve[min(curve)],
     "trend": _trend,

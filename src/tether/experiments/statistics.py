@@ -18,6 +18,8 @@ from tether.diagnostics.intervals import student_t
 Floats = npt.NDArray[np.float64]
 
 RESAMPLES = 1000
+ROUNDING = 1e-9
+"""Degrees of freedom that are a whole number on paper may fall just below it."""
 LEAST_RUNS = 4
 """A rank correlation of fewer points has no interval worth the name."""
 
@@ -33,6 +35,10 @@ class Estimate:
     """Seeds, pairs of seeds, or runs; of an unpaired contrast the smallest number of seeds of an arm."""
     how: str
     """"seeds", "paired" (by seed), "unpaired" (Welch) or "bootstrap"."""
+    error: float = math.nan
+    """Standard error, where the interval is Student's."""
+    degrees: int = 0
+    """Its degrees of freedom."""
 
     @property
     def has_interval(self) -> bool:
@@ -45,9 +51,7 @@ def level(values: Sequence[float], how: str = "seeds") -> Estimate:
     mean = math.fsum(values) / num
     if num < 2:
         return Estimate(mean, -math.inf, math.inf, num, how)
-    error = math.sqrt(_variance(values) / num)
-    half = student_t(num - 1) * error
-    return Estimate(mean, mean - half, mean + half, num, how)
+    return _student(mean, _variance(values) / num, num - 1, num, how)
 
 
 def contrast(arms: Sequence[tuple[float, Mapping[int, float]]]) -> Estimate:
@@ -65,12 +69,31 @@ def contrast(arms: Sequence[tuple[float, Mapping[int, float]]]) -> Estimate:
     if fewest < 2:
         return Estimate(total, -math.inf, math.inf, fewest, "unpaired")
     parts = [(weight**2 * _variance(list(values.values())) / len(values), len(values) - 1) for weight, values in arms]
+    return _summed(total, parts, fewest, "unpaired")
+
+
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of independent estimates (one per environment), its error from theirs, with Welch's degrees of freedom, rounded down."""
+    num = len(estimates)
+    mean = math.fsum(estimate.value for estimate in estimates) / num
+    fewest, how = min(estimate.num for estimate in estimates), estimates[0].how
+    if not all(estimate.has_interval for estimate in estimates):
+        return Estimate(mean, -math.inf, math.inf, fewest, how)
+    return _summed(mean, [(estimate.error**2 / num**2, estimate.degrees) for estimate in estimates], fewest, how)
+
+
+def _summed(value: float, parts: Sequence[tuple[float, int]], num: int, how: str) -> Estimate:
+    """A sum of independent parts, each given by its variance and degrees of freedom (Welch and Satterthwaite)."""
     variance = math.fsum(part for part, _ in parts)
-    if variance == 0.0:
-        return Estimate(total, total, total, fewest, "unpaired")
-    degrees = max(1, math.floor(variance**2 / math.fsum(part**2 / free for part, free in parts)))
-    half = student_t(degrees) * math.sqrt(variance)
-    return Estimate(total, total - half, total + half, fewest, "unpaired")
+    spread = math.fsum(part**2 / degrees for part, degrees in parts)
+    degrees = max(1, math.floor(variance**2 / spread + ROUNDING)) if spread > 0 else sum(degrees for _, degrees in parts)
+    return _student(value, variance, degrees, num, how)
+
+
+def _student(value: float, variance: float, degrees: int, num: int, how: str) -> Estimate:
+    error = math.sqrt(variance)
+    half = student_t(degrees) * error
+    return Estimate(value, value - half, value + half, num, how, error, degrees)
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -114,11 +114,13 @@ def test_above_over_environments() -> None:
     assert judge({**both, "over": "most"}, outcomes(values)) is DOES_NOT  # half of them do not
 
 
-def test_the_mean_over_environments_takes_seeds_that_all_have() -> None:
+def test_the_mean_over_environments_is_paired_within_each() -> None:
+    """Environment e: differences 0.1 and 0.2 of its two shared seeds; f: 0.1 and 0.2. Errors 0.05 each, two degrees together."""
     rule: Any = TypeAdapter(Rule).validate_python({**ABOVE, "environments": ["e", "f"], "over": "mean"})
-    values = {("e", "a"): [0.1, 0.1, 0.1], ("e", "b"): [0.2, 0.3, 9.0], ("f", "a"): [0.5, 0.5], ("f", "b"): [0.6, 0.7]}
+    values = {("e", "a"): [0.1, 0.1], ("e", "b"): [0.2, 0.3, 9.0], ("f", "a"): [0.5, 0.5], ("f", "b"): [0.6, 0.7]}
     found = rule.judge(outcomes(values)).findings[0].estimate
-    assert found.num == 2 and found.value == pytest.approx(0.15)
+    assert (found.num, found.degrees) == (2, 2) and found.value == pytest.approx(0.15)
+    assert found.high - found.value == pytest.approx(4.30265 * 0.05 / math.sqrt(2), abs=1e-4)
 
 
 def test_slack_makes_it_not_below_by_more_than() -> None:

@@ -21,7 +21,7 @@ def value(text: str, planned: int = 150) -> float | None:
         ("start validation/success", 0.1),
         ("peak validation/success", 0.5),
         ("lowest validation/success", 0.1),
-        ("mean validation/success", 0.275),
+        ("mean validation/success", 47.5 / 150),  # 50 x 0.3 + 50 x 0.4 + 50 x 0.25
         ("last validation/success", 0.25),  # steps 100 and 150: 100 is the border of the last third and counts
         ("change validation/success", 0.15),
         ("trend information/mi_seq", -1.0),
@@ -40,6 +40,11 @@ def test_every_window_is_tested_above() -> None:
 
 def test_a_run_that_stopped_counts_with_its_last_measurement() -> None:
     assert value("last validation/success", planned=300) == 0.2
+    assert value("mean validation/success", planned=300) == pytest.approx((47.5 + 150 * 0.2) / 300)
+
+
+def test_one_measurement_is_its_own_mean() -> None:
+    assert Quantity.parse("mean information/mi").of({"information/mi": {150: 0.7}}, 150) == 0.7
 
 
 def test_a_metric_that_was_not_measured_has_no_value() -> None:

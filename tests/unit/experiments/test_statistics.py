@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tether.experiments.statistics import bootstrapped, contrast, level, ranks, spearman, stratified_spearman
+from tether.experiments.statistics import bootstrapped, contrast, level, mean_of, ranks, spearman, stratified_spearman
 
 
 def test_level_is_the_mean_with_student_t() -> None:
@@ -55,6 +55,22 @@ def test_weights_enter_squared_into_welch() -> None:
 def test_four_arms_are_a_difference_of_differences() -> None:
     arms = [(1.0, {0: 5.0, 1: 6.0}), (-1.0, {0: 3.0, 1: 3.0}), (-1.0, {0: 2.0, 1: 2.0}), (1.0, {0: 1.0, 1: 1.0})]
     assert contrast(arms).value == pytest.approx(1.5)
+
+
+def test_the_mean_of_environments_adds_their_errors() -> None:
+    """Differences 2 +- 1/sqrt(3) and 0 +- 1/sqrt(3), two degrees each: mean 1, error sqrt(2/3)/2 = 0.40825, four degrees, t = 2.77645."""
+    found = mean_of([level([1.0, 2.0, 3.0]), level([-1.0, 0.0, 1.0])])
+    assert (found.value, found.degrees, found.num) == (1.0, 4, 3)
+    assert found.high - found.value == pytest.approx(2.77645 * 0.40825, abs=1e-3)
+
+
+def test_an_environment_with_one_seed_leaves_the_mean_without_an_interval() -> None:
+    assert not mean_of([level([1.0, 2.0, 3.0]), level([1.0])]).has_interval
+
+
+def test_environments_without_spread_have_a_point() -> None:
+    found = mean_of([level([1.0, 1.0]), level([3.0, 3.0])])
+    assert (found.value, found.low, found.high) == (2.0, 2.0, 2.0)
 
 
 def test_ranks_share_ties() -> None:
