@@ -30,10 +30,11 @@ def test_smoke_runs_cells_and_leaves_the_experiments_alone(tmp_path: Path) -> No
 def test_an_interrupted_cell_is_resumed_and_a_finished_one_is_not_run_again(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(EXPERIMENTS, tmp_path / "experiments"))
     shared = yaml.safe_load((folder / "scales.yaml").read_text(encoding="utf-8"))
-    shared["scales"]["tiny"]["settings"] = {**shared["smoke"], "steps": 4, "filter": {"strategy": "all"}}
+    shared["scales"]["tiny"]["settings"] = {**shared["smoke"], "steps": 4, "diagnosis": {"every": 0}, "filter": {"strategy": "all"}}
     (folder / "scales.yaml").write_text(yaml.safe_dump(shared, sort_keys=False), encoding="utf-8")
-    grid = yaml.safe_load((folder / "table_6" / "grid.yaml").read_text(encoding="utf-8"))
-    grid["scales"] = {"tiny": {"environments": ["sokoban"], "seeds": "0", "arms": ["none"]}}
+    rule = {"kind": "correlation", "x": "last rollout/success", "y": "last validation/success"}
+    plan = {"environments": ["countdown"], "seeds": "0"}
+    grid = {"title": "T", "claim": "C", "arms": ["none"], "scales": {"tiny": plan}, "claims": [{"text": "X", "rule": rule}]}
     (folder / "table_6" / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False), encoding="utf-8")
     words = [*TETHER, "table_6", "--jobs", "1"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}

@@ -193,8 +193,10 @@ def test_buckets_rise_fall_or_are_flat() -> None:
     rising = buckets([[0.1, 0.2, 0.3], [0.2, 0.3, 0.4]])
     assert judge(rule, rising) is HOLDS
     assert judge({**rule, "sign": -1}, rising) is DOES_NOT
-    assert judge({**rule, "sign": 0, "margin": 0.25}, buckets([[1.0, 1.3, 1.01], [1.0, 0.9, 1.01]])) is HOLDS
+    assert judge({**rule, "sign": 0, "margin": 0.25}, buckets([[100.0, 130.0, 101.0], [100.0, 90.0, 101.0]])) is HOLDS
     assert judge({**rule, "sign": 0, "margin": 0.25}, buckets([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])) is DOES_NOT  # (3 - 1) / 2 = 1
+    mixed = buckets([[0.3, 0.2, 0.1], [0.1, 0.3, 0.2]])  # correlations -1 and 0.5
+    assert judge(rule, mixed) is CANNOT_TELL and judge({**rule, "sign": -1}, mixed) is CANNOT_TELL
     assert judge(rule, buckets([])) is NOT_RUN
 
 

@@ -143,6 +143,25 @@ def test_a_cell_that_another_process_runs_is_waited_for(library: Library, tmp_pa
     assert log.done == [cell.id]
 
 
+def test_the_process_itself_holds_the_lock(library: Library, tmp_path: Path) -> None:
+    """What a killed scheduler leaves behind: its end of the lock is closed, the process still runs, and nobody else gets the lock."""
+    answers = []
+
+    class Closer(Log):
+        def on_change(self, state: State) -> None:
+            for job in state.running:
+                job.lock.close()
+                if not (job.folder / "ended.txt").is_file():
+                    again = schedule._locked(tmp_path / "runs" / f"{job.cell.id}.lock")
+                    answers.append(again is None)
+                    if again is not None:
+                        again.close()
+
+    cells = library.own_cells("one", "tiny", [0])[:1]
+    run_cells(cells, CellFiles(tmp_path, "tiny"), tmp_path / "runs", Capacity.fixed(1), Closer(), commit="x", command=command(0.5))  # type: ignore[arg-type]
+    assert answers and sum(answers) >= len(answers) - 1  # the last look may come just after the end
+
+
 def test_sigterm_ends_it_as_ctrl_c_does(library: Library, tmp_path: Path) -> None:
     class Kill(Log):
         def on_change(self, state: State) -> None:

@@ -103,6 +103,12 @@ def test_bootstrap_is_deterministic_and_brackets_the_value() -> None:
     assert 0 < first.low < first.value <= first.high <= 1
 
 
+def test_bootstrap_interval_of_a_share() -> None:
+    """50 of 100 runs: the share of a resample has a standard deviation of 0.05, so 95% lie within 0.5 +- 0.098."""
+    found = bootstrapped(lambda rows: sum(row < 50 for row in rows) / 100, [0] * 100)
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.402, 0.598), abs=0.015)
+
+
 def test_bootstrap_of_three_runs_has_no_interval() -> None:
     assert not bootstrapped(lambda rows: 0.5, [0, 0, 0]).has_interval
 
