@@ -57,11 +57,11 @@ class Scale(Settings):
 
 
 class Probe(Settings):
-    """The fixed probe: its settings, in one place, and the section of metrics in which it writes."""
+    """The fixed probe, on which the information metrics are measured: its settings, in one place."""
 
     settings: dict[str, Any] = {}
-    section: str = "information"
-    """Quantities that name `information/...` are read from this section."""
+    smoke: dict[str, Any] = {}
+    """The same for --smoke."""
 
 
 class Shared(Settings):
@@ -213,15 +213,10 @@ class Library:
 @functools.lru_cache(maxsize=4096)
 def _cell(library: Library, scale: str, env: str, arm: str, seed: int) -> Cell:
     chosen = library.scale(scale)
-    layers = (
-        chosen.settings,
-        {"env": {"name": env}},
-        chosen.environments[env],
-        library.shared.probe.settings,
-        library.arms[arm].settings,
-        {"seed": seed},
-        library.shared.smoke if library.smoke else {},
-    )
+    probe = library.shared.probe
+    layers = [chosen.settings, {"env": {"name": env}}, chosen.environments[env], probe.settings, library.arms[arm].settings, {"seed": seed}]
+    if library.smoke:
+        layers += [library.shared.smoke, probe.smoke]
     return Cell.of(scale, env, arm, seed, functools.reduce(merge, layers))
 
 

@@ -53,7 +53,7 @@ EVERY_STEP = (
 MEASURED = re.compile(
     r"validation/(success|reward_mean|response_tokens|format_valid)"
     r"|gradients/(rv_mean|task_norm|kl_norm|entropy_norm|regulariser_norm|dominance|snr)_\d+"
-    r"|(information|information_trajectory|probe\w*)/"
+    r"|(information|information_trajectory)/"
     r"(retrieval_acc|chance|recall_[248]|mi|mi_seq|mi_zscore|mi_zscore_ema|h_conditional|h_marginal)"
 )
 _STATUS_LINE = re.compile(r"^Turn \d+ of \d+[^\n]*\n")

@@ -62,12 +62,7 @@ def read_results(library: Library, name: str, scale: str, files: CellFiles, seed
     grid, cells = library.grids[name], library.cells(name, scale, seeds)
     records = {cell.id: record for cell in cells if (record := files.read(cell)) is not None}
     failures = {cell.id: reason for cell in cells if cell.id not in records and (reason := files.failure(cell)) is not None}
-    section = library.shared.probe.section
-    runs = [
-        RunNumbers(cell.env, cell.arm, cell.seed, cell.steps, _read_from(records[cell.id].curves, section))
-        for cell in cells
-        if cell.id in records
-    ]
+    runs = [RunNumbers(cell.env, cell.arm, cell.seed, cell.steps, records[cell.id].curves) for cell in cells if cell.id in records]
     outcomes = Outcomes(runs)
     correlations = []
     for text in grid.correlations:
@@ -75,14 +70,6 @@ def read_results(library: Library, name: str, scale: str, files: CellFiles, seed
         correlations.append((text, rule.judge(outcomes)))
     judgements = [(claim, claim.rule.judge(outcomes)) for claim in grid.claims]
     return Results(name, scale, cells, records, failures, outcomes, _levels(grid.table, cells, outcomes), judgements, correlations)
-
-
-def _read_from(curves: Mapping[str, Mapping[int, float]], section: str) -> dict[str, Mapping[int, float]]:
-    """The curves, with `information/...` taken from the section of the probe."""
-    if section == "information":
-        return dict(curves)
-    probed = {f"information/{name.removeprefix(f'{section}/')}": curve for name, curve in curves.items() if name.startswith(f"{section}/")}
-    return {**{name: curve for name, curve in curves.items() if not name.startswith("information/")}, **probed}
 
 
 def _levels(table: Sequence[str], cells: Sequence[Cell], outcomes: Outcomes) -> list[Level]:

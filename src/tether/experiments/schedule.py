@@ -27,7 +27,7 @@ from tether.core.errors import TetherError
 from tether.experiments.capacity import Capacity
 from tether.experiments.cells import Cell, CellFiles, CellRecord
 from tether.experiments.harvest import harvest, progress
-from tether.runs.store import RunStore
+from tether.runs.store import ABOUT, RunStore
 
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 120.0
@@ -46,7 +46,6 @@ class Job:
     folder: Path
     process: subprocess.Popen[bytes]
     lock: IO[bytes]
-    started: float
     step: int = 0
     success: float | None = None
     step_seconds: float | None = None
@@ -54,6 +53,17 @@ class Job:
     def look(self) -> None:
         """Read how far the run is."""
         self.step, self.success, self.step_seconds = progress(self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A cell whose run is over and waits to be harvested."""
+
+    cell: Cell
+    folder: Path
+    code: int
+    """Of its process."""
+    lock: IO[bytes]
 
 
 @dataclass(slots=True)
@@ -64,6 +74,7 @@ class State:
     present: int
     """Cells whose file was there before."""
     running: list[Job] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
     waiting: list[Cell] = field(default_factory=list)
     done: list[Cell] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -118,40 +129,37 @@ def run_cells(
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
     with _terminated_as_interrupted():
         try:
-            while state.waiting or state.running:
+            while state.waiting or state.running or state.ended:
                 if deadline is not None and time.monotonic() >= deadline:
                     state.stopped = "the time given by --max-minutes is over"
                     break
-                _collect(state, files, observer, commit)
+                _retire(state)
                 for job in state.running:
                     job.look()
-                _start(state, files, runs, capacity, observer, commit, command or train_command)
+                _start(state, files, runs, capacity, command or train_command)
                 observer.on_change(state)
-                if state.waiting or state.running:
+                if state.ended:  # one at a time, and only after others were started: harvesting takes seconds
+                    _harvest(state.ended.pop(0), files, state, observer, commit)
+                elif state.running or state.waiting:
                     time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             state.stopped = "interrupted"
         finally:
             _interrupt(state.running)
-            _collect(state, files, observer, commit, interrupted=True)
+            _retire(state)
+            for ended in state.ended:
+                _harvest(ended, files, state, observer, commit, interrupted=True)
+            state.ended.clear()
     return state
 
 
 def train_command(cell: Cell, folder: Path, settings: Path) -> list[str]:
     """`tether train` of a cell, resumed where its run folder exists."""
-    how = ["--resume"] if (folder / "run.json").is_file() else ["--config", str(settings)]
+    how = ["--resume"] if (folder / ABOUT).is_file() else ["--config", str(settings)]
     return [sys.executable, "-m", "tether", "train", *how, "--out", str(folder)]
 
 
-def _start(
-    state: State,
-    files: CellFiles,
-    runs: Path,
-    capacity: Capacity,
-    observer: Observer,
-    commit: str,
-    command: Callable[[Cell, Path, Path], list[str]],
-) -> None:
+def _start(state: State, files: CellFiles, runs: Path, capacity: Capacity, command: Callable[[Cell, Path, Path], list[str]]) -> None:
     """Start as many waiting cells as there is room for; those that another process runs keep waiting."""
     for cell in list(state.waiting):
         if not capacity.has_room([(job.step, job.step_seconds) for job in state.running]):
@@ -165,9 +173,10 @@ def _start(
             lock.close()
             state.done.append(cell)
         elif _finished(folder):  # the run ended, its scheduler was killed before it harvested
-            _harvest(cell, folder, files, state, observer, commit)
-            lock.close()
+            state.ended.append(Ended(cell, folder, 0, lock))
         else:
+            if folder.is_dir() and not (folder / ABOUT).is_file():
+                shutil.rmtree(folder)  # a kill while the folder was being made: it holds nothing and would be refused
             settings = runs / f"{cell.id}.yaml"
             settings.write_text(yaml.safe_dump(cell.settings, sort_keys=False), encoding="utf-8")
             with (runs / f"{cell.id}.log").open("ab") as log:
@@ -180,38 +189,45 @@ def _start(
                     pass_fds=(lock.fileno(),),
                     env=os.environ | ONE_THREAD,
                 )
-            state.running.append(Job(cell, folder, process, lock, time.monotonic()))
+            state.running.append(Job(cell, folder, process, lock))
 
 
-def _collect(state: State, files: CellFiles, observer: Observer, commit: str, *, interrupted: bool = False) -> None:
-    """Harvest the runs that have ended; `interrupted` ones that did not finish are no failures."""
-    for job in [job for job in state.running if job.process.poll() is not None]:
-        state.running.remove(job)
-        if _finished(job.folder):
-            _harvest(job.cell, job.folder, files, state, observer, commit)
-        elif not interrupted:
-            reason = f"exit code {job.process.returncode}: {_last_line(job.folder.parent / f'{job.cell.id}.log')}"
-            _fail(job.cell, reason, files, state, observer)
-        else:
-            state.waiting.append(job.cell)
-        job.lock.close()
+def _retire(state: State) -> None:
+    """Take the runs whose process is over from the running ones."""
+    for job in list(state.running):
+        code = job.process.poll()
+        if code is not None:
+            state.running.remove(job)
+            state.ended.append(Ended(job.cell, job.folder, code, job.lock))
 
 
-def _harvest(cell: Cell, folder: Path, files: CellFiles, state: State, observer: Observer, commit: str) -> None:
+def _harvest(ended: Ended, files: CellFiles, state: State, observer: Observer, commit: str, *, interrupted: bool = False) -> None:
+    """Keep the numbers of a finished run; one that did not finish is a failure, unless it was `interrupted`."""
+    cell, folder = ended.cell, ended.folder
     try:
-        record = harvest(cell, folder, commit=commit)
+        if _finished(folder):
+            record = harvest(cell, folder, commit=commit)
+            files.write(cell, record)
+            _delete_leftovers(folder)
+            state.done.append(cell)
+            observer.on_done(cell, record)
+        elif interrupted:
+            state.waiting.append(cell)
+        else:
+            _fail(cell, f"exit code {ended.code}: {_last_line(folder.parent / f'{cell.id}.log')}", files, state, observer)
     except TetherError as error:
         _fail(cell, f"cannot be harvested: {error}", files, state, observer)
-        return
-    files.write(cell, record)
+    finally:
+        ended.lock.close()
+
+
+def _delete_leftovers(folder: Path) -> None:
     for name in LEFTOVERS:
         path = folder / name
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    state.done.append(cell)
-    observer.on_done(cell, record)
 
 
 def _fail(cell: Cell, reason: str, files: CellFiles, state: State, observer: Observer) -> None:
@@ -235,7 +251,7 @@ def _interrupt(jobs: Sequence[Job]) -> None:
 
 
 def _finished(folder: Path) -> bool:
-    return (folder / "run.json").is_file() and RunStore.open(folder).finished is not None
+    return (folder / ABOUT).is_file() and RunStore.open(folder).finished is not None
 
 
 def _locked(path: Path) -> IO[bytes] | None:

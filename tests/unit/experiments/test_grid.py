@@ -33,9 +33,10 @@ def test_cells_go_seed_by_seed(library: Library) -> None:
 
 
 def test_probe_settings_enter_every_cell(tmp_path: Path, files: Files, write_experiments: Write) -> None:
-    files["scales"]["probe"] = {"settings": {"diagnosis": {"every": 3}}}
+    files["scales"]["probe"] = {"settings": {"diagnosis": {"every": 3}}, "smoke": {"diagnosis": {"every": 1}}}
     probed = read_library(write_experiments(tmp_path, files))
     assert probed.own_cells("one", "tiny")[0].settings["diagnosis"] == {"every": 3}
+    assert probed.in_small("one").own_cells("one", "tiny")[0].settings["diagnosis"] == {"every": 1}
 
 
 def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> None:

@@ -42,11 +42,11 @@ def test_only_named_metrics_are_kept() -> None:
         "gradients/task_norm_6": 1.0,
         "gradients/task_cosine_6": 1.0,
         "information/mi_low": 1.0,
-        "probe/mi": 2.0,
+        "information/mi": 2.0,
         "update/ratio_max": 3.0,
     }
     kept = {name for name, curve in metric_curves([StepRecord(1, metrics)]).items() if curve}
-    assert kept == {"gradients/task_norm_6", "probe/mi"}
+    assert kept == {"gradients/task_norm_6", "information/mi"}
 
 
 def make(step: int, group: int, member: int, **changes: Any) -> dict[str, Any]:

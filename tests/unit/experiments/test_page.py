@@ -2,9 +2,7 @@
 
 import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +25,7 @@ def fill(library: Library, folder: Path, values: dict[tuple[str, int], float] = 
     files = CellFiles(folder, "tiny")
     for (arm, seed), value in values.items():
         cell = library.cell("tiny", "sokoban", arm, seed)
-        curves = {"validation/success": {0: 0.05, 15: value, 30: value / 2}, "probe/mi_seq": {1: 2.0}, "information/mi_seq": {1: 1.0}}
+        curves = {"validation/success": {0: 0.05, 15: value, 30: value / 2}}
         files.write(cell, CellRecord(cell.id, seed, 30, "all 30 steps done", 60.0, curves, {"machine": "one card"}))
 
 
@@ -86,16 +84,6 @@ def test_verdicts_at_a_glance(library: Library) -> None:
     text = glance.read_text(encoding="utf-8")
     assert "| [one](../experiments/one/README.md) | The filter raises peak success. | not in the paper | holds |" in text
     assert text.endswith("by hand\n")
-
-
-def test_the_probe_takes_the_place_of_the_batch(
-    tmp_path: Path, files: dict[str, Any], write_experiments: Callable[[Path, dict[str, Any]], Path]
-) -> None:
-    files["scales"]["probe"] = {"section": "probe"}
-    probed = read_library(write_experiments(tmp_path, files))
-    fill(probed, tmp_path)
-    results = read_results(probed, "one", "tiny", CellFiles(tmp_path, "tiny"))
-    assert results.outcomes.values("sokoban", "none", Quantity.parse("start information/mi_seq")) == {0: 2.0, 1: 2.0, 2: 2.0}
 
 
 def test_other_seeds_are_compared_with_the_published_levels(library: Library, tmp_path: Path) -> None:

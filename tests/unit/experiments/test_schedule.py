@@ -130,6 +130,13 @@ def test_a_run_that_ended_without_a_scheduler_is_only_harvested(library: Library
     assert cell.id in log.done and cell.id not in log.failed
 
 
+def test_a_folder_that_a_kill_left_half_made_is_made_again(library: Library, tmp_path: Path) -> None:
+    cell = library.own_cells("one", "tiny", [0])[0]
+    (tmp_path / "runs" / cell.id / "checkpoints").mkdir(parents=True)
+    _, log = run(library, tmp_path)
+    assert cell.id in log.done
+
+
 def test_a_cell_that_another_process_runs_is_waited_for(library: Library, tmp_path: Path) -> None:
     """The lock is held by a process that is not a child of this scheduler, as an orphan's would be."""
     cell = library.own_cells("one", "tiny", [0])[0]
@@ -189,7 +196,7 @@ def test_time_left_is_steps_over_pace(library: Library) -> None:
     cells = library.own_cells("one", "tiny", [0, 1])
     state = State(total=4, present=0, waiting=cells[2:])
     assert state.seconds_left() is None
-    job = schedule.Job(cells[0], Path(), None, None, 0.0, step=10, step_seconds=0.5)  # type: ignore[arg-type]
-    other = schedule.Job(cells[1], Path(), None, None, 0.0, step=20, step_seconds=1.0)  # type: ignore[arg-type]
+    job = schedule.Job(cells[0], Path(), None, None, step=10, step_seconds=0.5)  # type: ignore[arg-type]
+    other = schedule.Job(cells[1], Path(), None, None, step=20, step_seconds=1.0)  # type: ignore[arg-type]
     state.running = [job, other]
     assert state.seconds_left() == pytest.approx((60 + 20 + 10) / 3)
