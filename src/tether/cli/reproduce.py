@@ -225,6 +225,8 @@ def _pages(library: "Library", names: Sequence[str], scale: str, console: Consol
     write_pages(library, library.shared.order)
     for name in names:
         results = read_results(library, name, scale, CellFiles(library.folder, scale))
+        if not results.cells:
+            continue
         console.print(f"\n{library.grids[name].title} ({scale}: {len(results.records)} of {len(results.cells)} cells)", style="bold")
         for claim, judged in results.judgements:
             console.print(f"{judged.verdict}: {claim.text}", highlight=False, markup=False)

@@ -15,7 +15,7 @@ from tether.experiments.grid import Grid, Library, Plot
 from tether.experiments.quantities import Quantity, shown
 from tether.experiments.results import Level, Results, read_results, to_json
 from tether.experiments.statistics import Estimate
-from tether.experiments.svg import Mark, Panel, Series, draw
+from tether.experiments.svg import COLOURS, Mark, Panel, Series, draw
 from tether.runs.store import write_whole
 
 BEGIN, END = "<!-- written by `tether reproduce`: do not edit -->", "<!-- end -->"
@@ -236,6 +236,8 @@ def plotted(library: Library, plot: Plot, results: Results) -> str | None:
     for env in environments:
         series = [(arm, _marks(plot, env, arm, results)) for arm in arms]
         drawn = [Series(library.arms[arm].words, marks) for arm, marks in series if marks]
+        if plot.kind == "scatter" and len(arms) > len(COLOURS):  # more arms than colours: they are not told apart
+            drawn = [Series("one run each", [mark for one in drawn for mark in one.marks])] if drawn else []
         if drawn:
             panels.append(Panel(env, drawn))
     if not panels:
