@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 
 from tether.core.config import Settings
 from tether.experiments.quantities import Curves, Quantity
-from tether.experiments.statistics import Estimate, bootstrapped, contrast, level, mean_of, spearman, stratified_spearman
+from tether.experiments.statistics import Estimate, Floats, bootstrapped, contrast, level, mean_of, rank_correlations, spearman
 
 
 class Verdict(StrEnum):
@@ -246,12 +246,11 @@ class Correlation(_Rule):
         if not complete:
             return Judgement(Verdict.NOT_RUN, [Finding(label, Verdict.NOT_RUN)])
         environments = [env for env, _ in complete]
+        x, y, *other = zip(*(values for _, values in complete), strict=True)
 
-        def statistic(chosen: Sequence[int]) -> float:
-            columns = list(zip(*(complete[row][1] for row in chosen), strict=True))
-            strata = [environments[row] for row in chosen]
-            first = stratified_spearman(columns[0], columns[1], strata)
-            return first - stratified_spearman(columns[2], columns[1], strata) if self.than else first
+        def statistic(counts: Floats) -> Floats:
+            first = rank_correlations(x, y, environments, counts)
+            return first - rank_correlations(other[0], y, environments, counts) if other else first
 
         estimate = bootstrapped(statistic, environments)
         verdict = _signed(estimate, self.sign, self.margin)
@@ -334,10 +333,9 @@ class Predicts(_Rule):
         if len(settings) < 2:
             return Judgement(Verdict.NOT_RUN, [Finding(label, Verdict.NOT_RUN)])
 
-        def statistic(chosen: Sequence[int]) -> float:
-            return spearman([settings[row][1] for row in chosen], [settings[row][2].value for row in chosen])
-
-        estimate = bootstrapped(statistic, [0] * len(settings))
+        x, gains = [x for _, x, _ in settings], [gain.value for _, _, gain in settings]
+        strata = [0] * len(settings)
+        estimate = bootstrapped(lambda counts: rank_correlations(x, gains, strata, counts), strata)
         return Judgement(decide(estimate, self.margin), [Finding(label, decide(estimate, self.margin), estimate)])
 
 

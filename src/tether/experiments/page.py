@@ -4,7 +4,7 @@ Only the text between two markers is written; what stands around it is written b
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ GLANCE = Path("docs") / "experiments.md"
 
 def write_pages(library: Library, names: Sequence[str]) -> list[Path]:
     """Results, README block and plots of some experiments, and the page of all verdicts; the files that were written."""
-    written = []
-    for name in names:
-        found = [read_results(library, name, scale, CellFiles(library.folder, scale)) for scale in scales_of(library, name)]
-        written += write_experiment(library, name, found)
+    found = {
+        name: {scale: read_results(library, name, scale, CellFiles(library.folder, scale)) for scale in scales_of(library, name)}
+        for name in library.shared.order
+    }
+    written = [path for name in names for path in write_experiment(library, name, list(found[name].values()))]
     glance = library.folder.parent / GLANCE
     if glance.is_file():
-        _replace_block(glance, glance_table(library), "")
+        _replace_block(glance, glance_table(library, found), "")
         written.append(glance)
     return written
 
@@ -177,22 +178,15 @@ def _correlations(grid: Grid, results: Results) -> list[str]:
     return parts
 
 
-def glance_table(library: Library) -> str:
+def glance_table(library: Library, found: Mapping[str, Mapping[str, Results]]) -> str:
     """Every claim of every experiment with its verdicts, for docs/experiments.md."""
     scales = list(library.shared.scales)
     rows = []
-    for name in library.shared.order:
-        found = {scale: read_results(library, name, scale, CellFiles(library.folder, scale)) for scale in scales_of(library, name)}
+    for name, results in found.items():
         for number, claim in enumerate(library.grids[name].claims):
-            verdicts = [str(found[scale].judgements[number][1].verdict) if scale in found else "-" for scale in scales]
-            rows.append(
-                [
-                    f"[{name}](../{library.folder.name}/{name}/README.md)" if number == 0 else "",
-                    claim.text,
-                    claim.paper or "not in the paper",
-                    *verdicts,
-                ]
-            )
+            verdicts = [str(results[scale].judgements[number][1].verdict) if scale in results else "-" for scale in scales]
+            link = f"[{name}](../{library.folder.name}/{name}/README.md)" if number == 0 else ""
+            rows.append([link, claim.text, claim.paper or "not in the paper", *verdicts])
     return table(["experiment", "claim", "the paper", *scales], rows)
 
 

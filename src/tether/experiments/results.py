@@ -149,13 +149,9 @@ def compare(published: Results, again: Results) -> list[Agreement]:
     """The levels that both have. The difference is unpaired: on a GPU the same seed does not give the same run."""
     theirs = {(found.env, found.arm, str(found.quantity)): found for found in again.levels}
     pairs = [(ours, theirs.get((ours.env, ours.arm, str(ours.quantity)))) for ours in published.levels]
-    return [
-        Agreement(ours, other, contrast([(1.0, _unpaired(other.values, 1)), (-1.0, _unpaired(ours.values, -1))]))
-        for ours, other in pairs
-        if other is not None
-    ]
+    return [Agreement(ours, other, _unpaired(ours.values, other.values)) for ours, other in pairs if other is not None]
 
 
-def _unpaired(values: Mapping[int, float], sign: int) -> dict[int, float]:
-    """Values under keys that no other side shares."""
-    return {sign * (seed + 1): value for seed, value in values.items()}
+def _unpaired(before: Mapping[int, float], after: Mapping[int, float]) -> Estimate:
+    """The difference of two sets of runs, under seeds that they do not share."""
+    return contrast([(1.0, after), (-1.0, {-1 - seed: value for seed, value in before.items()})])

@@ -17,7 +17,7 @@ from tether.diagnostics.intervals import student_t
 
 Floats = npt.NDArray[np.float64]
 
-RESAMPLES = 1000
+RESAMPLES = 2000
 ROUNDING = 1e-9
 """Degrees of freedom that are a whole number on paper may fall just below it."""
 LEAST_RUNS = 4
@@ -105,41 +105,36 @@ def _variance(values: Sequence[float]) -> float:
 # -------------------------------------------------------------------------------------------------------- rank correlation
 
 
-def ranks(values: Sequence[float] | Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs.
+def spearman(x: Sequence[float], y: Sequence[float]) -> float:
+    """Spearman's rank correlation, ties sharing the mean of their ranks; 0 where one side is constant."""
+    return float(rank_correlations(x, y, [0] * len(x), np.ones((1, len(x))))[0])
 
-    >>> ranks([3.0, 1.0, 3.0]).tolist()
-    [2.5, 1.0, 2.5]
+
+def rank_correlations(x: Sequence[float], y: Sequence[float], strata: Sequence[object], counts_RN: Floats) -> Floats:
+    """[R] Spearman's correlations within strata (environments), pooled, each of a sample that holds run n counts_RN[r, n] times.
+
+    Levels differ between environments for reasons that say nothing about a run, so ranks across environments would mostly compare
+    environments. Ranks are taken within a stratum, centred there, and divided by its number of runs, so that strata count by their runs.
+    Working on counts gives all samples of a bootstrap in a few array operations.
     """
-    array = np.asarray(values, dtype=np.float64)
-    _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    found: Floats = (ends - (counts - 1) / 2)[inverse]
+    products = np.zeros((3, len(counts_RN)))
+    for rows in _members(strata):
+        counts_RS = counts_RN[:, rows]
+        dx, dy = (_centred_ranks(np.asarray(values, dtype=np.float64)[rows], counts_RS) for values in (x, y))
+        products += [(counts_RS * left * right).sum(axis=1) for left, right in ((dx, dy), (dx, dx), (dy, dy))]
+    norm = np.sqrt(products[1] * products[2])
+    found: Floats = np.divide(products[0], norm, out=np.zeros_like(norm), where=norm > ROUNDING)
     return found
 
 
-def spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    """Spearman's rank correlation; 0 where one side is constant."""
-    return stratified_spearman(x, y, [0] * len(x))
-
-
-def stratified_spearman(x: Sequence[float], y: Sequence[float], strata: Sequence[object]) -> float:
-    """Spearman's correlation within strata (environments), pooled: ranks are taken and centred within each stratum.
-
-    Levels differ between environments for reasons that say nothing about a run, so ranks across environments would mostly compare
-    environments. A stratum's ranks are divided by their number, so that strata count by their number of runs.
-    """
-    dx, dy = (_centred_ranks(values, strata) for values in (x, y))
-    norm = math.sqrt(float(dx @ dx) * float(dy @ dy))
-    return float(dx @ dy) / norm if norm > 0 else 0.0
-
-
-def _centred_ranks(values: Sequence[float], strata: Sequence[object]) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    centred = np.zeros(len(array))
-    for rows in _members(strata):
-        own = ranks(array[rows])
-        centred[rows] = (own - own.mean()) / len(rows)
+def _centred_ranks(values_S: Floats, counts_RS: Floats) -> Floats:
+    """[R, S] ranks of the values of one stratum in samples that hold them so many times, less their mean, over the sample's size."""
+    _, group_S = np.unique(values_S, return_inverse=True)
+    weights_RG = np.stack([counts_RS[:, group_S == group].sum(axis=1) for group in range(group_S.max() + 1)], axis=1)
+    before_RG = np.cumsum(weights_RG, axis=1) - weights_RG
+    ranks_RG = before_RG + (weights_RG + 1) / 2  # ties share the mean of their ranks
+    size = counts_RS.sum(axis=1, keepdims=True)
+    centred: Floats = (ranks_RG[:, group_S] - (size + 1) / 2) / size
     return centred
 
 
@@ -151,18 +146,18 @@ def _members(strata: Sequence[object]) -> list[npt.NDArray[np.intp]]:
     return [np.array(own) for own in rows.values()]
 
 
-def bootstrapped(statistic: Callable[[Sequence[int]], float], strata: Sequence[object]) -> Estimate:
-    """A statistic of runs (given by their rows) with its percentile interval; runs are drawn with replacement within their stratum."""
+def bootstrapped(statistic: Callable[[Floats], Floats], strata: Sequence[object]) -> Estimate:
+    """A statistic of runs with its percentile interval; runs are drawn with replacement within their stratum.
+
+    `statistic` takes [R, N], how often each of R samples holds each of N runs, and returns R numbers.
+    """
     num = len(strata)
-    everyone = list(range(num))
-    value = statistic(everyone)
+    value = float(statistic(np.ones((1, num)))[0])
     if num < LEAST_RUNS:
         return Estimate(value, -math.inf, math.inf, num, "bootstrap")
     rng = generator("experiments", "bootstrap")
-    members = _members(strata)
-    drawn = []
-    for _ in range(RESAMPLES):
-        rows = np.concatenate([own[rng.integers(0, len(own), len(own))] for own in members])
-        drawn.append(statistic(rows.tolist()))
-    low, high = np.quantile(drawn, (0.025, 0.975))
+    counts_RN = np.zeros((RESAMPLES, num))
+    for rows in _members(strata):
+        counts_RN[:, rows] = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=RESAMPLES)
+    low, high = np.quantile(statistic(counts_RN), (0.025, 0.975))
     return Estimate(value, float(low), float(high), num, "bootstrap")

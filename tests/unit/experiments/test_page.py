@@ -99,6 +99,13 @@ def test_other_seeds_are_compared_with_the_published_levels(library: Library, tm
     assert answers == {"near": True, "far": False, "few": None}
 
 
+def test_the_same_seeds_again_are_not_paired(library: Library, tmp_path: Path) -> None:
+    fill(library, library.folder)
+    fill(library, tmp_path / "again")
+    published, again = (read_results(library, "one", "tiny", CellFiles(folder, "tiny")) for folder in (library.folder, tmp_path / "again"))
+    assert [pair.difference.how for pair in compare(published, again)] == ["unpaired", "unpaired"]
+
+
 def test_words_of_an_estimate() -> None:
     assert estimate_words(Estimate(0.1, 0.05, 0.15, 3, "paired"), Quantity("peak", "validation/success"), signed=True) == (
         "+10.0 [+5.0, +15.0], n = 3 paired"
