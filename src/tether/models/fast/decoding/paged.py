@@ -2,8 +2,10 @@
 
 A step of decoding (embedding, layers, head, sampling, recording) is recorded once for a few batch sizes as a CUDA graph and replayed for every
 token; rows that fill up a batch to its size write to page 0, which no slot owns. Several tokens in a row are sampled on the device before the
-host looks at them. Prompts and observations are fed flat, without padding; slots that begin with the same prompt share its full pages. The weights
-are the learner's: an update in place is seen by the next replay, and where parameters have moved the graphs are recorded again.
+host looks at them. Prompts and observations are fed flat, one text after another; slots that begin with the same prompt share its full pages. Small
+feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
+kernels would take longer than the device needs for them. The weights are the learner's: an update in place is seen by the next replay, and where
+parameters have moved the graphs are recorded again.
 
 Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X pages of a slot, V vocabulary.
 """
@@ -37,13 +39,31 @@ BATCH_SIZES = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Of recorded steps; larger batches go up in steps of the last."""
 
 
-class _AttentionInputs(NamedTuple):
-    """Where the attention finds things, for the tokens of one pass."""
+FEED_SIZES = (64, 128, 256, 512, 1024, 2048)
+"""Tokens of recorded feeds; larger ones keep the device busy while their kernels are launched."""
+TOKENS_PER_TEXT = 16
+"""A recorded feed has room for one text per so many of its tokens; an observation is longer."""
 
-    tables_BX: Tensor
-    starts_B1: Tensor
+
+class _Feed(NamedTuple):
+    """The tokens of some texts, one text after another, and where their keys and values go. All int32, on the device."""
+
+    ids_S: Tensor
+    rows_S: Tensor
+    """Of which text a token is; tokens that fill up the feed belong to the row behind the last text, whose table is page 0."""
+    positions_S: Tensor
+    last_B: Tensor
+    """Where the last token of each text stands."""
     lengths_B: Tensor
-    most_new: int
+    starts_B1: Tensor
+    tables_BX: Tensor
+
+    @classmethod
+    def of(cls, flat: Tensor, num_tokens: int, num_texts: int) -> "_Feed":
+        """The parts of a feed, which lie one behind the other."""
+        sizes = (num_tokens, num_tokens, num_tokens, num_texts, num_texts, num_texts + 1)
+        ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, tables = flat.split([*sizes, flat.numel() - sum(sizes)])
+        return cls(ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, tables.view(num_texts + 1, -1))
 
 
 class PagedDecoder:
@@ -66,6 +86,8 @@ class PagedDecoder:
         self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
         self._arrived = torch.zeros(_batch_size(num_slots) * backbone.num_kv_heads, dtype=torch.int32, device=weight.device)
         self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
+        self._feeds: dict[tuple[int, int], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = {}
+        """Recorded feeds by their sizes: inputs, graph, logits."""
         self._pool: Any = None
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
@@ -114,20 +136,52 @@ class PagedDecoder:
 
     def _feed(self, requests: Sequence[PrefillRequest]) -> Tensor:
         """One pass over the tokens of these requests; the logits behind the last token of each."""
+        num_tokens, num_texts = sum(len(request.tokens) for request in requests), len(requests)
+        recorded = _feed_size(num_tokens, num_texts)
+        size = recorded or (num_tokens, num_texts)
+        flat = torch.from_numpy(self._layout(requests, *size))
+        if recorded is None:
+            most_new = max(len(request.tokens) for request in requests)
+            return self._logits_behind(_Feed.of(flat.to(self._device), *size), most_new)
+        return self._replayed(size, flat)[:num_texts]
+
+    def _layout(self, requests: Sequence[PrefillRequest], num_tokens: int, num_texts: int) -> npt.NDArray[np.int32]:
+        """A feed of these sizes: the tokens of the requests, then what fills it up."""
         new = np.array([len(request.tokens) for request in requests])
         starts = np.array([request.start for request in requests])
-        ends = np.cumsum(new)
-        ids_S = np.concatenate([np.asarray(request.tokens, dtype=np.int64) for request in requests])
-        rows_S = np.repeat(np.arange(len(requests)), new)
-        positions_S = np.arange(len(ids_S)) - np.repeat(ends - new, new) + np.repeat(starts, new)
-        tables = self._pages.rows([request.slots[0] for request in requests], len(requests))
-        ids, rows, positions, tables_BX, starts_B1, lengths_B = (
-            torch.from_numpy(array).to(self._device)
-            for array in (ids_S, *(a.astype(np.int32) for a in (rows_S, positions_S, tables, np.concatenate([[0], ends]), starts + new)))
+        ends, fill = np.cumsum(new), num_tokens - int(new.sum())
+        unused = [0] * (num_texts - len(requests))
+        parts = (
+            np.concatenate([*(np.asarray(request.tokens) for request in requests), np.zeros(fill, dtype=np.int64)]),
+            np.concatenate([np.repeat(np.arange(len(requests)), new), np.full(fill, num_texts)]),
+            np.concatenate(
+                [np.arange(num_tokens - fill) - np.repeat(ends - new, new) + np.repeat(starts, new), np.zeros(fill, dtype=np.int64)]
+            ),
+            [*(ends - 1), *unused],
+            [*(starts + new), *unused],
+            [0, *ends, *(int(ends[-1]) for _ in unused)],
+            self._pages.rows([request.slots[0] for request in requests], num_texts + 1).ravel(),
         )
-        texts = _AttentionInputs(tables_BX, starts_B1, lengths_B, int(new.max()))
-        features_SD = self._features(ids, positions, rows, texts)
-        return float32_product(self._head, features_SD[torch.from_numpy(ends - 1).to(self._device)])
+        return np.concatenate(parts).astype(np.int32)
+
+    def _replayed(self, size: tuple[int, int], flat: Tensor) -> Tensor:
+        """The logits of a feed of a recorded size."""
+        if self._device.type != "cuda":
+            return self._logits_behind(_Feed.of(flat, *size), size[0])
+        self._forget_moved_weights()
+        if size not in self._feeds:
+            inputs = torch.zeros_like(flat, device=self._device)  # texts without tokens on page 0
+            step = partial(self._logits_behind, _Feed.of(inputs, *size), size[0])
+            self._feeds[size] = (inputs, *self._capture(step))
+        inputs, graph, logits_BV = self._feeds[size]
+        inputs.copy_(flat)
+        graph.replay()
+        return logits_BV.clone()  # the next graph may use its memory
+
+    def _logits_behind(self, feed: _Feed, most_new: int) -> Tensor:
+        """Write keys and values of these tokens; the logits behind the last one of each text."""
+        features_SD = self._features(feed, most_new)
+        return float32_product(self._head, features_SD[feed.last_B])
 
     def _share(self, requests: Sequence[PrefillRequest]) -> None:
         """Give the other slots of requests what their first ones have computed."""
@@ -136,18 +190,19 @@ class PagedDecoder:
             sources, targets = (torch.tensor(pages, device=self._device) for pages in zip(*copies, strict=True))
             self._cache[:, :, targets] = self._cache[:, :, sources]
 
-    def _features(self, ids_S: Tensor, positions_S: Tensor, rows_S: Tensor, texts: _AttentionInputs) -> Tensor:
-        """Of the tokens of some requests."""
+    def _features(self, feed: _Feed, most_new: int) -> Tensor:
+        """Of the tokens of some texts."""
         backbone = self._backbone
 
         def apply_positions(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            rotate_and_store((query, key, value), self._layers[layer], positions_S, rows_S, texts.tables_BX, backbone.angles)
+            rotate_and_store((query, key, value), self._layers[layer], feed.positions_S, feed.rows_S, feed.tables_BX, backbone.angles)
             return query, key
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return paged_attention(query, self._layers[layer], *texts, backbone.scale)
+            texts = feed.tables_BX, feed.starts_B1, feed.lengths_B
+            return paged_attention(query, self._layers[layer], *texts, most_new, backbone.scale)
 
-        return backbone.features(ids_S, positions_S, attend, apply_positions=apply_positions)
+        return backbone.features(feed.ids_S, feed.positions_S, attend, apply_positions=apply_positions)
 
     def _new_features(self, ids_B: Tensor, positions_B: Tensor, tables_BX: Tensor, lengths_B: Tensor) -> Tensor:
         """Of one new token a row: its position, its place in the cache and its attention are one kernel."""
@@ -180,15 +235,21 @@ class PagedDecoder:
         step = partial(self._step, size, sampling)
         if self._device.type != "cuda":
             return step
-        if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
-            self._graphs.clear()
-            self._backbone.join()
-            self._addresses = [parameter.data_ptr() for parameter in self._parameters]
+        self._forget_moved_weights()
         # A temperature is read from the state where nothing else shapes the distribution.
         key = size, sampling if sampling.truncates or sampling.temperature == 0 else Sampling(max_tokens=0)
         if key not in self._graphs:
             self._graphs[key] = self._record(step)
         return partial(self._graphs[key].replay)
+
+    def _forget_moved_weights(self) -> None:
+        """Drop what was recorded where parameters have another place in memory now."""
+        addresses = [parameter.data_ptr() for parameter in self._parameters]
+        if addresses != self._addresses:
+            self._graphs.clear()
+            self._feeds.clear()
+            self._backbone.join()
+            self._addresses = addresses
 
     def _record(self, step: "partial[None]") -> torch.cuda.CUDAGraph:
         """Record a step; what it does meanwhile to the state is undone."""
@@ -198,18 +259,23 @@ class PagedDecoder:
         # Recording runs the step twice on whatever the inputs hold: rows of page 0 let it write where no conversation is.
         for tensor, value in zip(inputs, (0, 0, 1, 0, 0), strict=True):
             tensor.fill_(value)
-        torch.cuda.synchronize(self._device)
-        side = torch.cuda.Stream(self._device)
-        with torch.cuda.stream(side):
-            step()  # kernels are compiled and chosen before anything is recorded
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=side):
-            step()
-        self._pool = graph.pool()
+        graph, _ = self._capture(step)
         for tensor, values in zip(inputs, saved, strict=True):
             tensor.copy_(values)
         return graph
+
+    def _capture(self, work: "partial[Any]") -> tuple[torch.cuda.CUDAGraph, Any]:
+        """A graph of this work, and what the work returns: the same tensors after every replay."""
+        torch.cuda.synchronize(self._device)
+        side = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(side):
+            work()  # kernels are compiled and chosen before anything is recorded
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=side):
+            result = work()
+        self._pool = graph.pool()
+        return graph, result
 
     def _step(self, size: int, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and sample the next."""
@@ -244,6 +310,14 @@ def _parts(requests: Sequence[PrefillRequest]) -> list[list[PrefillRequest]]:
         parts[-1].append(request)
         tokens += len(request.tokens)
     return parts
+
+
+def _feed_size(num_tokens: int, num_texts: int) -> tuple[int, int] | None:
+    """The sizes of the smallest recorded feed that holds so many tokens and texts; None where it is too large for that."""
+    return next(
+        ((size, size // TOKENS_PER_TEXT) for size in FEED_SIZES if num_tokens <= size and num_texts <= size // TOKENS_PER_TEXT),
+        None,
+    )
 
 
 def _batch_size(num_rows: int) -> int:

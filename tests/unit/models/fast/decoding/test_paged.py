@@ -57,8 +57,10 @@ def logprobs(model: hf.PreTrainedModel, text: list[int], count: int) -> torch.Te
     return rows[torch.arange(len(text) - count - 1, len(text) - 1), torch.tensor(text[-count:])].cpu()
 
 
-def test_two_turns_token_for_token(model: hf.PreTrainedModel) -> None:
+@pytest.mark.parametrize("sizes", [(), (64,)], ids=["feeds as they are", "feeds filled up"])
+def test_two_turns_token_for_token(model: hf.PreTrainedModel, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None:
     """Prompts of several lengths, one of them shared; then observations for some, a slot used again, and more tokens."""
+    monkeypatch.setattr(paged, "FEED_SIZES", sizes)
     decoder = decoder_for(model)
     rng = generator("test", "paged")
     texts = [rng.integers(0, 50, count).tolist() for count in (18, 18, 5)]
@@ -86,6 +88,29 @@ def test_two_turns_token_for_token(model: hf.PreTrainedModel) -> None:
     more = decoder.decode([2, 0], [33, len(texts[0])], found[[1, 0], 0].tolist(), GREEDY, np.zeros((2, 2), np.float32))()
     assert [int(found[0, 0]), *more.ids_BK[1].tolist()] == greedy(model, texts[0], 3)
     assert [int(found[1, 0]), *more.ids_BK[0].tolist()] == greedy(model, texts[2], 3)
+
+
+def test_a_feed_that_is_filled_up(model: hf.PreTrainedModel) -> None:
+    """Tokens that fill it up belong to the row behind the last text, which is on page 0; texts that fill it up have no tokens."""
+    decoder = decoder_for(model)
+    assert decoder.reserve({0: 3, 1: 18})
+    requests = [PrefillRequest((1,), 15, [7, 8, 9]), PrefillRequest((0,), 0, [5, 6])]
+    feed = paged._Feed.of(torch.from_numpy(decoder._layout(requests, 8, 3)), 8, 3)
+    assert feed.ids_S.tolist() == [7, 8, 9, 5, 6, 0, 0, 0]
+    assert feed.rows_S.tolist() == [0, 0, 0, 1, 1, 3, 3, 3]
+    assert feed.positions_S.tolist() == [15, 16, 17, 0, 1, 0, 0, 0]
+    assert (feed.last_B.tolist(), feed.lengths_B.tolist(), feed.starts_B1.tolist()) == ([2, 4, 0], [18, 2, 0], [0, 3, 5, 5])
+    tables = decoder._pages.tables
+    assert feed.tables_BX.tolist() == [tables[1].tolist(), tables[0].tolist(), [0] * 8, [0] * 8]
+    assert tables[1, :2].all() and tables[0, 0]  # page 0 is nobody's
+
+
+@pytest.mark.parametrize(
+    ("tokens", "texts", "size"),
+    [(1, 1, (64, 4)), (64, 4, (64, 4)), (65, 1, (128, 8)), (10, 5, (128, 8)), (2048, 128, (2048, 128)), (2049, 1, None), (500, 129, None)],
+)
+def test_a_feed_takes_the_smallest_recorded_size_that_holds_it(tokens: int, texts: int, size: tuple[int, int] | None) -> None:
+    assert paged._feed_size(tokens, texts) == size
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), Sampling(temperature=0.7, top_k=3)])
