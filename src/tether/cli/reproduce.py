@@ -276,10 +276,12 @@ def _list(library: "Library", console: Console) -> None:
 
 
 def _commit() -> str:
-    """The commit of the code that runs, with a plus if it was changed since; TETHER_COMMIT where there is no repository."""
+    """TETHER_COMMIT where it is set; otherwise the commit of the code that runs, with a plus if it was changed since."""
+    if named := os.environ.get("TETHER_COMMIT"):
+        return named
     folder = Path(__file__).parent
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
     if head.returncode != 0:
-        return os.environ.get("TETHER_COMMIT", "unknown")
+        return "unknown"
     changed = subprocess.run(["git", "status", "--porcelain", "--", "."], cwd=folder.parent, capture_output=True, text=True, check=False)
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
