@@ -12,7 +12,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
+.PHONY: help demo test test-trackers lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -23,6 +23,11 @@ demo: set-up ## train a small agent for a few minutes and write its report (DEMO
 # Two workers with one thread each: torch's own threads would only fight over the cores.
 test: lint ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+# Beside what .venv holds already; these versions were tested.
+test-trackers: set-up-dev ## the tests of the experiment trackers, which this installs into .venv
+	$(BIN)/pip install -q -c constraints.txt wandb==0.31.0 trackio==0.43.0 mlflow-skinny==3.17.2 sqlalchemy alembic
+	$(BIN)/python -m pytest tests/unit/runs/test_trackers.py $(PYTEST_ARGS)
 
 lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
 

@@ -15,6 +15,7 @@ Examples:
   tether export runs/my-run --out my-agent
   tether export runs/my-run --out my-agent --best --dtype bfloat16
   tether export runs/my-run --out early --step 20
+  tether export runs/my-run --out my-agent --push-to-hub me/my-agent
 """
 
 DTYPES = ("float32", "bfloat16")
@@ -26,6 +27,9 @@ def export(
     best: Annotated[bool, typer.Option("--best", help="The checkpoint that validated best instead of the last.")] = False,
     step: Annotated[int | None, typer.Option(help="The checkpoint of this step instead of the last.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Also upload the folder to this repository of the Hugging Face hub.")
+    ] = None,
 ) -> None:
     """Write a run's model as a Hugging Face folder that transformers loads, adapters merged, with a model card."""
     if best and step is not None:
@@ -33,10 +37,17 @@ def export(
     if dtype not in DTYPES:
         raise UnknownName(f"unknown dtype '{dtype}': {did_you_mean(dtype, DTYPES)}")
     store = RunStore.open(run)
-    from tether.training.export import export_checkpoint
+    from tether.training.export import check_repository, export_checkpoint, push
+
+    if push_to_hub is not None:
+        check_repository(push_to_hub)
 
     checkpoint, number = find_checkpoint(store.checkpoints, best=best, step=step)
     console = Console()
     with console.status(f"exporting step {number}"):
         export_checkpoint(store, checkpoint, number, out, dtype)
     console.print(f"step {number} of {run} in {dtype}: {out}", highlight=False, soft_wrap=True, markup=False)
+    if push_to_hub is not None:
+        with console.status(f"uploading to {push_to_hub}"):
+            address = push(out, push_to_hub)
+        console.print(f"uploaded: {address}", highlight=False, soft_wrap=True, markup=False)

@@ -18,6 +18,7 @@ Examples:
   tether train sokoban --model smollm2 --filter top_p:0.9 --out runs/sokoban
   tether train --config configs/sokoban/ppo.yaml --smoke
   tether train sokoban --also frozen_lake=0.5 --algo dapo
+  tether train frozen_lake --track tensorboard --track wandb
   tether train --resume --out runs/sokoban
 """
 
@@ -37,6 +38,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new unless --resume.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML or YAML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as rollout.group_size=8.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="A tracker: tensorboard, wandb, trackio or mlflow; may be given again.")
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two small steps on `tiny`, to see that it works.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last checkpoint.")] = False,
 ) -> None:
@@ -46,6 +50,8 @@ def train(
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
     if also:
         given["also"] = [_weighted(text) for text in also]
+    if track:
+        given["trackers"] = track
     store, settings = open_run(out, config, given, resume=resume, smoke=smoke)
     _run(settings, store, resume)
 

@@ -22,6 +22,7 @@ from tether.models.catalog import check_name
 from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.run import Run
 from tether.runs.store import RunStore
+from tether.runs.trackers import check_tracker
 from tether.training.settings import EnvSettings, RunSettings
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ FREE_ON_RESUME = {
     "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts"),
     "rollout": ("max_rows", "cache_gb", "error_retries"),
     "diagnosis": ("every",),
+    "trackers": (),
 }
-"""What may change when a run is resumed: how long it is, and what decides how much memory it takes but not what it learns."""
+"""What may change when a run is resumed: how long it is, who follows it, and what decides how much memory it takes but not what it learns."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -127,7 +129,10 @@ def run_training(
     begin = time.perf_counter()
     from tether.training.loop import Trainer
     from tether.training.throughput import StartTimer
+    from tether.training.tracking import Tracking
 
+    if settings.trackers:
+        callbacks = [*callbacks, Tracking(settings.trackers, _without_secrets(settings), store, callbacks)]
     start = StartTimer(imports=time.perf_counter() - begin)
     try:
         trainer = Trainer(settings, store, callbacks, start)
@@ -334,6 +339,8 @@ def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mappin
         raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
     settings = load(RunSettings, config, merge(base, given))
     check_name(settings.model.name)
+    for name in settings.trackers:
+        check_tracker(name)
     return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options)))
 
 
@@ -383,11 +390,15 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
     fixed = [section for section, value in given.items() if section not in FREE_ON_RESUME or not _is_free(section, value)]
     if config is not None or fixed:
         free = ", ".join(f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys)
-        raise ConfigError(f"--resume continues with the run's own settings; only --steps, and --set of {free}, may be given with it")
+        raise ConfigError(
+            f"--resume continues with the run's own settings; only --steps, --track, and --set of {free}, may be given with it"
+        )
     store = RunStore.open(out)
     stored = _stored_config(store)
     before = validate(RunSettings, stored)
     settings = validate(RunSettings, merge(stored, given)) if given else before
+    for name in settings.trackers:
+        check_tracker(name)
     if settings.steps < before.steps:
         raise BadInput(
             f"the run has {before.steps} steps and cannot be cut to {settings.steps}; give at least {before.steps}, or no --steps"

@@ -66,6 +66,41 @@ def export_checkpoint(store: RunStore, checkpoint: Path, step: int, out: Path, d
         (draft / "README.md").write_text(model_card(store, step, out.name, dtype, adapters), encoding="utf-8")
 
 
+def check_repository(name: str) -> None:
+    """Refuse what cannot be a repository of the hub before anything is written."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise BadInput(f"--push-to-hub got '{name}'; write it as OWNER/NAME ({_one_line(error)})") from error
+    if name.count("/") != 1:
+        raise BadInput(f"--push-to-hub got '{name}'; write it as OWNER/NAME, for example me/frozen-lake-agent")
+
+
+def push(folder: Path, repository: str) -> str:
+    """Upload a folder to the Hugging Face hub, as a private repository where there is none yet; returns its address."""
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    hub = HfApi()
+    try:
+        address = hub.create_repo(repository, private=True, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Exported with Tether")
+    except (OSError, httpx.HTTPError, HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled) as error:
+        raise StorageError(
+            f"'{folder}' is written, but could not be uploaded to '{repository}': {_one_line(error)}; log in with `hf auth login`, check the "
+            f"network, then: hf upload {repository} {folder}"
+        ) from error
+    return str(address)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """A place to write a folder in, which becomes `out` at the end of the block; where anything fails, nothing is left behind."""

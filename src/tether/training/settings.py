@@ -18,6 +18,7 @@ from tether.core.protocols import ENGINES, Sampling
 from tether.diagnostics.settings import Action, AlarmSettings, DiagnosisSettings
 from tether.envs.registry import ENVIRONMENTS, check_name
 from tether.models.catalog import TRAINED_WORDING
+from tether.runs.trackers import TRACKERS
 
 SCHEDULES = ("constant", "linear", "cosine")
 """Names of training.optim.SCHEDULES, known without torch."""
@@ -305,8 +306,15 @@ class RunSettings(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     early_stop: EarlyStopSettings = EarlyStopSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    trackers: list[str] = []
+    """Experiment trackers that get a copy of the metrics: tensorboard, wandb, trackio, mlflow."""
     steps: Positive = 100
     seed: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("trackers")
+    @classmethod
+    def _known_trackers(cls, names: list[str]) -> list[str]:
+        return [_known("tracker", name, TRACKERS) for name in dict.fromkeys(names)]
 
     @model_validator(mode="before")
     @classmethod

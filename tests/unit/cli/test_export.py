@@ -193,3 +193,28 @@ def test_a_full_disk_leaves_nothing_behind(run: Path, tmp_path: Path, capsys: An
     assert _export(run, tmp_path / "agent") == 1
     assert "No space left on device; free some space or choose another --out" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_upload_without_a_network_leaves_the_folder_and_says_what_to_do(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    out = tmp_path / "agent"
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", str(run), "--out", str(out), "--push-to-hub", "me/agent"])
+    assert stopped.value.code
+    assert (out / "README.md").is_file()
+    error = " ".join(capsys.readouterr().err.split())
+    assert error.startswith(f"tether: '{out}' is written, but could not be uploaded to 'me/agent': ")
+    assert error.endswith(f"log in with `hf auth login`, check the network, then: hf upload me/agent {out}")
+
+
+@pytest.mark.parametrize("name", ["agent", "me/agent/x", "me/bad name"])
+def test_a_repository_that_cannot_be_one_is_refused_before_anything_is_written(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", str(run), "--out", str(tmp_path / "agent"), "--push-to-hub", name])
+    assert stopped.value.code == 2
+    assert f"--push-to-hub got '{name}'; write it as OWNER/NAME" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "agent").exists()
