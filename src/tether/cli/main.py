@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from tether import __version__
-from tether.cli import diagnose, doctor, envs, evaluate, export, models, play, report, serve_env, serve_search, sft, train, warmstart
+from tether.cli import diagnose, doctor, envs, evaluate, export, models, play, report, serve, serve_env, serve_search, sft, train, warmstart
 from tether.core.errors import TetherError, did_you_mean
 
 # Typer carries its own copy of click in newer versions, an outside one in older: take the class from what it exports.
@@ -37,6 +37,7 @@ app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=envs.EXAMPLES)(envs.envs)
 app.add_typer(models.app, name="models")
 app.command(epilog=play.EXAMPLES)(play.play)
+app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command("serve-env", epilog=serve_env.EXAMPLES)(serve_env.serve_env)
 app.command("serve-search", epilog=serve_search.EXAMPLES)(serve_search.serve_search)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)

@@ -10,8 +10,9 @@ import ipaddress
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from tether.core.errors import BadInput
@@ -115,9 +116,17 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: Any) -> Any:
-    """A uvicorn server of an ASGI application; `.run(sockets=[listener])` serves until the process is stopped."""
+def make_server(app: Any, on_stop: Callable[[], None] = lambda: None) -> Any:
+    """A uvicorn server of an ASGI application; `.run(sockets=[listener])` serves until the process is stopped.
+
+    `on_stop` is called in the signal handler of Ctrl-C and SIGTERM, before calls in progress are waited for.
+    """
     import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            on_stop()
+            super().handle_exit(sig, frame)
 
     config = uvicorn.Config(
         app,
@@ -128,7 +137,7 @@ def make_server(app: Any) -> Any:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=SHUTDOWN_GRACE,
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
 @contextmanager

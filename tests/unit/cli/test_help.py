@@ -19,6 +19,7 @@ VERBS = [
     "models",
     "models get",
     "play",
+    "serve",
     "serve-env",
     "serve-search",
     "doctor",
