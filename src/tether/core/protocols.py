@@ -142,10 +142,22 @@ class EngineStatistics:
     recomputed_tokens: int = 0
     """Of the fed tokens, those that had been evicted."""
     decode_calls: int = 0
+    version_lag: int = 0
+    """Of an engine with a copy of the weights: by how many publishes the sampled tokens were behind, summed over the tokens."""
 
 
-ENGINES = ("native",)
-"""Names of the engines that can train and evaluate a model; `rollout.engines.base.make_engine` builds them."""
+ENGINES = ("native", "vllm")
+"""Names of the engines that can train and evaluate a model; `rollout.engines.base.make_engine` builds them. An engine may also be the address
+of a server, or several of them with commas between."""
+
+
+def server_addresses(engine: str) -> list[str]:
+    """The addresses that the name of an engine holds; none where it is a name.
+
+    >>> server_addresses("http://a:8000, http://b:8000"), server_addresses("native")
+    (['http://a:8000', 'http://b:8000'], [])
+    """
+    return [address.strip() for address in engine.split(",")] if "://" in engine else []
 
 
 class Engine(Protocol):
@@ -168,8 +180,8 @@ class Engine(Protocol):
         """Drive every conversation to its end; `on_finished` is called once for each."""
         ...
 
-    def sync(self) -> None:
-        """Take over the policy's current weights (nothing to do where they are the same tensors)."""
+    def sync(self) -> dict[str, float]:
+        """Take over the policy's current weights (nothing to do where they are the same tensors); returns numbers for the "update/" metrics."""
         ...
 
     def free(self) -> None:

@@ -43,10 +43,11 @@ SMOKE: dict[str, Any] = {
 FREE_ON_RESUME = {
     "steps": (),
     "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts"),
-    "rollout": ("max_rows", "cache_gb", "error_retries"),
+    "rollout": ("max_rows", "cache_gb", "error_retries", "engine"),
+    "server": ("timeout", "patience", "tolerance", "weights_folder"),
     "diagnosis": ("every",),
 }
-"""What may change when a run is resumed: how long it is, and what decides how much memory it takes but not what it learns."""
+"""What may change when a run is resumed: how long it is, where it samples, and what decides how much memory it takes but not what it learns."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -218,7 +219,7 @@ def _target_settings(target: str, best: bool, own_env: bool) -> dict[str, Any]:
     store = RunStore.open(folder)
     config = _stored_config(store) if own_env else store.config()
     model = {**config.get("model", {}), "name": str(find_checkpoint(store.checkpoints, best=best)[0] / MODEL)}
-    return {**config, "model": model}
+    return {**config, "model": model, "rollout": {**config.get("rollout", {}), "engine": "native"}}  # its servers hold other weights by now
 
 
 # -------------------------------------------------------------------------------------------------------------------- play
@@ -256,7 +257,7 @@ def play(
     from tether.models.policy import Policy
     from tether.rollout.engines.base import make_engine
     from tether.rollout.sampler import EnvPool, play_plan, training_plan
-    from tether.training.build import compute_dtype, env_specs, episode_rules
+    from tether.training.build import compute_dtype, env_specs, episode_rules, server_options
 
     given: dict[str, Any] = {
         "env": {"name": env, "options": dict(options or {})},
@@ -272,7 +273,9 @@ def play(
         loaded = load_model(model_or_engine, device=resolved.model.device, dtype=compute_dtype(resolved))
         policy = Policy(loaded.model, loaded.tokenizer, max_positions=resolved.rollout.max_context)
         rules, chat = episode_rules(resolved, policy), ChatFormat(loaded.tokenizer, policy.end_of_turn_ids)
-        engine = make_engine(resolved.rollout.engine, policy, max_rows=resolved.rollout.max_rows, max_context=rules.max_context)
+        server = server_options(resolved.server)
+        rows = resolved.rollout.max_rows
+        engine = make_engine(resolved.rollout.engine, policy, max_rows=rows, max_context=rules.max_context, server=server)
     else:
         engine, tokenizer = model_or_engine, tokenizer or getattr(model_or_engine, "tokenizer", None)
         if tokenizer is None:

@@ -25,6 +25,7 @@ from tether.models.lora import add_lora, is_lora
 from tether.models.policy import Policy
 from tether.models.reference import Reference, reference_for
 from tether.rollout.engines.base import make_engine
+from tether.rollout.engines.server import ServerOptions
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
@@ -32,7 +33,7 @@ from tether.training.checkpoint import load_checkpoint
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
 from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters
-from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings, TrainedModel
+from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings, ServerSettings, TrainedModel
 from tether.training.throughput import StartTimer
 
 
@@ -108,7 +109,14 @@ def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, pl
         cache_gb = plan.cache / GIB
 
     def engine(max_rows: int) -> Engine:
-        return make_engine(settings.rollout.engine, policy, max_rows=max_rows, max_context=rules.max_context, cache_gb=cache_gb)
+        return make_engine(
+            settings.rollout.engine,
+            policy,
+            max_rows=max_rows,
+            max_context=rules.max_context,
+            cache_gb=cache_gb,
+            server=server_options(settings.server),
+        )
 
     return Sampler(
         env_specs(settings.environments()),
@@ -128,7 +136,15 @@ def check_engine_trains(engine: Engine) -> None:
     needed = {"logprobs": "returns no log-probs", "weight_sync": "cannot take the policy's new weights"}
     lacking = [words for name, words in needed.items() if not getattr(engine.capabilities, name)]
     if lacking:
-        raise BadInput(f"engine '{engine.backend}' {' and '.join(lacking)}; train with rollout.engine=native")
+        raise BadInput(
+            f"engine '{engine.backend}' {' and '.join(lacking)}; train with rollout.engine=native, or through tether serve or vLLM"
+        )
+
+
+def server_options(settings: ServerSettings) -> ServerOptions:
+    """How the engine uses servers."""
+    folder = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
+    return ServerOptions(settings.timeout, settings.patience, settings.tolerance, folder)
 
 
 def env_specs(environments: Sequence[EnvSettings]) -> list[EnvSpec]:

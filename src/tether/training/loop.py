@@ -9,7 +9,7 @@ stopped at any time and continued from its last checkpoint with the same result.
 import dataclasses
 from collections.abc import Sequence
 
-from tether.core.errors import OutOfMemory
+from tether.core.errors import EngineUnavailable, OutOfMemory
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.callbacks import Callback
@@ -45,8 +45,8 @@ class Trainer(RunState):
                     self.save()
                 self.finish_saving()  # a second Ctrl-C does not wait
                 raise
-            except OutOfMemory as error:
-                raise OutOfMemory(f"{error}; nothing already written is lost: {self.how_to_resume()}") from error
+            except (OutOfMemory, EngineUnavailable) as error:
+                raise type(error)(f"{error}; nothing already written is lost: {self.how_to_resume()}") from error
             except Exception:
                 self.saver.close()
                 raise

@@ -41,6 +41,8 @@ class Stages:
     def __init__(self, settings: RunSettings, parts: Parts, callbacks: Callback, timer: StepTimer) -> None:
         self._settings, self._parts, self._callbacks, self._timer = settings, parts, callbacks, timer
         self._mixed = len(settings.environments()) > 1
+        self._lag = 0
+        """By how many publishes the tokens of the latest step were behind, summed up."""
 
     @contextmanager
     def timed(self, stage: str, total: int = 1) -> Iterator[None]:
@@ -61,6 +63,7 @@ class Stages:
         rules = settings.filter.model_copy(update={"keep": keep})
         ratios = [record.metrics["groups/rv_ratio"] for record in earlier if "groups/rv_ratio" in record.metrics]
         recent = ratios[len(ratios) - min(rules.auto_steps - 1, len(ratios)) :]
+        self._lag = 0
         with self._timer.stage("select"):  # less the rollouts in it
             sampled = sample_batch(lambda count, first: self._play(step, count, first), settings.rollout.num_groups, rules, recent)
         self._timer.count_rollout(sampled.groups)
@@ -73,6 +76,7 @@ class Stages:
         with self._timer.stage("rollout"):
             groups = sampler.collect(plan, settings.sampling())
         self._timer.count_engine(sampler.statistics)
+        self._lag += sampler.statistics.version_lag
         return groups
 
     def diagnose(self, step: int, sampled: SampledBatch) -> Health:
@@ -81,6 +85,8 @@ class Stages:
         settings, monitor = self._settings, self._parts.monitor
         rows = rollout_rows(sampled.first_round)
         rollout = rollout_summary(sampled.groups, mixed=self._mixed)
+        if not self._parts.sampler.engine.capabilities.shares_weights:
+            rollout["staleness"] = self._lag / max(1, rollout["tokens_sampled"])
         rollout |= rollout_repetition(sampled.groups, settings.alarms.rules.repeated_part)
         metrics = StepMetrics()
         metrics.put("rollout", rollout)
@@ -150,7 +156,7 @@ class Stages:
         try:
             with self.timed("update"), memory_boundary("update", self._micro_remedy()):
                 update = learner.update(batch, orders, scale, self._rates(step))
-                self._parts.sampler.engine.sync()
+                update |= self._parts.sampler.engine.sync()
         except OutOfMemory:
             if not learner.updates_applied:  # the weights are still those of the last step
                 learner.nonfinite_streak = streak

@@ -56,6 +56,8 @@ class RunState:
         if checkpoint is not None:
             with self._start_timer.part("checkpoint"):
                 self.step = restore(checkpoint, self.learner, self.monitor, self.alarm_actions)
+        with self._start_timer.part("publish"):
+            self.sampler.engine.sync()  # a server may hold the weights of another step, or of another run
         self._monitor_state = self.monitor.state()  # of `step`: an interrupted step may already have observed
         self.records = [record for record in store.steps() if record.step <= self.step]
         """The records of all complete steps, in order."""

@@ -18,11 +18,11 @@ from tether import make_env
 from tether.core.protocols import Sampling
 from tether.core.types import Completion
 from tether.models.load import LoadedModel
+from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.models.scoring.server import ServerScorer
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.serving.app import serving_model
-from tether.rollout.serving.served import score_tokens
 
 PROMPT = "The quick brown fox"
 

@@ -128,8 +128,9 @@ class NativeEngine:
         """Which decoder serves the model: paged, contiguous, or generic for an architecture that only its own code can compute."""
         return self._choice.backend
 
-    def sync(self) -> None:
+    def sync(self) -> dict[str, float]:
         """Nothing to do: these are the learner's own tensors."""
+        return {}
 
     def free(self) -> None:
         """Release the memory of the cache; the next run allocates it again."""

@@ -130,6 +130,8 @@ class CompletionBody(SamplingFields):
     """0 or 1: the log-probs of the prompt's own tokens, at temperature 1."""
     echo: Literal[False] = False
     return_token_ids: bool = False
+    add_special_tokens: Literal[False] = False
+    """Nothing is added to a prompt here; other servers add a token at the beginning unless this is false."""
     stream: bool = False
 
     def prompts(self, encode: Callable[[str], tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput
 from tether.core.http import Refusal
 from tether.core.types import Completion
 from tether.models.chat import ChatFormat
 from tether.models.load import LoadedModel
-from tether.models.logprobs import token_logprobs
+from tether.models.logprobs import score_tokens
 from tether.models.lora import is_lora, merged
 from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
@@ -124,15 +122,3 @@ class ServedModel:
             self.thread.resume()
 
         await self.exclusive(finish)
-
-
-def score_tokens(policy: Policy, ids: Sequence[int]) -> list[float]:
-    """log p of every token but the first, at temperature 1."""
-    if len(ids) < 2:
-        return []
-    ids_1T = torch.tensor([list(ids)], device=policy.device)
-    mask_1T = torch.ones_like(ids_1T, dtype=torch.bool)
-    mask_1T[0, 0] = False
-    lengths_1 = torch.tensor([len(ids)], device=policy.device)
-    scores: list[float] = token_logprobs(policy, ids_1T, mask_1T, lengths_1, 1.0, max_tokens=len(ids)).tolist()
-    return scores
