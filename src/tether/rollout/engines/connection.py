@@ -55,6 +55,7 @@ class ServerConnection:
         self.is_alive = True
         self.is_current = False
         """Its weights are the policy's: verified since the last publish."""
+        self.num_published = 0
         self.difference = 0.0
         """On the probe, when it was last verified."""
         self.problem = ""
@@ -88,10 +89,7 @@ class ServerConnection:
                 f"the server at {self.address} serves '{self.model}', whose tokenizer is another than the policy's ({len(tokens)} tokens of a "
                 f"text that has {len(own)} here, or other ids); serve the model that is trained"
             )
-        try:
-            self.generate(self._probe_request(probe, 1.0))
-        except Malformed as error:
-            raise BadInput(f"the server at {self.address} answers with {error}; {self.advice}") from error
+        self._sample_probe(self._probe_request(probe, 1.0))
 
     def _entry(self) -> Mapping[str, Any]:
         """The model to use, as the server lists it."""
@@ -107,6 +105,12 @@ class ServerConnection:
         state: Any = np.random.PCG64(1).state
         ids = probe.ids[: len(probe.ids) // 2]
         return TokenRequest(ids, Sampling(temperature, PROBE_SAMPLES), PROBE_SAMPLES, (), self._end_of_turn, 1, state)
+
+    def _sample_probe(self, request: TokenRequest) -> SampledTokens:
+        try:
+            return self.generate(request)
+        except Malformed as error:
+            raise BadInput(f"the server at {self.address} answers with {error}; {self.advice}") from error
 
     # ---------------------------------------------------------------------------------------------------------------- life
 
@@ -129,6 +133,7 @@ class ServerConnection:
         """Give the server new weights."""
         try:
             self._publisher().publish(self.endpoint, weights, version)
+            self.num_published += 1
         except NoSuchRoute as error:
             raise EngineUnavailable(
                 f"the server at {self.address} takes no weights ({error}); start tether serve, or vLLM with VLLM_SERVER_DEV_MODE=1 and "
@@ -173,7 +178,7 @@ class ServerConnection:
     def _check_sampling(self, probe: Probe) -> None:
         """Log-probs of sampled tokens must be those of the sampling temperature: vLLM returns those of temperature 1 unless told otherwise."""
         request = self._probe_request(probe, PROBE_TEMPERATURE)
-        sampled = self.generate(request)
+        sampled = self._sample_probe(request)
         texts = [*request.ids, *sampled.ids]
         start = len(request.ids) - 1
         here = {t: np.array(score_tokens(probe.policy, texts, t)[start:]) for t in (PROBE_TEMPERATURE, 1.0)}

@@ -251,6 +251,8 @@ def server_tokens(endpoint: ModelEndpoint, dialect: Dialect, model: str, text: s
     body = {"model": model, "prompt": text, "max_tokens": 1, "return_token_ids": True, "add_special_tokens": False}
     try:
         ids: Sequence[int] | None = _choice(endpoint.call("POST", "/v1/completions", body)).get("prompt_token_ids")
-    except (BadInput, Malformed):  # a field that this server does not know
-        return None
+    except (BadInput, Malformed):
+        if dialect.weights is not None:
+            raise
+        return None  # of a server that is no relative: it does not know a field
     return None if ids is None else list(ids)

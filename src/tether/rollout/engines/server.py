@@ -81,6 +81,8 @@ class _Track:
     malformed: int = 0
     lost: int = 0
     """How often the server of this request could not be used."""
+    sent_after: int = 0
+    """How many publishes its server had received when the request was sent."""
 
 
 class ServerEngine:
@@ -289,6 +291,7 @@ class _Run:
             alive = [server for server in self._engine.servers if server.is_alive]
             track.server = min(alive, key=lambda server: server.load)
         track.server.load += 1
+        track.sent_after = track.server.num_published
         self._flying += 1
         self._engine.statistics.decode_calls += 1
         self._requests.put((track, track.server))
@@ -342,14 +345,15 @@ class _Run:
 
     def _republish(self, track: _Track, server: ServerConnection, sampled: SampledTokens) -> None:
         """The server holds the weights of somebody else: it was restarted, or another run uses it. The request is sent again."""
-        self._republished += 1
-        if self._republished > REPUBLISH_ATTEMPTS * len(self._engine.servers):
-            raise EngineUnavailable(
-                f"the server at {server.address} keeps answering with weights '{sampled.versions[0]}', but this run published "
-                f"'{self._engine.label}'; let no other run use it"
-            )
-        server.is_current = False
-        self._engine.recover()
+        if track.sent_after == server.num_published:  # else it has got the weights since
+            self._republished += 1
+            if self._republished > REPUBLISH_ATTEMPTS * len(self._engine.servers):
+                raise EngineUnavailable(
+                    f"the server at {server.address} keeps answering with weights '{sampled.versions[0]}', but this run published "
+                    f"'{self._engine.label}'; let no other run use it"
+                )
+            server.is_current = False
+            self._engine.recover()
         self._send(track)
 
     def _count(self, track: _Track, first: int, used: int, received: int) -> None:
