@@ -28,6 +28,7 @@ CATALOGUE: dict[str, str] = {
     "rollout/context_full": "share of episodes that ran out of context",
     "rollout/errors": "episodes ended by an environment error, after retries; they enter no other number",
     "rollout/retries": "episodes played again because an environment error had ended them",
+    "rollout/mismatch_before": "update/mismatch of the step before, which the alarms read; logged where a server samples",
     "rollout/staleness": "by how many updates of the weights the sampled tokens were behind, on average; logged where a server samples",
     "groups/rv_mean": "mean over prompts of the reward variance within a prompt (ddof 1)",
     "groups/rv_std": "standard deviation over prompts of the reward variance",

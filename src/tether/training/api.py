@@ -44,7 +44,7 @@ FREE_ON_RESUME = {
     "steps": (),
     "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts"),
     "rollout": ("max_rows", "cache_gb", "error_retries", "engine"),
-    "server": ("timeout", "patience", "tolerance", "weights_folder"),
+    "server": ("timeout", "patience", "tolerance", "weights_folder", "vllm_command", "vllm_args", "vllm_start_timeout"),
     "diagnosis": ("every",),
 }
 """What may change when a run is resumed: how long it is, where it samples, and what decides how much memory it takes but not what it learns."""

@@ -26,6 +26,7 @@ from tether.models.policy import Policy
 from tether.models.reference import Reference, reference_for
 from tether.rollout.engines.base import make_engine
 from tether.rollout.engines.server import ServerOptions
+from tether.rollout.engines.vllm_server import VllmOptions
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
@@ -51,8 +52,14 @@ class Parts:
     """What the run takes of the device; None where it could not be counted."""
 
 
-def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | None = None, timer: StartTimer | None = None) -> Parts:
-    """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take."""
+def build(
+    settings: RunSettings,
+    checkpoint: Path | None,
+    callbacks: Callback | None = None,
+    timer: StartTimer | None = None,
+    folder: Path | None = None,
+) -> Parts:
+    """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take, `folder` is the run's."""
     timer = timer or StartTimer()
     algorithm = resolve_algorithm(settings.algorithm)
     with timer.part("memory_plan"):
@@ -72,7 +79,7 @@ def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | 
         policy=policy,
     )
     with timer.part("engine"):
-        sampler = build_sampler(settings, policy, callbacks or Callback(), plan)
+        sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder)
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
         monitor = _monitor(settings, policy)
@@ -100,8 +107,10 @@ def _reference(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> R
     return reference_for(policy, settings.algorithm.reference or (None if is_lora(policy.module) else settings.model.name))
 
 
-def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None) -> Sampler:
-    """What plays the episodes of training and evaluation."""
+def build_sampler(
+    settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None, folder: Path | None = None
+) -> Sampler:
+    """What plays the episodes of training and evaluation; `folder`: of the run."""
     assert policy.tokenizer is not None  # loaded with the model
     rules = episode_rules(settings, policy)
     cache_gb = settings.rollout.cache_gb
@@ -115,7 +124,7 @@ def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, pl
             max_rows=max_rows,
             max_context=rules.max_context,
             cache_gb=cache_gb,
-            server=server_options(settings.server),
+            server=server_options(settings.server, folder),
         )
 
     return Sampler(
@@ -141,10 +150,11 @@ def check_engine_trains(engine: Engine) -> None:
         )
 
 
-def server_options(settings: ServerSettings) -> ServerOptions:
-    """How the engine uses servers."""
-    folder = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
-    return ServerOptions(settings.timeout, settings.patience, settings.tolerance, folder)
+def server_options(settings: ServerSettings, folder: Path | None = None) -> ServerOptions:
+    """How the engine uses servers; `folder`: of the run, for the output of a server that it starts."""
+    weights = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
+    vllm = VllmOptions(settings.vllm_command, tuple(settings.vllm_args), settings.vllm_start_timeout, folder)
+    return ServerOptions(settings.timeout, settings.patience, settings.tolerance, weights, vllm)
 
 
 def env_specs(environments: Sequence[EnvSettings]) -> list[EnvSpec]:

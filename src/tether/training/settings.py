@@ -235,6 +235,12 @@ class ServerSettings(Settings):
     """Most that log-probs of server and learner may differ on the probe, on average; null: 0.001 in float32, 0.05 in bfloat16."""
     weights_folder: str | None = None
     """A folder that learner and servers see: weights go through it; null sends them over the network."""
+    vllm_command: str = "vllm"
+    """The command that starts vLLM, for `rollout.engine` vllm; a path where vLLM has an environment of its own."""
+    vllm_args: list[str] = []
+    """Further arguments of `vllm serve`."""
+    vllm_start_timeout: Annotated[float, Field(gt=0)] = 900.0
+    """Seconds until vLLM must answer."""
 
 
 class LearnerSettings(Settings):

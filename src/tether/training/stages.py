@@ -43,6 +43,8 @@ class Stages:
         self._mixed = len(settings.environments()) > 1
         self._lag = 0
         """By how many publishes the tokens of the latest step were behind, summed up."""
+        self._mismatch: float | None = None
+        """Of the step before."""
 
     @contextmanager
     def timed(self, stage: str, total: int = 1) -> Iterator[None]:
@@ -63,7 +65,7 @@ class Stages:
         rules = settings.filter.model_copy(update={"keep": keep})
         ratios = [record.metrics["groups/rv_ratio"] for record in earlier if "groups/rv_ratio" in record.metrics]
         recent = ratios[len(ratios) - min(rules.auto_steps - 1, len(ratios)) :]
-        self._lag = 0
+        self._lag, self._mismatch = 0, earlier[-1].metrics.get("update/mismatch") if earlier else None
         with self._timer.stage("select"):  # less the rollouts in it
             sampled = sample_batch(lambda count, first: self._play(step, count, first), settings.rollout.num_groups, rules, recent)
         self._timer.count_rollout(sampled.groups)
@@ -87,6 +89,8 @@ class Stages:
         rollout = rollout_summary(sampled.groups, mixed=self._mixed)
         if not self._parts.sampler.engine.capabilities.shares_weights:
             rollout["staleness"] = self._lag / max(1, rollout["tokens_sampled"])
+            if self._mismatch is not None:
+                rollout["mismatch_before"] = self._mismatch
         rollout |= rollout_repetition(sampled.groups, settings.alarms.rules.repeated_part)
         metrics = StepMetrics()
         metrics.put("rollout", rollout)

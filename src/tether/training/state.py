@@ -34,7 +34,7 @@ class RunState:
         sweep(store.checkpoints)
         checkpoint = newest_checkpoint(store.checkpoints)
         self.settings, self.store, self.callbacks = settings, store, CallbackList(callbacks)
-        self.parts = build(settings, checkpoint, self.callbacks, self._start_timer)
+        self.parts = build(settings, checkpoint, self.callbacks, self._start_timer, store.folder)
         self.policy, self.learner, self.sampler, self.monitor = (
             self.parts.policy,
             self.parts.learner,

@@ -228,6 +228,13 @@ def test_a_restarted_server_gets_the_weights_again(tiny: Any, chat: Any) -> None
 # ------------------------------------------------------------------------------------------------------------------- refusals
 
 
+def test_a_server_whose_update_was_cut_off_is_refused_at_once(tiny: Any, policy: Policy) -> None:
+    with _changeable(tiny) as (url, _):
+        httpx.post(f"{url}/start_weight_update")
+        with pytest.raises(BadInput, match="waits for a weight update that was cut off; start it again"):
+            _engine(url, policy)
+
+
 def test_other_models_are_refused(tiny: Any, url: str, policy: Policy, chat: Any) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=578, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)

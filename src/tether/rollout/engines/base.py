@@ -109,7 +109,7 @@ def make_engine(
     """The engine that training and evaluation sample with.
 
     Args:
-        name: `native`: the learner's own weights; or the address of a server, or several with commas between.
+        name: `native`: the learner's own weights; `vllm`: vLLM on this machine; or the address of a server, or several with commas between.
         policy: the model with its tokenizer.
         max_rows: conversations decoded at a time, or requests in flight.
         max_context: most tokens of a conversation; None: as many as the model allows.
@@ -122,6 +122,13 @@ def make_engine(
         return ServerEngine(addresses, policy, max_rows=max_rows, max_context=max_context, options=server)
     if name not in ENGINES:
         raise UnknownName(f"unknown engine '{name}': {did_you_mean(name, ENGINES)}")
+    if name == "vllm":
+        from tether.rollout.engines.server import ServerEngine, ServerOptions
+        from tether.rollout.engines.vllm_server import VllmServer
+
+        options = server or ServerOptions()
+        started = VllmServer(policy, max_context or policy.max_positions, options.vllm)
+        return ServerEngine([started.address], policy, max_rows=max_rows, max_context=max_context, options=options, started=started)
     from tether.rollout.engines.native import NativeEngine
 
     return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb)

@@ -28,7 +28,7 @@ from tether.rollout.engines.dialects import (
     server_tokens,
 )
 from tether.rollout.engines.probe import PROBE_TEXT, Probe, encode
-from tether.rollout.engines.publish import Publisher, TetherPublisher
+from tether.rollout.engines.publish import Publisher, TetherPublisher, VllmPublisher
 
 TOKEN_VARIABLES = ("TETHER_TOKEN", "OPENAI_API_KEY")
 """Where the token of a server comes from; it is never part of the settings."""
@@ -60,6 +60,7 @@ class ServerConnection:
         """On the probe, when it was last verified."""
         self.problem = ""
         """Why it cannot be used, where it cannot."""
+        self._publisher: Publisher | None = None
         self._end_of_turn: tuple[int, ...] = ()
         self._sampling_checked = False
 
@@ -82,6 +83,7 @@ class ServerConnection:
                 f"the server at {self.address} has room for {room} tokens, but rollout.max_context is {max_context}; "
                 "lower rollout.max_context, or start the server with more"
             )
+        self._check_not_paused(str(entry.get("owned_by", "")))
         self.dialect = find_dialect(self.endpoint, entry)
         tokens, own = server_tokens(self.endpoint, self.dialect, self.model, PROBE_TEXT), encode(tokenizer, PROBE_TEXT)
         if tokens is not None and tokens != own:
@@ -90,6 +92,18 @@ class ServerConnection:
                 f"text that has {len(own)} here, or other ids); serve the model that is trained"
             )
         self._sample_probe(self._probe_request(probe, 1.0))
+
+    def _check_not_paused(self, owner: str) -> None:
+        """A server whose weight update was cut off lets every request wait: refused before one does."""
+        route, flag = ("/weight_info", "updating") if owner == "tether" else ("/is_paused", "is_paused")
+        if owner not in ("tether", "vllm"):
+            return
+        try:
+            paused = self.endpoint.call("GET", route).get(flag)
+        except NoSuchRoute:  # vLLM without VLLM_SERVER_DEV_MODE=1 cannot be paused
+            return
+        if paused:
+            raise BadInput(f"the server at {self.address} waits for a weight update that was cut off; start it again")
 
     def _entry(self) -> Mapping[str, Any]:
         """The model to use, as the server lists it."""
@@ -122,6 +136,7 @@ class ServerConnection:
     def lose(self, problem: str) -> None:
         """The server cannot be reached; whatever it holds when it comes back must be checked."""
         self.is_alive, self.is_current, self.problem = False, False, problem
+        self._publisher = None  # its connection to the server's workers is gone too
 
     def generate(self, request: TokenRequest) -> SampledTokens:
         """Sample the next tokens of a conversation."""
@@ -132,7 +147,8 @@ class ServerConnection:
     def publish(self, weights: Mapping[str, Tensor], version: str) -> None:
         """Give the server new weights."""
         try:
-            self._publisher().publish(self.endpoint, weights, version)
+            self._publisher = self._publisher or self._find_publisher()
+            self._publisher.publish(self.endpoint, weights, version)
             self.num_published += 1
         except NoSuchRoute as error:
             raise EngineUnavailable(
@@ -144,9 +160,11 @@ class ServerConnection:
         except BadInput as error:  # another model: names or shapes differ
             raise EngineUnavailable(f"{error}; the server must serve the model that is trained") from error
 
-    def _publisher(self) -> Publisher:
+    def _find_publisher(self) -> Publisher:
         if self.dialect.weights == "tether":
             return TetherPublisher(self._folder)
+        if self.dialect.weights == "vllm":
+            return VllmPublisher(self._folder)
         raise EngineUnavailable(f"the server at {self.address} ({self.dialect.name}) cannot take weights; train with rollout.engine=native")
 
     def verify(self, probe: Probe, label: str) -> None:

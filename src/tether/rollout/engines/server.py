@@ -40,7 +40,8 @@ from tether.rollout.engines.base import StopRule
 from tether.rollout.engines.connection import ServerConnection
 from tether.rollout.engines.dialects import UNVERSIONED, Malformed, SampledTokens, TokenRequest
 from tether.rollout.engines.probe import Probe, default_tolerance
-from tether.rollout.engines.publish import named_weights
+from tether.rollout.engines.publish import named_weights, with_head
+from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
 
 MALFORMED_ATTEMPTS = 3
 """How often a request is sent whose answer lacks ids or log-probs, before the server is refused."""
@@ -64,6 +65,8 @@ class ServerOptions:
     """Most that the log-probs of a server and of the learner may differ on the probe, on average; None: by the learner's precision."""
     weights_folder: Path | None = None
     """A folder that learner and servers see, for weights by disk; None sends them over the network."""
+    vllm: VllmOptions = field(default_factory=VllmOptions)
+    """How vLLM is started, where the run starts it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,8 +99,10 @@ class ServerEngine:
         max_rows: int = 128,
         max_context: int | None = None,
         options: ServerOptions | None = None,
+        started: VllmServer | None = None,
     ) -> None:
-        """Connects to every server and refuses one that cannot serve this policy."""
+        """Connects to every server and refuses one that cannot serve this policy. A server that was started for this engine ends with it."""
+        self._started = started
         if policy.tokenizer is None:
             raise BadInput("the server engine needs a policy with its tokenizer; build it as Policy(model, tokenizer)")
         self.options = options or ServerOptions()
@@ -171,7 +176,8 @@ class ServerEngine:
         try:
             server.check_health()
             if self._number:
-                server.publish(named_weights(self._policy), self.label)
+                weights = named_weights(self._policy)
+                server.publish(with_head(weights, self._policy) if server.dialect.weights == "vllm" else weights, self.label)
             server.verify(self._probe, self.label)
         except ServerUnreachable as error:
             server.lose(str(error))
