@@ -44,10 +44,10 @@ FREE_ON_RESUME = {
     "steps": (),
     "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts"),
     "rollout": ("max_rows", "cache_gb", "error_retries", "engine"),
-    "server": ("timeout", "patience", "tolerance", "weights_folder", "vllm_command", "vllm_args", "vllm_start_timeout"),
+    "server": (),
     "diagnosis": ("every",),
 }
-"""What may change when a run is resumed: how long it is, where it samples, and what decides how much memory it takes but not what it learns."""
+"""What may change when a run is resumed, whole sections where no keys are named: how long it is, where it samples, and what decides how much memory it takes but not what it learns."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -385,7 +385,7 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
         raise BadInput("--resume needs to know which run; add --out FOLDER")
     fixed = [section for section, value in given.items() if section not in FREE_ON_RESUME or not _is_free(section, value)]
     if config is not None or fixed:
-        free = ", ".join(f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys)
+        free = ", ".join(f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys or "*" if section != "steps")
         raise ConfigError(f"--resume continues with the run's own settings; only --steps, and --set of {free}, may be given with it")
     store = RunStore.open(out)
     stored = _stored_config(store)
