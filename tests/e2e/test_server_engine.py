@@ -69,6 +69,10 @@ def test_a_run_through_a_server_is_the_native_run(tiny: Any, native: RunStore, t
         assert record.metrics["update/mismatch"] < 1e-4
         assert record.metrics["update/probe_difference"] < 1e-5
         assert record.metrics["rollout/staleness"] == 0
+    versions = [
+        turn["versions"] for line in (served.folder / "trajectories.jsonl").read_text().splitlines() for turn in json.loads(line)["turns"]
+    ]
+    assert {number for spans in versions for number, _ in spans} == {1, 2, 3}, "the start, and two updates"
     assert json.loads((served.folder / "run.json").read_text())["machine"]["engine"] == "server (tether)"
 
 
