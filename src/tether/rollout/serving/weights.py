@@ -13,7 +13,7 @@ from safetensors.torch import load
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tether.core.errors import BadInput, did_you_mean
+from tether.core.errors import BadInput
 
 
 class WeightUpdates:
@@ -69,9 +69,9 @@ class WeightUpdates:
         if self._outstanding is None:
             raise BadInput("no weight update was started; call /start_weight_update first")
         own = self._module.state_dict(keep_vars=True)  # also the second names of tied weights
-        for name, tensor in tensors.items():
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[0]):  # a file is read in no fixed order
             if name not in own:
-                raise BadInput(f"the model has no parameter '{name}': {did_you_mean(name, own) if len(own) < 50 else 'check the model'}")
+                raise BadInput(f"the served model has no parameter '{name}'; serve the model that is trained")
             if own[name].shape != tensor.shape:
                 raise BadInput(
                     f"parameter '{name}' has shape {list(tensor.shape)} in the update and {list(own[name].shape)} in the served model; "
