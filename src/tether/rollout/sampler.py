@@ -12,6 +12,7 @@ which the episodes ended.
   the trajectories are the same; only how many episodes live at a time is not. The smaller number holds for the rest of the process.
 """
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -245,24 +246,31 @@ class Sampler:
         self._notes: list[str] = []
 
     def collect(
-        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, *, stage: str = "rollout", pool: EnvPool | None = None
+        self,
+        plan: Sequence[EpisodeSeeds],
+        sampling: Sampling,
+        *,
+        stage: str = "rollout",
+        pool: EnvPool | None = None,
+        first_turn_only: bool = False,
     ) -> list[Group]:
         """Play a plan; where memory runs out, once more from the start with half the rows."""
         played = pool or self.pool
+        rules = dataclasses.replace(self.rules, first_turn_only=first_turn_only)
         try:
-            return self._collect(plan, sampling, stage, played)
+            return self._collect(plan, sampling, stage, played, rules)
         except OutOfMemory:
             if self.max_rows == 1:
                 raise
         # Outside the handler: the tensors of the failed attempt live as long as its error does.
         self._halve_rows(stage, played)
-        return self._collect(plan, sampling, stage, played)
+        return self._collect(plan, sampling, stage, played, rules)
 
-    def _collect(self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool) -> list[Group]:
+    def _collect(self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules) -> list[Group]:
         self._on_stage(stage, len(plan))
         with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
             retries = self._error_retries
-            return play_plan(pool, plan, self.engine, self.chat, sampling, self.rules, self._on_finished, error_retries=retries)
+            return play_plan(pool, plan, self.engine, self.chat, sampling, rules, self._on_finished, error_retries=retries)
 
     def take_notes(self) -> list[str]:
         """What happened since the last call."""
