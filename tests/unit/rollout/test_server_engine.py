@@ -1,5 +1,6 @@
 """The server engine over real HTTP, against `tether serve` itself and behind a proxy that misbehaves as real servers do."""
 
+import asyncio
 import copy
 import json
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from tether.core.types import Group
 from tether.models.load import LoadedModel
 from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
+from tether.rollout.engines import connection
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.server import ServerEngine, ServerOptions
 from tether.rollout.episode import EpisodeRules
@@ -35,19 +37,27 @@ class Proxy:
     """Stands between client and server: requests and replies may be changed, or fail."""
 
     def __init__(self, target: str) -> None:
-        self.target = target
+        self.target, self.url = target, ""
         self.change_request: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda path, body: body
         self.change_reply: Callable[[str, dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda path, body, reply: reply
         self.failures: list[int] = []
         """Statuses of the next replies to requests for tokens."""
+        self.hangs = False
+        """Whether requests for tokens are never answered."""
         self.asked: list[str] = []
+        self.missing: tuple[str, ...] = ()
+        """Routes that an older server does not have."""
         self.app = FastAPI()
         self.app.add_api_route("/{path:path}", self._pass_on, methods=["GET", "POST"])
 
     async def _pass_on(self, path: str, request: Request) -> Response:
         self.asked.append(path)
+        if path in self.missing:
+            return Response('{"detail": "Not Found"}', 404)
         if ("generate" in path or "completions" in path) and self.failures:
             return Response('{"error": "busy"}', self.failures.pop(0))
+        if "generate" in path and self.hangs:
+            await asyncio.sleep(3600)
         data, kind = await request.body(), request.headers.get("content-type", "")
         body = json.loads(data) if data and kind == "application/json" else {}
         if body:
@@ -67,11 +77,16 @@ def url(tiny: Any) -> Iterator[str]:
         yield address
 
 
+@contextmanager
+def _between(url: str) -> Iterator[Proxy]:
+    made = Proxy(url)
+    with serving_app(made.app, "proxy") as made.url:
+        yield made
+
+
 @pytest.fixture
 def proxy(url: str) -> Iterator[Proxy]:
-    made = Proxy(url)
-    with serving_app(made.app, "proxy") as address:
-        made.url = address  # type: ignore[attr-defined]
+    with _between(url) as made:
         yield made
 
 
@@ -81,7 +96,7 @@ def policy(tiny: Any) -> Policy:
 
 
 def _play(engine: Any, chat: Any) -> list[Group]:
-    with EnvPool([EnvSpec("frozen_lake", {"instructions": "plain"})]) as pool:
+    with EnvPool([EnvSpec("frozen_lake", {"instructions": "plain", "max_turns": 2})]) as pool:
         return play_plan(pool, training_plan(0, 1, 2, 3), engine, chat, SAMPLING, RULES)
 
 
@@ -165,6 +180,23 @@ def test_a_server_that_draws_by_itself_gets_seeds_from_the_conversation(proxy: A
     scores = [0.0, *score_tokens(policy, sequence.token_ids)]
     for mine, here, sampled in zip(sequence.sampled_logprobs, scores, sequence.loss_mask, strict=True):
         assert not sampled or mine == pytest.approx(here, abs=1e-4)
+
+
+def test_several_servers_share_the_work_and_one_that_hangs_is_left_out(
+    url: str, policy: Policy, chat: Any, native: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "SEND_DELAYS", ())
+    with _between(url) as first, _between(url) as second:
+        options = ServerOptions(timeout=4.0)
+        engine = ServerEngine([first.url, second.url], policy, max_rows=6, max_context=900, options=options)
+        first.asked.clear(), second.asked.clear()  # type: ignore[func-returns-value]
+        assert _tokens(_play(engine, chat)) == _tokens(native)
+        shares = [proxy.asked.count("inference/v1/generate") for proxy in (first, second)]
+        assert min(shares) >= len(native[0].trajectories) and sum(shares) >= engine.statistics.decode_calls, "three conversations each"
+        first.hangs = True
+        assert _tokens(_play(engine, chat)) == _tokens(native)
+        assert [server.is_alive for server in engine.servers] == [False, True] and engine.statistics.recomputed_tokens > 0
+        assert "ReadTimeout" in engine.servers[0].problem
 
 
 # ------------------------------------------------------------------------------------------------------------------ weights
@@ -274,6 +306,30 @@ def test_no_logprobs_or_no_ids_are_refused(proxy: Any, policy: Policy, field: st
         _engine(proxy.url, policy)
 
 
+def test_an_old_vllm_is_refused_with_what_it_lacks(proxy: Any, policy: Policy) -> None:
+    """Older than token ids in completions; then with them, but older than the routes that take weights."""
+
+    def old(path: str, body: dict[str, Any], reply: dict[str, Any]) -> dict[str, Any]:
+        for entry in reply.get("data", []):
+            entry["owned_by"] = "vllm"
+        for choice in reply.get("choices", []) if without_ids else []:
+            choice.pop("token_ids", None)
+        return reply
+
+    def known_fields(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in body.items() if name not in ("ignore_eos", "skip_special_tokens", "add_special_tokens")}
+
+    without_ids, proxy.change_reply, proxy.change_request = True, old, known_fields
+    proxy.missing = ("inference/v1/generate", "is_paused", "get_world_size", "start_weight_update")
+    with pytest.raises(BadInput, match=r"answers with no token ids; use tether serve, or vLLM \(0.10.2 or newer\)"):
+        _engine(proxy.url, policy)
+    without_ids = False
+    engine = _engine(proxy.url, policy)
+    assert engine.backend == "server (completions)"
+    with pytest.raises(EngineUnavailable, match=r"takes no weights .*; start tether serve, or vLLM with VLLM_SERVER_DEV_MODE=1"):
+        engine.sync()
+
+
 def test_logprobs_of_another_temperature_are_refused(proxy: Any, policy: Policy, chat: Any) -> None:
     """What vLLM returns without --logprobs-mode processed_logprobs."""
 
@@ -295,6 +351,8 @@ def test_addresses_tokens_and_room_are_one_line_each(tiny: Any, url: str, policy
     monkeypatch.setattr(endpoint, "RETRY_DELAYS", ())
     with pytest.raises(ModelUnavailable, match=r"cannot be used, 1 attempts: ConnectError.*; start one with: tether serve MODEL"):
         _engine("http://127.0.0.1:9", policy)
+    with pytest.raises(ModelUnavailable, match=r"the server at http://no-such-host.invalid:80 cannot be used"):
+        _engine("http://no-such-host.invalid:80", policy)
     with pytest.raises(BadInput, match="'http://:80' is not a server's address"):
         _engine("http://:80", policy)
     with pytest.raises(BadInput, match=r"has no model 'gpt' \(it lists: tiny\)"):
@@ -303,6 +361,9 @@ def test_addresses_tokens_and_room_are_one_line_each(tiny: Any, url: str, policy
         ServerEngine([url], policy, max_context=4000)
     with serving_model(tiny, "tiny", token="s3cret") as guarded:
         with pytest.raises(ModelUnavailable, match="set TETHER_TOKEN to the server's token"):
+            _engine(guarded, policy)
+        monkeypatch.setenv("TETHER_TOKEN", "wrong")
+        with pytest.raises(ModelUnavailable, match="refuses the key .*set TETHER_TOKEN to the server's token"):
             _engine(guarded, policy)
         monkeypatch.setenv("TETHER_TOKEN", "s3cret")
         assert np.isfinite(_engine(guarded, policy).sync()["probe_difference"])

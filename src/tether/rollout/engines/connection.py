@@ -77,7 +77,8 @@ class ServerConnection:
         except ServerUnreachable as error:
             raise ModelUnavailable(f"{error}; start one with: tether serve MODEL") from error
         self.model = str(entry["id"])
-        room = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx_train")
+        meta = entry.get("meta") or {}  # of llama.cpp: what a slot holds, where it says so
+        room = entry.get("max_model_len") or meta.get("n_ctx") or meta.get("n_ctx_train")
         if isinstance(room, int) and room < max_context:
             raise BadInput(
                 f"the server at {self.address} has room for {room} tokens, but rollout.max_context is {max_context}; "
