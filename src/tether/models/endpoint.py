@@ -55,10 +55,13 @@ class ModelEndpoint:
         self._limits = httpx.Limits(max_connections=parallel, max_keepalive_connections=parallel)
         # A proxy that the environment variables name cannot reach this machine's own servers.
         self._trust_env = not is_loopback(parts.hostname or "")
+        self._verify = parts.scheme == "https"  # reading the certificates takes longer than a short request
         self._client: httpx.Client | None = None
 
     def __enter__(self) -> Self:
-        self._client = httpx.Client(headers=self._headers, timeout=self._timeout, limits=self._limits, trust_env=self._trust_env)
+        self._client = httpx.Client(
+            headers=self._headers, timeout=self._timeout, limits=self._limits, trust_env=self._trust_env, verify=self._verify
+        )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
