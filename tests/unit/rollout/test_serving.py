@@ -195,6 +195,7 @@ def test_chat_ends_as_in_training(chat: Any, url: str) -> None:
         ({"prompt": []}, "the prompt holds no token"),
         ({"prompt": PROMPT, "logprobs": 5}, "request key 'logprobs': got 5"),
         ({"prompt": PROMPT, "frequency_penalty": 0.5}, "request key 'frequency_penalty': got 0.5"),
+        ({"prompt": PROMPT, "stream": True}, "request key 'stream': got True"),
         ({}, "request key 'prompt' is missing"),
     ],
 )

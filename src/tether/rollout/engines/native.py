@@ -56,8 +56,8 @@ class Admission(NamedTuple):
 
     conversation: Conversation
     sampling: Sampling
-    on_tokens: Callable[[list[int], list[float]], None] | None = None
-    """Called with every few sampled tokens and their log-probs, before the response is complete. What it raises ends the whole run."""
+    on_progress: Callable[[], None] | None = None
+    """Called after every few sampled tokens, before the response is complete. What it raises ends the whole run."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Row:
 
     conversation: Conversation
     sampling: Sampling
-    on_tokens: Callable[[list[int], list[float]], None] | None = None
+    on_progress: Callable[[], None] | None = None
     kind: Sampling = field(init=False)
     """The sampling without its budget: rows of one kind are sampled in one call."""
     slot: int = -1
@@ -350,8 +350,8 @@ class _Batch:
             row.filled = len(row.tokens) - 1
             self._statistics.sampled_tokens += used
             self._statistics.dropped_tokens += len(ids) - used
-            if row.on_tokens is not None:
-                row.on_tokens(ids[:used], logprobs[:used])
+            if row.on_progress is not None:
+                row.on_progress()
             if reason is None:
                 self._decoding.append(row)
             else:

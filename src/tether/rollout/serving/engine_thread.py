@@ -37,14 +37,9 @@ class ResponseRequest:
     prefix_key = 0  # the engine compares the tokens too: equal prompts that wait together are computed once
 
     def __init__(
-        self,
-        prompt: tuple[int, ...],
-        sampling: Sampling,
-        uniforms: np.random.Generator,
-        closing_tags: tuple[str, ...] = (),
-        on_tokens: Callable[[list[int], list[float]], None] | None = None,
+        self, prompt: tuple[int, ...], sampling: Sampling, uniforms: np.random.Generator, closing_tags: tuple[str, ...] = ()
     ) -> None:
-        self.prompt, self.sampling, self.uniforms, self.closing_tags, self.on_tokens = prompt, sampling, uniforms, closing_tags, on_tokens
+        self.prompt, self.sampling, self.uniforms, self.closing_tags = prompt, sampling, uniforms, closing_tags
         self.done: Future[Completion] = Future()
 
     def begin(self) -> PromptTokens:
@@ -85,17 +80,15 @@ class EngineThread:
     def submit(self, request: ResponseRequest) -> Future[Completion]:
         """Queue a request; its future gets the completion, or the error that ended its batch."""
 
-        def on_tokens(ids: list[int], logprobs: list[float]) -> None:
+        def check_open() -> None:
             if self._closed:
                 raise ServerStopped("the server stopped")
-            if request.on_tokens is not None:
-                request.on_tokens(ids, logprobs)
 
         with self._changed:
             self._check_open()
             self._unfinished.add(request)
             waiting = self._held if self._jobs or self._paused else self._queue
-            waiting.append(Admission(request, request.sampling, on_tokens))
+            waiting.append(Admission(request, request.sampling, check_open))
             self._changed.notify()
         request.done.add_done_callback(lambda _: self._unfinished.discard(request))
         return request.done

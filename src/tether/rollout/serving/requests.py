@@ -73,7 +73,6 @@ class SamplingFields(Settings):
         room: int,
         default_tokens: int,
         closing_tags: tuple[str, ...] = (),
-        on_tokens: Callable[[int, list[int], list[float]], None] | None = None,
     ) -> list[ResponseRequest]:
         """The n requests of a prompt.
 
@@ -82,7 +81,6 @@ class SamplingFields(Settings):
             room: tokens that the model has room for after the prompt.
             default_tokens: the budget where `max_tokens` is not given, at most the room.
             closing_tags: texts that end a response beside `stop`.
-            on_tokens: receives the number of the choice and its new tokens and log-probs while they are sampled.
         """
         wanted = self.max_tokens if self.max_tokens is not None else min(default_tokens, room)
         if not prompt:
@@ -103,11 +101,7 @@ class SamplingFields(Settings):
             tuple((token,) for token in self.stop_token_ids),
             self.stops,
         )
-
-        def listener(index: int) -> Callable[[list[int], list[float]], None] | None:
-            return None if on_tokens is None else lambda ids, logprobs: on_tokens(index, ids, logprobs)
-
-        return [ResponseRequest(prompt, sampling, self._uniforms(index), closing_tags, listener(index)) for index in range(self.n)]
+        return [ResponseRequest(prompt, sampling, self._uniforms(index), closing_tags) for index in range(self.n)]
 
     def _uniforms(self, index: int) -> np.random.Generator:
         """The source of one choice's draws: the client's generator, or its seed (and the number of the choice), or chance."""
@@ -132,7 +126,7 @@ class CompletionBody(SamplingFields):
     return_token_ids: bool = False
     add_special_tokens: Literal[False] = False
     """Nothing is added to a prompt here; other servers add a token at the beginning unless this is false."""
-    stream: bool = False
+    stream: Literal[False] = False
 
     def prompts(self, encode: Callable[[str], tuple[int, ...]]) -> list[tuple[int, ...]]:
         """The prompts as tokens."""
@@ -157,7 +151,7 @@ class ChatBody(SamplingFields):
     logprobs: bool = False
     top_logprobs: Literal[0] | None = None
     return_token_ids: bool = False
-    stream: bool = False
+    stream: Literal[False] = False
 
 
 class TokenSampling(SamplingFields):
