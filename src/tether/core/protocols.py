@@ -6,7 +6,7 @@ Env and Conversation are what the rollout drives; Engine is what samples; Scorer
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -142,8 +142,6 @@ class EngineStatistics:
     recomputed_tokens: int = 0
     """Of the fed tokens, those that had been evicted."""
     decode_calls: int = 0
-    version_lag: int = 0
-    """Of an engine with a copy of the weights: by how many publishes the sampled tokens were behind, summed over the tokens."""
 
 
 ENGINES = ("native", "vllm")
@@ -180,12 +178,37 @@ class Engine(Protocol):
         """Drive every conversation to its end; `on_finished` is called once for each."""
         ...
 
-    def sync(self) -> dict[str, float]:
-        """Take over the policy's current weights (nothing to do where they are the same tensors); returns numbers for the "update/" metrics."""
+    def sync(self, version: int | None = None) -> dict[str, float]:
+        """Take over the policy's current weights (nothing to do where they are the same tensors); returns numbers for the "update/" metrics.
+
+        `version` is the step that the weights come from; None counts up.
+        """
         ...
 
     def free(self) -> None:
         """Release memory that the next run can take again."""
+        ...
+
+
+@runtime_checkable
+class AsyncEngine(Engine, Protocol):
+    """An engine with weights of its own, which can sample while the learner changes the policy's."""
+
+    @property
+    def version(self) -> int | None:
+        """Of the weights that were published last; None before the first time."""
+        ...
+
+    def snapshot(self, version: int) -> Any:
+        """A copy of the policy's current weights, for `publish`; called by the thread that trains."""
+        ...
+
+    def publish(self, snapshot: Any) -> dict[str, float]:
+        """As `sync`, with the weights of a snapshot; the policy is not looked at."""
+        ...
+
+    def cancel(self) -> None:
+        """Let whatever the engine does in another thread end soon, with an error. The engine is not used again."""
         ...
 
 

@@ -47,7 +47,7 @@ class Completion:
     """log p of each sampled token at the sampling temperature."""
     finish: FinishReason
     versions: tuple[int, ...] = ()
-    """Of an engine with a copy of the weights: the number of the publish that sampled each token. Empty where the weights are the learner's own."""
+    """Of an engine with weights of its own: the step whose weights sampled each token. Empty where the weights are the learner's own."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Turn:
     new_context: bool = False
     """context_ids begin a new context: nothing that came before is seen. The first turn always is."""
     versions: tuple[int, ...] = ()
-    """The number of the weights that sampled each token, see `Completion`."""
+    """The step whose weights sampled each token, see `Completion`."""
     lenient: bool = False
     """The response is valid only because the environment read it leniently ("Up, Left" for "Up || Left")."""
 

@@ -218,6 +218,7 @@ def _monitor(settings: RunSettings, policy: Policy) -> Monitor:
     rules = settings.alarms.rules
     if rules.max_tokens is None:
         rules = rules.model_copy(update={"max_tokens": settings.rollout.max_tokens})
+    rules = rules.model_copy(update={"staleness": max(rules.staleness, settings.rollout.max_staleness)})  # what was asked for is no alarm
     return Monitor(
         scorer,
         every=chosen.every,

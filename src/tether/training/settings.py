@@ -189,6 +189,8 @@ class RolloutSettings(Settings):
     engine: str = "native"
     """What samples responses: `native` decodes on the learner's own weights; `vllm` starts vLLM on this machine; or the address of a server, or
     several with commas between."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """How many updates the weights that sample a batch are behind: 0 samples with the newest, above 0 while the learner updates."""
     error_retries: Annotated[int, Field(ge=0)] = 1
     """How often an episode that an environment error ended is played again with the same seeds; one that fails again is left out."""
     max_context: Positive = 3600
@@ -216,6 +218,15 @@ class RolloutSettings(Settings):
                     f"holds '{address}', which is not a server's address; write http://HOST:PORT, and the token into TETHER_TOKEN"
                 )
         return name if server_addresses(name) else _known("engine", name, ENGINES)
+
+    @model_validator(mode="after")
+    def _samples_elsewhere(self) -> "RolloutSettings":
+        if self.max_staleness and self.engine == "native":
+            raise ValueError(
+                f"max_staleness is {self.max_staleness} but engine is native, which decodes on the learner's own weights and device, in turn "
+                "with it; start 'tether serve MODEL' on another device and give its address as rollout.engine, or set max_staleness=0"
+            )
+        return self
 
     def sampling(self, temperature: float) -> Sampling:
         """How responses are drawn at a temperature."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -41,14 +42,14 @@ PROBE_TEMPERATURE = 0.7
 class ServerConnection:
     """A server at an address; `load` is how many requests it works on."""
 
-    def __init__(self, address: str, *, parallel: int, timeout: float, folder: Path | None) -> None:
-        """`address` may name one of several models behind a hash sign: http://host:8000#model."""
+    def __init__(self, address: str, *, parallel: int, timeout: float, folder: Path | None, device: torch.device) -> None:
+        """`address` may name one of several models behind a hash sign: http://host:8000#model. `device`: the learner's."""
         self.address, _, name = address.partition("#")
         self._wanted = name or None
         self._token = next((os.environ[variable] for variable in TOKEN_VARIABLES if os.environ.get(variable)), None)
         source = f"set {TOKEN_VARIABLES[0]} to the server's token"
         self.endpoint = ModelEndpoint(self.address, token=self._token, token_source=source, timeout=timeout, parallel=parallel)
-        self._timeout, self._folder = timeout, folder
+        self._timeout, self._folder, self._device = timeout, folder, device
         self.dialect: Dialect = TetherDialect()
         self.model = ""
         self.load = 0
@@ -165,7 +166,7 @@ class ServerConnection:
         if self.dialect.weights == "tether":
             return TetherPublisher(self._folder)
         if self.dialect.weights == "vllm":
-            return VllmPublisher(self._folder)
+            return VllmPublisher(self._folder, self._device)
         raise EngineUnavailable(f"the server at {self.address} ({self.dialect.name}) cannot take weights; train with rollout.engine=native")
 
     def verify(self, probe: Probe, label: str) -> None:

@@ -128,7 +128,7 @@ class NativeEngine:
         """Which decoder serves the model: paged, contiguous, or generic for an architecture that only its own code can compute."""
         return self._choice.backend
 
-    def sync(self) -> dict[str, float]:
+    def sync(self, version: int | None = None) -> dict[str, float]:
         """Nothing to do: these are the learner's own tensors."""
         return {}
 

@@ -44,9 +44,13 @@ class Probe:
     def __post_init__(self) -> None:
         self.ids = tuple(encode(self.policy.tokenizer, PROBE_TEXT)[:MOST_TOKENS])
 
-    def rescore(self) -> None:
-        """Score the probe with the learner's present weights; the scores of the weights before them are kept for comparison."""
-        self._before, self._scores = self._scores, np.array(score_tokens(self.policy, self.ids))
+    def score(self) -> Scores:
+        """The probe's log-probs by the learner's present weights."""
+        return np.array(score_tokens(self.policy, self.ids))
+
+    def adopt(self, scores: Scores) -> None:
+        """Compare with these scores from now on; those of the weights before them are kept for comparison."""
+        self._before, self._scores = self._scores, scores
 
     def difference(self, served: list[float]) -> float:
         """Mean absolute difference between a server's scores and the learner's."""
@@ -70,7 +74,7 @@ class Probe:
 
     def _learner(self) -> Scores:
         if self._scores is None:
-            self.rescore()
+            self.adopt(self.score())
         assert self._scores is not None
         return self._scores
 

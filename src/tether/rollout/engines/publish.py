@@ -79,15 +79,15 @@ def weights_on_disk(folder: Path, weights: Mapping[str, Tensor]) -> Iterator[Pat
         yield path
 
 
-def chunks(weights: Mapping[str, Tensor], *, on_cpu: bool = True) -> Iterator[dict[str, Tensor]]:
-    """The tensors in parts of about CHUNK_BYTES."""
+def chunks(weights: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Iterator[dict[str, Tensor]]:
+    """The tensors in parts of about CHUNK_BYTES, on a device."""
     part: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights.items():
         if part and size + tensor.nbytes > CHUNK_BYTES:
             yield part
             part, size = {}, 0
-        part[name] = (tensor.cpu() if on_cpu else tensor).contiguous()
+        part[name] = tensor.to(device).contiguous()
         size += tensor.nbytes
     if part:
         yield part
@@ -96,15 +96,15 @@ def chunks(weights: Mapping[str, Tensor], *, on_cpu: bool = True) -> Iterator[di
 class VllmPublisher:
     """To vLLM with Tether's backend: pause, start, update, finish, reset the prefix cache, resume."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: a place that learner and server both see; None sends the tensors through a process group."""
+    def __init__(self, folder: Path | None, device: torch.device) -> None:
+        """`folder`: a place that learner and server both see; None sends the tensors through a process group. `device`: the learner's."""
         self._folder = folder
         self._group: Any = None
-        self._kind = "gloo"
+        self._kind, self._device = ("nccl", device) if device.type == "cuda" else ("gloo", torch.device("cpu"))
 
     def publish(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor], version: str) -> None:
         if self._folder is None and self._group is None:
-            self._join(endpoint, next(iter(weights.values())).device)
+            self._join(endpoint)
         with weights_on_disk(self._folder, weights) if self._folder is not None else nullcontext() as path:
             endpoint.call("POST", "/pause?mode=wait", timeout=UPDATE_TIMEOUT)
             endpoint.call("POST", "/start_weight_update", timeout=UPDATE_TIMEOUT)
@@ -116,10 +116,9 @@ class VllmPublisher:
         endpoint.call("POST", "/reset_prefix_cache", timeout=UPDATE_TIMEOUT)
         endpoint.call("POST", "/resume", timeout=UPDATE_TIMEOUT)
 
-    def _join(self, endpoint: ModelEndpoint, device: torch.device) -> None:
+    def _join(self, endpoint: ModelEndpoint) -> None:
         """Found the group of the learner and the server's workers: the server joins while this thread waits for it."""
         size = 1 + int(endpoint.call("GET", "/get_world_size")["world_size"])
-        self._kind = "nccl" if device.type == "cuda" else "gloo"
         host = "127.0.0.1" if is_loopback(urlsplit(endpoint.base).hostname or "") else socket.gethostname()
         port = _free_port()
         info = {"host": host, "port": port, "size": size, "kind": self._kind}
@@ -130,7 +129,7 @@ class VllmPublisher:
             self._group = _while_server_works(joined, lambda: join_group(host, port, 0, size, self._kind, leads=True))
 
     def _broadcast(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor]) -> None:
-        for part in chunks(weights, on_cpu=self._kind == "gloo"):
+        for part in chunks(weights, self._device):
             info = {
                 "names": list(part),
                 "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in part.values()],

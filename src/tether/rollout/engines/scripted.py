@@ -42,7 +42,7 @@ class ScriptedEngine:
             if on_finished is not None:
                 on_finished()
 
-    def sync(self) -> dict[str, float]:
+    def sync(self, version: int | None = None) -> dict[str, float]:
         """There are no weights."""
         return {}
 

@@ -9,6 +9,9 @@ the conversation is sent again from there.
 A server that cannot be reached is left out, and its conversations continue elsewhere. When none is left, the engine waits for one to come
 back; after `patience` seconds it gives up with an error that the trainer turns into a checkpoint. A server that comes back, or that answers
 with another version of the weights than the published one (it was restarted), gets the weights again before it is used.
+
+With asynchronous rollouts another thread drives the engine while the learner trains: weights are then published, also to a server that was
+restarted, from a snapshot, and the policy is not looked at.
 """
 
 import queue
@@ -16,11 +19,13 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, EngineUnavailable
@@ -39,7 +44,7 @@ from tether.models.policy import Policy
 from tether.rollout.engines.base import StopRule
 from tether.rollout.engines.connection import ServerConnection
 from tether.rollout.engines.dialects import UNVERSIONED, Malformed, SampledTokens, TokenRequest
-from tether.rollout.engines.probe import Probe, default_tolerance
+from tether.rollout.engines.probe import Probe, Scores, default_tolerance
 from tether.rollout.engines.publish import named_weights, with_head
 from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
 
@@ -51,6 +56,8 @@ REPUBLISH_ATTEMPTS = 3
 """How often one rollout may find a server with other weights than the published ones."""
 LONGEST_WAIT = 10.0
 """Seconds between two looks at servers that are all unreachable; the first wait is much shorter."""
+CANCEL_SECONDS = 0.2
+"""How often an engine that waits looks whether it was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,16 @@ class ServerOptions:
     """A folder that learner and servers see, for weights by disk; None sends them over the network."""
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """How vLLM is started, where the run starts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSnapshot:
+    """Weights to publish, and what the learner says about the probe with them."""
+
+    version: int
+    scores: Scores
+    weights: Mapping[str, Tensor] | None
+    """A copy in main memory; None: the policy's own, which must not change while they are published or sampled from."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,11 +128,17 @@ class ServerEngine:
         self.stop_rule = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._probe = Probe(policy, self.options.tolerance if self.options.tolerance is not None else default_tolerance(policy))
         self._name = secrets.token_hex(4)
-        self._number = 0
-        """How often weights were published."""
+        self._published: WeightsSnapshot | None = None
+        self._cancelled = threading.Event()
         self.statistics = EngineStatistics()
         self.servers = [
-            ServerConnection(address, parallel=max_rows, timeout=self.options.timeout, folder=self.options.weights_folder)
+            ServerConnection(
+                address,
+                parallel=max_rows,
+                timeout=self.options.timeout,
+                folder=self.options.weights_folder,
+                device=policy.module.device,
+            )
             for address in addresses
         ]
         with self._connections():
@@ -146,16 +169,46 @@ class ServerEngine:
     @property
     def label(self) -> str:
         """The version of the published weights, as servers report it; UNVERSIONED before the first publish."""
-        return f"{self._name}-{self._number}" if self._number else UNVERSIONED
+        return UNVERSIONED if self._published is None else f"{self._name}-{self._published.version}"
 
-    def sync(self) -> dict[str, float]:
+    @property
+    def version(self) -> int | None:
+        return None if self._published is None else self._published.version
+
+    def sync(self, version: int | None = None) -> dict[str, float]:
         """Publish the policy's weights to every server that can be reached, and score the probe there."""
-        self._number += 1
-        self._probe.rescore()
+        if version is None:
+            version = 0 if self._published is None else self._published.version + 1
+        return self.publish(WeightsSnapshot(version, self._probe.score(), None))
+
+    def snapshot(self, version: int) -> WeightsSnapshot:
+        """The policy's weights as they are now, copied."""
+        weights = self._named(None)
+        return WeightsSnapshot(version, self._probe.score(), {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()})
+
+    def publish(self, snapshot: WeightsSnapshot) -> dict[str, float]:
+        """Publish weights to every server that can be reached, and score the probe there."""
+        self._published = snapshot
+        self._probe.adopt(snapshot.scores)
         for server in self.servers:
             server.is_current = False
         with self._connections():
             return {"probe_difference": self._prepare()}
+
+    def cancel(self) -> None:
+        """End what another thread does with this engine at its next look."""
+        self._cancelled.set()
+
+    def check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise EngineUnavailable("the rollout was given up, as the run ends")
+
+    def _named(self, snapshot: WeightsSnapshot | None) -> Mapping[str, Tensor]:
+        """Weights by name, a tied head under its own name too where a vLLM needs it."""
+        if snapshot is not None and snapshot.weights is not None:
+            return snapshot.weights
+        weights = named_weights(self._policy)
+        return with_head(weights, self._policy) if any(server.dialect.weights == "vllm" for server in self.servers) else weights
 
     def _prepare(self) -> float:
         """Give every server that can be reached the present weights, if it has others; returns the largest difference on the probe."""
@@ -169,15 +222,15 @@ class ServerEngine:
                 return max(server.difference for server in self.servers if server.is_alive)
             if time.monotonic() + wait > deadline:
                 raise EngineUnavailable(self._nobody_there())
-            time.sleep(wait)
+            self._cancelled.wait(wait)
+            self.check_cancelled()
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _bring_back(self, server: ServerConnection) -> None:
         try:
             server.check_health()
-            if self._number:
-                weights = named_weights(self._policy)
-                server.publish(with_head(weights, self._policy) if server.dialect.weights == "vllm" else weights, self.label)
+            if self._published is not None:
+                server.publish(self._named(self._published), self.label)
             server.verify(self._probe, self.label)
         except ServerUnreachable as error:
             server.lose(str(error))
@@ -200,9 +253,9 @@ class ServerEngine:
         self._prepare()
 
     def number_of(self, label: str) -> int | None:
-        """Which publish of this engine a label stands for; None for the weights of somebody else."""
-        if not self._number or label == UNVERSIONED:
-            return self._number
+        """Which step's weights a label stands for; None for the weights of somebody else."""
+        if self._published is None or label == UNVERSIONED:
+            return 0 if self._published is None else self._published.version
         name, _, number = label.rpartition("-")
         return int(number) if name == self._name and number.isdigit() else None
 
@@ -237,14 +290,22 @@ class _Run:
                 while self._waiting and self._flying + len(self._pending) < self._num_rows:
                     conversation = self._waiting.popleft()
                     self._feed(_Track(conversation), conversation.begin())
+                self._engine.check_cancelled()
                 if self._flying and (not self._pending or not self._answers.empty()):
-                    self._settle(*self._answers.get())
+                    self._wait_for_answer()
                 elif self._pending:
                     track, future = self._pending.popleft()
                     self._feed(track, future())
         finally:
             for _ in range(self._num_rows):
                 self._requests.put(None)
+
+    def _wait_for_answer(self) -> None:
+        try:
+            answer = self._answers.get(timeout=CANCEL_SECONDS)
+        except queue.Empty:
+            return
+        self._settle(*answer)
 
     def _carry(self) -> None:
         """One thread: send requests until there are no more."""
@@ -338,7 +399,7 @@ class _Run:
         used, reason = self._engine.stop_rule.first_end(track.response, first, self._sampling, tags)
         if reason is None and sampled.turn_ended:
             reason = FinishReason.END_OF_TURN
-        self._count(track, first, used, len(sampled.ids))
+        self._count(used - first, len(sampled.ids))
         if server.dialect.draws_natively:
             track.conversation.uniforms.random(used - first, dtype="float32")  # what the server drew for the tokens that are kept
         if reason is None:
@@ -362,8 +423,7 @@ class _Run:
             self._engine.recover()
         self._send(track)
 
-    def _count(self, track: _Track, first: int, used: int, received: int) -> None:
-        statistics, newest = self._engine.statistics, self._engine.number_of(self._engine.label) or 0
-        statistics.sampled_tokens += used - first
-        statistics.dropped_tokens += received - (used - first)
-        statistics.version_lag += sum(newest - number for number in track.versions[first:used])
+    def _count(self, used: int, received: int) -> None:
+        statistics = self._engine.statistics
+        statistics.sampled_tokens += used
+        statistics.dropped_tokens += received - used
