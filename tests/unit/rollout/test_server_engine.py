@@ -244,18 +244,22 @@ def test_a_server_that_ignores_updates_is_found_out(tiny: Any) -> None:
                 engine.sync()
 
 
-def test_a_restarted_server_gets_the_weights_again(tiny: Any, chat: Any) -> None:
+def test_a_restarted_server_gets_the_published_weights_again(tiny: Any, chat: Any) -> None:
+    """Not those that the learner has come to meanwhile."""
     policy = Policy(copy.deepcopy(tiny.model), tiny.tokenizer)
     _nudge(policy.module, 0.003)
+    expected = _tokens(_play(NativeEngine(policy, max_rows=8, max_context=900), chat))
     with _changeable(tiny) as (url, served):
         engine = _engine(url, policy)
-        engine.sync()
+        engine.publish(engine.snapshot(7))
+        _nudge(policy.module, 0.05)
         with torch.no_grad():  # as if it had been started again
             for parameter, first in zip(served.policy.module.parameters(), tiny.model.parameters(), strict=True):
                 parameter.copy_(first)
         served.weights.version = "0"
         played = _play(engine, chat)
-    assert _tokens(played) == _tokens(_play(NativeEngine(policy, max_rows=8, max_context=900), chat))
+    assert _tokens(played) == expected
+    assert {version for group in played for t in group.trajectories for turn in t.turns for version in turn.versions} == {7}
 
 
 # ------------------------------------------------------------------------------------------------------------------- refusals

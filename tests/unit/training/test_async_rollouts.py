@@ -31,7 +31,8 @@ SETTINGS: dict[str, Any] = {
     "checkpoint": {"every": 10},
     "options": {"max_turns": 1},
 }
-ROLLOUT = {"num_groups": 2, "group_size": 2, "max_tokens": 24, "max_context": 900, "max_rows": 4}
+ROLLOUT = {"num_groups": 2, "group_size": 2, "max_tokens": 24, "max_context": 900, "max_rows": 1}
+"""One request at a time: the server's batches do not depend on when requests arrive, so two runs are equal to the last bit."""
 
 
 @contextmanager
@@ -72,11 +73,9 @@ def _weights(store: RunStore) -> dict[str, torch.Tensor]:
 def _is_the_same_run(first: RunStore, second: RunStore) -> None:
     assert _tokens(first) == _tokens(second) and _versions(first) == _versions(second)
     for name, tensor in _weights(first).items():
-        assert torch.allclose(tensor, _weights(second)[name], rtol=0, atol=1e-5), name
+        assert torch.equal(tensor, _weights(second)[name]), name
     for mine, theirs in zip(first.steps(), second.steps(), strict=True):
-        assert mine.metrics.keys() == theirs.metrics.keys() and mine.notes == theirs.notes
-        for name, value in mine.metrics.items():
-            assert value == pytest.approx(theirs.metrics[name], abs=1e-3), (mine.step, name)
+        assert mine.metrics == theirs.metrics and mine.notes == theirs.notes
 
 
 @pytest.fixture(scope="module")
