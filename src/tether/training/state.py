@@ -73,12 +73,18 @@ class RunState:
         if self.saver.saved_step == self.step:  # a step's checkpoint holds the same, whatever asked for it
             return
         self.finish_saving()  # one at a time; outside the shield, which is for what must not be interrupted
-        with self.timer.stage("wait"):
-            ahead = {} if self.ahead is None else {"batches_ahead": self.ahead.state(self.step)}
+        ahead = self._ahead_state()
         with self.timer.stage("checkpoint"), self.interrupts.shield(), self.learner.full_precision():
             self.store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
             state = {"learner": self.learner.state(), "monitor": self._monitor_state, "alarm_actions": self.alarm_actions.state()} | ahead
             self.saver.save(self.step, state)
+
+    def _ahead_state(self) -> dict[str, str]:
+        """Waits for batches that are being sampled."""
+        if self.ahead is None:
+            return {}
+        with self.timer.stage("wait"):
+            return {"batches_ahead": self.ahead.state(self.step)}
 
     def finish_saving(self) -> None:
         """Wait until every checkpoint is in its place; raises what writing one failed with."""
