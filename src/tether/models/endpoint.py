@@ -65,8 +65,12 @@ class ModelEndpoint:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections; requests that other threads still wait for end with an error."""
         if self._client is not None:
-            self._client.close()  # requests that other threads still wait for end with an error
+            self._client.close()
 
     def call(
         self,

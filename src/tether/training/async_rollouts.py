@@ -10,11 +10,9 @@ Batches that are sampled but not yet trained on belong to a checkpoint; a resume
 
 import dataclasses
 import json
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +26,7 @@ from tether.training.settings import FilterSettings
 
 CLOSE_SECONDS = 10.0
 """How long the end of a run waits for the thread."""
+THREAD_NAME = "asynchronous rollouts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,8 @@ class AsyncRollouts:
     def __init__(self, engine: AsyncEngine, max_staleness: int, last_step: int, sample: SampleStep) -> None:
         self._engine, self._max_staleness, self._last_step, self._sample = engine, max_staleness, last_step, sample
         self._batches: dict[int, Future[BatchAhead]] = {}
-        """By step: in work, or waiting to be trained on."""
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        """By step: in work, sampled, or being trained on. A batch stays until its step is complete: an interrupted step is not."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
         self._failure: BaseException | None = None
         self._published: dict[str, float] = {}
         """Numbers of the latest publish."""
@@ -85,6 +83,7 @@ class AsyncRollouts:
         That is the next step's batch and `max_staleness` more: all at the start of a run, one after each step. After a resume from a
         checkpoint without them, and after a rollback, more than one is missing.
         """
+        self._batches = {number: future for number, future in self._batches.items() if number > step}
         wanted = [number for number in range(step + 1, step + 2 + self._max_staleness) if number <= self._last_step]
         missing = [number for number in wanted if number not in self._batches]
         if missing:
@@ -95,9 +94,7 @@ class AsyncRollouts:
 
     def take(self, step: int) -> BatchAhead:
         """The batch of a step, once it is sampled; raises what sampling it failed with."""
-        batch = self._batches[step].result()
-        del self._batches[step]
-        return batch
+        return self._batches[step].result()
 
     def settle(self, version: int) -> None:
         """Wait until nothing is being sampled, then give the engine the policy's current weights, those after step `version`."""
@@ -113,28 +110,16 @@ class AsyncRollouts:
         self._batches.clear()
 
     def _submit(self, step: int, snapshot: Any, inputs: FilterInputs) -> None:
-        future: Future[BatchAhead] = Future()
-        self._batches[step] = future
+        self._batches[step] = future = self._thread.submit(self._run, step, snapshot, inputs)
+        future.add_done_callback(self._note_failure)  # runs in the thread, before its next batch
 
-        def job() -> None:
-            try:
-                if self._failure is not None:  # one batch failed: those after it would, too
-                    raise self._failure
-                future.set_result(self._run(step, snapshot, inputs))
-            except BaseException as error:  # raised where the batch is taken
-                self._failure = error
-                future.set_exception(error)
-
-        if self._thread is None:  # a daemon: a run that ends does not wait for the servers
-            self._thread = threading.Thread(target=self._work, daemon=True, name="asynchronous rollouts")
-            self._thread.start()
-        self._jobs.put(job)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+    def _note_failure(self, future: "Future[BatchAhead]") -> None:
+        if not future.cancelled():
+            self._failure = self._failure or future.exception()
 
     def _run(self, step: int, snapshot: Any, inputs: FilterInputs) -> BatchAhead:
+        if self._failure is not None:  # one batch failed: those after it would, too
+            raise self._failure
         start = time.perf_counter()
         if self._engine.version != snapshot.version:
             self._published = self._engine.publish(snapshot)
@@ -174,10 +159,9 @@ class AsyncRollouts:
 
     def close(self) -> None:
         """End the thread; what it samples is given up."""
-        if self._thread is not None:
-            self._engine.cancel()
-            self._jobs.put(None)
-            self._thread.join(CLOSE_SECONDS)
+        self._engine.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        wait(self._batches.values(), CLOSE_SECONDS)
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,8 @@ from tether.rollout.sampler import training_plan
 from tether.rollout.serving.app import serving_model
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.training.async_rollouts import FilterInputs, _from_json, _to_json
+from tether.training.async_rollouts import THREAD_NAME, BatchAhead, FilterInputs, _from_json, _to_json
+from tether.training.batch import sample_batch
 from tether.training.settings import RunSettings
 
 STEPS = 4
@@ -27,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "learner": {"update_batch": 4, "learning_rate": 1e-3},
     "evaluation": {"prompts": 1, "every": 0},
     "diagnosis": {"every": 0},
-    "filter": "top_p:0.9",
+    "filter": "all",
     "checkpoint": {"every": 10},
     "options": {"max_turns": 1},
 }
@@ -97,25 +98,29 @@ def test_each_batch_is_sampled_with_the_weights_that_it_should_be(run: RunStore)
     assert seeds == planned, "the prompts of a run without staleness, in the same order"
 
 
-class InterruptAfter(tether.Callback):
-    """Ctrl-C when a step has ended."""
+class InterruptIn(tether.Callback):
+    """Ctrl-C in a step that has its batch, before its update."""
 
     def __init__(self, step: int) -> None:
-        self._step = step
+        self._left = step
 
-    def on_step_end(self, record: StepRecord, timings: Any) -> None:
-        if record.step == self._step:
+    def on_stage_begin(self, name: str, total: int) -> None:
+        self._left -= name == "advantages"
+        if not self._left:
             raise KeyboardInterrupt
 
 
 def test_interrupted_and_resumed_it_is_the_same_run(tiny: Any, run: RunStore, tmp_path: Path) -> None:
-    """Ctrl-C after step 2: batch 3, sampled with the weights of step 1, is in the checkpoint of step 2. Batch 4 is sampled again."""
+    """Ctrl-C in step 3: its batch, sampled with the weights of step 1, is in the checkpoint of step 2. Batch 4 is sampled again."""
     with _served(tiny) as url:
         with pytest.raises(KeyboardInterrupt):
-            _train(tmp_path / "run", url, 1, callbacks=[InterruptAfter(2)])
+            _train(tmp_path / "run", url, 1, callbacks=[InterruptIn(3)])
         stopped = RunStore.open(tmp_path / "run")
         assert stopped.steps()[-1].step == 2 and max(_versions(stopped)) == 2
-        assert not [thread for thread in threading.enumerate() if thread.name == "asynchronous rollouts"]
+        for thread in threading.enumerate():
+            if thread.name.startswith(THREAD_NAME):
+                thread.join(20)
+                assert not thread.is_alive()
         tether.train(out=tmp_path / "run", resume=True)
     _is_the_same_run(RunStore.open(tmp_path / "run"), run)
 
@@ -159,9 +164,6 @@ def test_a_failure_of_the_thread_ends_the_run_and_a_lost_batch_is_sampled_again(
 
 
 def test_a_batch_comes_back_from_json_as_it_was(run: RunStore, tiny: Any) -> None:
-    from tether.training.async_rollouts import BatchAhead
-    from tether.training.batch import sample_batch
-
     settings = RunSettings.model_validate({"env": {"name": "frozen_lake"}})
     groups = tether.play("frozen_lake", "tiny", prompts=3, group_size=3, seed=1, rollout={"max_tokens": 30})
     inputs = FilterInputs(0.7, (1.25,))

@@ -196,8 +196,10 @@ class ServerEngine:
             return {"probe_difference": self._prepare()}
 
     def cancel(self) -> None:
-        """End what another thread does with this engine at its next look."""
+        """End what another thread does with this engine at its next look; requests that it waits for fail."""
         self._cancelled.set()
+        for server in self.servers:
+            server.endpoint.close()
 
     def check_cancelled(self) -> None:
         if self._cancelled.is_set():
