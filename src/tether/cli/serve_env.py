@@ -40,7 +40,8 @@ def serve_env(
     step_timeout: Annotated[float, typer.Option(help="Seconds that a reset or a step may take.", min=0.1)] = 60.0,
 ) -> None:
     """Serve an environment over HTTP; make_env("http://...") and tether train http://... use it."""
-    from tether.envs.remote.http_server import Service, address_of, bind, check, run, server_token
+    from tether.core.http import address_of, bind, server_token
+    from tether.envs.remote.http_server import Service, check, run
     from tether.envs.remote.sessions import SessionLimits
 
     secret = server_token(token, host)

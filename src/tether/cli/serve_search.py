@@ -34,7 +34,7 @@ def serve_search(
     bad_rows: Annotated[str, typer.Option(help="What to do with a malformed document: error or skip.")] = "error",
 ) -> None:
     """Serve a search index over HTTP, in the formats of Search-R1 and rllm."""
-    from tether.envs.remote.http_server import address_of, bind, server_token
+    from tether.core.http import address_of, bind, server_token
     from tether.envs.searchqa.corpus import of_file
     from tether.envs.searchqa.dataset import world_corpus
     from tether.envs.searchqa.index import open_index

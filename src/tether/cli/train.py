@@ -19,6 +19,7 @@ Examples:
   tether train --config configs/sokoban/ppo.yaml --smoke
   tether train sokoban --also frozen_lake=0.5 --algo dapo
   tether train frozen_lake --track tensorboard --track wandb
+  tether train sokoban --model smollm2 --engine http://127.0.0.1:8000
   tether train --resume --out runs/sokoban
 """
 
@@ -35,6 +36,9 @@ def train(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="What samples: native, vllm, or the address of a server (several with commas between).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new unless --resume.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML or YAML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as rollout.group_size=8.")] = None,
@@ -48,6 +52,8 @@ def train(
     from tether.training.api import named_settings, open_run
 
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
+    if engine is not None:
+        given = merge(given, {"rollout": {"engine": engine}})
     if also:
         given["also"] = [_weighted(text) for text in also]
     if track:

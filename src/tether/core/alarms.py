@@ -29,6 +29,8 @@ class AlarmName(StrEnum):
     """Responses or their reasoning shrink to a small part of their earlier length."""
     LENGTH_EXPLOSION = "length_explosion"
     """Responses grow until the token budget cuts them off."""
+    SAMPLER_MISMATCH = "sampler_mismatch"
+    """The engine samples from another distribution than the learner's: its log-probs differ, or its weights are old."""
 
 
 class Severity(StrEnum):

@@ -52,6 +52,10 @@ class OutOfMemory(TetherError, MemoryError):
     """A stage of a step did not fit into memory; the message says what to lower. Nothing already written is lost."""
 
 
+class EngineUnavailable(TetherError):
+    """The servers that sample responses cannot be used any more, or hold other weights than the learner. Nothing already written is lost."""
+
+
 class DivergedModel(TetherError, ArithmeticError):
     """The model's numbers are not finite: nothing can be sampled from it."""
 

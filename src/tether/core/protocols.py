@@ -6,7 +6,7 @@ Env and Conversation are what the rollout drives; Engine is what samples; Scorer
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -144,8 +144,18 @@ class EngineStatistics:
     decode_calls: int = 0
 
 
-ENGINES = ("native",)
-"""Names of the engines that can train and evaluate a model; `rollout.engines.base.make_engine` builds them."""
+ENGINES = ("native", "vllm")
+"""Names of the engines that can train and evaluate a model; `rollout.engines.base.make_engine` builds them. An engine may also be the address
+of a server, or several of them with commas between."""
+
+
+def server_addresses(engine: str) -> list[str]:
+    """The addresses that the name of an engine holds; none where it is a name.
+
+    >>> server_addresses("http://a:8000, http://b:8000"), server_addresses("native")
+    (['http://a:8000', 'http://b:8000'], [])
+    """
+    return [address.strip() for address in engine.split(",")] if "://" in engine else []
 
 
 class Engine(Protocol):
@@ -168,12 +178,37 @@ class Engine(Protocol):
         """Drive every conversation to its end; `on_finished` is called once for each."""
         ...
 
-    def sync(self) -> None:
-        """Take over the policy's current weights (nothing to do where they are the same tensors)."""
+    def sync(self, version: int | None = None) -> dict[str, float]:
+        """Take over the policy's current weights (nothing to do where they are the same tensors); returns numbers for the "update/" metrics.
+
+        `version` is the step that the weights come from; None counts up.
+        """
         ...
 
     def free(self) -> None:
         """Release memory that the next run can take again."""
+        ...
+
+
+@runtime_checkable
+class AsyncEngine(Engine, Protocol):
+    """An engine with weights of its own, which can sample while the learner changes the policy's."""
+
+    @property
+    def version(self) -> int | None:
+        """Of the weights that were published last; None before the first time."""
+        ...
+
+    def snapshot(self, version: int) -> Any:
+        """A copy of the policy's current weights, for `publish`; called by the thread that trains."""
+        ...
+
+    def publish(self, snapshot: Any) -> dict[str, float]:
+        """As `sync`, with the weights of a snapshot; the policy is not looked at."""
+        ...
+
+    def cancel(self) -> None:
+        """Let whatever the engine does in another thread end soon, with an error. The engine is not used again."""
         ...
 
 

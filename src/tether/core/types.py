@@ -46,6 +46,8 @@ class Completion:
     logprobs: tuple[float, ...]
     """log p of each sampled token at the sampling temperature."""
     finish: FinishReason
+    versions: tuple[int, ...] = ()
+    """Of an engine with weights of its own: the step whose weights sampled each token. Empty where the weights are the learner's own."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ class Turn:
     """The text the environment showed before this response."""
     new_context: bool = False
     """context_ids begin a new context: nothing that came before is seen. The first turn always is."""
+    versions: tuple[int, ...] = ()
+    """The step whose weights sampled each token, see `Completion`."""
     lenient: bool = False
     """The response is valid only because the environment read it leniently ("Up, Left" for "Up || Left")."""
 

@@ -115,6 +115,12 @@ class AlarmRules(Settings):
     """Share of the reasonings that the lower end of the 95% interval of degenerate ones must exceed."""
     repeated_part: Share = 0.5
     """A reasoning is degenerate where more than this part of its characters repeats the text right before it."""
+    sampler_steps: WindowSize = 3
+    """Steps over which the median of mismatch and staleness of a server counts."""
+    mismatch: Annotated[float, Field(gt=0)] = 0.1
+    """Server and learner differ where their log-probs do by more than this on average, in nats."""
+    staleness: Annotated[float, Field(ge=0)] = 1.0
+    """A server is stale where its tokens are more than this many updates behind on average."""
 
     @model_validator(mode="after")
     def _tests_can_fire(self) -> Self:

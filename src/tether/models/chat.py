@@ -12,7 +12,7 @@ Templates differ, and what a template does is found out by rendering it:
 out: a conversation is only ever appended to.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -87,6 +87,19 @@ class ChatFormat:
     def first_prompt(self, system: str | None, user: str) -> tuple[int, ...]:
         """Tokens of a new conversation, up to and including the opening think tag; None leaves the system message to the template."""
         return self._first_prompts(system, user)
+
+    def prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Tokens of a whole conversation given as messages (role, content), up to and including the opening think tag.
+
+        For clients that hold a conversation as text. Episodes append to the tokens that were sampled instead: `next_prompt`.
+        """
+        known = [dict(message) for message in messages]
+        if not self._system_role and known[0]["role"] == "system" and len(known) > 1:
+            known[:2] = [{"role": "user", "content": f"{known[0]['content']}\n\n{known[1]['content']}"}]
+        try:
+            return self.encode(self._render(known))
+        except TemplateError as error:
+            raise BadInput(f"the chat template refuses these messages: {error}; send user and assistant messages in turn") from error
 
     def next_prompt(self, user: str, response_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Tokens between a response and the next one.

@@ -8,7 +8,7 @@ rows of the batch, token by token: they line up with `field_BT[micro.index_M][ma
 Shape legend: B rows of the batch, M of a micro-batch, T tokens, N selected tokens, D width, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -123,6 +123,18 @@ def over_batch(
 def token_logprobs(policy: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, temperature: float, *, max_tokens: int) -> Tensor:
     """log p of every selected token of a batch, in row order, without gradient."""
     return over_batch(policy, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: logprobs_and_entropy(policy, *chosen, temperature)[0])
+
+
+def score_tokens(policy: Policy, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+    """log p of every token of one text but the first."""
+    if len(ids) < 2:
+        return []
+    ids_1T = torch.tensor([list(ids)], device=policy.device)
+    mask_1T = torch.ones_like(ids_1T, dtype=torch.bool)
+    mask_1T[0, 0] = False
+    lengths_1 = torch.tensor([len(ids)], device=policy.device)
+    scores: list[float] = token_logprobs(policy, ids_1T, mask_1T, lengths_1, temperature, max_tokens=len(ids)).tolist()
+    return scores
 
 
 def check_same_vocabulary(model: Policy, policy: Policy, what: str) -> None:

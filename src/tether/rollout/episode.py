@@ -148,6 +148,7 @@ class Episode:
             observation=self._observation,
             new_context=isinstance(self._prompt, ContextReset),
             lenient=parsed.unclosed,
+            versions=completion.versions,
         )
         return turn, parsed.answer or ""
 

@@ -253,24 +253,29 @@ class Sampler:
         stage: str = "rollout",
         pool: EnvPool | None = None,
         first_turn_only: bool = False,
+        quiet: bool = False,
     ) -> list[Group]:
-        """Play a plan; where memory runs out, once more from the start with half the rows."""
+        """Play a plan; where memory runs out, once more from the start with half the rows. `quiet`: progress is not reported."""
         played = pool or self.pool
         rules = dataclasses.replace(self.rules, first_turn_only=first_turn_only)
         try:
-            return self._collect(plan, sampling, stage, played, rules)
+            return self._collect(plan, sampling, stage, played, rules, quiet)
         except OutOfMemory:
             if self.max_rows == 1:
                 raise
         # Outside the handler: the tensors of the failed attempt live as long as its error does.
         self._halve_rows(stage, played)
-        return self._collect(plan, sampling, stage, played, rules)
+        return self._collect(plan, sampling, stage, played, rules, quiet)
 
-    def _collect(self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules) -> list[Group]:
-        self._on_stage(stage, len(plan))
+    def _collect(
+        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool
+    ) -> list[Group]:
+        if not quiet:
+            self._on_stage(stage, len(plan))
         with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
             retries = self._error_retries
-            return play_plan(pool, plan, self.engine, self.chat, sampling, rules, self._on_finished, error_retries=retries)
+            on_finished = None if quiet else self._on_finished
+            return play_plan(pool, plan, self.engine, self.chat, sampling, rules, on_finished, error_retries=retries)
 
     def take_notes(self) -> list[str]:
         """What happened since the last call."""

@@ -5,6 +5,7 @@ sampled token ids. Both hold only values that follow from the seed and the setti
 timings are stored elsewhere. The version of the whole folder stands once, in its run.json.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "context_ids": [int(token) for token in turn.context_ids],
         "response_ids": [int(token) for token in turn.response_ids],
         "logprobs": [_finite(round(float(value), LOGPROB_DECIMALS)) for value in turn.logprobs],
+        **({"versions": [[number, len(list(run))] for number, run in itertools.groupby(turn.versions)]} if turn.versions else {}),
     }
 
 

@@ -17,6 +17,7 @@ GB = 1e9
 STAGES = {
     "rollout": "#93b7d9",
     "select": "#4a5568",
+    "wait": "#bee3f8",
     "probe": "#d6bcfa",
     "diagnosis": PALE_PURPLE,
     "gradients": "#805ad5",
@@ -61,7 +62,8 @@ class StepTimings:
     engine: dict[str, float] = field(default_factory=dict)
     """What the engine counted in the rollout."""
     background: dict[str, float] = field(default_factory=dict)
-    """Seconds of work beside the stages that ended in this step: `checkpoint` is the writing of one, while training went on."""
+    """Seconds of work beside the stages that ended in this step: `checkpoint` is the writing of one, `rollout` the sampling of the step's
+    batch, while training went on."""
 
     def to_json(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}

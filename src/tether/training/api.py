@@ -44,11 +44,13 @@ SMOKE: dict[str, Any] = {
 FREE_ON_RESUME = {
     "steps": (),
     "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts"),
-    "rollout": ("max_rows", "cache_gb", "error_retries"),
+    "rollout": ("max_rows", "cache_gb", "error_retries", "engine"),
+    "server": (),
     "diagnosis": ("every",),
     "trackers": (),
 }
-"""What may change when a run is resumed: how long it is, who follows it, and what decides how much memory it takes but not what it learns."""
+"""What may change when a run is resumed, whole sections where no keys are named: how long it is, where it samples, who follows it, and what
+decides how much memory it takes but not what it learns."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -223,7 +225,7 @@ def _target_settings(target: str, best: bool, own_env: bool) -> dict[str, Any]:
     store = RunStore.open(folder)
     config = _stored_config(store) if own_env else store.config()
     model = {**config.get("model", {}), "name": str(find_checkpoint(store.checkpoints, best=best)[0] / MODEL)}
-    return {**config, "model": model}
+    return {**config, "model": model, "rollout": {**config.get("rollout", {}), "engine": "native"}}  # its servers hold other weights by now
 
 
 # -------------------------------------------------------------------------------------------------------------------- play
@@ -261,7 +263,7 @@ def play(
     from tether.models.policy import Policy
     from tether.rollout.engines.base import make_engine
     from tether.rollout.sampler import EnvPool, play_plan, training_plan
-    from tether.training.build import compute_dtype, env_specs, episode_rules
+    from tether.training.build import compute_dtype, env_specs, episode_rules, server_options
 
     given: dict[str, Any] = {
         "env": {"name": env, "options": dict(options or {})},
@@ -277,7 +279,9 @@ def play(
         loaded = load_model(model_or_engine, device=resolved.model.device, dtype=compute_dtype(resolved))
         policy = Policy(loaded.model, loaded.tokenizer, max_positions=resolved.rollout.max_context)
         rules, chat = episode_rules(resolved, policy), ChatFormat(loaded.tokenizer, policy.end_of_turn_ids)
-        engine = make_engine(resolved.rollout.engine, policy, max_rows=resolved.rollout.max_rows, max_context=rules.max_context)
+        server = server_options(resolved.server)
+        rows = resolved.rollout.max_rows
+        engine = make_engine(resolved.rollout.engine, policy, max_rows=rows, max_context=rules.max_context, server=server)
     else:
         engine, tokenizer = model_or_engine, tokenizer or getattr(model_or_engine, "tokenizer", None)
         if tokenizer is None:
@@ -389,7 +393,9 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
         raise BadInput("--resume needs to know which run; add --out FOLDER")
     fixed = [section for section, value in given.items() if section not in FREE_ON_RESUME or not _is_free(section, value)]
     if config is not None or fixed:
-        free = ", ".join(f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys)
+        free = ", ".join(
+            f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys or "*" if section not in ("steps", "trackers")
+        )
         raise ConfigError(
             f"--resume continues with the run's own settings; only --steps, --track, and --set of {free}, may be given with it"
         )

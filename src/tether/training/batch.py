@@ -42,6 +42,8 @@ class SampledBatch:
     """The batch, in the order of sampling."""
     num_rounds: int
     num_wanted: int
+    keep: float = 1.0
+    """The share that the filter was told to keep."""
 
     @property
     def kept_ids(self) -> set[Hashable]:
@@ -82,8 +84,22 @@ def sample_batch(
         groups = [*groups, *sample(more, len(groups))]
         selection = select(groups, rules, earlier_ratios)
         num_rounds += 1
+    return _batch(groups, len(first), selection, num_rounds, num_groups, rules)
+
+
+def selected_again(
+    groups: list[Group], num_first: int, num_rounds: int, num_groups: int, rules: FilterSettings, earlier_ratios: Sequence[float]
+) -> SampledBatch:
+    """The batch of groups that `sample_batch` sampled before, in so many rounds, `num_first` of them in the first."""
+    return _batch(groups, num_first, select(groups, rules, earlier_ratios), num_rounds, num_groups, rules)
+
+
+def _batch(
+    groups: list[Group], num_first: int, selection: Selection, num_rounds: int, num_groups: int, rules: FilterSettings
+) -> SampledBatch:
     batch = set(selection.kept[:num_groups])
-    return SampledBatch(groups, first, selection, [group for group in groups if group.index in batch], num_rounds, num_groups)
+    kept = [group for group in groups if group.index in batch]
+    return SampledBatch(groups, groups[:num_first], selection, kept, num_rounds, num_groups, rules.keep)
 
 
 def select(groups: Sequence[Group], rules: FilterSettings, earlier_ratios: Sequence[float] = ()) -> Selection:

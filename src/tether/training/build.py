@@ -25,6 +25,8 @@ from tether.models.lora import add_lora, is_lora
 from tether.models.policy import Policy
 from tether.models.reference import Reference, reference_for
 from tether.rollout.engines.base import make_engine
+from tether.rollout.engines.server import ServerOptions
+from tether.rollout.engines.vllm_server import VllmOptions
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
@@ -32,7 +34,7 @@ from tether.training.checkpoint import load_checkpoint
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
 from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters
-from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings, TrainedModel
+from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings, ServerSettings, TrainedModel
 from tether.training.throughput import StartTimer
 
 
@@ -50,8 +52,14 @@ class Parts:
     """What the run takes of the device; None where it could not be counted."""
 
 
-def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | None = None, timer: StartTimer | None = None) -> Parts:
-    """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take."""
+def build(
+    settings: RunSettings,
+    checkpoint: Path | None,
+    callbacks: Callback | None = None,
+    timer: StartTimer | None = None,
+    folder: Path | None = None,
+) -> Parts:
+    """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take, `folder` is the run's."""
     timer = timer or StartTimer()
     algorithm = resolve_algorithm(settings.algorithm)
     with timer.part("memory_plan"):
@@ -71,7 +79,7 @@ def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | 
         policy=policy,
     )
     with timer.part("engine"):
-        sampler = build_sampler(settings, policy, callbacks or Callback(), plan)
+        sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder)
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
         monitor = _monitor(settings, policy)
@@ -99,8 +107,10 @@ def _reference(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> R
     return reference_for(policy, settings.algorithm.reference or (None if is_lora(policy.module) else settings.model.name))
 
 
-def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None) -> Sampler:
-    """What plays the episodes of training and evaluation."""
+def build_sampler(
+    settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None, folder: Path | None = None
+) -> Sampler:
+    """What plays the episodes of training and evaluation; `folder`: of the run."""
     assert policy.tokenizer is not None  # loaded with the model
     rules = episode_rules(settings, policy)
     cache_gb = settings.rollout.cache_gb
@@ -108,7 +118,14 @@ def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, pl
         cache_gb = plan.cache / GIB
 
     def engine(max_rows: int) -> Engine:
-        return make_engine(settings.rollout.engine, policy, max_rows=max_rows, max_context=rules.max_context, cache_gb=cache_gb)
+        return make_engine(
+            settings.rollout.engine,
+            policy,
+            max_rows=max_rows,
+            max_context=rules.max_context,
+            cache_gb=cache_gb,
+            server=server_options(settings.server, folder),
+        )
 
     return Sampler(
         env_specs(settings.environments()),
@@ -128,7 +145,16 @@ def check_engine_trains(engine: Engine) -> None:
     needed = {"logprobs": "returns no log-probs", "weight_sync": "cannot take the policy's new weights"}
     lacking = [words for name, words in needed.items() if not getattr(engine.capabilities, name)]
     if lacking:
-        raise BadInput(f"engine '{engine.backend}' {' and '.join(lacking)}; train with rollout.engine=native")
+        raise BadInput(
+            f"engine '{engine.backend}' {' and '.join(lacking)}; train with rollout.engine=native, or through tether serve or vLLM"
+        )
+
+
+def server_options(settings: ServerSettings, folder: Path | None = None) -> ServerOptions:
+    """How the engine uses servers; `folder`: of the run, for the output of a server that it starts."""
+    weights = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
+    vllm = VllmOptions(settings.vllm_command, tuple(settings.vllm_args), settings.vllm_start_timeout, folder)
+    return ServerOptions(settings.timeout, settings.patience, settings.tolerance, weights, vllm)
 
 
 def env_specs(environments: Sequence[EnvSettings]) -> list[EnvSpec]:
@@ -192,6 +218,7 @@ def _monitor(settings: RunSettings, policy: Policy) -> Monitor:
     rules = settings.alarms.rules
     if rules.max_tokens is None:
         rules = rules.model_copy(update={"max_tokens": settings.rollout.max_tokens})
+    rules = rules.model_copy(update={"staleness": max(rules.staleness, settings.rollout.max_staleness)})  # what was asked for is no alarm
     return Monitor(
         scorer,
         every=chosen.every,

@@ -151,8 +151,11 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def restore(checkpoint: Path, learner: "Learner", monitor: "Monitor", actions: "AlarmActions") -> int:
-    """Put everything but the policy, which is built from the checkpoint, back as it was; returns the step."""
+def restore(checkpoint: Path, learner: "Learner", monitor: "Monitor", actions: "AlarmActions") -> tuple[int, str | None]:
+    """Put everything but the policy, which is built from the checkpoint, back as it was.
+
+    Returns the step, and the batches that had been sampled for the next steps, of a run with asynchronous rollouts.
+    """
     state = load_state(checkpoint)
     if "reactions" in state:  # the name that tether 0.1 wrote
         state.setdefault("alarm_actions", state["reactions"])
@@ -164,7 +167,7 @@ def restore(checkpoint: Path, learner: "Learner", monitor: "Monitor", actions: "
         learner.restore(state["learner"])
         monitor.restore(state["monitor"])
         actions.restore(state["alarm_actions"])
-        return int(state["step"])
+        return int(state["step"]), state.get("batches_ahead")
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"checkpoint '{checkpoint}' does not fit this run: {error}; resume with the config it was made by") from error
 

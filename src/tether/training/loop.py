@@ -8,8 +8,9 @@ stopped at any time and continued from its last checkpoint with the same result.
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 
-from tether.core.errors import OutOfMemory
+from tether.core.errors import EngineUnavailable, OutOfMemory
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.callbacks import Callback
@@ -27,14 +28,18 @@ class Trainer(RunState):
     def __init__(self, settings: RunSettings, store: RunStore, callbacks: Sequence[Callback] = (), start: StartTimer | None = None) -> None:
         super().__init__(settings, store, callbacks, start)
         self.stages = Stages(settings, self.parts, self.callbacks, self.timer)
+        self.ahead = self.stages.ahead
+        if self.ahead is not None:
+            self.ahead.begin(self.published, self.batches_ahead, settings.filter)
         self.best = BestCheckpoint()
         self.hooks = [Checkpoints(), Evaluations(), self.best, Trackers(), EarlyStop()]
 
     def run(self) -> None:
         """Train to the last step, or until a hook ends the run; on Ctrl-C or without memory write a checkpoint and re-raise."""
-        with self.sampler.pool, self.interrupts.listening(), self.callbacks.running():
+        with self.sampler.pool, self.ahead or nullcontext(), self.interrupts.listening(), self.callbacks.running():
             try:
                 self._start()
+                self._prefetch()
                 while (reason := self._stop_reason()) is None and self.step < self.settings.steps:
                     self.train_step(self.step + 1)
                 if reason is not None:
@@ -42,11 +47,12 @@ class Trainer(RunState):
                 self._finish_saving()
             except KeyboardInterrupt:
                 if self.whole:
+                    self._say_what_is_waited_for()
                     self.save()
                 self.finish_saving()  # a second Ctrl-C does not wait
                 raise
-            except OutOfMemory as error:
-                raise OutOfMemory(f"{error}; nothing already written is lost: {self.how_to_resume()}") from error
+            except (OutOfMemory, EngineUnavailable) as error:
+                raise type(error)(f"{error}; nothing already written is lost: {self.how_to_resume()}") from error
             except Exception:
                 self.saver.close()
                 raise
@@ -62,10 +68,19 @@ class Trainer(RunState):
         batch, estimates = self.stages.advantages(sampled)  # masks and log-probs carried from the rollout
         with self.atomic():  # weights and record change together
             update = {**estimates, **self.stages.update(step, batch, sampled)}
-            record = self.log(self.stages.record(step, sampled, batch, update, health, keep), sampled.groups, sampled.kept_ids)
+            record = self.log(self.stages.record(step, sampled, batch, update, health, sampled.keep), sampled.groups, sampled.kept_ids)
             record = self.alarm_actions.on_step(self, record)
+        self._prefetch()
         for hook in self.hooks:  # checkpoint, evaluation, best checkpoint, trackers
             record = hook.on_step(self, record)
+
+    def _say_what_is_waited_for(self) -> None:
+        if self.ahead is not None and self.ahead.is_busy(self.step):
+            self.callbacks.on_note("waiting for the batch that is being sampled: a resumed run trains on it; Ctrl-C again does not wait")
+
+    def _prefetch(self) -> None:
+        """With asynchronous rollouts: the weights of the last complete step sample a later batch from here on."""
+        self.stages.prefetch(self.step, self.alarm_actions.keep, self.alarm_actions.counting(self.records))
 
     def _start(self) -> None:
         """Report the machine, then do what the last complete step still lacks: step 0 is nothing but its evaluation."""

@@ -14,7 +14,7 @@ from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
 from tether.algorithms.presets import AGGREGATIONS, DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
-from tether.core.protocols import ENGINES, Sampling
+from tether.core.protocols import ENGINES, Sampling, server_addresses
 from tether.diagnostics.settings import Action, AlarmSettings, DiagnosisSettings
 from tether.envs.registry import ENVIRONMENTS, check_name
 from tether.models.catalog import TRAINED_WORDING
@@ -22,6 +22,9 @@ from tether.runs.trackers import TRACKERS
 
 SCHEDULES = ("constant", "linear", "cosine")
 """Names of training.optim.SCHEDULES, known without torch."""
+
+SERVER_IMPORTANCE_CAP = 2.0
+"""The cap of truncated importance sampling where an engine other than native samples, unless it is set."""
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -185,7 +188,10 @@ class RolloutSettings(Settings):
     stop_strings: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end a response, beside the closing tags."""
     engine: str = "native"
-    """What samples responses: `native` decodes on the learner's own weights."""
+    """What samples responses: `native` decodes on the learner's own weights; `vllm` starts vLLM on this machine; or the address of a server, or
+    several with commas between."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """How many updates the weights that sample a batch are behind: 0 samples with the newest, above 0 while the learner updates."""
     error_retries: Annotated[int, Field(ge=0)] = 1
     """How often an episode that an environment error ended is played again with the same seeds; one that fails again is left out."""
     max_context: Positive = 3600
@@ -207,13 +213,46 @@ class RolloutSettings(Settings):
     @field_validator("engine")
     @classmethod
     def _engine(cls, name: str) -> str:
-        return _known("engine", name, ENGINES)
+        for address in server_addresses(name):
+            if not address.startswith(("http://", "https://")) or "@" in address:
+                raise ValueError(
+                    f"holds '{address}', which is not a server's address; write http://HOST:PORT, and the token into TETHER_TOKEN"
+                )
+        return name if server_addresses(name) else _known("engine", name, ENGINES)
+
+    @model_validator(mode="after")
+    def _samples_elsewhere(self) -> "RolloutSettings":
+        if self.max_staleness and self.engine == "native":
+            raise ValueError(
+                f"max_staleness is {self.max_staleness} but engine is native, which decodes on the learner's own weights and device, in turn "
+                "with it; start 'tether serve MODEL' on another device and give its address as rollout.engine, or set max_staleness=0"
+            )
+        return self
 
     def sampling(self, temperature: float) -> Sampling:
         """How responses are drawn at a temperature."""
         return Sampling(
             temperature, self.max_tokens, self.top_k, self.top_p, self.min_p, tuple(map(tuple, self.stop_ids)), tuple(self.stop_strings)
         )
+
+
+class ServerSettings(Settings):
+    """How servers are used, where `rollout.engine` is not native."""
+
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that one request may take."""
+    patience: Annotated[float, Field(ge=0)] = 120.0
+    """Seconds to wait for a server to come back when none can be reached; then the run stops with a checkpoint."""
+    tolerance: Annotated[float, Field(gt=0)] | None = None
+    """Most that log-probs of server and learner may differ on the probe, on average; null: 0.001 in float32, 0.05 in bfloat16."""
+    weights_folder: str | None = None
+    """A folder that learner and servers see: weights go through it; null sends them over the network."""
+    vllm_command: str = "vllm"
+    """The command that starts vLLM, for `rollout.engine` vllm; a path where vLLM has an environment of its own."""
+    vllm_args: list[str] = []
+    """Further arguments of `vllm serve`."""
+    vllm_start_timeout: Annotated[float, Field(gt=0)] = 900.0
+    """Seconds until vLLM must answer."""
 
 
 class LearnerSettings(Settings):
@@ -300,6 +339,7 @@ class RunSettings(Settings):
     critic: CriticSettings = CriticSettings()
     filter: FilterSettings = FilterSettings()
     rollout: RolloutSettings = RolloutSettings()
+    server: ServerSettings = ServerSettings()
     learner: LearnerSettings = LearnerSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
     alarms: AlarmSettings = AlarmSettings()
@@ -329,6 +369,8 @@ class RunSettings(Settings):
             "learner": {"learning_rate": 1e-4 if small else 1e-6},
             "critic": {"learning_rate": 1e-3 if small else 1e-5},
         }
+        if _entry(data, "rollout", "engine", "native") != "native":  # sampler and learner are two models
+            defaults["algorithm"] = {"importance_cap": SERVER_IMPORTANCE_CAP}
         wording = TRAINED_WORDING.get(model) if isinstance(model, str) else None
         if wording is not None:
             data |= {"env": _worded(data["env"], wording)} if "env" in data else {}

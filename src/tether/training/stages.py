@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from tether.algorithms.filters.rules import loss_scale
 from tether.algorithms.filters.scores import sample_variance
 from tether.core.errors import BadInput, OutOfMemory, TetherError
 from tether.core.metrics import StepMetrics
+from tether.core.protocols import AsyncEngine, EngineStatistics
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import rollout_repetition
@@ -23,6 +25,7 @@ from tether.rollout.pack import pack
 from tether.rollout.sampler import error_note, training_plan
 from tether.rollout.summary import group_summary, rollout_summary
 from tether.runs.schema import StepRecord
+from tether.training.async_rollouts import AsyncRollouts, FilterInputs
 from tether.training.batch import SampledBatch, reweight_batch, sample_batch
 from tether.training.build import Parts
 from tether.training.callbacks import Callback
@@ -43,6 +46,16 @@ class Stages:
     def __init__(self, settings: RunSettings, parts: Parts, callbacks: Callback, timer: StepTimer) -> None:
         self._settings, self._parts, self._callbacks, self._timer = settings, parts, callbacks, timer
         self._mixed = len(settings.environments()) > 1
+        self._mismatch: float | None = None
+        """Of the step before."""
+        self.ahead: AsyncRollouts | None = None
+        """Samples the batches of later steps while a step trains, with `rollout.max_staleness`."""
+        engine, staleness = parts.sampler.engine, settings.rollout.max_staleness
+        if staleness:
+            assert isinstance(engine, AsyncEngine)  # the settings allow no other
+            self.ahead = AsyncRollouts(engine, staleness, settings.steps, self._sample_ahead)
+        self._published: dict[str, float] = {}
+        """Of an asynchronous run: what the publish of the weights that sampled the step's batch measured."""
 
     @contextmanager
     def timed(self, stage: str, total: int = 1) -> Iterator[None]:
@@ -59,14 +72,62 @@ class Stages:
             keep: the filter's share, which alarm actions may have changed.
             earlier: the records that count; strategy `auto` looks at the recent ones.
         """
-        settings = self._settings
-        rules = settings.filter.model_copy(update={"keep": keep})
-        ratios = [record.metrics["groups/rv_ratio"] for record in earlier if "groups/rv_ratio" in record.metrics]
-        recent = ratios[len(ratios) - min(rules.auto_steps - 1, len(ratios)) :]
+        self._mismatch = earlier[-1].metrics.get("update/mismatch") if earlier else None
+        if self.ahead is not None:
+            return self._take_ahead(self.ahead, step)
+        inputs = self._filter_inputs(keep, earlier)
+        rules, num_groups = inputs.rules(self._settings.filter), self._settings.rollout.num_groups
         with self._timer.stage("select"):  # less the rollouts in it
-            sampled = sample_batch(lambda count, first: self._play(step, count, first), settings.rollout.num_groups, rules, recent)
+            sampled = sample_batch(lambda count, first: self._play(step, count, first), num_groups, rules, inputs.ratios)
         self._timer.count_rollout(sampled.groups)
         return sampled
+
+    def _filter_inputs(self, keep: float, earlier: Sequence[StepRecord]) -> FilterInputs:
+        ratios = [record.metrics["groups/rv_ratio"] for record in earlier if "groups/rv_ratio" in record.metrics]
+        return FilterInputs(keep, tuple(ratios[len(ratios) - min(self._settings.filter.auto_steps - 1, len(ratios)) :]))
+
+    def prefetch(self, step: int, keep: float, earlier: Sequence[StepRecord]) -> None:
+        """With asynchronous rollouts: let the batch be sampled that the weights of a complete step are for."""
+        if self.ahead is not None:
+            for number in self.ahead.prefetch(step, self._filter_inputs(keep, earlier)):
+                self._callbacks.on_note(
+                    f"the batch of step {number} that was sampled ahead is not there; it is sampled with the weights of step {step}"
+                )
+
+    def settle_engine(self, version: int) -> None:
+        """Before the engine is used for anything but the batches of steps: it must be free, and hold the weights after this step."""
+        if self.ahead is not None:
+            with self._timer.stage("wait"):
+                self.ahead.settle(version)
+
+    def replace_weights(self, step: int) -> None:
+        """Other weights took the place of those of a complete step: what was sampled ahead with the weights before does not count."""
+        if self.ahead is None:
+            self._parts.sampler.engine.sync(step)
+        else:
+            self.ahead.discard()
+
+    def _sample_ahead(self, step: int, inputs: FilterInputs, statistics: list[EngineStatistics]) -> SampledBatch:
+        """The batch of a later step; runs in the thread of the asynchronous rollouts, so it measures and reports nothing by itself."""
+        settings, sampler = self._settings, self._parts.sampler
+
+        def play(count: int, first: int) -> list[Group]:
+            plan = training_plan(settings.seed, step, count, settings.rollout.group_size, first, sampler.pool.weights)
+            groups = sampler.collect(plan, settings.sampling(), quiet=True)
+            statistics.append(sampler.statistics)
+            return groups
+
+        return sample_batch(play, settings.rollout.num_groups, inputs.rules(settings.filter), inputs.ratios)
+
+    def _take_ahead(self, ahead: AsyncRollouts, step: int) -> SampledBatch:
+        with self.timed("wait"):
+            batch = ahead.take(step)
+        self._timer.count_background("rollout", batch.seconds)
+        for statistics in batch.statistics:
+            self._timer.count_engine(statistics)
+        self._timer.count_rollout(batch.sampled.groups)
+        self._published = batch.published
+        return batch.sampled
 
     def _play(self, step: int, num_groups: int, first: int) -> list[Group]:
         """New prompts of a step, from a place in its sequence of prompts on."""
@@ -83,12 +144,16 @@ class Stages:
         settings, monitor = self._settings, self._parts.monitor
         rows = rollout_rows(sampled.first_round)
         rollout = rollout_summary(sampled.groups, mixed=self._mixed)
+        if not self._parts.sampler.engine.capabilities.shares_weights:
+            rollout["staleness"] = _staleness(sampled.groups, step - 1)
+            if self._mismatch is not None:
+                rollout["mismatch_before"] = self._mismatch
         rollout |= rollout_repetition(sampled.groups, settings.alarms.rules.repeated_part)
         metrics = StepMetrics()
         metrics.put("rollout", rollout)
         metrics.put("groups", group_summary(sampled.groups, sampled.selection))
         work = step_work(sampled.groups, sampled.kept, settings.learner.epochs)
-        probe = self._sample_probe if settings.diagnosis.probe_prompts else None
+        probe = partial(self._sample_probe, step - 1) if settings.diagnosis.probe_prompts else None
         with self.timed("diagnosis") if monitor.is_due(step) else nullcontext():
             health = monitor.observe(step, **rows, metrics=metrics, work=work, probe=probe)
         health.metrics.setdefault("rollout", {}).update(rollout)
@@ -97,6 +162,8 @@ class Stages:
             with self.timed("gradients"):
                 try:
                     with memory_boundary("gradients", "lower learner.micro_tokens or diagnosis.gradients.prompts"):
+                        if chosen.prompts:
+                            self.settle_engine(step - 1)
                         groups = self._play(step, chosen.prompts, GRADIENT_GROUPS) if chosen.prompts else sampled.first_round
                         health.metrics["gradients"] = self._gradients(step, groups)
                 except TetherError as error:
@@ -104,10 +171,11 @@ class Stages:
                     health.notes.append(f"gradient decomposition failed: {error}")
         return health
 
-    def _sample_probe(self, samples: int) -> ProbeRows:
+    def _sample_probe(self, version: int, samples: int) -> ProbeRows:
         """The first turns of the fixed validation prompts, sampled as in training. The seeds are the same at every measurement, so that two
         measurements differ by the policy alone."""
         settings, sampler = self._settings, self._parts.sampler
+        self.settle_engine(version)
         with self._timer.stage("probe"):
             groups = play_validation(
                 sampler, settings.diagnosis.probe_prompts, settings.sampling(), samples=samples, stage="probe", first_turn_only=True
@@ -165,13 +233,17 @@ class Stages:
         try:
             with self.timed("update"), memory_boundary("update", self._micro_remedy()):
                 update = learner.update(batch, orders, scale, self._rates(step))
-                self._parts.sampler.engine.sync()
+                update |= self._publish(step)
         except OutOfMemory:
             if not learner.updates_applied:  # the weights are still those of the last step
                 learner.nonfinite_streak = streak
             raise
         self._timer.count_update(batch.lengths_B.tolist(), settings.learner.epochs)
         return {**update, "skipped": 0}
+
+    def _publish(self, step: int) -> dict[str, float]:
+        """Give the engine the new weights; with asynchronous rollouts that happens when it has sampled with those before them."""
+        return self._parts.sampler.engine.sync(step) if self.ahead is None else self._published
 
     def _rates(self, step: int) -> Rates:
         chosen, critic = self._settings.learner, self._settings.critic
@@ -213,6 +285,12 @@ class Stages:
             max_tokens=settings.rollout.max_tokens,
         )
         return [note] if note else []
+
+
+def _staleness(groups: Sequence[Group], newest: int) -> float:
+    """By how many updates the weights that sampled the tokens are behind those after step `newest`, on average."""
+    versions = [version for group in groups for t in group.trajectories for turn in t.turns for version in turn.versions]
+    return sum(newest - version for version in versions) / max(1, len(versions))
 
 
 def _remarks(sampled: SampledBatch, update: Mapping[str, float]) -> list[str]:

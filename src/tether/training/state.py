@@ -14,6 +14,7 @@ from tether.models.hardware import device_name
 from tether.runs.checkpoints import newest_checkpoint
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
+from tether.training.async_rollouts import AsyncRollouts
 from tether.training.build import build
 from tether.training.callbacks import Callback, CallbackList
 from tether.training.checkpoint import restore, sweep
@@ -34,7 +35,7 @@ class RunState:
         sweep(store.checkpoints)
         checkpoint = newest_checkpoint(store.checkpoints)
         self.settings, self.store, self.callbacks = settings, store, CallbackList(callbacks)
-        self.parts = build(settings, checkpoint, self.callbacks, self._start_timer)
+        self.parts = build(settings, checkpoint, self.callbacks, self._start_timer, store.folder)
         self.policy, self.learner, self.sampler, self.monitor = (
             self.parts.policy,
             self.parts.learner,
@@ -53,9 +54,15 @@ class RunState:
         """The last complete step."""
         self.whole = True
         """The weights are those of `step`. A second Ctrl-C can interrupt an update; such weights must not be saved."""
+        self.ahead: AsyncRollouts | None = None
+        """Samples later batches while a step trains; set by the trainer of a run with asynchronous rollouts."""
+        self.batches_ahead: str | None = None
+        """What the checkpoint holds of them."""
         if checkpoint is not None:
             with self._start_timer.part("checkpoint"):
-                self.step = restore(checkpoint, self.learner, self.monitor, self.alarm_actions)
+                self.step, self.batches_ahead = restore(checkpoint, self.learner, self.monitor, self.alarm_actions)
+        with self._start_timer.part("publish"):
+            self.published = self.sampler.engine.sync(self.step)  # a server may hold the weights of another step, or of another run
         self._monitor_state = self.monitor.state()  # of `step`: an interrupted step may already have observed
         self.records = [record for record in store.steps() if record.step <= self.step]
         """The records of all complete steps, in order."""
@@ -66,10 +73,18 @@ class RunState:
         if self.saver.saved_step == self.step:  # a step's checkpoint holds the same, whatever asked for it
             return
         self.finish_saving()  # one at a time; outside the shield, which is for what must not be interrupted
+        ahead = self._ahead_state()
         with self.timer.stage("checkpoint"), self.interrupts.shield(), self.learner.full_precision():
             self.store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
-            state = {"learner": self.learner.state(), "monitor": self._monitor_state, "alarm_actions": self.alarm_actions.state()}
+            state = {"learner": self.learner.state(), "monitor": self._monitor_state, "alarm_actions": self.alarm_actions.state()} | ahead
             self.saver.save(self.step, state)
+
+    def _ahead_state(self) -> dict[str, str]:
+        """Waits for batches that are being sampled."""
+        if self.ahead is None:
+            return {}
+        with self.timer.stage("wait"):
+            return {"batches_ahead": self.ahead.state(self.step)}
 
     def finish_saving(self) -> None:
         """Wait until every checkpoint is in its place; raises what writing one failed with."""

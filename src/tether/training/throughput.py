@@ -166,7 +166,8 @@ class StepTimer:
 
     def timings(self) -> StepTimings:
         """What the step cost so far."""
-        rates = {stage: tokens / self._seconds[stage] for stage, tokens in self._tokens.items() if self._seconds.get(stage)}
+        seconds = self._background | self._seconds  # with asynchronous rollouts, sampling is no stage
+        rates = {stage: tokens / seconds[stage] for stage, tokens in self._tokens.items() if seconds.get(stage)}
         shares = {
             stage: operations / (self._seconds[stage] * self.peak)
             for stage, operations in self._operations.items()

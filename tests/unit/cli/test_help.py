@@ -20,6 +20,7 @@ VERBS = [
     "models",
     "models get",
     "play",
+    "serve",
     "serve-env",
     "serve-search",
     "doctor",

@@ -10,6 +10,7 @@ from tether.core.errors import (
     CheckpointError,
     ConfigError,
     DivergedModel,
+    EngineUnavailable,
     EnvironmentFailure,
     MissingDependency,
     ModelUnavailable,
@@ -31,6 +32,7 @@ CLASSES: dict[type[TetherError], tuple[int, type[Exception]]] = {
     CheckpointError: (1, Exception),
     StorageError: (1, OSError),
     OutOfMemory: (1, MemoryError),
+    EngineUnavailable: (1, Exception),
     DivergedModel: (1, ArithmeticError),
     EnvironmentFailure: (1, Exception),
 }

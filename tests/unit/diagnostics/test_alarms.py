@@ -223,6 +223,16 @@ def test_length_explosion() -> None:
     )
 
 
+def test_sampler_mismatch() -> None:
+    (alarm,) = check(_run(20, rollout__mismatch_before=_drop(15, 1e-3, 0.3), rollout__staleness=lambda step: 0.0))
+    assert (alarm.name, alarm.severity) == (AlarmName.SAMPLER_MISMATCH, Severity.CRITICAL)
+    assert [item.metric for item in alarm.evidence] == ["rollout/mismatch_before"] and alarm.began == 16
+    (late,) = check(_run(20, rollout__mismatch_before=lambda step: 1e-3, rollout__staleness=lambda step: 2.0))
+    assert late.severity is Severity.WARNING and late.evidence[0].metric == "rollout/staleness"
+    once = _run(20, rollout__mismatch_before=lambda step: 0.5 if step == 19 else 1e-3, rollout__staleness=lambda step: 1.0)
+    assert check(once) == [], "one wild step, and a lag of one update, are no alarm"
+
+
 @pytest.mark.parametrize("metric", ["groups__rv_mean", "rollout__reasoning_tokens"])
 def test_what_rose_and_came_back_to_its_start_has_not_collapsed(metric: str) -> None:
     assert steps_standing(_run(80, **{metric: lambda step: (50 if 20 < step < 50 else 10) * _noise(step)})) == {}

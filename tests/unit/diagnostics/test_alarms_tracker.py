@@ -67,6 +67,8 @@ def _random_run(seed: int, steps: int = 40) -> dict[int, Metrics]:
             "rollout/reasoning_tokens": 70 * noise["rollout/reasoning_tokens"],
             "rollout/reasonings": 16.0,
             "rollout/repeated_text": round(16 * min(1.0, 0.3 * noise["rollout/repeated_text"])) / 16,
+            "rollout/mismatch_before": 0.09 * noise["rollout/mismatch_before"],
+            "rollout/staleness": noise["rollout/staleness"],
             "update/loss": 1.0,
         }
         if draw.random() < 0.7:

@@ -17,9 +17,10 @@ from starlette.routing import Mount
 
 from tether import __version__, make_env
 from tether.core.errors import BadInput, UnknownName
+from tether.core.http import Refusal, address_of, bind, server_token
 from tether.envs.remote.http_client import HttpEnvError, connect
-from tether.envs.remote.http_server import MAX_BODY, Service, address_of, bind, check, make_app, server_token, serving
-from tether.envs.remote.sessions import Refusal, SessionLimits, SessionTable
+from tether.envs.remote.http_server import MAX_BODY, Service, check, make_app, serving
+from tether.envs.remote.sessions import SessionLimits, SessionTable
 
 
 @contextmanager

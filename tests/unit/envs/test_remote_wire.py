@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tether.core.errors import BadInput
+from tether.core.http import checked_token, is_loopback
 from tether.core.types import Observation, Step
 from tether.envs.remote.wire import (
     WireError,
-    checked_token,
     decode,
     encode,
-    is_loopback,
     observation_read,
     observation_written,
     step_read,

@@ -24,6 +24,7 @@ import numpy as np
 INFORMATION = "information/mi_seq / log(prompts)"
 """MI-Seq-Est as a share of its ceiling, so that measurements on different numbers of prompts compare."""
 LONGEST_RESPONSE = "rollout/response_tokens_max"
+MISMATCH, STALENESS = "rollout/mismatch_before", "rollout/staleness"
 REASONINGS, REPEATED = "rollout/reasonings", "rollout/repeated_text"
 
 METRICS = frozenset(
@@ -40,6 +41,8 @@ METRICS = frozenset(
         "rollout/success",
         INFORMATION,
         LONGEST_RESPONSE,
+        MISMATCH,
+        STALENESS,
         REASONINGS,
         REPEATED,
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tether.algorithms.filters.scores import ZERO
 from tether.core.alarms import AlarmName, Evidence, Severity
 from tether.core.metrics import wilson_interval
-from tether.diagnostics.alarms.history import INFORMATION, LONGEST_RESPONSE, History, Shift, fall, rise
+from tether.diagnostics.alarms.history import INFORMATION, LONGEST_RESPONSE, MISMATCH, STALENESS, History, Shift, fall, rise
 from tether.diagnostics.settings import AlarmRules
 
 
@@ -133,6 +133,18 @@ def _length_explosion(history: History, rules: AlarmRules) -> Finding | None:
     return Finding(Severity.CRITICAL, (_evidence("rollout/response_tokens", shift), limit))
 
 
+def _sampler_mismatch(history: History, rules: AlarmRules) -> Finding | None:
+    """Importance weights correct a small difference between sampler and learner. A large one is a defect, not noise."""
+    found = []
+    for metric, bound in ((MISMATCH, rules.mismatch), (STALENESS, rules.staleness)):
+        recent = history[metric].last(rules.sampler_steps)
+        if len(recent) == rules.sampler_steps and recent.median > bound:
+            found.append(Evidence(metric, recent.median, recent.span, f"median of {len(recent)}, the bound is {bound:g}"))
+    if not found:
+        return None
+    return Finding(Severity.CRITICAL if found[0].metric == MISMATCH else Severity.WARNING, tuple(found))
+
+
 def _evidence(metric: str, shift: Shift) -> Evidence:
     """The two medians of a shift."""
     before, after = shift.before, shift.after
@@ -227,6 +239,11 @@ ADVICE: dict[AlarmName, Advice] = {
         "set rollout.overlong_share above 0, use algorithm.aggregation token_mean or algorithm.name dr_grpo; raise rollout.max_tokens if the "
         "task needs the room",
     ),
+    AlarmName.SAMPLER_MISMATCH: Advice(
+        "the server computes with other weights, another precision or other log-probs than the learner, or it takes updates too late",
+        "look at update/probe_difference and update/importance_weight, serve in the learner's precision (model.dtype), start vLLM with "
+        "--logprobs-mode processed_logprobs, set rollout.top_p 1 and rollout.top_k 0, or train with rollout.engine native",
+    ),
 }
 
 NEVER_INFORMED = Advice(
@@ -244,4 +261,5 @@ RULES: dict[AlarmName, Rule] = {
     AlarmName.REPEATED_TEXT: _repeated_text,
     AlarmName.LENGTH_COLLAPSE: _length_collapse,
     AlarmName.LENGTH_EXPLOSION: _length_explosion,
+    AlarmName.SAMPLER_MISMATCH: _sampler_mismatch,
 }

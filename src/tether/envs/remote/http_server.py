@@ -7,9 +7,7 @@ a page of another site may not do.
 """
 
 import asyncio
-import hmac
 import socket
-import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -19,22 +17,19 @@ from pydantic import BaseModel
 
 from tether.core.config import merge
 from tether.core.errors import BadInput, TetherError, did_you_mean, environment_boundary
+from tether.core.http import AccessControl, Refusal, make_server, server_token, serving_app
 from tether.core.protocols import Env
 from tether.core.version import __version__
 from tether.envs.registry import make_env
 from tether.envs.remote.calls import EnvDescription, close_in_thread
-from tether.envs.remote.sessions import Refusal, SessionLimits, SessionTable
-from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, checked_token, decode, encode, is_loopback
+from tether.envs.remote.sessions import SessionLimits, SessionTable
+from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, decode, encode
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
 
 MAX_BODY = 4 * 2**20
 """Bytes of a request; an answer of a model is a few kilobytes."""
-KEEP_ALIVE = 75
-"""Seconds that an unused connection stays open; longer than clients keep theirs, so that they seldom meet a closed one."""
-SHUTDOWN_GRACE = 3
-"""Seconds that calls in progress are waited for when the server stops."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def make_app(service: Service) -> "FastAPI":
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers={Refusal: refused, HTTPException: refused})
     _add_routes(app, service, table)
-    app.add_middleware(_AccessControl, token=service.token)
+    app.add_middleware(AccessControl, token=service.token)
     return app
 
 
@@ -200,75 +195,6 @@ def _env_seed(body: Mapping[str, Any]) -> int | None:
     return _whole(body, given[0]) if given else None
 
 
-class _AccessControl:
-    """Admits requests with the token; without a token, requests whose Host header names this machine."""
-
-    def __init__(self, app: Any, token: str | None) -> None:
-        self._app = app
-        self._expected = None if token is None else f"Bearer {token}".encode()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
-            headers = dict(scope["headers"])
-            refusal = self._refusal(headers.get(b"authorization", b""), headers.get(b"host", b"").decode("latin-1"))
-            if refusal is not None:
-                await self._refuse(refusal, scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _refusal(self, authorization: bytes, host: str) -> Refusal | None:
-        if self._expected is not None:
-            if hmac.compare_digest(authorization, self._expected):
-                return None
-            return Refusal(401, "this server wants its token: send Authorization: Bearer TOKEN")
-        if is_loopback(host.rpartition("]")[0].lstrip("[") or host.partition(":")[0]):
-            return None
-        return Refusal(403, f"this server has no token, so it only answers to the names of this machine, not to '{host}'")
-
-    async def _refuse(self, refusal: Refusal, scope: Any, receive: Any, send: Any) -> None:
-        from starlette.responses import Response
-
-        await Response(encode({"error": str(refusal)}), refusal.status, media_type="application/json")(scope, receive, send)
-
-
-# --- putting it on a port ---
-
-
-def server_token(token: str | None, host: str) -> str | None:
-    """The token of a server on this host; it is required where other machines can reach the server."""
-    if not token and not is_loopback(host):
-        raise BadInput(
-            f"host '{host}' can be reached from other machines, so clients need a token; set TETHER_TOKEN or --token to a long secret"
-        )
-    return checked_token(token) if token else None
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (OSError, UnicodeError) as error:
-        raise BadInput(f"host '{host}' is not an address of this machine ({error}); use 127.0.0.1, or 0.0.0.0 for all") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise BadInput(
-            f"cannot serve on port {port} of '{host}': {error.strerror}; choose another --port (0 takes a free one) or --host"
-        ) from error
-    return listener
-
-
-def address_of(listener: socket.socket) -> str:
-    """The URL that clients use. A server on all addresses of the machine is named by the machine."""
-    host, port = listener.getsockname()[:2]
-    host = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def check(service: Service) -> None:
     """Build and reset the environment once. So errors are reported before the server listens, and its data is loaded once."""
     try:
@@ -282,24 +208,9 @@ def check(service: Service) -> None:
         raise (error.__cause__ if isinstance(error.__cause__, TetherError) else error) from None
 
 
-def _server(service: Service) -> Any:
-    import uvicorn
-
-    config = uvicorn.Config(
-        make_app(service),
-        log_level="warning",
-        access_log=False,
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=SHUTDOWN_GRACE,
-    )
-    return uvicorn.Server(config)
-
-
 def run(service: Service, listener: socket.socket) -> None:
     """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
-    _server(service).run(sockets=[listener])
+    make_server(make_app(service)).run(sockets=[listener])
 
 
 @contextmanager
@@ -307,13 +218,5 @@ def serving(name: str, *, token: str | None = None, limits: SessionLimits | None
     """An environment served in the background of this program, on a free port of this machine; yields the URL."""
     service = Service(name, options, server_token(token, "localhost"), limits=limits or SessionLimits())
     check(service)
-    listener = bind("127.0.0.1", 0)
-    server = _server(service)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True, name=f"serving {name}")
-    thread.start()
-    try:
-        yield address_of(listener)
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
+    with serving_app(make_app(service), name) as url:
+        yield url

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from tether.core.errors import BadInput, TetherError
-from tether.envs.remote.wire import WireError, checked_token, decode, encode, is_loopback
+from tether.core.http import checked_token, is_loopback
+from tether.envs.remote.wire import WireError, decode, encode
 
 RETRY_DELAYS = (0.1, 0.3, 0.9)
 """Seconds before each further attempt."""

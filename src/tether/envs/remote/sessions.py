@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tether.core.errors import BadInput, EnvironmentFailure, environment_boundary
+from tether.core.http import Refusal
 from tether.core.protocols import Env
 from tether.envs.remote.background import in_thread, within
 from tether.envs.remote.calls import Begun, Reset, Take, close_in_thread, perform
@@ -26,14 +27,6 @@ CONFLICT, TIMED_OUT = 409, 504
 """HTTP statuses that decide whether a session continues."""
 
 T = TypeVar("T")
-
-
-class Refusal(Exception):
-    """A request that is answered with an error: the HTTP status and one line."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)

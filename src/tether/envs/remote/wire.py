@@ -4,13 +4,11 @@ JSON cannot hold everything that an environment may put into `info`. So an objec
 value: {"$float": "nan"}, {"$bytes": base64}, {"$array": {dtype, shape, data}} and {"$dict": [[key, value], ...]} for dictionaries with keys
 that are not plain text. numpy scalars become Python numbers and tuples become lists. Any other value is refused, never turned into its
 printed form. docs/environments/http.md is the specification for other languages.
-Server and client also agree on tokens and on which hosts are this machine; those functions are here too.
 """
 
 import base64
 import binascii
 import io
-import ipaddress
 import json
 import math
 from collections.abc import Mapping
@@ -19,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tether.core.errors import BadInput
 from tether.core.types import Observation, Step
 
 PROTOCOL = 1
@@ -30,25 +27,6 @@ its description (`seed_field`) and accepts the old one for one release; a client
 
 _ARRAY_KINDS = "biufc"
 """Booleans, integers and floats: arrays that are nothing but numbers."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and can be reached from it alone.
-
-    >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
-    (True, True, True, False)
-    """
-    try:
-        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def checked_token(token: str) -> str:
-    """A token that fits into a header."""
-    if not all("!" <= letter <= "~" for letter in token):
-        raise BadInput("the token may only hold letters, digits and signs of ASCII, without spaces; choose another")
-    return token
 
 
 class WireError(ValueError):

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from tether.core.http import checked_token
 from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
-from tether.envs.remote.wire import checked_token
 from tether.envs.searchqa import prompt, render
 from tether.envs.searchqa.client import TOKEN_VARIABLE, Api, RemoteRetriever, Retriever
 from tether.envs.searchqa.corpus import readable

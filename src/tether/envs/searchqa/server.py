@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from tether.envs.remote.wire import is_loopback
+from tether.core.http import is_loopback
 from tether.envs.searchqa.corpus import Hit, readable
 from tether.envs.searchqa.index import SearchIndex
 

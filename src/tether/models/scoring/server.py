@@ -11,24 +11,17 @@ tried again a few times. Precision and speed are the server's own.
 """
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 
 from tether.core.errors import BadInput, ModelUnavailable, did_you_mean
+from tether.models.endpoint import ModelEndpoint
 
 Ids = Sequence[int]
-RETRY_DELAYS = (0.5, 1.0, 2.0, 4.0)
-"""Seconds before each further attempt."""
-PASSING_STATUSES = (408, 425, 429, 500, 502, 503, 504)
-LONGEST_PAUSE = 30.0
-"""Seconds; a server that asks for more patience than this is not waited for."""
 SERVERS = "vLLM (prompt_logprobs) and SGLang (echo with logprobs) do"
 
 Dialect = tuple[dict[str, Any], Callable[[dict[str, Any], list[int]], list[float | None] | None]]
@@ -51,19 +44,18 @@ class ServerScorer:
     def __init__(
         self, url: str, model: str | None = None, *, api_key: str | None = None, timeout: float = 120.0, parallel: int = 8
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadInput(f"'{url}' is not a server's address; give one such as http://localhost:8000")
-        if parallel < 1 or not timeout > 0:
-            raise BadInput(f"parallel must be at least 1 and timeout above 0 seconds, got {parallel} and {timeout}")
-        base = url.rstrip("/")
-        self.url = base if base.endswith("/v1") else f"{base}/v1"
-        self._api_key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY")
-        self._timeout = timeout
+        key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY")
+        source = "set OPENAI_API_KEY or pass api_key"
+        self._endpoint = ModelEndpoint(url, token=key, token_source=source, timeout=timeout, parallel=parallel)
         self._parallel = parallel
         self._model = model
         self._checked = False
         self._dialect: Dialect | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._endpoint.base
 
     def score(self, prompt: Ids, reasoning: Ids) -> float:
         """log p(reasoning | prompt)."""
@@ -76,26 +68,28 @@ class ServerScorer:
     def score_all(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> npt.NDArray[np.float64]:
         """log p of every reasoning after every prompt, [reasonings, prompts]."""
         pairs = [([int(token) for token in prompt], [int(token) for token in reasoning]) for reasoning in reasonings for prompt in prompts]
-        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-        limits = httpx.Limits(max_connections=self._parallel)
         scores = np.empty(len(pairs), dtype=np.float64)
-        with httpx.Client(headers=headers, timeout=self._timeout, limits=limits) as client, ThreadPoolExecutor(self._parallel) as threads:
-            model = self._find_model(client)
-            scores[0] = self._score(client, model, *pairs[0])  # finds out the dialect before many ask at once
-            waiting = [threads.submit(self._score, client, model, *pair) for pair in pairs[1:]]
+        with self._endpoint, ThreadPoolExecutor(self._parallel) as threads:
+            model = self._find_model()
+            scores[0] = self._score(model, *pairs[0])  # finds out the dialect before many ask at once
+            waiting = [threads.submit(self._score, model, *pair) for pair in pairs[1:]]
             try:
                 scores[1:] = [future.result() for future in waiting]
             finally:
                 threads.shutdown(cancel_futures=True)  # after a failure, what has not been sent is not sent any more
         return scores.reshape(len(reasonings), len(prompts))
 
-    def _find_model(self, client: httpx.Client) -> str:
+    def token_logprobs(self, ids: Ids) -> list[float]:
+        """log p of every token but the first, given the tokens before it."""
+        with self._endpoint:
+            logprobs = self._logprobs(self._find_model(), [int(token) for token in ids])
+        return self._complete(logprobs[1:], len(ids) - 1)
+
+    def _find_model(self) -> str:
         """The name to ask for; asks the server once."""
         if self._model is not None and self._checked:
             return self._model
-        answer = self._call(client, "GET", "/models")
-        entries = answer.get("data") if isinstance(answer.get("data"), list) else []
-        names = [str(entry["id"]) for entry in entries or [] if isinstance(entry, dict) and "id" in entry]
+        names = [str(entry["id"]) for entry in self._endpoint.models()]
         if self._model is None:
             if len(names) != 1:
                 raise BadInput(
@@ -107,22 +101,28 @@ class ServerScorer:
         self._checked = True
         return self._model
 
-    def _score(self, client: httpx.Client, model: str, prompt: list[int], reasoning: list[int]) -> float:
-        if self._dialect is not None:
-            logprobs = self._ask(client, model, prompt + reasoning, self._dialect)
-        else:
-            logprobs = self._probe(client, model, prompt + reasoning)
-        wanted = logprobs[len(prompt) :] if logprobs else []
-        if len(wanted) != len(reasoning) or any(value is None for value in wanted):
-            raise ModelUnavailable(f"the server at {self.url} left out prompt log-probs that it gave before; check its log and try again")
-        return float(np.sum([value for value in wanted if value is not None], dtype=np.float64))
+    def _score(self, model: str, prompt: list[int], reasoning: list[int]) -> float:
+        logprobs = self._logprobs(model, prompt + reasoning)
+        return float(np.sum(self._complete(logprobs[len(prompt) :], len(reasoning)), dtype=np.float64))
 
-    def _probe(self, client: httpx.Client, model: str, ids: list[int]) -> list[float | None]:
+    def _logprobs(self, model: str, ids: list[int]) -> list[float | None]:
+        if self._dialect is None:
+            return self._probe(model, ids)
+        return self._ask(model, ids, self._dialect) or []
+
+    def _complete(self, logprobs: list[float | None], count: int) -> list[float]:
+        """The log-probs, of which none may be missing."""
+        known = [value for value in logprobs if value is not None]
+        if len(known) != count or len(logprobs) != count:
+            raise ModelUnavailable(f"the server at {self.url} left out prompt log-probs that it gave before; check its log and try again")
+        return known
+
+    def _probe(self, model: str, ids: list[int]) -> list[float | None]:
         """Ask in every dialect until one is understood."""
         refusals = []
         for dialect in DIALECTS:
             try:
-                logprobs = self._ask(client, model, ids, dialect)
+                logprobs = self._ask(model, ids, dialect)
             except BadInput as refusal:  # a server may refuse a field that it does not know
                 if isinstance(refusal, ModelUnavailable):
                     raise
@@ -135,10 +135,10 @@ class ServerScorer:
             raise BadInput(f"{refusals[-1]}; if the tokens are not what is wrong, it has no log-probs of prompt tokens: {SERVERS}")
         raise BadInput(f"the server at {self.url} returns no log-probs of prompt tokens from /completions; {SERVERS}")
 
-    def _ask(self, client: httpx.Client, model: str, ids: list[int], dialect: Dialect) -> list[float | None] | None:
+    def _ask(self, model: str, ids: list[int], dialect: Dialect) -> list[float | None] | None:
         more, read = dialect
         body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, **more}
-        answer = self._call(client, "POST", "/completions", body)
+        answer = self._endpoint.call("POST", "/v1/completions", body)
         seen = (answer.get("usage") or {}).get("prompt_tokens", len(ids))
         if seen != len(ids):
             raise BadInput(f"the server at {self.url} read {seen} tokens where {len(ids)} were sent; it must take token ids as they are")
@@ -146,62 +146,6 @@ class ServerScorer:
             return read(answer["choices"][0], ids)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise BadInput(f"the server at {self.url} answers /completions in a form that is not OpenAI's: {error!r}; {SERVERS}") from error
-
-    def _call(self, client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The object that the server answers with; what may pass is tried again."""
-        for delay in (*RETRY_DELAYS, None):
-            try:
-                reply = client.request(method, self.url + path, json=body)
-            except httpx.TransportError as error:
-                problem, pause = f"{type(error).__name__}: {error}", delay
-            else:
-                if reply.is_success:
-                    return self._decoded(reply)
-                problem, pause = f"HTTP {reply.status_code}: {_words(reply)}", delay
-                if reply.status_code not in PASSING_STATUSES:
-                    raise self._refusal(reply.status_code, problem)
-                if delay is not None:
-                    pause = _asked_pause(reply, delay)
-            if pause is None:
-                break
-            time.sleep(pause)
-        raise ModelUnavailable(
-            f"the server at {self.url} cannot be used, {len(RETRY_DELAYS) + 1} attempts: {problem}; check that it runs and is not overloaded"
-        )
-
-    def _refusal(self, status: int, problem: str) -> BadInput:
-        if status in (401, 403):
-            return ModelUnavailable(f"the server at {self.url} refuses the key ({problem}); set OPENAI_API_KEY or pass api_key")
-        return BadInput(f"the server at {self.url} refuses the request ({problem})")
-
-    def _decoded(self, reply: httpx.Response) -> dict[str, Any]:
-        try:
-            answer = reply.json()
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise ModelUnavailable(f"the server at {self.url} answers no JSON object but '{reply.text[:80]}'; check the address")
-        return answer
-
-
-def _words(reply: httpx.Response) -> str:
-    """What the server says is wrong, in one line."""
-    try:
-        answer = reply.json()
-    except ValueError:
-        answer = reply.text
-    error = answer.get("error", answer.get("detail", answer)) if isinstance(answer, dict) else answer
-    said = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(said).split())[:300] or "no words"
-
-
-def _asked_pause(reply: httpx.Response, delay: float) -> float | None:
-    """Seconds until the next attempt: the server's wish where it is a number of seconds; None where that is too long."""
-    try:
-        wished = float(reply.headers.get("retry-after", delay))
-    except ValueError:
-        return delay
-    return max(wished, delay) if wished <= LONGEST_PAUSE else None
 
 
 def _from_prompt_logprobs(choice: dict[str, Any], ids: list[int]) -> list[float | None] | None:

@@ -6,6 +6,7 @@ other tokens are decoded and compared with the stop texts.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,11 @@ from transformers import PreTrainedTokenizerBase
 from tether.core.enums import FinishReason
 from tether.core.errors import UnknownName, did_you_mean
 from tether.core.grammar import ANSWER_CLOSE
-from tether.core.protocols import ENGINES, Engine, Sampling
+from tether.core.protocols import ENGINES, Engine, Sampling, server_addresses
 from tether.models.policy import Policy
+
+if TYPE_CHECKING:
+    from tether.rollout.engines.server import ServerOptions
 
 TAIL_TOKENS = 16
 """How many tokens back a closing tag can begin: no tokenizer cuts a tag into more pieces."""
@@ -30,6 +34,11 @@ class StopRule:
         self._end_of_turn = frozenset(end_of_turn_ids if end_of_turn_ids is not None else [int(tokenizer.eos_token_id)])
         self._pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._tables: dict[frozenset[str], npt.NDArray[np.bool_]] = {}
+
+    @property
+    def end_of_turn_ids(self) -> tuple[int, ...]:
+        """The ids with which the model ends its turn, in order."""
+        return tuple(sorted(self._end_of_turn))
 
     @staticmethod
     def tail_tokens(sampling: Sampling) -> int:
@@ -62,6 +71,17 @@ class StopRule:
                 return FinishReason.STOP_TEXT
         return FinishReason.LENGTH if num_before + len(ids) >= sampling.max_tokens else None
 
+    def first_end(
+        self, ids: Sequence[int], num_checked: int, sampling: Sampling, closing_tags: tuple[str, ...]
+    ) -> tuple[int, FinishReason | None]:
+        """How many of these tokens belong to the response, and why it ends with them, if it does; the first `num_checked` do not end it."""
+        candidates = self.candidates(np.array([ids[num_checked:]], dtype=np.int64), sampling)[0] if len(ids) > num_checked else []
+        for index in np.flatnonzero(candidates).tolist():
+            length = num_checked + index + 1
+            if length <= sampling.max_tokens and (reason := self.finished(ids[:length], sampling, closing_tags)) is not None:
+                return length, reason
+        return (sampling.max_tokens, FinishReason.LENGTH) if len(ids) >= sampling.max_tokens else (len(ids), None)
+
     def _may_close(self, sampling: Sampling) -> npt.NDArray[np.bool_]:
         """Per token id: whether it can complete a closing tag or a stop string, that is, holds the last character of one.
 
@@ -77,18 +97,38 @@ class StopRule:
         return self._tables[ends]
 
 
-def make_engine(name: str, policy: Policy, *, max_rows: int = 128, max_context: int | None = None, cache_gb: float | None = None) -> Engine:
+def make_engine(
+    name: str,
+    policy: Policy,
+    *,
+    max_rows: int = 128,
+    max_context: int | None = None,
+    cache_gb: float | None = None,
+    server: "ServerOptions | None" = None,
+) -> Engine:
     """The engine that training and evaluation sample with.
 
     Args:
-        name: `native`: the learner's own weights.
+        name: `native`: the learner's own weights; `vllm`: vLLM on this machine; or the address of a server, or several with commas between.
         policy: the model with its tokenizer.
-        max_rows: conversations decoded at a time.
+        max_rows: conversations decoded at a time, or requests in flight.
         max_context: most tokens of a conversation; None: as many as the model allows.
         cache_gb: memory of the key/value cache in GiB; None: half of what is free.
+        server: how servers are used.
     """
+    if addresses := server_addresses(name):
+        from tether.rollout.engines.server import ServerEngine
+
+        return ServerEngine(addresses, policy, max_rows=max_rows, max_context=max_context, options=server)
     if name not in ENGINES:
         raise UnknownName(f"unknown engine '{name}': {did_you_mean(name, ENGINES)}")
+    if name == "vllm":
+        from tether.rollout.engines.server import ServerEngine, ServerOptions
+        from tether.rollout.engines.vllm_server import VllmServer
+
+        options = server or ServerOptions()
+        started = VllmServer(policy, max_context or policy.max_positions, options.vllm)
+        return ServerEngine([started.address], policy, max_rows=max_rows, max_context=max_context, options=options, started=started)
     from tether.rollout.engines.native import NativeEngine
 
     return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb)

@@ -13,13 +13,18 @@ the run, so the order of everything follows from the conversations alone. Same s
 A decoder may draw several tokens in one call. Tokens past the end of a response are dropped, and the uniforms they used stay with the
 conversation, so a trajectory does not depend on how many tokens a call draws.
 
+Every row carries its own sampling, so that a server (rollout/serving) can put requests of different clients into one batch. Rows whose
+sampling is the same, budgets aside, are sampled in one call; in training that is every row.
+
 When memory runs out, the row admitted last gives up its slot and goes to the front of the queue with all its tokens. It is computed again
 once another row has finished. That changes no trajectory, rounding apart.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,12 +48,27 @@ from tether.rollout.engines.base import StopRule
 FEED_SHARE = 8
 """Waiting rows are prefilled once they are this fraction (1 / FEED_SHARE) of all rows."""
 
+T = TypeVar("T")
+
+
+class Admission(NamedTuple):
+    """A conversation that waits for a slot, and how its responses are sampled."""
+
+    conversation: Conversation
+    sampling: Sampling
+    on_progress: Callable[[], None] | None = None
+    """Called after every few sampled tokens, before the response is complete. What it raises ends the whole run."""
+
 
 @dataclass(slots=True)
 class _Row:
     """One conversation. Invariant: it decodes while all its tokens but the last sampled one are in its slot, and waits otherwise."""
 
     conversation: Conversation
+    sampling: Sampling
+    on_progress: Callable[[], None] | None = None
+    kind: Sampling = field(init=False)
+    """The sampling without its budget: rows of one kind are sampled in one call."""
     slot: int = -1
     admitted: int = -1
     """Its place in the order of admission."""
@@ -64,6 +84,14 @@ class _Row:
     """Waits for the environment; set until its answer is collected."""
     ahead: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     """Uniforms sampled for tokens that were dropped; they are used first."""
+
+    def __post_init__(self) -> None:
+        self.kind = _kind(self.sampling)
+
+    @property
+    def room(self) -> int:
+        """How many tokens the response may still get."""
+        return self.sampling.max_tokens - len(self.logprobs)
 
     @property
     def unfed(self) -> list[int]:
@@ -100,8 +128,9 @@ class NativeEngine:
         """Which decoder serves the model: paged, contiguous, or generic for an architecture that only its own code can compute."""
         return self._choice.backend
 
-    def sync(self) -> None:
+    def sync(self, version: int | None = None) -> dict[str, float]:
         """Nothing to do: these are the learner's own tensors."""
+        return {}
 
     def free(self) -> None:
         """Release the memory of the cache; the next run allocates it again."""
@@ -109,12 +138,21 @@ class NativeEngine:
 
     def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
         """Drive every conversation to its end."""
+        queue = deque(Admission(conversation, sampling) for conversation in conversations)
+        self.play(queue, on_finished, num_slots=min(self._max_rows, max(1, len(queue))))
+
+    def play(self, queue: deque[Admission], on_finished: Callable[[], None] | None = None, *, num_slots: int | None = None) -> None:
+        """Drive every conversation of a queue to its end, each with its own sampling.
+
+        Another thread may append to the queue meanwhile: new conversations are admitted between two calls of the decoder, beside those that
+        decode. Returns when the queue is empty and every conversation has ended. `num_slots`: None for as many as the engine has rows.
+        """
         self.statistics = EngineStatistics()
-        decoder = self._decoder_for(min(self._max_rows, max(1, len(conversations))))
+        decoder = self._decoder_for(num_slots or self._max_rows)
         cache = "half of the free memory" if self._cache_gb is None else f"rollout.cache_gb={self._cache_gb:g}"
-        batch = _Batch(decoder, self._stop, sampling, self.statistics, cache, on_finished)
+        batch = _Batch(decoder, self._stop, self.statistics, cache, on_finished)
         try:
-            batch.play(deque(conversations))
+            batch.play(queue)
         except BaseException:
             self.free()  # slots are still taken, and may hold anything
             raise
@@ -134,12 +172,11 @@ class _Batch:
         self,
         decoder: Decoder,
         stop: StopRule,
-        sampling: Sampling,
         statistics: EngineStatistics,
         cache: str,
         on_finished: Callable[[], None] | None,
     ) -> None:
-        self._decoder, self._stop, self._sampling, self._statistics, self._cache = decoder, stop, sampling, statistics, cache
+        self._decoder, self._stop, self._statistics, self._cache = decoder, stop, statistics, cache
         self._on_finished = on_finished
         self._waiting: list[_Row] = []
         self._decoding: list[_Row] = []
@@ -150,10 +187,8 @@ class _Batch:
         self._num_admitted = 0
         self._is_full = False
         """Memory ran out and no row has finished since."""
-        self._tail = StopRule.tail_tokens(sampling)
-        """How many last tokens decide whether a response ends."""
 
-    def play(self, queue: deque[Conversation]) -> None:
+    def play(self, queue: deque[Admission]) -> None:
         """Drive every conversation to its end."""
         while queue or self._evicted or self._num_rows:
             self._is_full = self._is_full and self._num_rows > 0
@@ -171,12 +206,12 @@ class _Batch:
     def _num_rows(self) -> int:
         return len(self._waiting) + len(self._decoding) + len(self._finished)
 
-    def _admit(self, queue: deque[Conversation]) -> None:
+    def _admit(self, queue: deque[Admission]) -> None:
         """Admit the next conversation. Evicted ones go first. A conversation without a prompt finishes immediately."""
         if self._evicted:
             row = self._evicted.popleft()
         else:
-            row = _Row(queue.popleft())
+            row = _Row(*queue.popleft())
             feed = row.conversation.begin()
             if feed is None:
                 self._notify_finished()
@@ -217,9 +252,10 @@ class _Batch:
             return
         for members in groups:
             self._count_prefilled(members)
-        requests = [PrefillRequest(tuple(row.slot for row in members), members[0].filled, members[0].unfed) for members in groups]
-        rows = [row for members in groups for row in members]
-        self._accept(rows, self._decoder.prefill(requests, self._sampling, np.concatenate([row.uniforms(1) for row in rows])))
+        for kind, alike in _by_kind(groups, lambda members: members[0].kind):
+            requests = [PrefillRequest(tuple(row.slot for row in members), members[0].filled, members[0].unfed) for members in alike]
+            rows = [row for members in alike for row in members]
+            self._accept(rows, kind, self._decoder.prefill(requests, kind, np.concatenate([row.uniforms(1) for row in rows])))
 
     def _decode(self) -> None:
         """Feed the last sampled token of every decoding row and sample its next tokens."""
@@ -234,13 +270,13 @@ class _Batch:
                 self._evict()
             num_tokens = self._tokens_at_once(most)
         rows, self._decoding = self._decoding, []
-        if rows:
-            uniforms_BK = np.stack([row.uniforms(num_tokens) for row in rows])
-            slots, starts, last_ids = zip(*[(row.slot, row.filled, row.tokens[-1]) for row in rows], strict=True)
+        for kind, alike in _by_kind(rows, lambda row: row.kind):
+            uniforms_BK = np.stack([row.uniforms(num_tokens) for row in alike])
+            slots, starts, last_ids = zip(*[(row.slot, row.filled, row.tokens[-1]) for row in alike], strict=True)
             self._statistics.decode_calls += 1
-            sampled = self._decoder.decode(slots, starts, last_ids, self._sampling, uniforms_BK)
+            sampled = self._decoder.decode(slots, starts, last_ids, kind, uniforms_BK)
             self._deliver_finished()  # while the device decodes
-            self._accept(rows, sampled())
+            self._accept(alike, kind, sampled())
 
     def _evict(self) -> None:
         """Free the slot of the row admitted last. It keeps its tokens and goes to the front of the queue.
@@ -266,7 +302,7 @@ class _Batch:
         """The waiting rows, grouped by equal new prompts of one prefix key: a group is computed once."""
         groups: dict[object, list[_Row]] = {}
         for row in self._waiting:
-            key = row.admitted if row.filled else (row.conversation.prefix_key, tuple(row.tokens))
+            key = row.admitted if row.filled else (row.conversation.prefix_key, row.kind, tuple(row.tokens))
             groups.setdefault(key, []).append(row)
         return list(groups.values())
 
@@ -284,7 +320,7 @@ class _Batch:
             return most
         room = self._decoder.max_positions - max(row.filled for row in self._decoding)
         self._check_length(self._decoder.max_positions - room + 1)
-        return min(most, room, self._sampling.max_tokens - min(len(row.logprobs) for row in self._decoding))
+        return min(most, room, max(row.room for row in self._decoding))
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self._decoder.max_positions:
@@ -295,14 +331,14 @@ class _Batch:
 
     # ----------------------------------------------------------------------------------------------------- after the calls
 
-    def _accept(self, rows: list[_Row], sampled: SampleOutput) -> None:
+    def _accept(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput) -> None:
         """Append the sampled tokens to their rows, up to the end of a response; complete responses wait to be delivered."""
         if not np.isfinite(sampled.logprobs_BK).all():
             raise DivergedModel(
                 "the model's log-probs are not finite: its weights have diverged; move the last checkpoints away, resume from an earlier one, "
                 "or start again with a lower learner.learning_rate"
             )
-        candidates_BK = self._stop.candidates(sampled.ids_BK, self._sampling)
+        candidates_BK = self._stop.candidates(sampled.ids_BK, kind)
         candidates: dict[int, list[int]] = {}
         for b, k in np.argwhere(candidates_BK).tolist():
             candidates.setdefault(b, []).append(k)
@@ -314,6 +350,8 @@ class _Batch:
             row.filled = len(row.tokens) - 1
             self._statistics.sampled_tokens += used
             self._statistics.dropped_tokens += len(ids) - used
+            if row.on_progress is not None:
+                row.on_progress()
             if reason is None:
                 self._decoding.append(row)
             else:
@@ -321,13 +359,12 @@ class _Batch:
 
     def _end_of_response(self, row: _Row, ids: list[int], candidates: list[int]) -> tuple[int, FinishReason | None]:
         """How many of these new tokens belong to the response, and why it ends with them, if it does; only `candidates` can end it."""
-        num_before = len(row.logprobs)
-        room = self._sampling.max_tokens - num_before
-        num_tail = min(num_before, self._tail)
+        num_before, room = len(row.logprobs), row.room
+        num_tail = min(num_before, StopRule.tail_tokens(row.sampling)) if candidates else 0
         for index in candidates:
             if index < room:
                 tail = row.tokens[len(row.tokens) - num_tail :] + ids[: index + 1]
-                reason = self._stop.finished(tail, self._sampling, row.conversation.closing_tags, num_before - num_tail)
+                reason = self._stop.finished(tail, row.sampling, row.conversation.closing_tags, num_before - num_tail)
                 if reason is not None:
                     return index + 1, reason
         return (room, FinishReason.LENGTH) if len(ids) >= room else (len(ids), None)
@@ -365,3 +402,21 @@ class _Batch:
     def _notify_finished(self) -> None:
         if self._on_finished is not None:
             self._on_finished()
+
+
+@lru_cache(maxsize=1024)
+def _kind(sampling: Sampling) -> Sampling:
+    """The sampling without its budget; equal ones are the same object, which makes them quick to compare."""
+    return replace(sampling, max_tokens=0)
+
+
+def _by_kind(things: list[T], kind: Callable[[T], Sampling]) -> list[tuple[Sampling, list[T]]]:
+    """The things of each kind, kinds in the order in which they first appear: nearly always a single kind."""
+    parts: list[tuple[Sampling, list[T]]] = []
+    for thing in things:
+        wanted = kind(thing)
+        alike = next((alike for found, alike in parts if found is wanted or found == wanted), None)
+        if alike is None:
+            parts.append((wanted, alike := []))
+        alike.append(thing)
+    return parts

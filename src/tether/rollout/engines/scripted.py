@@ -42,8 +42,9 @@ class ScriptedEngine:
             if on_finished is not None:
                 on_finished()
 
-    def sync(self) -> None:
+    def sync(self, version: int | None = None) -> dict[str, float]:
         """There are no weights."""
+        return {}
 
     def free(self) -> None:
         """There is no memory to release."""

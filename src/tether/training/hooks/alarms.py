@@ -95,7 +95,7 @@ class AlarmActions(Hook):
             return "no checkpoint from before the decline is left, continuing without; raise checkpoint.keep or lower checkpoint.every"
         # Steps keep counting: nothing is replayed.
         rollback(healthy, run.policy.module, run.learner)
-        run.sampler.engine.sync()
+        run.stages.replace_weights(run.step)
         self.rolled_back.append((step_of(healthy) + 1, run.step))
         run.monitor.forget(step_of(healthy) + 1, run.step)
         return f"continuing with the weights of step {step_of(healthy)}"

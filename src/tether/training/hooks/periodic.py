@@ -39,6 +39,7 @@ class Evaluations(Hook):
     def evaluate(run: "Trainer", record: StepRecord) -> StepRecord:
         """The record with the numbers of the validation prompts."""
         chosen = run.settings.evaluation
+        run.stages.settle_engine(run.step)
         with run.timer.stage("validation"):
             result = evaluate(run.sampler, chosen.prompts, run.settings.evaluation_sampling(), samples=chosen.samples)
         metrics = StepMetrics(record.metrics)

@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse
 from tether import cross_score
 from tether.cli.main import main
 from tether.core.errors import BadInput, ModelUnavailable
-from tether.models.scoring import server as server_module
+from tether.models import endpoint
 from tether.models.scoring.local import PrefixScorer
 from tether.models.scoring.make import make_scorer
 from tether.models.scoring.server import ServerScorer
@@ -117,7 +117,7 @@ def behaviour() -> Behaviour:
 
 @pytest.fixture
 def url(tiny: Any, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(server_module, "RETRY_DELAYS", (0.01, 0.02))
+    monkeypatch.setattr(endpoint, "RETRY_DELAYS", (0.01, 0.02))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with serving(_app(tiny.model, behaviour)) as address:
         yield address
@@ -194,10 +194,10 @@ def test_a_wished_pause(url: str, behaviour: Behaviour, wish: str) -> None:
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "RETRY_DELAYS", (0.01,))
+    monkeypatch.setattr(endpoint, "RETRY_DELAYS", (0.01,))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(ModelUnavailable, match=rf"http://127.0.0.1:{port}/v1 cannot be used, 2 attempts: ConnectError"):
+    with pytest.raises(ModelUnavailable, match=rf"http://127.0.0.1:{port} cannot be used, 2 attempts: ConnectError"):
         ServerScorer(f"http://127.0.0.1:{port}").score([1], [2])
 
 

@@ -1,0 +1,213 @@
+"""One sampling server, as an engine sees it: what it serves, whether it lives, which weights it holds, and how it is asked.
+
+The first contact finds the dialect and refuses a server that cannot serve the policy: another tokenizer, too little room, no log-probs. The
+weights are checked by the probe, before the first rollout and after every publish.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from tether.core.errors import BadInput, EngineUnavailable, ModelUnavailable
+from tether.core.protocols import Sampling
+from tether.models.endpoint import ModelEndpoint, NoSuchRoute, ServerUnreachable
+from tether.models.logprobs import score_tokens
+from tether.models.scoring.server import ServerScorer
+from tether.rollout.engines.dialects import (
+    Dialect,
+    Malformed,
+    SampledTokens,
+    TetherDialect,
+    TokenRequest,
+    find_dialect,
+    server_tokens,
+)
+from tether.rollout.engines.probe import PROBE_TEXT, Probe, encode
+from tether.rollout.engines.publish import Publisher, TetherPublisher, VllmPublisher
+
+TOKEN_VARIABLES = ("TETHER_TOKEN", "OPENAI_API_KEY")
+"""Where the token of a server comes from; it is never part of the settings."""
+SEND_DELAYS = (0.2, 0.5)
+"""Seconds before each further attempt of a request, before its server counts as lost."""
+PROBE_SAMPLES = 8
+PROBE_TEMPERATURE = 0.7
+
+
+class ServerConnection:
+    """A server at an address; `load` is how many requests it works on."""
+
+    def __init__(self, address: str, *, parallel: int, timeout: float, folder: Path | None, device: torch.device) -> None:
+        """`address` may name one of several models behind a hash sign: http://host:8000#model. `device`: the learner's."""
+        self.address, _, name = address.partition("#")
+        self._wanted = name or None
+        self._token = next((os.environ[variable] for variable in TOKEN_VARIABLES if os.environ.get(variable)), None)
+        source = f"set {TOKEN_VARIABLES[0]} to the server's token"
+        self.endpoint = ModelEndpoint(self.address, token=self._token, token_source=source, timeout=timeout, parallel=parallel)
+        self._timeout, self._folder, self._device = timeout, folder, device
+        self.dialect: Dialect = TetherDialect()
+        self.model = ""
+        self.load = 0
+        self.is_alive = True
+        self.is_current = False
+        """Its weights are the policy's: verified since the last publish."""
+        self.num_published = 0
+        self.difference = 0.0
+        """On the probe, when it was last verified."""
+        self.problem = ""
+        """Why it cannot be used, where it cannot."""
+        self._publisher: Publisher | None = None
+        self._end_of_turn: tuple[int, ...] = ()
+        self._sampling_checked = False
+
+    @property
+    def advice(self) -> str:
+        """What a server needs that answers without ids or log-probs."""
+        return "use tether serve, or vLLM (0.10.2 or newer) with --logprobs-mode processed_logprobs and a log-prob for every token"
+
+    def connect(self, probe: Probe, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int], max_context: int) -> None:
+        """Find out what the server is; refuse one that cannot serve the policy."""
+        self._end_of_turn = tuple(end_of_turn_ids)
+        try:
+            entry = self._entry()
+        except ServerUnreachable as error:
+            raise ModelUnavailable(f"{error}; start one with: tether serve MODEL") from error
+        self.model = str(entry["id"])
+        meta = entry.get("meta") or {}  # of llama.cpp: what a slot holds, where it says so
+        room = entry.get("max_model_len") or meta.get("n_ctx") or meta.get("n_ctx_train")
+        if isinstance(room, int) and room < max_context:
+            raise BadInput(
+                f"the server at {self.address} has room for {room} tokens, but rollout.max_context is {max_context}; "
+                "lower rollout.max_context, or start the server with more"
+            )
+        self._check_not_paused(str(entry.get("owned_by", "")))
+        self.dialect = find_dialect(self.endpoint, entry)
+        tokens, own = server_tokens(self.endpoint, self.dialect, self.model, PROBE_TEXT), encode(tokenizer, PROBE_TEXT)
+        if tokens is not None and tokens != own:
+            raise BadInput(
+                f"the server at {self.address} serves '{self.model}', whose tokenizer is another than the policy's ({len(tokens)} tokens of a "
+                f"text that has {len(own)} here, or other ids); serve the model that is trained"
+            )
+        self._sample_probe(self._probe_request(probe, 1.0))
+
+    def _check_not_paused(self, owner: str) -> None:
+        """A server whose weight update was cut off lets every request wait: refused before one does."""
+        route, flag = ("/weight_info", "updating") if owner == "tether" else ("/is_paused", "is_paused")
+        if owner not in ("tether", "vllm"):
+            return
+        try:
+            paused = self.endpoint.call("GET", route).get(flag)
+        except NoSuchRoute:  # vLLM without VLLM_SERVER_DEV_MODE=1 cannot be paused
+            return
+        if paused:
+            raise BadInput(f"the server at {self.address} waits for a weight update that was cut off; start it again")
+
+    def _entry(self) -> Mapping[str, Any]:
+        """The model to use, as the server lists it."""
+        entries = self.endpoint.models()
+        names = ", ".join(str(entry["id"]) for entry in entries) or "none"
+        chosen = [entry for entry in entries if self._wanted is None or entry["id"] == self._wanted]
+        if len(chosen) != 1:
+            wanted = f"no model '{self._wanted}'" if self._wanted else f"{len(entries)} models"
+            raise BadInput(f"the server at {self.address} has {wanted} (it lists: {names}); name one, as in {self.address}#NAME")
+        return chosen[0]
+
+    def _probe_request(self, probe: Probe, temperature: float) -> TokenRequest:
+        state: Any = np.random.PCG64(1).state
+        ids = probe.ids[: len(probe.ids) // 2]
+        return TokenRequest(ids, Sampling(temperature, PROBE_SAMPLES), PROBE_SAMPLES, (), self._end_of_turn, 1, state)
+
+    def _sample_probe(self, request: TokenRequest) -> SampledTokens:
+        try:
+            return self.generate(request)
+        except Malformed as error:
+            raise BadInput(f"the server at {self.address} answers with {error}; {self.advice}") from error
+
+    # ---------------------------------------------------------------------------------------------------------------- life
+
+    def check_health(self) -> None:
+        """Raises ServerUnreachable where nothing answers."""
+        self.endpoint.call("GET", "/health", delays=(), timeout=min(10.0, self._timeout))
+        self.is_alive = True
+
+    def lose(self, problem: str) -> None:
+        """The server cannot be reached; whatever it holds when it comes back must be checked."""
+        self.is_alive, self.is_current, self.problem = False, False, problem
+        self._publisher = None  # its connection to the server's workers is gone too
+
+    def generate(self, request: TokenRequest) -> SampledTokens:
+        """Sample the next tokens of a conversation."""
+        return self.dialect.read(self.endpoint.call("POST", self.dialect.path, self.dialect.body(self.model, request), delays=SEND_DELAYS))
+
+    # ------------------------------------------------------------------------------------------------------------- weights
+
+    def publish(self, weights: Mapping[str, Tensor], version: str) -> None:
+        """Give the server new weights."""
+        try:
+            self._publisher = self._publisher or self._find_publisher()
+            self._publisher.publish(self.endpoint, weights, version)
+            self.num_published += 1
+        except NoSuchRoute as error:
+            raise EngineUnavailable(
+                f"the server at {self.address} takes no weights ({error}); start tether serve, or vLLM with VLLM_SERVER_DEV_MODE=1 and "
+                '--weight-transfer-config \'{"backend": "tether"}\''
+            ) from error
+        except ServerUnreachable:
+            raise
+        except BadInput as error:  # another model: names or shapes differ
+            raise EngineUnavailable(f"{error}; the server must serve the model that is trained") from error
+
+    def _find_publisher(self) -> Publisher:
+        if self.dialect.weights == "tether":
+            return TetherPublisher(self._folder)
+        if self.dialect.weights == "vllm":
+            return VllmPublisher(self._folder, self._device)
+        raise EngineUnavailable(f"the server at {self.address} ({self.dialect.name}) cannot take weights; train with rollout.engine=native")
+
+    def verify(self, probe: Probe, label: str) -> None:
+        """Score the probe on the server; what differs from the learner ends the run."""
+        scores = self._scores(probe)
+        if scores is not None:
+            complaint = probe.complaint(scores)
+            if complaint is not None:
+                raise EngineUnavailable(
+                    f"the server at {self.address} does not hold the learner's weights{f' after publish {label}' if label else ''}: {complaint}; "
+                    "serve the model that is trained (untied, if its head is tied and the server is vLLM), or raise server.tolerance"
+                )
+            self.difference = probe.difference(scores)
+        if not self._sampling_checked and self.dialect.name != "llama.cpp":
+            self._check_sampling(probe)
+        self.is_current = True
+
+    def _scores(self, probe: Probe) -> list[float] | None:
+        """The server's log-probs of the probe; None where it has none to give and is only sampled from."""
+        try:
+            return ServerScorer(f"{self.address}", self.model, api_key=self._token, timeout=self._timeout).token_logprobs(probe.ids)
+        except ServerUnreachable:
+            raise
+        except BadInput:
+            if self.dialect.weights is None:
+                return None
+            raise
+
+    def _check_sampling(self, probe: Probe) -> None:
+        """Log-probs of sampled tokens must be those of the sampling temperature: vLLM returns those of temperature 1 unless told otherwise."""
+        request = self._probe_request(probe, PROBE_TEMPERATURE)
+        sampled = self._sample_probe(request)
+        texts = [*request.ids, *sampled.ids]
+        start = len(request.ids) - 1
+        here = {t: np.array(score_tokens(probe.policy, texts, t)[start:]) for t in (PROBE_TEMPERATURE, 1.0)}
+        far = {t: float(np.abs(np.array(sampled.logprobs) - scores).mean()) for t, scores in here.items()}
+        if far[PROBE_TEMPERATURE] > probe.tolerance:
+            raised = far[1.0] <= probe.tolerance
+            why = "they are those of temperature 1" if raised else "they are of another model"
+            raise EngineUnavailable(
+                f"the server at {self.address} returns log-probs that differ from the learner's by {far[PROBE_TEMPERATURE]:.2g} at temperature "
+                f"{PROBE_TEMPERATURE:g}: {why}; {'start vLLM with --logprobs-mode processed_logprobs' if raised else 'serve the model that is trained'}"
+            )
+        self._sampling_checked = True

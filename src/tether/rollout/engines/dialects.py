@@ -1,0 +1,258 @@
+"""What a sampling server is asked and how its answer is read: token ids in, token ids with log-probs and weight versions out.
+
+| dialect | servers | draws | weights |
+|---|---|---|---|
+| `tether` | `tether serve` | the conversation's own uniforms | published over HTTP or by disk |
+| `vllm` | vLLM's route of token ids (`--enable-scale-out`) | a seed per request | published through its weight-transfer routes |
+| `completions` | any server with OpenAI's completions that returns token ids | a seed per request | vLLM's routes where it has them |
+| `llama.cpp` | its own `/completion` | a seed per request | none: sampling only |
+
+A server is told the texts that end a response only to save tokens; the engine's own stop rule decides. Log-probs must be those of the
+distribution at the sampling temperature: vLLM needs `--logprobs-mode processed_logprobs` for that, and the first probe checks it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from tether.core.errors import BadInput
+from tether.core.protocols import Sampling
+from tether.models.endpoint import ModelEndpoint, NoSuchRoute
+
+UNVERSIONED = ""
+"""The label of weights where the server reports none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """One request for the next tokens of a conversation."""
+
+    ids: tuple[int, ...]
+    sampling: Sampling
+    room: int
+    """The most tokens to sample: what the response's budget has left."""
+    stops: tuple[str, ...]
+    end_of_turn_ids: tuple[int, ...]
+    seed: int
+    """For servers that draw by themselves."""
+    generator: Mapping[str, Any]
+    """The state of the conversation's generator, for servers that draw as the native engine does."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What a server sampled."""
+
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[str]
+    """The label of the weights that sampled each token; UNVERSIONED where the server says nothing."""
+    turn_ended: bool = False
+    """The model ended its turn with a token that the server does not return."""
+
+
+class Malformed(ValueError):
+    """An answer without what is needed: ids, or log-probs that are finite and as many as tokens."""
+
+
+class Dialect(Protocol):
+    """How to speak with one kind of server."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> str:
+        """The route that samples."""
+        ...
+
+    @property
+    def draws_natively(self) -> bool:
+        """Tokens are drawn by the conversation's own uniforms, as by the native engine."""
+        ...
+
+    @property
+    def weights(self) -> Literal["tether", "vllm"] | None:
+        """Whose routes take new weights; None where there are none."""
+        ...
+
+    def body(self, model: str, request: TokenRequest) -> dict[str, Any]: ...
+
+    def read(self, answer: Mapping[str, Any]) -> SampledTokens: ...
+
+
+def _drawing(request: TokenRequest) -> dict[str, Any]:
+    """The fields that all servers name alike."""
+    sampling = request.sampling
+    return {
+        "max_tokens": request.room,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "stop": list(request.stops),
+        "include_stop_str_in_output": True,
+        "logprobs": 0,
+    }
+
+
+class TetherDialect:
+    """`tether serve`: the native engine's own draws."""
+
+    name, path, draws_natively = "tether", "/inference/v1/generate", True
+    weights: Literal["tether", "vllm"] | None = "tether"
+
+    def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
+        single = [sequence[0] for sequence in request.sampling.stop_ids if len(sequence) == 1]
+        return {
+            "model": model,
+            "token_ids": list(request.ids),
+            "sampling_params": {**_drawing(request), "stop_token_ids": single, "generator": dict(request.generator)},
+        }
+
+    def read(self, answer: Mapping[str, Any]) -> SampledTokens:
+        return _read_token_route(answer)
+
+
+class VllmDialect:
+    """vLLM's route of token ids."""
+
+    name, path, draws_natively = "vllm", "/inference/v1/generate", False
+    weights: Literal["tether", "vllm"] | None = "vllm"
+
+    def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
+        return {"model": model, "token_ids": list(request.ids), "sampling_params": _vllm_sampling(request)}
+
+    def read(self, answer: Mapping[str, Any]) -> SampledTokens:
+        return _read_token_route(answer)
+
+
+class CompletionsDialect:
+    """OpenAI's completions with token ids, as vLLM and servers like it have them."""
+
+    name, path, draws_natively = "completions", "/v1/completions", False
+
+    def __init__(self, is_vllm: bool) -> None:
+        self._is_vllm = is_vllm
+        self.weights: Literal["tether", "vllm"] | None = "vllm" if is_vllm else None
+
+    def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
+        fields = _vllm_sampling(request) if self._is_vllm else {**_drawing(request), "seed": request.seed}
+        return {"model": model, "prompt": list(request.ids), **fields, "return_token_ids": True}
+
+    def read(self, answer: Mapping[str, Any]) -> SampledTokens:
+        choice = _choice(answer)
+        ids = choice.get("token_ids")
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+        return _checked(ids, logprobs, choice.get("weight_versions"))
+
+
+class LlamaCppDialect:
+    """llama.cpp's own route. Log-probs are those of temperature 1, and there are no weight updates: it serves evaluation."""
+
+    name, path, draws_natively = "llama.cpp", "/completion", False
+    weights: Literal["tether", "vllm"] | None = None
+
+    def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
+        sampling = request.sampling
+        return {
+            "prompt": list(request.ids),
+            "n_predict": request.room,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "samplers": ["top_k", "top_p", "min_p", "temperature"],
+            "seed": request.seed,
+            "stop": list(request.stops),
+            "n_probs": 1,
+            "return_tokens": True,
+            "cache_prompt": True,
+        }
+
+    def read(self, answer: Mapping[str, Any]) -> SampledTokens:
+        entries = answer.get("completion_probabilities")
+        if not isinstance(entries, list):
+            raise Malformed("no completion_probabilities")
+        ids, logprobs = [entry.get("id") for entry in entries], [entry.get("logprob") for entry in entries]
+        ended = answer.get("stop_type") == "eos"
+        sampled = _checked(ids, logprobs, None, may_be_empty=ended)
+        return SampledTokens(sampled.ids, sampled.logprobs, sampled.versions, turn_ended=ended)
+
+
+def _vllm_sampling(request: TokenRequest) -> dict[str, Any]:
+    """vLLM's own names. The tokens that end a turn are named, so that they are the engine's and not those of the server's files."""
+    single = [sequence[0] for sequence in request.sampling.stop_ids if len(sequence) == 1]
+    return {
+        **_drawing(request),
+        "seed": request.seed,
+        "ignore_eos": True,
+        "stop_token_ids": [*request.end_of_turn_ids, *single],
+        "skip_special_tokens": False,
+    }
+
+
+def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise Malformed("no choices")
+    return choices[0]
+
+
+def _read_token_route(answer: Mapping[str, Any]) -> SampledTokens:
+    choice = _choice(answer)
+    content = (choice.get("logprobs") or {}).get("content") or []
+    return _checked(choice.get("token_ids"), [entry.get("logprob") for entry in content], choice.get("weight_versions"))
+
+
+def _checked(ids: Any, logprobs: Any, spans: Any, may_be_empty: bool = False) -> SampledTokens:
+    """Ids and log-probs of an answer; refuses what cannot be trained on."""
+    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+        raise Malformed("no token ids")
+    if not ids and not may_be_empty:
+        raise Malformed("no tokens")
+    if not isinstance(logprobs, list) or len(logprobs) != len(ids):
+        raise Malformed(f"{len(logprobs) if isinstance(logprobs, list) else 'no'} log-probs for {len(ids)} tokens")
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in logprobs):
+        raise Malformed("log-probs that are not finite numbers")
+    return SampledTokens(list(ids), [float(value) for value in logprobs], _versions(spans, len(ids)))
+
+
+def _versions(spans: Any, count: int) -> list[str]:
+    """The label of each token, from contiguous spans [start, end)."""
+    labels = [UNVERSIONED] * count
+    for span in spans if isinstance(spans, list) else []:
+        labels[span["start"] : span["end"]] = [str(span["version"])] * (min(span["end"], count) - span["start"])
+    return labels
+
+
+def find_dialect(endpoint: ModelEndpoint, entry: Mapping[str, Any]) -> Dialect:
+    """The dialect of a server, by what it says about itself and which routes it has."""
+    owner = str(entry.get("owned_by", ""))
+    if owner == "tether":
+        return TetherDialect()
+    if owner.startswith("llamacpp"):
+        return LlamaCppDialect()
+    if owner == "vllm":
+        try:
+            endpoint.call("POST", VllmDialect.path, {"model": entry["id"], "token_ids": [0], "sampling_params": {"max_tokens": 1}})
+        except NoSuchRoute:  # started without --enable-scale-out, or older than the route
+            return CompletionsDialect(is_vllm=True)
+        return VllmDialect()
+    return CompletionsDialect(is_vllm=False)
+
+
+def server_tokens(endpoint: ModelEndpoint, dialect: Dialect, model: str, text: str) -> list[int] | None:
+    """What the server's tokenizer makes of a text; None where it cannot be asked."""
+    if isinstance(dialect, LlamaCppDialect):
+        tokens = endpoint.call("POST", "/tokenize", {"content": text, "add_special": False, "parse_special": True}).get("tokens")
+        return list(tokens) if isinstance(tokens, list) else None
+    body = {"model": model, "prompt": text, "max_tokens": 1, "return_token_ids": True, "add_special_tokens": False}
+    try:
+        ids: Sequence[int] | None = _choice(endpoint.call("POST", "/v1/completions", body)).get("prompt_token_ids")
+    except (BadInput, Malformed):
+        if dialect.weights is not None:
+            raise
+        return None  # of a server that is no relative: it does not know a field
+    return None if ids is None else list(ids)

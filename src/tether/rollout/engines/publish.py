@@ -1,0 +1,173 @@
+"""New weights for sampling servers: named tensors with a version, through the routes that a server has.
+
+- `tether serve`: start, tensors as safetensors bodies of a limited size (or one folder on a disk that both see), finish with the version.
+- vLLM: the same steps through its weight-transfer routes, with Tether's backend in the server (engines/vllm_plugin.py): the tensors go
+  through a process group, NCCL between GPUs and gloo otherwise, or through a folder on a disk.
+
+Weights of a model with adapters are published merged. A tied head is not sent twice.
+"""
+
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import torch
+from safetensors.torch import save, save_file
+from torch import Tensor
+
+from tether.core.errors import BadInput
+from tether.core.http import is_loopback
+from tether.models.endpoint import ModelEndpoint, ServerUnreachable
+from tether.models.lora import is_lora, merged
+from tether.models.policy import Policy
+from tether.rollout.engines.vllm_plugin import broadcast, join_group
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 256 * 2**20
+"""Tensors are sent in bodies of about this size."""
+UPDATE_TIMEOUT = 600.0
+"""Seconds that one call of an update may take: a server first finishes the responses in flight."""
+
+
+class Publisher(Protocol):
+    """Gives a server new weights."""
+
+    def publish(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor], version: str) -> None: ...
+
+
+def named_weights(policy: Policy) -> dict[str, Tensor]:
+    """The weights as the plain Hugging Face model names them; those of adapters merged."""
+    module = merged(policy.module) if is_lora(policy.module) else policy.module
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+class TetherPublisher:
+    """To `tether serve`."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder`: a place that learner and server both see; None sends the tensors over HTTP."""
+        self._folder = folder
+
+    def publish(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor], version: str) -> None:
+        with weights_on_disk(self._folder, weights) if self._folder is not None else nullcontext() as path:
+            endpoint.call("POST", "/start_weight_update", timeout=UPDATE_TIMEOUT)
+            if path is not None:
+                endpoint.call("POST", "/update_weights", {"path": str(path)}, timeout=UPDATE_TIMEOUT)
+            else:
+                for chunk in chunks(weights):
+                    endpoint.call("POST", "/update_weights", content=save(chunk), timeout=UPDATE_TIMEOUT)
+        endpoint.call("POST", "/finish_weight_update", {"weight_version": version}, timeout=UPDATE_TIMEOUT)
+
+
+@contextmanager
+def weights_on_disk(folder: Path, weights: Mapping[str, Tensor]) -> Iterator[Path]:
+    """The weights as a safetensors file in a folder, for as long as the block lasts."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(prefix="weights-", dir=folder)
+    except OSError as error:
+        raise BadInput(f"cannot write weights to '{folder}' ({error.strerror or error}); choose another server.weights_folder") from error
+    with temporary:
+        path = Path(temporary.name).resolve() / "model.safetensors"
+        save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, path, {"format": "pt"})
+        yield path
+
+
+def chunks(weights: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Iterator[dict[str, Tensor]]:
+    """The tensors in parts of about CHUNK_BYTES, on a device."""
+    part: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights.items():
+        if part and size + tensor.nbytes > CHUNK_BYTES:
+            yield part
+            part, size = {}, 0
+        part[name] = tensor.to(device).contiguous()
+        size += tensor.nbytes
+    if part:
+        yield part
+
+
+class VllmPublisher:
+    """To vLLM with Tether's backend: pause, start, update, finish, reset the prefix cache, resume."""
+
+    def __init__(self, folder: Path | None, device: torch.device) -> None:
+        """`folder`: a place that learner and server both see; None sends the tensors through a process group. `device`: the learner's."""
+        self._folder = folder
+        self._group: Any = None
+        self._kind, self._device = ("nccl", device) if device.type == "cuda" else ("gloo", torch.device("cpu"))
+
+    def publish(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor], version: str) -> None:
+        if self._folder is None and self._group is None:
+            self._join(endpoint)
+        with weights_on_disk(self._folder, weights) if self._folder is not None else nullcontext() as path:
+            endpoint.call("POST", "/pause?mode=wait", timeout=UPDATE_TIMEOUT)
+            endpoint.call("POST", "/start_weight_update", timeout=UPDATE_TIMEOUT)
+            if path is not None:
+                endpoint.call("POST", "/update_weights", {"update_info": {"path": str(path)}}, delays=(), timeout=UPDATE_TIMEOUT)
+            else:
+                self._broadcast(endpoint, weights)
+        endpoint.call("POST", "/finish_weight_update", {"weight_version": version}, delays=(), timeout=UPDATE_TIMEOUT)
+        endpoint.call("POST", "/reset_prefix_cache", timeout=UPDATE_TIMEOUT)
+        endpoint.call("POST", "/resume", timeout=UPDATE_TIMEOUT)
+
+    def _join(self, endpoint: ModelEndpoint) -> None:
+        """Found the group of the learner and the server's workers: the server joins while this thread waits for it."""
+        size = 1 + int(endpoint.call("GET", "/get_world_size")["world_size"])
+        host = "127.0.0.1" if is_loopback(urlsplit(endpoint.base).hostname or "") else socket.gethostname()
+        port = _free_port()
+        info = {"host": host, "port": port, "size": size, "kind": self._kind}
+        with ThreadPoolExecutor(1) as threads:
+            joined = threads.submit(
+                endpoint.call, "POST", "/init_weight_transfer_engine", {"init_info": info}, delays=(), timeout=UPDATE_TIMEOUT
+            )
+            self._group = _while_server_works(joined, lambda: join_group(host, port, 0, size, self._kind, leads=True))
+
+    def _broadcast(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor]) -> None:
+        for part in chunks(weights, self._device):
+            info = {
+                "names": list(part),
+                "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in part.values()],
+                "shapes": [list(tensor.shape) for tensor in part.values()],
+            }
+
+            def send(part: Mapping[str, Tensor] = part) -> None:
+                for tensor in part.values():
+                    broadcast(self._group, tensor)
+
+            with ThreadPoolExecutor(1) as threads:
+                received = threads.submit(
+                    endpoint.call, "POST", "/update_weights", {"update_info": info}, delays=(), timeout=UPDATE_TIMEOUT
+                )
+                _while_server_works(received, send)
+
+
+def _while_server_works(request: "Future[dict[str, Any]]", work: Callable[[], T]) -> T:
+    """The result of `work`, which needs the server's part of it; an error of the server comes first, as it is the cause."""
+    try:
+        result = work()
+    except RuntimeError as error:  # torch.distributed: the other side has gone
+        request.result()
+        raise ServerUnreachable(f"the weights could not be sent ({' '.join(str(error).split())[:200]})") from error
+    request.result()
+    return result
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
+
+
+def with_head(weights: Mapping[str, Tensor], policy: Policy) -> dict[str, Tensor]:
+    """The weights with a tied head under its own name: a server that keeps the head apart needs it, others skip it."""
+    head = policy.module.get_output_embeddings()
+    named = dict(weights)
+    if isinstance(head, torch.nn.Linear) and "lm_head.weight" not in named:
+        named["lm_head.weight"] = head.weight.detach().clone()
+    return named

@@ -1,0 +1,431 @@
+"""The server engine: conversations over HTTP, sampled by one or several servers.
+
+The calling thread drives the conversations (their environments, their tokenizer); threads that do nothing but HTTP carry the requests, as
+many as there are rows. A conversation stays on its server, which has its prefix cached, as long as that server lives. The draw of a request
+is fixed before it is sent (the state of the conversation's generator, or a seed taken from it), so a request that is sent again, to the same
+server or to another, samples the same. A response ends by the engine's own stop rule on the returned ids; where a server stopped earlier,
+the conversation is sent again from there.
+
+A server that cannot be reached is left out, and its conversations continue elsewhere. When none is left, the engine waits for one to come
+back; after `patience` seconds it gives up with an error that the trainer turns into a checkpoint. A server that comes back, or that answers
+with another version of the weights than the published one (it was restarted), gets the weights again before it is used.
+
+With asynchronous rollouts another thread drives the engine while the learner trains: weights are then published, also to a server that was
+restarted, from a snapshot, and the policy is not looked at.
+"""
+
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tether.core.enums import FinishReason
+from tether.core.errors import BadInput, EngineUnavailable
+from tether.core.protocols import (
+    ContextReset,
+    Conversation,
+    EngineCapabilities,
+    EngineStatistics,
+    PromptFuture,
+    PromptTokens,
+    Sampling,
+)
+from tether.core.types import Completion
+from tether.models.endpoint import ServerUnreachable
+from tether.models.policy import Policy
+from tether.rollout.engines.base import StopRule
+from tether.rollout.engines.connection import ServerConnection
+from tether.rollout.engines.dialects import UNVERSIONED, Malformed, SampledTokens, TokenRequest
+from tether.rollout.engines.probe import Probe, Scores, default_tolerance
+from tether.rollout.engines.publish import named_weights, with_head
+from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
+
+MALFORMED_ATTEMPTS = 3
+"""How often a request is sent whose answer lacks ids or log-probs, before the server is refused."""
+LOST_ATTEMPTS = 8
+"""How often a request is sent to another server, or to one that came back, before the request itself is taken for the cause."""
+REPUBLISH_ATTEMPTS = 3
+"""How often one rollout may find a server with other weights than the published ones."""
+LONGEST_WAIT = 10.0
+"""Seconds between two looks at servers that are all unreachable; the first wait is much shorter."""
+CANCEL_SECONDS = 0.2
+"""How often an engine that waits looks whether it was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a run uses its servers."""
+
+    timeout: float = 600.0
+    """Seconds that one request may take."""
+    patience: float = 120.0
+    """Seconds to wait for a server to come back when none can be reached."""
+    tolerance: float | None = None
+    """Most that the log-probs of a server and of the learner may differ on the probe, on average; None: by the learner's precision."""
+    weights_folder: Path | None = None
+    """A folder that learner and servers see, for weights by disk; None sends them over the network."""
+    vllm: VllmOptions = field(default_factory=VllmOptions)
+    """How vLLM is started, where the run starts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSnapshot:
+    """Weights to publish, and what the learner says about the probe with them."""
+
+    version: int
+    scores: Scores
+    weights: Mapping[str, Tensor] | None
+    """A copy in main memory; None: the policy's own, which must not change while they are published or sampled from."""
+
+
+@dataclass(slots=True, eq=False)
+class _Track:
+    """One conversation and its request in flight."""
+
+    conversation: Conversation
+    tokens: list[int] = field(default_factory=list)
+    """All that was fed and sampled, without the response in progress."""
+    response: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    request: TokenRequest | None = None
+    server: ServerConnection | None = None
+    malformed: int = 0
+    lost: int = 0
+    """How often the server of this request could not be used."""
+    sent_after: int = 0
+    """How many publishes its server had received when the request was sent."""
+
+
+class ServerEngine:
+    """Samples with servers; at most `max_rows` requests are in flight."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        policy: Policy,
+        *,
+        max_rows: int = 128,
+        max_context: int | None = None,
+        options: ServerOptions | None = None,
+        started: VllmServer | None = None,
+    ) -> None:
+        """Connects to every server and refuses one that cannot serve this policy. A server that was started for this engine ends with it."""
+        self._started = started
+        if policy.tokenizer is None:
+            raise BadInput("the server engine needs a policy with its tokenizer; build it as Policy(model, tokenizer)")
+        self.options = options or ServerOptions()
+        self._policy, self._max_rows = policy, max_rows
+        self.tokenizer = policy.tokenizer
+        self.stop_rule = StopRule(policy.tokenizer, policy.end_of_turn_ids)
+        self._probe = Probe(policy, self.options.tolerance if self.options.tolerance is not None else default_tolerance(policy))
+        self._name = secrets.token_hex(4)
+        self._published: WeightsSnapshot | None = None
+        self._cancelled = threading.Event()
+        self.statistics = EngineStatistics()
+        self.servers = [
+            ServerConnection(
+                address,
+                parallel=max_rows,
+                timeout=self.options.timeout,
+                folder=self.options.weights_folder,
+                device=policy.module.device,
+            )
+            for address in addresses
+        ]
+        with self._connections():
+            for server in self.servers:
+                server.connect(self._probe, self.tokenizer, policy.end_of_turn_ids, max_context or policy.max_positions)
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What all servers can do."""
+        dialects = [server.dialect for server in self.servers]
+        return EngineCapabilities(
+            per_conversation_uniforms=all(dialect.draws_natively for dialect in dialects),
+            prefix_sharing=all(not dialect.draws_natively for dialect in dialects),  # vLLM and llama.cpp cache prefixes between requests
+            weight_sync=all(dialect.weights is not None for dialect in dialects),
+            logprobs=all(dialect.name != "llama.cpp" for dialect in dialects),
+        )
+
+    @property
+    def backend(self) -> str:
+        names = sorted({server.dialect.name for server in self.servers})
+        return f"server ({', '.join(names)})"
+
+    def free(self) -> None:
+        """There is no memory to release."""
+
+    # -------------------------------------------------------------------------------------------------------------- weights
+
+    @property
+    def label(self) -> str:
+        """The version of the published weights, as servers report it; UNVERSIONED before the first publish."""
+        return UNVERSIONED if self._published is None else f"{self._name}-{self._published.version}"
+
+    @property
+    def version(self) -> int | None:
+        return None if self._published is None else self._published.version
+
+    def sync(self, version: int | None = None) -> dict[str, float]:
+        """Publish the policy's weights to every server that can be reached, and score the probe there."""
+        if version is None:
+            version = 0 if self._published is None else self._published.version + 1
+        return self.publish(WeightsSnapshot(version, self._probe.score(), None))
+
+    def snapshot(self, version: int) -> WeightsSnapshot:
+        """The policy's weights as they are now, copied."""
+        weights = self._named(None)
+        return WeightsSnapshot(version, self._probe.score(), {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()})
+
+    def publish(self, snapshot: WeightsSnapshot) -> dict[str, float]:
+        """Publish weights to every server that can be reached, and score the probe there."""
+        self._published = snapshot
+        self._probe.adopt(snapshot.scores)
+        for server in self.servers:
+            server.is_current = False
+        with self._connections():
+            return {"probe_difference": self._prepare()}
+
+    def cancel(self) -> None:
+        """End what another thread does with this engine at its next look; requests that it waits for fail."""
+        self._cancelled.set()
+        for server in self.servers:
+            server.endpoint.close()
+
+    def check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise EngineUnavailable("the rollout was given up, as the run ends")
+
+    def _named(self, snapshot: WeightsSnapshot | None) -> Mapping[str, Tensor]:
+        """Weights by name, a tied head under its own name too where a vLLM needs it."""
+        if snapshot is not None and snapshot.weights is not None:
+            return snapshot.weights
+        weights = named_weights(self._policy)
+        return with_head(weights, self._policy) if any(server.dialect.weights == "vllm" for server in self.servers) else weights
+
+    def _prepare(self) -> float:
+        """Give every server that can be reached the present weights, if it has others; returns the largest difference on the probe."""
+        deadline = time.monotonic() + self.options.patience
+        wait = 0.1
+        while True:
+            for server in self.servers:
+                if not server.is_alive or not server.is_current:
+                    self._bring_back(server)
+            if any(server.is_alive for server in self.servers):
+                return max(server.difference for server in self.servers if server.is_alive)
+            if time.monotonic() + wait > deadline:
+                raise EngineUnavailable(self._nobody_there())
+            self._cancelled.wait(wait)
+            self.check_cancelled()
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _bring_back(self, server: ServerConnection) -> None:
+        try:
+            server.check_health()
+            if self._published is not None:
+                server.publish(self._named(self._published), self.label)
+            server.verify(self._probe, self.label)
+        except ServerUnreachable as error:
+            server.lose(str(error))
+
+    def _nobody_there(self) -> str:
+        said = "; ".join(server.problem for server in self.servers)
+        return f"no server of rollout.engine could be used for {self.options.patience:g} s (server.patience): {said}"
+
+    # -------------------------------------------------------------------------------------------------------------- sampling
+
+    def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
+        """Drive every conversation to its end."""
+        self.statistics = EngineStatistics()
+        with self._connections():
+            self._prepare()
+            _Run(self, sampling, on_finished, min(self._max_rows, max(1, len(conversations)))).play(conversations)
+
+    def recover(self) -> None:
+        """Look for servers that can be used; waits, and gives up after `patience`."""
+        self._prepare()
+
+    def number_of(self, label: str) -> int | None:
+        """Which step's weights a label stands for; None for the weights of somebody else."""
+        if self._published is None or label == UNVERSIONED:
+            return 0 if self._published is None else self._published.version
+        name, _, number = label.rpartition("-")
+        return int(number) if name == self._name and number.isdigit() else None
+
+    @contextmanager
+    def _connections(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for server in self.servers:
+                stack.enter_context(server.endpoint)
+            yield
+
+
+class _Run:
+    """The conversations of one run: those that wait, those in flight, and those whose environment is still working."""
+
+    def __init__(self, engine: ServerEngine, sampling: Sampling, on_finished: Callable[[], None] | None, num_rows: int) -> None:
+        self._engine, self._sampling, self._on_finished, self._num_rows = engine, sampling, on_finished, num_rows
+        self._waiting: deque[Conversation] = deque()
+        self._pending: deque[tuple[_Track, PromptFuture]] = deque()
+        """Conversations whose environment has not answered."""
+        self._flying = 0
+        self._republished = 0
+        self._requests: queue.SimpleQueue[tuple[_Track, ServerConnection] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[_Track, ServerConnection, SampledTokens | Exception]] = queue.SimpleQueue()
+
+    def play(self, conversations: Sequence[Conversation]) -> None:
+        self._waiting.extend(conversations)
+        # Daemons: where the run is interrupted, a thread may still wait for a server, and must not keep the process alive.
+        for _ in range(self._num_rows):
+            threading.Thread(target=self._carry, daemon=True, name="server engine").start()
+        try:
+            while self._waiting or self._flying or self._pending:
+                while self._waiting and self._flying + len(self._pending) < self._num_rows:
+                    conversation = self._waiting.popleft()
+                    self._feed(_Track(conversation), conversation.begin())
+                self._engine.check_cancelled()
+                if self._flying and (not self._pending or not self._answers.empty()):
+                    self._wait_for_answer()
+                elif self._pending:
+                    track, future = self._pending.popleft()
+                    self._feed(track, future())
+        finally:
+            for _ in range(self._num_rows):
+                self._requests.put(None)
+
+    def _wait_for_answer(self) -> None:
+        try:
+            answer = self._answers.get(timeout=CANCEL_SECONDS)
+        except queue.Empty:
+            return
+        self._settle(*answer)
+
+    def _carry(self) -> None:
+        """One thread: send requests until there are no more."""
+        while (job := self._requests.get()) is not None:
+            track, server = job
+            answer: SampledTokens | Exception
+            try:
+                assert track.request is not None
+                answer = server.generate(track.request)
+            except (BadInput, Malformed) as error:  # judged by the thread that drives the conversations
+                answer = error
+            self._answers.put((track, server, answer))
+
+    def _feed(self, track: _Track, prompt: PromptTokens | PromptFuture) -> None:
+        """Go on with a conversation: wait for its environment, end it, or ask for its next response."""
+        if callable(prompt):
+            self._pending.append((track, prompt))
+        elif prompt is None:
+            if self._on_finished is not None:
+                self._on_finished()
+        else:
+            if isinstance(prompt, ContextReset):
+                track.tokens = []
+            track.tokens += prompt
+            self._engine.statistics.fed_tokens += len(prompt)
+            track.response, track.logprobs, track.versions = [], [], []
+            self._ask(track)
+
+    def _ask(self, track: _Track) -> None:
+        """Fix the draw of the next request, then send it."""
+        conversation = track.conversation
+        state: Any = conversation.uniforms.bit_generator.state
+        draws_natively = self._engine.capabilities.per_conversation_uniforms
+        track.request = TokenRequest(
+            ids=(*track.tokens, *track.response),
+            sampling=self._sampling,
+            room=self._sampling.max_tokens - len(track.response),
+            stops=(*conversation.closing_tags, *self._sampling.stop_strings),
+            end_of_turn_ids=self._engine.stop_rule.end_of_turn_ids,
+            seed=0 if draws_natively else int(conversation.uniforms.integers(2**31)),
+            generator=state,
+        )
+        self._send(track)
+
+    def _send(self, track: _Track) -> None:
+        if track.server is None or not track.server.is_alive:
+            if track.server is not None:
+                assert track.request is not None
+                self._engine.statistics.recomputed_tokens += len(track.request.ids)
+            alive = [server for server in self._engine.servers if server.is_alive]
+            track.server = min(alive, key=lambda server: server.load)
+        track.server.load += 1
+        track.sent_after = track.server.num_published
+        self._flying += 1
+        self._engine.statistics.decode_calls += 1
+        self._requests.put((track, track.server))
+
+    def _settle(self, track: _Track, server: ServerConnection, answer: SampledTokens | Exception) -> None:
+        """Take an answer, or send its request again."""
+        server.load -= 1
+        self._flying -= 1
+        if isinstance(answer, ServerUnreachable):
+            server.lose(str(answer))
+            track.lost += 1
+            if track.lost >= LOST_ATTEMPTS:  # every server that takes it fails: it is the request
+                raise EngineUnavailable(f"a request failed on {track.lost} servers in a row: {answer}")
+            if not any(other.is_alive for other in self._engine.servers):
+                self._engine.recover()
+            self._send(track)
+        elif isinstance(answer, Malformed):
+            track.malformed += 1
+            if track.malformed >= MALFORMED_ATTEMPTS:
+                raise BadInput(f"the server at {server.address} answered {track.malformed} times with {answer}; {server.advice}")
+            self._send(track)
+        elif isinstance(answer, Exception):
+            raise answer
+        else:
+            self._accept(track, server, answer)
+
+    def _accept(self, track: _Track, server: ServerConnection, sampled: SampledTokens) -> None:
+        numbers = [self._engine.number_of(label) for label in sampled.versions]
+        if any(number is None for number in numbers):
+            self._republish(track, server, sampled)
+            return
+        track.malformed = track.lost = 0
+        first = len(track.response)
+        track.response += sampled.ids
+        track.logprobs += sampled.logprobs
+        track.versions += [number for number in numbers if number is not None]
+        tags = track.conversation.closing_tags
+        used, reason = self._engine.stop_rule.first_end(track.response, first, self._sampling, tags)
+        if reason is None and sampled.turn_ended:
+            reason = FinishReason.END_OF_TURN
+        self._count(used - first, len(sampled.ids))
+        if server.dialect.draws_natively:
+            track.conversation.uniforms.random(used - first, dtype="float32")  # what the server drew for the tokens that are kept
+        if reason is None:
+            self._ask(track)
+            return
+        response = track.response[:used]
+        versions = tuple(track.versions[:used]) if self._engine.label else ()
+        track.tokens += response
+        self._feed(track, track.conversation.receive(Completion(tuple(response), tuple(track.logprobs[:used]), reason, versions)))
+
+    def _republish(self, track: _Track, server: ServerConnection, sampled: SampledTokens) -> None:
+        """The server holds the weights of somebody else: it was restarted, or another run uses it. The request is sent again."""
+        if track.sent_after == server.num_published:  # else it has got the weights since
+            self._republished += 1
+            if self._republished > REPUBLISH_ATTEMPTS * len(self._engine.servers):
+                raise EngineUnavailable(
+                    f"the server at {server.address} keeps answering with weights '{sampled.versions[0]}', but this run published "
+                    f"'{self._engine.label}'; let no other run use it"
+                )
+            server.is_current = False
+            self._engine.recover()
+        self._send(track)
+
+    def _count(self, used: int, received: int) -> None:
+        statistics = self._engine.statistics
+        statistics.sampled_tokens += used
+        statistics.dropped_tokens += received - used

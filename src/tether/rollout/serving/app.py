@@ -1,0 +1,310 @@
+"""The routes of `tether serve` as a FastAPI application: OpenAI's completions and chat, vLLM's route of token ids, and weight updates.
+
+Log-probs are those that the engine carries: of the whole distribution at the sampling temperature (docs/engine.md). The same seed, prompt
+and weights give the same tokens, whatever else is in the batch. A wrong request is answered with {"error": {"message": one line}}.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
+
+from tether.core.config import validate
+from tether.core.enums import FinishReason
+from tether.core.errors import BadInput
+from tether.core.grammar import ANSWER_CLOSE, THINK_OPEN
+from tether.core.http import AccessControl, Refusal, make_server, serving_app
+from tether.core.version import __version__
+from tether.models.load import LoadedModel
+from tether.rollout.serving.engine_thread import COMPUTE_ERRORS, ServerStopped
+from tether.rollout.serving.requests import COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, SamplingFields
+from tether.rollout.serving.served import Answer, ServedModel
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request, Response
+
+MAX_JSON = 64 * 2**20
+"""Bytes of a JSON body."""
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
+    """The API of one model."""
+    from fastapi import FastAPI, Request, Response
+    from starlette.exceptions import HTTPException
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        served.close()
+
+    async def failed(_: Request, error: Exception) -> Response:
+        status, message = _status(error)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return _reply({"error": {"message": " ".join(message.split()), "type": kind, "code": status}}, status)
+
+    handlers: dict[Any, Any] = dict.fromkeys((HTTPException, Refusal, *COMPUTE_ERRORS), failed)
+    app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=handlers)
+    _add_information_routes(app, served)
+    _add_generation_routes(app, served)
+    _add_weight_routes(app, served)
+    app.add_middleware(AccessControl, token=token)
+    return app
+
+
+def _status(error: Exception) -> tuple[int, str]:
+    """The HTTP status of an error, and what to say."""
+    if isinstance(error, Refusal):
+        return error.status, str(error)
+    if hasattr(error, "status_code"):  # of the framework: no such route, a wrong method
+        return int(error.status_code), str(getattr(error, "detail", error))
+    if isinstance(error, BadInput):
+        return 400, str(error)
+    if isinstance(error, ServerStopped):
+        return 503, str(error)
+    return 500, f"{type(error).__name__}: {error}"
+
+
+def _reply(content: dict[str, Any], status: int = 200) -> "Response":
+    from fastapi import Response
+
+    return Response(json.dumps(content), status, media_type="application/json")
+
+
+async def _read(request: "Request", kind: type[B]) -> B:
+    """The JSON body of a request, checked field by field."""
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if declared != "application/json":
+        raise Refusal(415, f"the body is declared as '{declared}'; send JSON with Content-Type: application/json")
+    data = await request.body()
+    if len(data) > MAX_JSON:
+        raise Refusal(413, f"the body is longer than {MAX_JSON} bytes")
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise Refusal(400, f"the body is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise Refusal(400, f"the body is a {type(value).__name__}; send a JSON object")
+    return validate(kind, {key: given for key, given in value.items() if given is not None}, "request")
+
+
+def _check_model(served: ServedModel, wanted: str | None) -> None:
+    if wanted is not None and wanted != served.name:
+        raise Refusal(404, f"this server has no model '{wanted}'; it serves '{served.name}'")
+
+
+# --------------------------------------------------------------------------------------------------------- about the server
+
+
+def _add_information_routes(app: "FastAPI", served: ServedModel) -> None:
+    from fastapi import Response
+
+    @app.get("/health")
+    async def health() -> Response:
+        if not served.thread.is_alive:
+            raise Refusal(503, "the engine has stopped; look at the server's output and start it again")
+        return _reply({"status": "ok", "requests": served.thread.num_requests})
+
+    @app.get("/version")
+    async def version() -> Response:
+        return _reply({"version": f"tether {__version__}"})
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        entry = {"id": served.name, "object": "model", "owned_by": "tether", "max_model_len": served.policy.max_positions}
+        return _reply({"object": "list", "data": [{**entry, "vocab_size": served.vocabulary_size}]})
+
+
+# -------------------------------------------------------------------------------------------------------------- generation
+
+
+def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
+    from fastapi import Request, Response
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await _read(request, CompletionBody)
+        _check_model(served, body.model)
+        prompts = body.prompts(served.chat.encode)
+        scores = [await served.score(prompt) for prompt in prompts] if body.prompt_logprobs is not None else []
+        requests = [one for prompt in prompts for one in body.requests(prompt, served.room(prompt), COMPLETION_TOKENS)]
+        answers = await served.respond(requests, request.is_disconnected)
+        choices = [_completion_choice(served, body, index, answer) for index, answer in enumerate(answers)]
+        for index, score in enumerate(scores):
+            choices[index * body.n]["prompt_logprobs"] = _prompt_logprobs(prompts[index], score)
+        return _reply(_envelope(served, "text_completion", choices, prompts, answers))
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        body = await _read(request, ChatBody)
+        _check_model(served, body.model)
+        if body.max_completion_tokens is not None:
+            body = body.model_copy(update={"max_tokens": body.max_completion_tokens})
+        prompt = served.chat.prompt([message.model_dump() for message in body.messages])
+        room = served.room(prompt)
+        answers = await served.respond(body.requests(prompt, room, room, (ANSWER_CLOSE,)), request.is_disconnected)
+        choices = [_chat_choice(served, body, index, answer) for index, answer in enumerate(answers)]
+        return _reply(_envelope(served, "chat.completion", choices, [prompt], answers))
+
+    @app.post("/inference/v1/generate")
+    async def generate(request: Request) -> Response:
+        body = await _read(request, GenerateBody)
+        _check_model(served, body.model)
+        prompt = tuple(body.token_ids)
+        requests = body.sampling_params.requests(prompt, served.room(prompt), COMPLETION_TOKENS)
+        answers = await served.respond(requests, request.is_disconnected)
+        choices = [_token_choice(body, index, answer) for index, answer in enumerate(answers)]
+        return _reply({"request_id": body.request_id or uuid.uuid4().hex, "choices": choices})
+
+
+def _envelope(
+    served: ServedModel, kind: str, choices: list[dict[str, Any]], prompts: list[tuple[int, ...]], answers: list[Answer]
+) -> dict[str, Any]:
+    fed, sampled = sum(map(len, prompts)), sum(len(answer.completion.token_ids) for answer in answers)
+    return {
+        "id": f"{kind}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": served.name,
+        "choices": choices,
+        "usage": {"prompt_tokens": fed, "completion_tokens": sampled, "total_tokens": fed + sampled},
+    }
+
+
+def _versions(answer: Answer) -> list[dict[str, Any]]:
+    """Which weights sampled which tokens, in vLLM's form; a response never spans two versions here."""
+    return [{"version": answer.version, "start": 0, "end": len(answer.completion.token_ids)}]
+
+
+def _text(served: ServedModel, body: SamplingFields, answer: Answer) -> str:
+    """The text of a response, without the token that ended its turn and, unless wanted, without the stop string that ended it.
+
+    Other special tokens stay: think and answer tags may be among them.
+    """
+    ids = list(answer.completion.token_ids)
+    if answer.completion.finish is FinishReason.END_OF_TURN:
+        ids.pop()
+    text = served.chat.decode(tuple(ids))
+    if body.include_stop_str_in_output:
+        return text
+    found = [text.index(stop) for stop in body.stops if stop in text]
+    return text[: min(found)] if found else text
+
+
+def _completion_choice(served: ServedModel, body: CompletionBody, index: int, answer: Answer) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": _text(served, body, answer),
+        "finish_reason": answer.finish_reason,
+        "logprobs": None,
+        "weight_versions": _versions(answer),
+    }
+    if body.logprobs is not None:
+        pieces = [str(served.tokenizer.decode([token])) for token in answer.completion.token_ids]
+        logprobs = list(answer.completion.logprobs)
+        top = [{piece: value} for piece, value in zip(pieces, logprobs, strict=True)]
+        choice["logprobs"] = {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": []}
+    if body.return_token_ids:
+        choice |= {"token_ids": list(answer.completion.token_ids), "prompt_token_ids": list(answer.prompt)}
+    return choice
+
+
+def _prompt_logprobs(prompt: tuple[int, ...], scores: list[float]) -> list[dict[str, Any] | None]:
+    """The log-probs of a prompt's own tokens, as vLLM writes them; nothing predicts the first."""
+    return [None, *({str(token): {"logprob": score}} for token, score in zip(prompt[1:], scores, strict=True))]
+
+
+def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer) -> dict[str, Any]:
+    """The reply opens with the think tag that the prompt ended with, so that the conversation can be sent back as it is."""
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": {"role": "assistant", "content": THINK_OPEN + _text(served, body, answer)},
+        "finish_reason": answer.finish_reason,
+        "logprobs": None,
+        "weight_versions": _versions(answer),
+    }
+    if body.logprobs:
+        pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
+        choice["logprobs"] = {
+            "content": [{"token": str(served.tokenizer.decode([token])), "logprob": value, "top_logprobs": []} for token, value in pairs]
+        }
+    if body.return_token_ids:
+        choice |= {"token_ids": list(answer.completion.token_ids), "prompt_token_ids": list(answer.prompt)}
+    return choice
+
+
+def _token_choice(body: GenerateBody, index: int, answer: Answer) -> dict[str, Any]:
+    pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
+    content: list[dict[str, Any]] = [{"token_id": token, "logprob": value, "rank": None, "top_logprobs": []} for token, value in pairs]
+    return {
+        "index": index,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": None,
+        "token_ids": list(answer.completion.token_ids),
+        "logprobs": None if body.sampling_params.logprobs is None else {"content": content},
+        "weight_versions": _versions(answer),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------- weights
+
+
+class PathBody(BaseModel):
+    path: str
+
+
+class FinishBody(BaseModel):
+    weight_version: str
+
+
+def _add_weight_routes(app: "FastAPI", served: ServedModel) -> None:
+    from fastapi import Request, Response
+
+    @app.get("/weight_info")
+    async def weight_info() -> Response:
+        return _reply({"weight_version": served.weights.version, "updating": served.weights.in_progress})
+
+    @app.post("/start_weight_update")
+    async def start() -> Response:
+        await served.start_update()
+        return _reply({"message": "requests wait until the update is finished"})
+
+    @app.post("/update_weights")
+    async def update(request: Request) -> Response:
+        declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        source: bytes | Path
+        if declared == "application/octet-stream":
+            source = await request.body()
+        else:
+            source = Path((await _read(request, PathBody)).path)
+        return _reply({"tensors": await served.update(source)})
+
+    @app.post("/finish_weight_update")
+    async def finish(request: Request) -> Response:
+        body = await _read(request, FinishBody)
+        await served.finish_update(body.weight_version)
+        return _reply({"weight_version": body.weight_version})
+
+
+# ------------------------------------------------------------------------------------------------------------- in a program
+
+
+def run(served: ServedModel, listener: Any, token: str | None) -> None:
+    """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
+    make_server(make_app(served, token), served.thread.stop).run(sockets=[listener])
+
+
+@contextmanager
+def serving_model(loaded: LoadedModel, name: str = "model", *, token: str | None = None, max_rows: int = 64) -> Iterator[str]:
+    """A loaded model served in the background of this program, on a free port of this machine; yields the URL.
+
+    Weight updates change the model that is given: pass a copy of one that is used otherwise.
+    """
+    with serving_app(make_app(ServedModel(name, loaded, max_rows=max_rows), token), name) as url:
+        yield url

@@ -1,0 +1,172 @@
+"""The bodies that `tether serve` accepts, checked field by field, and what they ask of the engine.
+
+Three routes, one kind of request: OpenAI's completions, OpenAI's chat completions, and vLLM's route of token ids. A field that the server
+does not know, or cannot honour, is refused by name: a sampling option that is silently ignored changes what is sampled.
+"""
+
+import secrets
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from tether.core.config import Settings
+from tether.core.errors import BadInput
+from tether.core.protocols import Sampling
+from tether.rollout.serving.engine_thread import ResponseRequest
+
+MOST_CHOICES = 128
+COMPLETION_TOKENS = 16
+"""The default of OpenAI's completions."""
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class PCG64State(Settings):
+    """The state of numpy's PCG64, as `generator.bit_generator.state` has it: one float32 uniform is drawn from it for each token.
+
+    A client that keeps the generator of a conversation sends its state and then draws as many uniforms as tokens came back. The tokens are
+    then those of the native engine with the same generator, turn after turn.
+    """
+
+    bit_generator: Literal["PCG64"] = "PCG64"
+    state: dict[Literal["state", "inc"], Annotated[int, Field(ge=0, lt=2**128)]]
+    has_uint32: Literal[0, 1] = 0
+    uinteger: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @field_validator("state")
+    @classmethod
+    def _complete(cls, state: dict[str, int]) -> dict[str, int]:
+        if set(state) != {"state", "inc"}:
+            raise ValueError("must hold the numbers state and inc")
+        return state
+
+
+class SamplingFields(Settings):
+    """How tokens are drawn: the fields that all routes share."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    """0 or -1 for all tokens."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] = []
+    include_stop_str_in_output: bool = False
+    seed: Annotated[int, Field(ge=0)] | None = None
+    generator: PCG64State | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    # What other servers have and this one has not: accepted only at the value that changes nothing.
+    frequency_penalty: Literal[0] = 0
+    presence_penalty: Literal[0] = 0
+    user: str | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return tuple(text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text)
+
+    def requests(
+        self,
+        prompt: tuple[int, ...],
+        room: int,
+        default_tokens: int,
+        closing_tags: tuple[str, ...] = (),
+    ) -> list[ResponseRequest]:
+        """The n requests of a prompt.
+
+        Args:
+            prompt: its tokens.
+            room: tokens that the model has room for after the prompt.
+            default_tokens: the budget where `max_tokens` is not given, at most the room.
+            closing_tags: texts that end a response beside `stop`.
+        """
+        wanted = self.max_tokens if self.max_tokens is not None else min(default_tokens, room)
+        if not prompt:
+            raise BadInput("the prompt holds no token; send at least one")
+        if wanted < 1 or wanted > room:
+            raise BadInput(
+                f"the prompt has {len(prompt)} tokens and max_tokens is {wanted}, but a text may have {len(prompt) + room}; "
+                "send a shorter prompt or lower max_tokens"
+            )
+        if self.generator is not None and self.n > 1:
+            raise BadInput(f"n is {self.n}, but a generator draws for one response; send n requests")
+        sampling = Sampling(
+            self.temperature,
+            wanted,
+            max(0, self.top_k),
+            self.top_p,
+            self.min_p,
+            tuple((token,) for token in self.stop_token_ids),
+            self.stops,
+        )
+        return [ResponseRequest(prompt, sampling, self._uniforms(index), closing_tags) for index in range(self.n)]
+
+    def _uniforms(self, index: int) -> np.random.Generator:
+        """The source of one choice's draws: the client's generator, or its seed (and the number of the choice), or chance."""
+        if self.generator is not None:
+            bits: Any = np.random.PCG64()
+            bits.state = self.generator.model_dump()
+            return np.random.Generator(bits)
+        seed = self.seed if self.seed is not None else secrets.randbits(63)
+        return np.random.Generator(np.random.PCG64([seed, index] if index else seed))
+
+
+class CompletionBody(SamplingFields):
+    """POST /v1/completions."""
+
+    model: str | None = None
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    """0 or 1: the log-prob of the sampled token. There are no alternatives to list."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    """0 or 1: the log-probs of the prompt's own tokens, at temperature 1."""
+    echo: Literal[False] = False
+    return_token_ids: bool = False
+    add_special_tokens: Literal[False] = False
+    """Nothing is added to a prompt here; other servers add a token at the beginning unless this is false."""
+    stream: Literal[False] = False
+
+    def prompts(self, encode: Callable[[str], tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The prompts as tokens."""
+        if isinstance(self.prompt, str):
+            return [encode(self.prompt)]
+        several: list[Any] = [self.prompt] if not self.prompt or isinstance(self.prompt[0], int) else list(self.prompt)
+        return [encode(text) if isinstance(text, str) else tuple(text) for text in several]
+
+
+class ChatMessage(Settings):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatBody(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """OpenAI's newer name of max_tokens."""
+    logprobs: bool = False
+    top_logprobs: Literal[0] | None = None
+    return_token_ids: bool = False
+    stream: Literal[False] = False
+
+
+class TokenSampling(SamplingFields):
+    """`sampling_params` of the route of token ids."""
+
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    detokenize: bool = True
+    """Accepted as vLLM has it; nothing is detokenized here but the texts that may end a response."""
+
+
+class GenerateBody(Settings):
+    """POST /inference/v1/generate, vLLM's route of token ids."""
+
+    token_ids: Annotated[list[TokenId], Field(min_length=1)]
+    sampling_params: TokenSampling = TokenSampling()
+    model: str | None = None
+    request_id: str | None = None
+    stream: Literal[False] = False

@@ -1,0 +1,124 @@
+"""A model that is served: its tokenizer and chat format, its engine thread, its weights and their version. The routes ask nothing else."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tether.core.enums import FinishReason
+from tether.core.errors import BadInput
+from tether.core.http import Refusal
+from tether.core.types import Completion
+from tether.models.chat import ChatFormat
+from tether.models.load import LoadedModel
+from tether.models.logprobs import score_tokens
+from tether.models.lora import is_lora, merged
+from tether.models.policy import Policy
+from tether.rollout.engines.native import NativeEngine
+from tether.rollout.serving.engine_thread import EngineThread, ResponseRequest
+from tether.rollout.serving.weights import WeightUpdates
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One response, and the version of the weights that sampled it."""
+
+    prompt: tuple[int, ...]
+    completion: Completion
+    version: str
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's word for why the response ended."""
+        return "length" if self.completion.finish is FinishReason.LENGTH else "stop"
+
+
+class ServedModel:
+    """One model for many clients."""
+
+    def __init__(
+        self, name: str, loaded: LoadedModel, *, max_rows: int = 64, max_context: int | None = None, cache_gb: float | None = None
+    ) -> None:
+        """Adapters are merged: weights that clients send are those of the plain model."""
+        self.name = name
+        self.policy = Policy(merged(loaded.model) if is_lora(loaded.model) else loaded.model, loaded.tokenizer, max_positions=max_context)
+        self.tokenizer = loaded.tokenizer
+        self.chat = ChatFormat(loaded.tokenizer, self.policy.end_of_turn_ids)
+        self.weights = WeightUpdates(self.policy.module)
+        self.thread = EngineThread(NativeEngine(self.policy, max_rows=max_rows, max_context=self.policy.max_positions, cache_gb=cache_gb))
+
+    def close(self) -> None:
+        self.thread.close()
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self.policy.config.vocab_size)
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """Tokens that fit after a prompt; a prompt with an id that the model does not have is refused."""
+        if prompt and max(prompt) >= self.vocabulary_size:
+            raise BadInput(f"the prompt holds token {max(prompt)}, but the model has {self.vocabulary_size}; send ids of its tokenizer")
+        return self.policy.max_positions - len(prompt)
+
+    async def respond(self, requests: Sequence[ResponseRequest], gone: Callable[[], Awaitable[bool]]) -> list[Answer]:
+        """The responses of some requests, in their order; where the client has gone, those that have not begun are dropped."""
+        versions: dict[Future[Completion], str] = {}
+
+        def note_version(done: Future[Completion]) -> None:
+            versions[done] = self.weights.version  # in the engine's thread, before any job can change it
+
+        for request in requests:
+            request.done.add_done_callback(note_version)
+        waiting = [asyncio.wrap_future(self.thread.submit(request)) for request in requests]
+        pending: set[asyncio.Future[Completion]] = set(waiting)
+        while pending:
+            _, pending = await asyncio.wait(pending, timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
+            if pending and await gone():
+                for future in pending:
+                    future.cancel()
+                raise Refusal(499, "the client has closed the connection")
+            for future in set(waiting) - pending:
+                future.result()  # raises what the batch failed with
+        return [Answer(request.prompt, future.result(), versions[request.done]) for request, future in zip(requests, waiting, strict=True)]
+
+    async def score(self, prompt: tuple[int, ...]) -> list[float]:
+        """log p of every token of a prompt but the first, at temperature 1."""
+        self.room(prompt)
+        if len(prompt) > self.policy.max_positions:
+            raise BadInput(f"the prompt has {len(prompt)} tokens, but a text may have {self.policy.max_positions}; send a shorter one")
+        return await self.exclusive(lambda: score_tokens(self.policy, prompt))
+
+    async def exclusive(self, job: Callable[[], T]) -> T:
+        """Run a job in the engine's thread when no request decodes."""
+        return await asyncio.wrap_future(self.thread.exclusive(job))
+
+    # ------------------------------------------------------------------------------------------------------------ weights
+
+    async def start_update(self) -> None:
+        """Wait for the requests in flight, then hold back the others."""
+
+        def start() -> None:
+            self.thread.pause()
+            self.weights.start()
+
+        await self.exclusive(start)
+
+    async def update(self, source: bytes | Path) -> int:
+        """Take some tensors; returns how many."""
+        weights = self.weights
+        return await self.exclusive(
+            lambda: weights.update_from_bytes(source) if isinstance(source, bytes) else weights.update_from_disk(source)
+        )
+
+    async def finish_update(self, version: str) -> None:
+        """Label the new weights and serve them."""
+
+        def finish() -> None:
+            self.weights.finish(version)
+            self.thread.resume()
+
+        await self.exclusive(finish)

@@ -1,0 +1,156 @@
+"""Training through servers over real HTTP: the same run as with the native engine, with dead servers, and refused where weights differ."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tether
+from tether.core.errors import EngineUnavailable
+from tether.models.load import LoadedModel
+from tether.rollout.serving.app import serving_model
+from tether.runs.store import RunStore
+
+SETTINGS: dict[str, Any] = {
+    "steps": 2,
+    "rollout": {"num_groups": 2, "group_size": 4, "max_tokens": 40, "max_context": 900, "max_rows": 8},
+    "learner": {"update_batch": 4, "learning_rate": 1e-4},
+    "evaluation": {"prompts": 2},
+    "diagnosis": {"every": 0},
+    "algorithm": {"importance_cap": 2.0},
+    "filter": "all",
+    "checkpoint": {"every": 1},
+}
+
+
+def _train(out: Path, engine: str, **more: Any) -> RunStore:
+    settings = {**SETTINGS, **more}
+    settings["rollout"] = {**SETTINGS["rollout"], "engine": engine}
+    tether.train("frozen_lake", out=out, **settings)
+    return RunStore.open(out)
+
+
+def _weights(store: RunStore, step: int) -> dict[str, torch.Tensor]:
+    return load_file(store.checkpoints / f"step_{step:06d}" / "model" / "model.safetensors")
+
+
+def _responses(store: RunStore) -> list[Any]:
+    lines = (store.folder / "trajectories.jsonl").read_text().splitlines()
+    return [[turn["response_ids"] for turn in json.loads(line)["turns"]] for line in lines]
+
+
+@contextmanager
+def _served(tiny: Any) -> Iterator[str]:
+    with serving_model(LoadedModel(copy.deepcopy(tiny.model), tiny.tokenizer), "tiny", max_rows=8) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    return _train(tmp_path_factory.mktemp("native") / "run", "native")
+
+
+def test_a_run_through_a_server_is_the_native_run(tiny: Any, native: RunStore, tmp_path: Path) -> None:
+    with _served(tiny) as url:
+        served = _train(tmp_path / "run", url)
+    assert _responses(served) == _responses(native)
+    for name, tensor in _weights(served, 2).items():
+        assert torch.allclose(tensor, _weights(native, 2)[name], rtol=0, atol=1e-5), name
+    assert not torch.equal(_weights(served, 2)["model.norm.weight"], _weights(served, 1)["model.norm.weight"])
+    for record in served.steps()[1:]:
+        assert record.metrics["update/mismatch"] < 1e-4
+        assert record.metrics["update/probe_difference"] < 1e-5
+        assert record.metrics["rollout/staleness"] == 0
+    versions = [
+        turn["versions"] for line in (served.folder / "trajectories.jsonl").read_text().splitlines() for turn in json.loads(line)["turns"]
+    ]
+    assert {number for spans in versions for number, _ in spans} == {0, 1, 2}, "the start, and two updates"
+    assert json.loads((served.folder / "run.json").read_text())["machine"]["engine"] == "server (tether)"
+
+
+# ------------------------------------------------------------------------------------------------------------- dead servers
+
+SCRIPT = """
+import sys
+from tether import load_model
+from tether.core.http import address_of, bind
+from tether.rollout.serving.app import run
+from tether.rollout.serving.served import ServedModel
+with bind("127.0.0.1", int(sys.argv[1])) as listener:
+    served = ServedModel("tiny", load_model("tiny", device="cpu"), max_rows=8)
+    print(address_of(listener), flush=True)
+    run(served, listener, None)
+"""
+
+
+class Process:
+    """A server in a process of its own, to be killed."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(port)], stdout=subprocess.PIPE, text=True)
+
+    def address(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+class KillAfter(tether.Callback):
+    """Kills a server when so many episodes of a step's rollout have ended."""
+
+    def __init__(self, server: Process, step: int, episodes: int) -> None:
+        self._server, self._step, self._left, self._stage = server, step, episodes, ""
+
+    def on_stage_begin(self, name: str, total: int) -> None:
+        self._step -= name == "rollout"
+        self._stage = name
+
+    def on_stage_progress(self) -> None:
+        if self._stage == "rollout" and self._step == 0:
+            self._left -= 1
+            if self._left == 0:
+                self._server.kill()
+
+
+@pytest.mark.slow
+def test_servers_killed_in_a_rollout(tiny: Any, native: RunStore, tmp_path: Path) -> None:
+    """One of two: the same run. Then the last one too: one line, a checkpoint, and a resumed run that is the same."""
+    first, second = Process(), Process()
+    try:
+        addresses = [first.address(), second.address()]
+        both = ",".join(addresses)
+        folder = tmp_path / "run"
+        with pytest.raises(
+            EngineUnavailable, match=r"no server of rollout.engine could be used for 1 s .*--resume continues from step_000001"
+        ) as ended:
+            _train(
+                folder,
+                both,
+                callbacks=[KillAfter(first, step=1, episodes=1), KillAfter(second, step=2, episodes=2)],
+                server={"patience": 1.0},
+            )
+        assert len(str(ended.value).splitlines()) == 1
+        stopped = RunStore.open(folder)
+        assert [record.step for record in stopped.steps()] == [0, 1]
+    finally:
+        for server in (first, second):
+            server.kill()
+    with _served(tiny) as url:
+        tether.train(out=folder, resume=True, rollout={"engine": url})
+    again = RunStore.open(folder)
+    for name, tensor in _weights(again, 2).items():
+        assert torch.allclose(tensor, _weights(native, 2)[name], rtol=0, atol=1e-5), name
+    assert {str(turns) for turns in _responses(again)} == {str(turns) for turns in _responses(native)}

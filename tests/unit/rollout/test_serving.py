@@ -1,0 +1,306 @@
+"""`tether serve` over real HTTP, with the embedded model: what it samples is what the native engine samples, whoever else is served."""
+
+import copy
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+
+from tether import make_env
+from tether.core.protocols import Sampling
+from tether.core.types import Completion
+from tether.models.load import LoadedModel
+from tether.models.logprobs import score_tokens
+from tether.models.policy import Policy
+from tether.models.scoring.server import ServerScorer
+from tether.rollout.engines.native import NativeEngine
+from tether.rollout.serving.app import serving_model
+
+PROMPT = "The quick brown fox"
+
+
+class OneResponse:
+    """A conversation of one turn, for the native engine."""
+
+    prefix_key = 0
+    closing_tags: tuple[str, ...] = ()
+
+    def __init__(self, prompt: tuple[int, ...], seed: int) -> None:
+        self.prompt, self.uniforms = prompt, np.random.Generator(np.random.PCG64(seed))
+        self.completion: Completion | None = None
+
+    def begin(self) -> tuple[int, ...]:
+        return self.prompt
+
+    def receive(self, completion: Completion) -> None:
+        self.completion = completion
+
+
+@pytest.fixture(scope="module")
+def url(tiny: Any) -> Iterator[str]:
+    with serving_model(tiny, "tiny", max_rows=16) as address:
+        yield address
+
+
+@pytest.fixture
+def changeable(tiny: Any) -> Iterator[tuple[str, LoadedModel]]:
+    """A server whose weights a test may replace, and its model."""
+    loaded = LoadedModel(copy.deepcopy(tiny.model), tiny.tokenizer)
+    with serving_model(loaded, "tiny") as address:
+        yield address, loaded
+
+
+def _post(url: str, path: str, /, **body: Any) -> Any:
+    reply = httpx.post(f"{url}{path}", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def _refused(url: str, path: str, status: int = 400, /, **body: Any) -> str:
+    reply = httpx.post(f"{url}{path}", json=body, timeout=60)
+    assert reply.status_code == status, reply.text
+    message = str(reply.json()["error"]["message"])
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def _native(tiny: Any, prompt: tuple[int, ...], seed: int, sampling: Sampling) -> Completion:
+    conversation = OneResponse(prompt, seed)
+    NativeEngine(Policy(*tiny), max_rows=4).run([conversation], sampling)
+    assert conversation.completion is not None
+    return conversation.completion
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.5])
+def test_both_routes_sample_what_the_native_engine_samples(tiny: Any, chat: Any, url: str, temperature: float) -> None:
+    ids = chat.encode(PROMPT)
+    expected = _native(tiny, ids, 7, Sampling(temperature, 24))
+    completions = _post(
+        url, "/v1/completions", prompt=list(ids), max_tokens=24, temperature=temperature, seed=7, logprobs=0, return_token_ids=True
+    )["choices"][0]
+    generated = _post(
+        url,
+        "/inference/v1/generate",
+        token_ids=list(ids),
+        sampling_params={"max_tokens": 24, "temperature": temperature, "seed": 7, "logprobs": 0},
+    )["choices"][0]
+    assert tuple(completions["token_ids"]) == tuple(generated["token_ids"]) == expected.token_ids
+    assert completions["logprobs"]["token_logprobs"] == pytest.approx(expected.logprobs, abs=1e-5)
+    assert [entry["logprob"] for entry in generated["logprobs"]["content"]] == pytest.approx(expected.logprobs, abs=1e-5)
+    assert [entry["token_id"] for entry in generated["logprobs"]["content"]] == list(expected.token_ids)
+    assert completions["prompt_token_ids"] == list(ids)
+
+
+def test_a_generator_continues_where_the_client_left_it(tiny: Any, chat: Any, url: str) -> None:
+    """Two turns with the state of one generator: the tokens of the native engine, whose conversation goes on drawing from it."""
+    ids, uniforms = chat.encode(PROMPT), np.random.Generator(np.random.PCG64(3))
+    tokens: list[int] = []
+    for turn in range(2):
+        got = _post(
+            url,
+            "/inference/v1/generate",
+            token_ids=[*ids, *tokens],
+            sampling_params={"max_tokens": 7 + turn, "generator": uniforms.bit_generator.state},
+        )["choices"][0]["token_ids"]
+        uniforms.random(len(got), dtype=np.float32)
+        tokens += got
+    whole = _native(tiny, ids, 3, Sampling(1.0, 15))
+    assert tuple(tokens) == whole.token_ids[: len(tokens)]
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch(url: str) -> None:
+    def ask(seed: int, temperature: float = 1.0) -> list[int]:
+        body = {"prompt": PROMPT, "max_tokens": 20, "seed": seed, "temperature": temperature, "return_token_ids": True}
+        return list(_post(url, "/v1/completions", **body)["choices"][0]["token_ids"])
+
+    alone = [ask(seed) for seed in range(3)]
+    with ThreadPoolExecutor(24) as threads:  # more than the server has rows, and of two temperatures
+        others = [threads.submit(ask, seed, 0.7) for seed in range(20)]
+        together = [threads.submit(ask, seed) for seed in range(3)]
+        assert [future.result() for future in together] == alone
+        assert all(future.result() for future in others)
+    assert len({tuple(tokens) for tokens in alone}) > 1
+
+
+def test_a_new_request_joins_those_that_decode(url: str) -> None:
+    """A short request that comes later is answered before the long one: they decode in one batch."""
+    order: list[str] = []
+
+    def ask(name: str, tokens: int) -> None:
+        _post(url, "/v1/completions", prompt=PROMPT, max_tokens=tokens, seed=1, temperature=0.0)
+        order.append(name)
+
+    long = threading.Thread(target=ask, args=("long", 500))
+    long.start()
+    while not httpx.get(f"{url}/health").json()["requests"]:
+        time.sleep(0.01)
+    ask("short", 2)
+    long.join()
+    assert order == ["short", "long"]
+
+
+def test_text_stops_and_choices(url: str) -> None:
+    body = {"prompt": [PROMPT, PROMPT], "max_tokens": 30, "seed": 5, "n": 2, "return_token_ids": True}
+    answer = _post(url, "/v1/completions", **body)
+    choices = answer["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert choices[0]["token_ids"] == choices[2]["token_ids"] != choices[1]["token_ids"]
+    assert answer["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in choices)
+    letter = next(piece for piece in choices[0]["text"] if piece.isalpha())
+    cut = _post(url, "/v1/completions", **{**body, "n": 1, "prompt": PROMPT, "stop": letter})["choices"][0]
+    assert cut["finish_reason"] == "stop" and letter not in cut["text"] and choices[0]["text"].startswith(cut["text"])
+    kept = _post(url, "/v1/completions", **{**body, "n": 1, "prompt": PROMPT, "stop": [letter], "include_stop_str_in_output": True})
+    assert letter in kept["choices"][0]["text"] and kept["choices"][0]["token_ids"] == cut["token_ids"]
+
+
+def test_prompt_logprobs_are_the_models(tiny: Any, chat: Any, url: str) -> None:
+    ids = list(chat.encode(PROMPT))
+    answer = _post(url, "/v1/completions", prompt=ids, max_tokens=1, prompt_logprobs=0)
+    tables = answer["choices"][0]["prompt_logprobs"]
+    expected = score_tokens(Policy(*tiny), ids)
+    assert tables[0] is None
+    assert [table[str(token)]["logprob"] for token, table in zip(ids[1:], tables[1:], strict=True)] == pytest.approx(expected, abs=1e-5)
+    assert ServerScorer(url).score(ids[:2], ids[2:]) == pytest.approx(sum(expected[1:]), abs=1e-4)
+
+
+def test_chat_ends_as_in_training(chat: Any, url: str) -> None:
+    env = make_env("frozen_lake", instructions="plain")
+    shown = env.reset(0).text
+    messages = [{"role": "system", "content": env.instructions}, {"role": "user", "content": shown}]
+    body = {"messages": messages, "max_tokens": 60, "temperature": 0, "logprobs": True, "return_token_ids": True}
+    choice = _post(url, "/v1/chat/completions", **body)["choices"][0]
+    assert choice["message"]["role"] == "assistant" and choice["message"]["content"].startswith("<think>")
+    assert tuple(choice["prompt_token_ids"]) == chat.first_prompt(env.instructions, shown)
+    assert choice["message"]["content"].endswith("</answer>") and choice["finish_reason"] == "stop"
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+    more = [*messages, choice["message"], {"role": "user", "content": "And now?"}]
+    assert _post(url, "/v1/chat/completions", messages=more, max_tokens=4)["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"prompt": PROMPT, "max_token": 3}, "unknown request key 'max_token': did you mean 'max_tokens'?"),
+        ({"prompt": PROMPT, "temperature": -1}, "request key 'temperature': got -1"),
+        ({"prompt": [999999]}, "the prompt holds token 999999, but the model has 578"),
+        ({"prompt": [1, 2], "max_tokens": 5000}, "max_tokens is 5000, but a text may have 1024"),
+        ({"prompt": []}, "the prompt holds no token"),
+        ({"prompt": PROMPT, "logprobs": 5}, "request key 'logprobs': got 5"),
+        ({"prompt": PROMPT, "frequency_penalty": 0.5}, "request key 'frequency_penalty': got 0.5"),
+        ({"prompt": PROMPT, "stream": True}, "request key 'stream': got True"),
+        ({}, "request key 'prompt' is missing"),
+    ],
+)
+def test_bad_requests_get_one_line(url: str, body: dict[str, Any], said: str) -> None:
+    assert said in _refused(url, "/v1/completions", **body)
+
+
+def test_other_models_and_other_hosts_are_refused(tiny: Any, url: str) -> None:
+    assert "it serves 'tiny'" in _refused(url, "/v1/completions", 404, prompt=PROMPT, model="gpt-4")
+    assert httpx.get(f"{url}/v1/models", headers={"Host": "example.org"}).status_code == 403
+    with serving_model(tiny, "tiny", token="s3cret") as guarded:
+        assert httpx.get(f"{guarded}/v1/models").status_code == 401
+        assert httpx.get(f"{guarded}/v1/models", headers={"Authorization": "Bearer s3cret"}).json()["data"][0]["owned_by"] == "tether"
+
+
+# ------------------------------------------------------------------------------------------------------------------ weights
+
+
+def _send(url: str, tensors: dict[str, torch.Tensor]) -> httpx.Response:
+    return httpx.post(f"{url}/update_weights", content=save(tensors), headers={"Content-Type": "application/octet-stream"}, timeout=60)
+
+
+def _named(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def _other(model: Any) -> dict[str, torch.Tensor]:
+    """Weights that sample something else."""
+    return {name: tensor * 1.1 for name, tensor in _named(model).items()}
+
+
+def test_new_weights_are_served_with_their_version(changeable: tuple[str, LoadedModel], tiny: Any, chat: Any, tmp_path: Path) -> None:
+    url, _ = changeable
+    body = {"token_ids": list(chat.encode(PROMPT)), "sampling_params": {"max_tokens": 12, "temperature": 0, "logprobs": 0}}
+    before = _post(url, "/inference/v1/generate", **body)["choices"][0]
+    assert before["weight_versions"] == [{"version": "0", "start": 0, "end": len(before["token_ids"])}]
+    other = copy.deepcopy(tiny.model)
+    other.load_state_dict(_other(tiny.model), strict=False)
+    expected = _native(LoadedModel(other, tiny.tokenizer), chat.encode(PROMPT), 0, Sampling(0, 12))
+
+    _post(url, "/start_weight_update")
+    assert _send(url, _named(other)).json()["tensors"] == len(_named(other))
+    assert _post(url, "/finish_weight_update", weight_version="1") == {"weight_version": "1"}
+    after = _post(url, "/inference/v1/generate", **body)["choices"][0]
+    assert tuple(after["token_ids"]) == expected.token_ids and after["weight_versions"][0]["version"] == "1"
+    assert [entry["logprob"] for entry in after["logprobs"]["content"]] == pytest.approx(expected.logprobs, abs=1e-5)
+
+    tiny.model.save_pretrained(tmp_path / "model")
+    _post(url, "/start_weight_update")
+    _post(url, "/update_weights", path=str(tmp_path / "model"))
+    _post(url, "/finish_weight_update", weight_version="2")
+    again = _post(url, "/inference/v1/generate", **body)["choices"][0]
+    assert again["token_ids"] == before["token_ids"] and again["weight_versions"][0]["version"] == "2"
+
+
+def test_an_update_waits_for_responses_and_requests_wait_for_the_update(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    url, _ = changeable
+
+    def ask(tokens: int) -> str:
+        answer = _post(url, "/v1/completions", prompt=PROMPT, max_tokens=tokens, temperature=0.0)
+        return str(answer["choices"][0]["weight_versions"][0]["version"])
+
+    with ThreadPoolExecutor(4) as threads:
+        flying = threads.submit(ask, 400)
+        while not httpx.get(f"{url}/health").json()["requests"]:
+            time.sleep(0.01)
+        _post(url, "/start_weight_update")
+        assert flying.result() == "0"
+        held = threads.submit(ask, 3)
+        _send(url, _other(tiny.model))
+        time.sleep(0.2)
+        assert not held.done()
+        _post(url, "/finish_weight_update", weight_version="new")
+        assert held.result() == "new"
+
+
+def test_wrong_weights_are_refused_and_nothing_is_served_half_updated(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    url, _ = changeable
+    weights = _named(tiny.model)
+    name = next(iter(weights))
+    assert "no weight update was started" in _send(url, weights).json()["error"]["message"]
+    _post(url, "/start_weight_update")
+    assert "has no parameter 'strange'" in _send(url, {"strange": torch.zeros(2)}).json()["error"]["message"]
+    assert "has shape [2] in the update" in _send(url, {name: torch.zeros(2)}).json()["error"]["message"]
+    assert (
+        "no safetensors file"
+        in httpx.post(f"{url}/update_weights", content=b"junk", headers={"Content-Type": "application/octet-stream"}).json()["error"][
+            "message"
+        ]
+    )
+    assert "cannot read weights from '/nowhere'" in _refused(url, "/update_weights", path="/nowhere")
+    _send(url, {name: weights[name]})
+    assert f"left out {len(weights) - 1} parameters" in _refused(url, "/finish_weight_update", weight_version="1")
+    _send(url, weights)
+    _post(url, "/finish_weight_update", weight_version="1")
+    assert httpx.get(f"{url}/weight_info").json() == {"weight_version": "1", "updating": False}
+
+
+def test_diverged_weights_are_an_error_of_the_request_and_the_server_lives(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    url, _ = changeable
+    _post(url, "/start_weight_update")
+    _send(url, {name: torch.full_like(tensor, float("nan")) for name, tensor in _named(tiny.model).items()})
+    _post(url, "/finish_weight_update", weight_version="1")
+    assert "weights have diverged" in _refused(url, "/v1/completions", 500, prompt=PROMPT)
+    _post(url, "/start_weight_update")
+    _send(url, _named(tiny.model))
+    _post(url, "/finish_weight_update", weight_version="2")
+    assert _post(url, "/v1/completions", prompt=PROMPT)["choices"][0]["weight_versions"][0]["version"] == "2"

@@ -1,0 +1,78 @@
+"""Starting and ending vLLM, as far as that goes without vLLM: how it is called, what it serves, and that it never outlives its run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tether.core.errors import EngineUnavailable, MissingDependency
+from tether.models.load import load_model
+from tether.models.logprobs import score_tokens
+from tether.models.policy import Policy
+from tether.rollout.engines.vllm_server import GUARD, VllmOptions, VllmServer, arguments, find_command, save_untied
+
+
+def test_a_missing_vllm_is_named_with_what_installs_it(tiny: Any) -> None:
+    with pytest.raises(MissingDependency, match=r"no command 'no-such-vllm'; install it where Tether is \(pip install vllm"):
+        find_command("no-such-vllm")
+
+
+def test_a_vllm_that_fails_is_one_line_with_its_log(tiny: Any, tmp_path: Path) -> None:
+    script = tmp_path / "vllm"
+    script.write_text("#!/bin/sh\necho 'ValueError: no memory left'\nexit 3\n")
+    script.chmod(0o755)
+    with pytest.raises(EngineUnavailable, match=r"vLLM ended while it started: ValueError: no memory left; its output is in '.*vllm.log'"):
+        VllmServer(Policy(*tiny), 900, VllmOptions(str(script), folder=tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["vllm", "vllm.log"], "the model's copy is gone"
+
+
+def test_the_served_copy_has_a_head_of_its_own(tiny: Any, tmp_path: Path) -> None:
+    policy = Policy(*tiny)
+    save_untied(policy, tmp_path)
+    copy = Policy(*load_model(str(tmp_path), device="cpu"))
+    assert copy.module.config.tie_word_embeddings is False and policy.module.config.tie_word_embeddings is True
+    assert copy.module.lm_head.weight is not copy.module.model.embed_tokens.weight
+    ids = [5, 6, 7, 8, 9]
+    assert torch.equal(torch.tensor(score_tokens(copy, ids)), torch.tensor(score_tokens(policy, ids)))
+
+
+def test_arguments(tiny: Any, tmp_path: Path) -> None:
+    called = arguments(Policy(*tiny), tmp_path, 8123, 900, ["--max-num-seqs", "4"])
+    for pair in (["--dtype", "float32"], ["--max-model-len", "900"], ["--logprobs-mode", "processed_logprobs"], ["--port", "8123"]):
+        assert called[called.index(pair[0]) + 1] == pair[1]
+    assert called[-2:] == ["--max-num-seqs", "4"] and "--enable-scale-out" in called
+
+
+def test_vllm_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
+    """A process that starts a server under the guard is killed with SIGKILL; the server and its workers end."""
+    marker = tmp_path / "pids"
+    server = f"sh -c 'sleep 300 & echo $! $$ > {marker}; wait'"
+    run = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {GUARD!r}, 'sh', '-c', {server!r}], stdin=subprocess.PIPE); time.sleep(300)"
+    process = subprocess.Popen([sys.executable, "-c", run])
+    _until(lambda: marker.exists() and len(marker.read_text().split()) == 2)
+    pids = [int(pid) for pid in marker.read_text().split()]
+    assert all(_lives(pid) for pid in pids)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _until(lambda: not any(_lives(pid) for pid in pids))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path("/proc").is_dir() else True
+
+
+def _until(condition: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
