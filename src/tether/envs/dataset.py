@@ -113,6 +113,10 @@ class Pool(Generic[InstanceT]):
     def __len__(self) -> int:
         return len(self._pools[Split.ALL])
 
+    def count(self, split: Split) -> int:
+        """How many rows the split has."""
+        return len(self._pools[split])
+
     def __call__(self, seed: int, split: Split) -> InstanceT:
         pool = self._pools[split]
         if not pool:

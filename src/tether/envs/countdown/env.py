@@ -17,6 +17,7 @@ from tether.envs.countdown.expression import ExpressionResult, Use, check_answer
 from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load
 from tether.envs.countdown.prompt import puzzle_text
 from tether.envs.dataset import BadRows
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[ExpressionResult], float]
@@ -92,6 +93,10 @@ class Countdown(TextEnv[CountdownOptions]):
         super().__init__(options or CountdownOptions())
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or TargetReward()
+
+    @property
+    def num_instances(self) -> int | None:
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.puzzle: Puzzle = self._make(seed, self.options.split)

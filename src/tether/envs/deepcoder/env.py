@@ -25,6 +25,7 @@ from tether.envs.deepcoder.problem import Problem
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import Limits, ProgramRunner
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 Generator = Callable[[int, Split], Problem]
@@ -87,6 +88,10 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         self._pay: Reward = reward or FractionPassed()
         self._concurrency = self.options.concurrency or min(os.cpu_count() or 1, _MOST_CONCURRENT)
         self._runner: ProgramRunner = runner or _sandbox(_limits(self.options), self.options.isolation, self._concurrency)
+
+    @property
+    def num_instances(self) -> int | None:
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)

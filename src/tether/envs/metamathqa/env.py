@@ -18,6 +18,7 @@ from tether.envs.metamathqa.answers.compare import Match, same
 from tether.envs.metamathqa.answers.symbolic import NUM_WORKERS
 from tether.envs.metamathqa.dataset import load
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 Reward = Callable[[bool, int], float]
@@ -92,6 +93,10 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         super().__init__(options or MetaMathQAOptions())
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or HalvingReward()
+
+    @property
+    def num_instances(self) -> int | None:
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)

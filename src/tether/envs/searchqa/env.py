@@ -21,6 +21,7 @@ from tether.envs.searchqa.dataset import Generator, Question, local_sources, que
 from tether.envs.searchqa.prompt import ActionFormat
 from tether.envs.searchqa.render import parse
 from tether.envs.searchqa.reward import AnswerReward, Grade, Reward, grade
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 
@@ -105,6 +106,11 @@ class SearchQA(TextEnv[SearchQAOptions]):
             self._make = self._make or generator
         if self._make is None:
             self._make = questions_alone(options.data, options.bad_rows)
+
+    @property
+    def num_instances(self) -> int | None:
+        self._load()
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self._load()
