@@ -113,7 +113,7 @@ class Pool(Generic[InstanceT]):
     def __len__(self) -> int:
         return len(self._pools[Split.ALL])
 
-    def count(self, split: Split) -> int:
+    def num_instances(self, split: Split) -> int:
         """How many rows the split has."""
         return len(self._pools[split])
 

@@ -23,7 +23,7 @@ class Finite(Protocol):
     """A generator that takes its instances from a list, such as the rows of a file: seed i is the i-th of its split, from the beginning
     again behind the last."""
 
-    def count(self, split: Split) -> int: ...
+    def num_instances(self, split: Split) -> int: ...
 
 
 class Instance(Protocol):
@@ -54,7 +54,7 @@ def belongs(instance: Instance, split: Split) -> bool:
 
 def count_instances(generator: object, split: Split) -> int | None:
     """How many instances a generator has in a split; None where every seed makes its own."""
-    return generator.count(split) if isinstance(generator, Finite) else None
+    return generator.num_instances(split) if isinstance(generator, Finite) else None
 
 
 def draw(env: str, seed: int, split: Split, propose: Callable[[random.Random], T | None]) -> T:

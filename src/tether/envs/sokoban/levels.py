@@ -120,7 +120,7 @@ class FileLevels:
 
     path: Path
 
-    def count(self, split: Split) -> int:
+    def num_instances(self, split: Split) -> int:
         """How many levels the split has."""
         return len(_pools(self.path)[split])
 
