@@ -66,6 +66,8 @@ class CountdownOptions(TurnOptions):
     """A file or data set of puzzles to use instead of generated ones."""
     bad_rows: BadRows = "error"
     """What to do with a malformed row of it."""
+    fields: dict[str, str] = {}
+    """Columns of it under other names, such as {nums: numbers}."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -155,5 +157,5 @@ class Countdown(TextEnv[CountdownOptions]):
 
 def _generator(options: CountdownOptions) -> Generator:
     if options.data is not None:
-        return load(options.data, options.bad_rows)
+        return load(options.data, options.bad_rows, tuple(options.fields.items()))
     return RandomPuzzle(options.numbers, options.max_number, options.target)

@@ -42,6 +42,8 @@ class DeepCoderOptions(TurnOptions):
     """A file or data set of problems to use instead of the built-in ones."""
     bad_rows: BadRows = "error"
     """What to do with a malformed row of it."""
+    fields: dict[str, str] = {}
+    """Columns of it under other names, such as {problem: statement, tests: cases}."""
     difficulty: tuple[int, int] | None = None
     """The easiest and the hardest level of the built-in problems, from 1 to 5."""
     max_tests: int | None = Field(default=None, ge=1)
@@ -158,7 +160,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
 def _pool(options: DeepCoderOptions) -> Generator:
     if options.data is None:
         return builtin_pool(options.difficulty, options.max_tests)
-    return load_pool(options.data, options.bad_rows, options.max_tests)
+    return load_pool(options.data, options.bad_rows, options.max_tests, tuple(options.fields.items()))
 
 
 def _limits(options: DeepCoderOptions) -> Limits:

@@ -61,6 +61,8 @@ class MetaMathQAOptions(TurnOptions):
     """A file or data set of questions to use instead of generated ones."""
     bad_rows: BadRows = "error"
     """What to do with a malformed row of it."""
+    fields: dict[str, str] = {}
+    """Columns of it under other names, such as {question: Question, answer: Answer}."""
 
     @model_validator(mode="before")
     @classmethod
@@ -160,5 +162,5 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
 
 def _generator(options: MetaMathQAOptions) -> Generator:
     if options.data is not None:
-        return load(options.data, options.bad_rows)
+        return load(options.data, options.bad_rows, tuple(options.fields.items()))
     return WordProblems(tuple(options.kinds)) if options.kinds is not None else WordProblems()
