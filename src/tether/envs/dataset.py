@@ -30,6 +30,8 @@ Fields = tuple[tuple[str, str], ...]
 """Columns under other names than the loaders know: (name of the loader, name in the file)."""
 
 _LOG = logging.getLogger(__name__)
+PARQUET_ROWS = 1024
+"""Rows of a parquet file that are in memory at a time."""
 _FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".json.gz", ".jsonl.gz")
 
 
@@ -266,11 +268,15 @@ def _parquet_rows(path: Path, env: str) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
+    number = 0
     try:
-        values = pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Row(value, f"{path}, row {number}")
     except (OSError, pyarrow.ArrowException) as error:
-        raise BadInput(f"{env}: cannot read '{path}': {error}") from error
-    yield from (Row(value, f"{path}, row {number}") for number, value in enumerate(values, 1))
+        raise BadInput(f"{env}: cannot read '{path}' after row {number}: {error}") from error
 
 
 def _hub_rows(name: str, env: str, default: str, option: str) -> Iterator[Row]:
