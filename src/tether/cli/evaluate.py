@@ -28,7 +28,7 @@ FILE_WIDTH = 240
 def evaluate_model(
     target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its last checkpoint) or a model's name.")],
     env: Annotated[str | None, typer.Option(help="Environment; a run folder knows its own.")] = None,
-    prompts: Annotated[int, typer.Option(help="Validation prompts.", min=1)] = 512,
+    prompts: Annotated[int | None, typer.Option(help="Prompts; by default every row of a data file, 512 elsewhere.", min=1)] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0.0)] = 0.5,
     samples: Annotated[int, typer.Option(help="Episodes per prompt; pass@k needs k of them.", min=1)] = 1,
     best: Annotated[bool, typer.Option("--best", help="The run's best checkpoint instead of its last.")] = False,
@@ -66,7 +66,7 @@ def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
             bars.advance(task)
 
     with Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bars:
-        task = bars.add_task("sampling", total=settings.evaluation.prompts * settings.evaluation.samples)
+        task = bars.add_task("sampling", total=None)
         return run_evaluation(settings, [Bar()])
 
 
@@ -84,11 +84,16 @@ def _show(result: "Evaluation", settings: "RunSettings") -> None:
     console.print(
         f"{settings.model.name} on {_names(settings)}: success [bold]{metrics['success']:.1%}[/] "
         f"(95% interval {metrics['success_low']:.1%} to {metrics['success_high']:.1%}, "
-        f"{evaluation.prompts} prompts, temperature {evaluation.temperature:g}{samples})",
+        f"{metrics['prompts']:.0f} prompts{_distinct(metrics)}, temperature {evaluation.temperature:g}{samples})",
         highlight=False,
         soft_wrap=True,
     )
     console.print(_table(result.environments))
+
+
+def _distinct(metrics: dict[str, float]) -> str:
+    """How many different instances there were, where some came twice."""
+    return "" if metrics["instances"] == metrics["prompts"] else f" of {metrics['instances']:.0f} different instances"
 
 
 def _table(environments: dict[str, dict[str, float]]) -> Table:

@@ -141,8 +141,8 @@ CATALOGUE: dict[str, str] = {
     "gradients/bound_broken": "buckets in which the bound does not hold: anything but 0 is a defect",
     "gradients/failed": "1 if the decomposition was due and failed; a note has the cause",
     "validation/success": "share of the fixed validation prompts solved",
-    "validation/success_low": "lower end of its 95% Wilson interval",
-    "validation/success_high": "upper end of its 95% Wilson interval",
+    "validation/success_low": "lower end of its 95% interval over instances",
+    "validation/success_high": "upper end of its 95% interval over instances",
     "validation/reward_mean": "mean episode return on validation",
     "validation/turns": "mean turns per validation episode",
     "validation/response_tokens": "mean sampled tokens per validation response",
@@ -150,6 +150,7 @@ CATALOGUE: dict[str, str] = {
     "validation/lenient": "share of validation turns that are valid only by the lenient reading",
     "validation/errors": "validation episodes ended by an environment error",
     "validation/prompts": "validation prompts played",
+    "validation/instances": "different instances among them",
     "validation/pass_at_{k}": "chance that at least one of k samples of a prompt solves it; where evaluation.samples is more than 1",
     "rollout/env/{env}/{name}": "success, mean return or a number of its own of one environment, over its training episodes",
     "validation/env/{env}/{name}": "the same over its validation episodes",
@@ -177,7 +178,7 @@ class StepMetrics(dict[str, float]):
             self[key] = float(value)
 
 
-def wilson_interval(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: float, z: float = 1.959964) -> tuple[float, float]:
     """The Wilson score interval of a rate (95% by default); (0, 1) where nothing was tried."""
     if trials == 0:
         return 0.0, 1.0

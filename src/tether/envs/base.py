@@ -195,6 +195,12 @@ class TurnEnv(ABC, Generic[OptionsT]):
         return -math.inf, math.inf
 
     @property
+    def num_instances(self) -> int | None:
+        """How many instances there are in the split, where they are a list, such as the rows of a file: the seeds from 0 play each of
+        them once. None where every seed makes its own."""
+        return None
+
+    @property
     def instance(self) -> str | None:
         """The whole instance being played as text, for comparing instances; its hash decides the split. None where it is not exposed."""
         return None

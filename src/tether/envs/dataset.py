@@ -20,13 +20,18 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from tether.core.enums import Split
-from tether.core.errors import BadInput, MissingDependency
+from tether.core.errors import BadInput, MissingDependency, did_you_mean
 from tether.envs.splits import Instance, belongs
 
 BadRows = Literal["error", "skip"]
 """What to do with a malformed row: stop and name it, or count it and continue."""
 
+Fields = tuple[tuple[str, str], ...]
+"""Columns under other names than the loaders know: (name of the loader, name in the file)."""
+
 _LOG = logging.getLogger(__name__)
+PARQUET_ROWS = 1024
+"""Rows of a parquet file that are in memory at a time."""
 _FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".json.gz", ".jsonl.gz")
 
 
@@ -63,20 +68,63 @@ T = TypeVar("T")
 InstanceT = TypeVar("InstanceT", bound=Instance)
 
 
-def load_instances(source: str, parse: Callable[[Row], T], *, env: str, default: str, option: str = "data", bad_rows: BadRows) -> list[T]:
+class Columns:
+    """The columns of a source: those of `fields` get the names that a loader knows, and which ones were read is remembered."""
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self._met: dict[str, None] = {}
+        self._read = {column for _, column in fields}
+
+    def named(self, row: Row) -> Row:
+        """The row as the loader sees it."""
+        if not isinstance(row.value, dict):
+            return row
+        for name, column in self._fields:
+            if column not in row.value:
+                raise RowError(f"has no column '{column}', which fields maps to {name}: {did_you_mean(column, row.value)}")
+        self._met |= dict.fromkeys(row.value)
+        mapped = {name: row.value[column] for name, column in self._fields}
+        return Row(_Record({**row.value, **mapped}, self._read), row.place)
+
+    @property
+    def unread(self) -> list[str]:
+        return [name for name in self._met if name not in self._read]
+
+
+class _Record(dict[str, Any]):
+    """A row that notes which of its columns are looked at."""
+
+    def __init__(self, values: dict[str, Any], read: set[str]) -> None:
+        super().__init__(values)
+        self._noted = read
+
+    def __getitem__(self, key: str) -> Any:
+        self._noted.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._noted.add(key)
+        return super().get(key, default)
+
+
+def load_instances(
+    source: str, parse: Callable[[Row], T], *, env: str, default: str, option: str = "data", bad_rows: BadRows, fields: Fields = ()
+) -> list[T]:
     """Every row of a source through `parse`. `option` and `default` (what is used without it) are named if the source is missing."""
-    return list(iter_instances(source, parse, env=env, default=default, option=option, bad_rows=bad_rows))
+    return list(iter_instances(source, parse, env=env, default=default, option=option, bad_rows=bad_rows, fields=fields))
 
 
 def iter_instances(
-    source: str, parse: Callable[[Row], T], *, env: str, default: str, option: str = "data", bad_rows: BadRows
+    source: str, parse: Callable[[Row], T], *, env: str, default: str, option: str = "data", bad_rows: BadRows, fields: Fields = ()
 ) -> Iterator[T]:
     """The same one by one, for a source that may be larger than memory."""
     used = 0
     skipped: list[str] = []
+    columns = Columns(fields)
     for row in read_rows(source, env=env, default=default, option=option):
         try:
-            instance = parse(row.checked())
+            instance = parse(columns.named(row.checked()))
         except RowError as error:
             if bad_rows == "error":
                 raise BadInput(f"{row.place}: {error}; fix the row, or skip such rows with bad_rows=skip") from error
@@ -84,6 +132,8 @@ def iter_instances(
         else:
             used += 1
             yield instance
+    if columns.unread and used:
+        _LOG.warning("%s: of %s the columns %s are not read", env, source, ", ".join(columns.unread))
     if skipped:
         _LOG.warning("%s: skipped %d of %d rows of %s; the first: %s", env, len(skipped), len(skipped) + used, source, skipped[0])
     if not used:
@@ -112,6 +162,10 @@ class Pool(Generic[InstanceT]):
 
     def __len__(self) -> int:
         return len(self._pools[Split.ALL])
+
+    def num_instances(self, split: Split) -> int:
+        """How many rows the split has."""
+        return len(self._pools[split])
 
     def __call__(self, seed: int, split: Split) -> InstanceT:
         pool = self._pools[split]
@@ -214,11 +268,15 @@ def _parquet_rows(path: Path, env: str) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
+    number = 0
     try:
-        values = pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Row(value, f"{path}, row {number}")
     except (OSError, pyarrow.ArrowException) as error:
-        raise BadInput(f"{env}: cannot read '{path}': {error}") from error
-    yield from (Row(value, f"{path}, row {number}") for number, value in enumerate(values, 1))
+        raise BadInput(f"{env}: cannot read '{path}' after row {number}: {error}") from error
 
 
 def _hub_rows(name: str, env: str, default: str, option: str) -> Iterator[Row]:

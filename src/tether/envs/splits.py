@@ -8,7 +8,7 @@ whatever the seeds. A tenth of all instances are for validation, a tenth for tes
 import hashlib
 import random
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
@@ -16,6 +16,14 @@ from tether.core.seeding import derive_seed
 
 MAX_DRAWS = 10_000
 """Redraws before giving up. A split takes a tenth of the draws, so only a pool with (almost) no such instance gets here."""
+
+
+@runtime_checkable
+class Finite(Protocol):
+    """A generator that takes its instances from a list, such as the rows of a file: seed i is the i-th of its split, from the beginning
+    again behind the last."""
+
+    def num_instances(self, split: Split) -> int: ...
 
 
 class Instance(Protocol):
@@ -42,6 +50,11 @@ def split_of(fingerprint: bytes | str) -> Split:
 def belongs(instance: Instance, split: Split) -> bool:
     """Whether an instance is in a split."""
     return split is Split.ALL or split_of(instance.fingerprint) is split
+
+
+def count_instances(generator: object, split: Split) -> int | None:
+    """How many instances a generator has in a split; None where every seed makes its own."""
+    return generator.num_instances(split) if isinstance(generator, Finite) else None
 
 
 def draw(env: str, seed: int, split: Split, propose: Callable[[random.Random], T | None]) -> T:

@@ -88,16 +88,23 @@ def training_plan(
     ]
 
 
-def validation_plan(num_prompts: int, group_size: int = 1, weights: Sequence[float] = SINGLE_ENV) -> list[EpisodeSeeds]:
+def validation_plan(
+    num_prompts: int, group_size: int = 1, weights: Sequence[float] = SINGLE_ENV, sizes: Sequence[int | None] | None = None
+) -> list[EpisodeSeeds]:
     """The fixed validation episodes: the same for every run and every step, env seeds and sampling seeds included.
 
-    Each environment of a mixture plays its own first prompts, the same that it would play alone.
+    Each environment of a mixture plays its own first prompts, the same that it would play alone. One whose instances are a list of `sizes`
+    entries plays them in order, none twice; its prompts beyond the last are left out.
     """
     env_indices = spread_groups(weights, num_prompts, CENTRE)
     numbers = [group - env_indices.index(env_index) for group, env_index in enumerate(env_indices)]
+    sizes = sizes or [None] * len(weights)
+    played = [(i, index) for i, index in zip(numbers, env_indices, strict=True) if (size := sizes[index]) is None or i < size]
     return [
-        EpisodeSeeds(g, m, validation_seed(i), env_seed(0, -1, i, m), sampling_seed(0, -1, i, m), env_index)
-        for g, (i, env_index) in enumerate(zip(numbers, env_indices, strict=True))
+        EpisodeSeeds(
+            g, m, validation_seed(i) if sizes[env_index] is None else i, env_seed(0, -1, i, m), sampling_seed(0, -1, i, m), env_index
+        )
+        for g, (i, env_index) in enumerate(played)
         for m in range(group_size)
     ]
 

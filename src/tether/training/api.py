@@ -26,6 +26,7 @@ from tether.runs.trackers import check_tracker
 from tether.training.settings import EnvSettings, RunSettings
 
 if TYPE_CHECKING:
+    from tether.rollout.sampler import EnvSpec
     from tether.training.callbacks import Callback
     from tether.training.evaluate import Evaluation
 
@@ -152,7 +153,7 @@ def run_training(
 def evaluate(
     model_or_run: Path | str,
     env: str | None = None,
-    prompts: int = 512,
+    prompts: int | None = None,
     *,
     temperature: float = 0.5,
     samples: int = 1,
@@ -161,16 +162,16 @@ def evaluate(
     callbacks: Sequence["Callback"] = (),
     **settings: Any,
 ) -> "Evaluation":
-    """Success on the fixed validation prompts, with its 95% interval and pass@k.
+    """Success on fixed prompts, with its 95% interval and pass@k.
 
     Args:
         model_or_run: a run folder (its newest checkpoint) or anything `load_model` takes.
         env: the environment; a run folder knows its own.
-        prompts: validation prompts.
+        prompts: how many; None plays every row of a data file once, and 512 validation prompts elsewhere.
         temperature: of sampling; 0 is greedy.
         samples: episodes per prompt; pass@k needs k of them.
         best: the run's best checkpoint instead of its newest.
-        options: options of the environment.
+        options: options of the environment; `split` is validation unless it is given here.
         callbacks: follow the progress (`on_stage_begin`, `on_stage_progress`).
         settings: any other setting, as in `train`.
     """
@@ -206,10 +207,26 @@ def run_evaluation(settings: RunSettings, callbacks: Sequence["Callback"] = ()) 
     loaded = load_model(settings.model.name, device=settings.model.device, dtype=compute_dtype(settings))
     policy = Policy(loaded.model, loaded.tokenizer, max_positions=settings.rollout.max_context)
     sampler = build_sampler(settings, policy, CallbackList(callbacks))
-    result = evaluate_policy(sampler, settings.evaluation.prompts, settings.evaluation_sampling(), samples=settings.evaluation.samples)
+    result = evaluate_policy(
+        sampler,
+        settings.evaluation.prompts,
+        settings.evaluation_sampling(),
+        samples=settings.evaluation.samples,
+        specs=_evaluated_specs(settings),
+    )
     if not any(group.trajectories for group in result.groups):
         raise EnvironmentFailure(f"nothing was measured: {error_note(result.groups)}")
     return result
+
+
+def _evaluated_specs(settings: RunSettings) -> "list[EnvSpec]":
+    """The environments of an evaluation: a split that was asked for is played, otherwise it is the validation split."""
+    from tether.training.build import env_specs
+    from tether.training.evaluate import validation_specs
+
+    if settings.evaluation.env is not None:
+        return env_specs([settings.evaluation.env])
+    return [spec if "split" in spec.options else validation_specs([spec])[0] for spec in env_specs(settings.environments())]
 
 
 def _target_settings(target: str, best: bool, own_env: bool) -> dict[str, Any]:
@@ -225,6 +242,8 @@ def _target_settings(target: str, best: bool, own_env: bool) -> dict[str, Any]:
     store = RunStore.open(folder)
     config = _stored_config(store) if own_env else store.config()
     model = {**config.get("model", {}), "name": str(find_checkpoint(store.checkpoints, best=best)[0] / MODEL)}
+    for chosen in (config["env"], *config.get("also", [])):
+        chosen.get("options", {}).pop("split", None)  # what the run was trained on is not what it is tested on
     return {**config, "model": model, "rollout": {**config.get("rollout", {}), "engine": "native"}}  # its servers hold other weights by now
 
 

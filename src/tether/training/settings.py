@@ -292,10 +292,13 @@ class LearnerSettings(Settings):
 class EvaluationSettings(Settings):
     every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations; 0 evaluates at the start and at the end only."""
-    prompts: Positive = 512
+    prompts: Positive | None = 512
+    """Prompts to play; of a data file at most its rows. null: every row of a data file, 512 elsewhere."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.5
     samples: Positive = 1
     """Episodes per prompt; with more than one, pass@k is measured."""
+    env: EnvSettings | None = None
+    """What is evaluated instead of the validation split of the run's environments, such as a test file; played as it is given."""
 
 
 class EarlyStopSettings(Settings):

@@ -29,7 +29,7 @@ from tether.training.async_rollouts import AsyncRollouts, FilterInputs
 from tether.training.batch import SampledBatch, reweight_batch, sample_batch
 from tether.training.build import Parts
 from tether.training.callbacks import Callback
-from tether.training.evaluate import play_validation
+from tether.training.evaluate import play_validation, validation_specs
 from tether.training.learner import Rates
 from tether.training.optim import learning_rate
 from tether.training.replies import replies_note
@@ -178,7 +178,13 @@ class Stages:
         self.settle_engine(version)
         with self._timer.stage("probe"):
             groups = play_validation(
-                sampler, settings.diagnosis.probe_prompts, settings.sampling(), samples=samples, stage="probe", first_turn_only=True
+                sampler,
+                settings.diagnosis.probe_prompts,
+                settings.sampling(),
+                samples=samples,
+                specs=validation_specs(sampler.pool.specs),
+                stage="probe",
+                first_turn_only=True,
             )
         self._callbacks.on_stage_begin("diagnosis", 1)  # what follows is scoring
         errors = [f"probe: {note}"] if (note := error_note(groups)) else []

@@ -11,6 +11,7 @@ import pytest
 from tether.core.enums import Split
 from tether.core.errors import BadInput, MissingDependency
 from tether.envs.dataset import Pool, Row, RowError, load_instances, read_rows
+from tether.envs.registry import make_env
 from tether.envs.splits import split_of
 
 ROWS = [{"a": 1}, {"a": 2}, {"a": 3}]
@@ -154,3 +155,23 @@ def test_a_pool_without_an_instance_of_a_split_says_so() -> None:
     word = next(w for w in (Word(str(n)) for n in range(99)) if split_of(w.fingerprint) is Split.TRAIN)
     with pytest.raises(BadInput, match=r"none of the 1 rows of 'one\.json' is a test instance; use split=all"):
         Pool([word], env="words", source="one.json")(0, Split.TEST)
+
+
+def test_columns_under_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"Question": "What is 2 + 3?", "Answer": 5, "body": "x", "choices": []}\n' * 2)
+    with caplog.at_level(logging.WARNING):
+        env = make_env("metamathqa", data=str(source), split="all", fields={"question": "Question", "answer": "Answer"})
+    assert env.reset(0).text.endswith("What is 2 + 3?") and env.step("5").success
+    assert caplog.messages == [f"metamathqa: of {source} the columns body, choices are not read"]
+
+
+def test_a_mapped_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"Question": "What is 2 + 3?", "Answer": 5}\n')
+    with pytest.raises(BadInput, match=r"rows.jsonl:1: has no column 'question', which fields maps to question: did you mean 'Question'"):
+        make_env("metamathqa", data=str(source), fields={"question": "question", "answer": "Answer"})
+    with pytest.raises(
+        BadInput, match=r"has no question: expected query and response, .* got Question, Answer; name other columns with fields="
+    ):
+        make_env("metamathqa", data=str(source))

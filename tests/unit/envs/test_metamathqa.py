@@ -196,18 +196,18 @@ def test_labels_of_the_public_formats(tmp_path: Path, row: object, label: str) -
 BAD_ROWS = [
     ({"query": "Q", "response": "no label here"}, "response has no label: no 'The answer is:', no '####' and no closed \\boxed{...}"),
     ({"query": "Q", "response": "The answer is: "}, "response has an empty label"),
-    ({"query": "Q"}, "has no field 'response'"),
+    ({"query": "Q"}, "has no answer: expected query and response, question and answer, or problem and solution, got "),
     ({"query": "Q", "response": 5}, "response is 5; expected text"),
-    ({"question": "Q"}, "has no field 'answer'"),
+    ({"question": "Q"}, "has no answer: expected query and response, question and answer, or problem and solution, got "),
     ({"question": "Q", "answer": "first line\nsecond line"}, "answer has no label"),
     ({"question": "Q", "answer": True}, "answer is True; expected text"),
     ({"question": "Q", "answer": None}, "answer is None; expected text"),
     ({"question": " ", "answer": "5"}, "question is ' '; expected text"),
     ({"question": 7, "answer": "5"}, "question is 7; expected text"),
     ({"problem": "Q", "solution": "never \\boxed{closed"}, "solution has no label"),
-    ({"problem": "Q", "level": 3}, "has no field 'answer'"),
-    ({"text": "Q"}, "has no field 'query'"),
-    (["Q", "5"], "is a list; expected an object with query, response"),
+    ({"problem": "Q", "level": 3}, "has no answer: expected query and response, question and answer, or problem and solution, got "),
+    ({"text": "Q"}, "has no question: expected query and response, "),
+    (["Q", "5"], "is a list; expected an object with question, answer"),
 ]
 
 

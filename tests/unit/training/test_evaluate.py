@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,7 +27,7 @@ from tether.rollout.sampler import EnvSpec, Sampler
 from tether.runs.store import RunStore
 from tether.training.api import evaluation_settings
 from tether.training.build import env_specs
-from tether.training.evaluate import Evaluation
+from tether.training.evaluate import Evaluation, clustered_interval
 from tether.training.evaluate import evaluate as evaluate_sampler
 from tether.training.settings import EnvSettings
 
@@ -50,18 +51,17 @@ def answers(chat: Any, text: str) -> ScriptedEngine:
 
 def test_the_rate_and_its_interval(chat: Any) -> None:
     """One answer reaches some of the goals; which ones is played out here by hand."""
-    wins = 0
+    wins: dict[str, list[bool]] = {}
     for index in range(60):
         env = make_env("frozen_lake", **LAKE.options, split="validation")
-        env.reset(validation_seed(index))
-        wins += env.step("Right || Down").success
-    assert 0 < wins < 60
+        map_ = env.reset(validation_seed(index)).text
+        wins.setdefault(map_, []).append(env.step("Right || Down").success)
+    rate = sum(map(sum, wins.values())) / 60
+    assert 0 < rate < 1
     result = evaluate([LAKE], answers(chat, RIGHT_DOWN), chat, 60, Sampling(0.5, 45), RULES)
-    rate, z = wins / 60, 1.959964
-    half = z * math.sqrt(rate * (1 - rate) / 60 + z * z / (4 * 60**2))
     assert result.metrics["success"] == rate and result.metrics["prompts"] == 60
-    assert result.metrics["success_low"] == pytest.approx((rate + z * z / 120 - half) / (1 + z * z / 60))
-    assert result.metrics["success_high"] == pytest.approx((rate + z * z / 120 + half) / (1 + z * z / 60))
+    assert result.metrics["instances"] == len(wins)
+    assert (result.metrics["success_low"], result.metrics["success_high"]) == clustered_interval(list(wins.values()))
     assert (result.metrics["turns"], result.metrics["format_valid"], result.metrics["errors"]) == (1, 1, 0)
 
 
@@ -110,7 +110,7 @@ class Plain:
         pass
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
-        return Observation("Say it.")
+        return Observation(f"Say it, number {seed}.")
 
     def step(self, answer: str) -> Step:
         return Step(Observation("Said."), 1.0, True, answer == "Right", {"valid": True, "truncated": False})
@@ -139,16 +139,55 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> EnvSpec:
 
 
 def test_several_samples_of_a_prompt(chat: Any, plain: EnvSpec) -> None:
-    """Three prompts with 4, 1 and 0 of 4 right. The interval is that of three trials: samples of a prompt are not independent."""
+    """Three prompts with 4, 1 and 0 of 4 right: samples of a prompt are not independent."""
     outcomes = [True] * 4 + [False, True, False, False] + [False] * 4
     result = evaluate([plain], lots(chat, outcomes), chat, 3, Sampling(0.5, 45), RULES, samples=4)
     metrics = result.metrics
     assert [len(group.trajectories) for group in result.groups] == [4, 4, 4]
     assert metrics["success"] == pytest.approx(5 / 12) and metrics["prompts"] == 3
     assert (metrics["pass_at_1"], metrics["pass_at_2"], metrics["pass_at_4"]) == pytest.approx((5 / 12, (1 + 1 / 2) / 3, 2 / 3))
-    # Wilson by its definition: the two rates whose own standard error over 3 trials puts 5/12 at 1.959964 deviations.
+    # The variance of the mean by the prompts is 3/2 (49/9 + 4/9 + 25/9) / 12^2 = 13/144, that of one trial 5/12 x 7/12 = 35/144: as of 35/13
+    # trials. Wilson by its definition, with Student's quantile for 2 degrees of freedom.
     for end in (metrics["success_low"], metrics["success_high"]):
-        assert abs(end - 5 / 12) / math.sqrt(end * (1 - end) / 3) == pytest.approx(1.959964)
+        assert abs(end - 5 / 12) / math.sqrt(end * (1 - end) / (35 / 13)) == pytest.approx(4.302653, rel=1e-6)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_the_interval_holds_the_rate_as_often_as_it_says(samples: int) -> None:
+    """Instances of mixed difficulty, 80 of them: between 93% and 97.5% of the intervals hold the true rate."""
+    rng, rounds, held = np.random.default_rng(0), 2000, 0
+    for _ in range(rounds):
+        solved = rng.binomial(samples, rng.beta(1.2, 2.0, 80))
+        low, high = clustered_interval([[True] * count + [False] * (samples - count) for count in solved.tolist()])
+        held += low <= 1.2 / 3.2 <= high
+    assert 0.93 <= held / rounds <= 0.975
+
+
+def test_a_list_of_instances_is_played_once_in_order(chat: Any, tmp_path: Path) -> None:
+    """Forty puzzles in a file: the split that is asked for, each row once, also where more prompts are asked for."""
+    rows = [{"nums": [index + 2, 3, 5], "target": index + 10} for index in range(40)]
+    data = tmp_path / "puzzles.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    whole = EnvSpec("countdown", {"data": str(data), "split": "all", "max_turns": 1})
+    engine, sampling = answers(chat, " </think> <answer> 1 </answer>"), Sampling(0.5, 45)
+    sampler = Sampler([whole], lambda max_rows: engine, chat, RULES, max_rows=128, device=torch.device("cpu"))
+    for prompts, played in ((None, 40), (512, 40), (7, 7)):
+        result = evaluate_sampler(sampler, prompts, sampling, specs=[whole])
+        assert [group.trajectories[0].seed for group in result.groups] == list(range(played))
+        assert (result.metrics["prompts"], result.metrics["instances"]) == (played, played)
+    held_out = evaluate_sampler(sampler, None, sampling)
+    assert 0 < held_out.metrics["prompts"] < 40
+
+
+def test_rows_that_come_twice_count_as_one_instance(chat: Any, tmp_path: Path) -> None:
+    data = tmp_path / "puzzles.jsonl"
+    data.write_text('{"nums": [2, 3, 5], "target": 10}\n' * 6 + '{"nums": [4, 3, 5], "target": 12}\n')
+    spec = EnvSpec("countdown", {"data": str(data), "split": "all", "max_turns": 1})
+    sampler = Sampler(
+        [spec], lambda max_rows: answers(chat, " </think> <answer> 2+3+5 </answer>"), chat, RULES, max_rows=128, device=torch.device("cpu")
+    )
+    metrics = evaluate_sampler(sampler, None, Sampling(0.5, 45), specs=[spec]).metrics
+    assert (metrics["prompts"], metrics["instances"], metrics["success"]) == (7, 2, pytest.approx(6 / 7))
 
 
 def test_the_first_samples_do_not_depend_on_how_many_follow(tiny: Any, chat: Any) -> None:

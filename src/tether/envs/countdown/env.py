@@ -17,6 +17,7 @@ from tether.envs.countdown.expression import ExpressionResult, Use, check_answer
 from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load
 from tether.envs.countdown.prompt import puzzle_text
 from tether.envs.dataset import BadRows
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[ExpressionResult], float]
@@ -65,6 +66,8 @@ class CountdownOptions(TurnOptions):
     """A file or data set of puzzles to use instead of generated ones."""
     bad_rows: BadRows = "error"
     """What to do with a malformed row of it."""
+    fields: dict[str, str] = {}
+    """Columns of it under other names, such as {nums: numbers}."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -92,6 +95,10 @@ class Countdown(TextEnv[CountdownOptions]):
         super().__init__(options or CountdownOptions())
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or TargetReward()
+
+    @property
+    def num_instances(self) -> int | None:
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.puzzle: Puzzle = self._make(seed, self.options.split)
@@ -150,5 +157,5 @@ class Countdown(TextEnv[CountdownOptions]):
 
 def _generator(options: CountdownOptions) -> Generator:
     if options.data is not None:
-        return load(options.data, options.bad_rows)
+        return load(options.data, options.bad_rows, tuple(options.fields.items()))
     return RandomPuzzle(options.numbers, options.max_number, options.target)

@@ -17,7 +17,7 @@ from math import isqrt
 from typing import Any
 
 from tether.core.enums import Split
-from tether.envs.dataset import BadRows, Pool, Row, RowError, load_instances
+from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, load_instances
 from tether.envs.splits import draw
 
 Generator = Callable[[int, Split], "Puzzle"]
@@ -124,9 +124,9 @@ MAX_VALUE = 10**9
 
 
 @lru_cache(maxsize=8)
-def load(source: str, bad_rows: BadRows) -> Pool[Puzzle]:
+def load(source: str, bad_rows: BadRows, fields: Fields = ()) -> Pool[Puzzle]:
     """The puzzles of a file or a named data set; read once per process."""
-    puzzles = load_instances(source, _puzzle, env="countdown", default="generated puzzles", bad_rows=bad_rows)
+    puzzles = load_instances(source, _puzzle, env="countdown", default="generated puzzles", bad_rows=bad_rows, fields=fields)
     return Pool(puzzles, env="countdown", source=source)
 
 

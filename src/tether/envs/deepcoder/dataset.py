@@ -17,7 +17,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from tether.core.config import Settings, validate
 from tether.core.errors import BadInput
-from tether.envs.dataset import BadRows, Pool, Row, RowError, load_instances
+from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, load_instances
 from tether.envs.deepcoder.formats.functions import humaneval, mbpp
 from tether.envs.deepcoder.formats.pairs import deepcoder, input_output, livecodebench, verification_info
 from tether.envs.deepcoder.parsing import read_json
@@ -44,14 +44,16 @@ def read_problem(row: Row) -> Problem:
         if all(name in present for name in names):
             return read(row)
     known = "; ".join(", ".join(names) for names, _ in _FORMATS)
-    raise RowError(f"is of no known format: it has the fields {', '.join(map(str, present)) or '(none)'}; a format is told by {known}")
+    raise RowError(
+        f"is of no known format: it has the fields {', '.join(map(str, present)) or '(none)'}; a format is told by {known}; name other columns with fields={{NAME: COLUMN}}"
+    )
 
 
 @lru_cache(maxsize=8)
-def load_pool(source: str, bad_rows: BadRows, max_tests: int | None) -> Pool[Problem]:
+def load_pool(source: str, bad_rows: BadRows, max_tests: int | None, fields: Fields = ()) -> Pool[Problem]:
     """The problems of a file or named data set, by split."""
     problems = load_instances(
-        source, lambda row: read_problem(row).limited_to(max_tests), env="deepcoder", default=DEFAULT, bad_rows=bad_rows
+        source, lambda row: read_problem(row).limited_to(max_tests), env="deepcoder", default=DEFAULT, bad_rows=bad_rows, fields=fields
     )
     return Pool(problems, env="deepcoder", source=source)
 

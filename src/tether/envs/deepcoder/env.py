@@ -25,6 +25,7 @@ from tether.envs.deepcoder.problem import Problem
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import Limits, ProgramRunner
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 Generator = Callable[[int, Split], Problem]
@@ -41,6 +42,8 @@ class DeepCoderOptions(TurnOptions):
     """A file or data set of problems to use instead of the built-in ones."""
     bad_rows: BadRows = "error"
     """What to do with a malformed row of it."""
+    fields: dict[str, str] = {}
+    """Columns of it under other names, such as {problem: statement, tests: cases}."""
     difficulty: tuple[int, int] | None = None
     """The easiest and the hardest level of the built-in problems, from 1 to 5."""
     max_tests: int | None = Field(default=None, ge=1)
@@ -87,6 +90,10 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         self._pay: Reward = reward or FractionPassed()
         self._concurrency = self.options.concurrency or min(os.cpu_count() or 1, _MOST_CONCURRENT)
         self._runner: ProgramRunner = runner or _sandbox(_limits(self.options), self.options.isolation, self._concurrency)
+
+    @property
+    def num_instances(self) -> int | None:
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
@@ -153,7 +160,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
 def _pool(options: DeepCoderOptions) -> Generator:
     if options.data is None:
         return builtin_pool(options.difficulty, options.max_tests)
-    return load_pool(options.data, options.bad_rows, options.max_tests)
+    return load_pool(options.data, options.bad_rows, options.max_tests, tuple(options.fields.items()))
 
 
 def _limits(options: DeepCoderOptions) -> Limits:

@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from tether.envs.dataset import BadRows, Pool, Row, RowError, load_instances
+from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, load_instances
 from tether.envs.metamathqa.answers.latex import closing_brace
 from tether.envs.metamathqa.generator import Problem
 
@@ -27,16 +27,21 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\S)")
 
 
 @lru_cache(maxsize=8)
-def load(source: str, bad_rows: BadRows) -> Pool[Problem]:
+def load(source: str, bad_rows: BadRows, fields: Fields = ()) -> Pool[Problem]:
     """The problems of a file or a named data set; read once per process."""
-    problems = load_instances(source, _problem, env="metamathqa", default="generated problems", bad_rows=bad_rows)
+    problems = load_instances(source, _problem, env="metamathqa", default="generated problems", bad_rows=bad_rows, fields=fields)
     return Pool(problems, env="metamathqa", source=source)
 
 
 def _problem(row: Row) -> Problem:
-    names = row.value if isinstance(row.value, dict) else ()
-    asked = next((name for name in QUESTION_FIELDS if name in names), QUESTION_FIELDS[0])
-    told = next((name for name in ANSWER_FIELDS if name in names), "answer" if asked != "query" else "response")
+    names = row.value if isinstance(row.value, dict) else row.fields("question", "answer")
+    asked = next((name for name in QUESTION_FIELDS if name in names), None)
+    told = next((name for name in ANSWER_FIELDS if name in names), None)
+    if asked is None or told is None:
+        raise RowError(
+            f"has no {'question' if asked is None else 'answer'}: expected query and response, question and answer, or problem and solution, got "
+            f"{', '.join(map(str, names)) or 'no columns'}; name other columns with fields={{question: COLUMN, answer: COLUMN}}"
+        )
     question, answer = row.fields(asked, told)
     if not isinstance(question, str) or not question.strip():
         raise RowError(f"{asked} is {question!r:.80}; expected text")

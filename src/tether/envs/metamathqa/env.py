@@ -18,6 +18,7 @@ from tether.envs.metamathqa.answers.compare import Match, same
 from tether.envs.metamathqa.answers.symbolic import NUM_WORKERS
 from tether.envs.metamathqa.dataset import load
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 Reward = Callable[[bool, int], float]
@@ -60,6 +61,8 @@ class MetaMathQAOptions(TurnOptions):
     """A file or data set of questions to use instead of generated ones."""
     bad_rows: BadRows = "error"
     """What to do with a malformed row of it."""
+    fields: dict[str, str] = {}
+    """Columns of it under other names, such as {question: Question, answer: Answer}."""
 
     @model_validator(mode="before")
     @classmethod
@@ -92,6 +95,10 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         super().__init__(options or MetaMathQAOptions())
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or HalvingReward()
+
+    @property
+    def num_instances(self) -> int | None:
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
@@ -155,5 +162,5 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
 
 def _generator(options: MetaMathQAOptions) -> Generator:
     if options.data is not None:
-        return load(options.data, options.bad_rows)
+        return load(options.data, options.bad_rows, tuple(options.fields.items()))
     return WordProblems(tuple(options.kinds)) if options.kinds is not None else WordProblems()

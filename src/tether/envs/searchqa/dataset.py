@@ -13,7 +13,7 @@ from typing import Any
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.envs.dataset import BadRows, Pool, Row, RowError, load_instances
+from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, load_instances
 from tether.envs.searchqa import corpus
 from tether.envs.searchqa.client import Retriever
 from tether.envs.searchqa.corpus import ENV, Document, joined, one_line, readable
@@ -62,9 +62,9 @@ class QuestionSet:
     """Each once, in the order met; empty if the rows bring none."""
 
 
-def load_questions(source: str, bad_rows: BadRows) -> QuestionSet:
+def load_questions(source: str, bad_rows: BadRows, fields: Fields = ()) -> QuestionSet:
     """Every answerable question of a file, or of a data set by name."""
-    entries = load_instances(source, _entry, env=ENV, default=_DEFAULT, bad_rows=bad_rows)
+    entries = load_instances(source, _entry, env=ENV, default=_DEFAULT, bad_rows=bad_rows, fields=fields)
     questions = tuple(entry.question for entry in entries if entry.answerable)
     if not questions:
         raise BadInput(f"{ENV}: data='{source}' holds no answerable question; {_DEFAULT} are used where data is left out")
@@ -95,7 +95,10 @@ def _answers(row: dict[str, Any]) -> tuple[str, ...]:
             if not answers:
                 raise RowError(f"has no answer in '{name}'")
             return answers
-    raise RowError(f"has none of answer, golden_answers and ground_truth (it has {', '.join(map(str, row))})")
+    raise RowError(
+        f"has none of answer, golden_answers and ground_truth (it has {', '.join(map(str, row))}); name another column with "
+        "fields={answer: COLUMN}"
+    )
 
 
 def _texts(name: str, value: Any) -> list[str]:
@@ -147,11 +150,11 @@ def _pairs(value: Any, first: str, second: str) -> list[tuple[Any, Any]]:
 
 
 @lru_cache(maxsize=8)
-def local_sources(data: str | None, documents: str | None, bad_rows: BadRows) -> tuple[Generator, Retriever]:
+def local_sources(data: str | None, documents: str | None, bad_rows: BadRows, fields: Fields = ()) -> tuple[Generator, Retriever]:
     """Questions, and an index in this process over the documents they are about."""
     if data is None:
         return questions_alone(None, bad_rows), open_index(world_corpus())
-    questions = load_questions(data, bad_rows)
+    questions = load_questions(data, bad_rows, fields)
     if documents is not None:
         return questions.pool, open_index(corpus.of_file(documents, bad_rows))
     if not questions.documents:
@@ -163,10 +166,10 @@ def local_sources(data: str | None, documents: str | None, bad_rows: BadRows) ->
 
 
 @lru_cache(maxsize=8)
-def questions_alone(data: str | None, bad_rows: BadRows) -> Generator:
+def questions_alone(data: str | None, bad_rows: BadRows, fields: Fields = ()) -> Generator:
     """Questions without documents: a retrieval server has them."""
     if data is not None:
-        return load_questions(data, bad_rows).pool
+        return load_questions(data, bad_rows, fields).pool
     from tether.envs.searchqa.world.questions import world_questions
 
     return world_questions()

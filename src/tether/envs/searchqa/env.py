@@ -21,6 +21,7 @@ from tether.envs.searchqa.dataset import Generator, Question, local_sources, que
 from tether.envs.searchqa.prompt import ActionFormat
 from tether.envs.searchqa.render import parse
 from tether.envs.searchqa.reward import AnswerReward, Grade, Reward, grade
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 
@@ -52,6 +53,8 @@ class SearchQAOptions(TurnOptions):
     retriever_token: str | None = Field(default=None, repr=False)
     """Token of the server. A run's record holds its options; the variable TETHER_TOKEN keeps the token out of it."""
     bad_rows: BadRows = "error"
+    fields: dict[str, str] = {}
+    """Columns of `data` under other names, such as {question: Question, answer: Answer}."""
 
     @field_validator("retriever")
     @classmethod
@@ -101,10 +104,15 @@ class SearchQA(TextEnv[SearchQAOptions]):
         if self._retriever is None and options.retriever is not None:
             self._retriever = _remote(options.retriever, options)
         if self._retriever is None:
-            generator, self._retriever = local_sources(options.data, options.corpus, options.bad_rows)
+            generator, self._retriever = local_sources(options.data, options.corpus, options.bad_rows, tuple(options.fields.items()))
             self._make = self._make or generator
         if self._make is None:
-            self._make = questions_alone(options.data, options.bad_rows)
+            self._make = questions_alone(options.data, options.bad_rows, tuple(options.fields.items()))
+
+    @property
+    def num_instances(self) -> int | None:
+        self._load()
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self._load()

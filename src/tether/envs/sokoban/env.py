@@ -19,6 +19,7 @@ from tether.envs.sokoban import prompt, render
 from tether.envs.sokoban.generator import Generator, ReversePlay
 from tether.envs.sokoban.levels import FileLevels, Level
 from tether.envs.sokoban.solver import ACTIONS
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[int, int, bool], float]
@@ -108,6 +109,10 @@ class Sokoban(ActionEnv[SokobanOptions]):
         super().__init__(options or SokobanOptions())
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or PushReward()
+
+    @property
+    def num_instances(self) -> int | None:
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.level: Level = self._make(seed, self.options.split)

@@ -120,6 +120,10 @@ class FileLevels:
 
     path: Path
 
+    def num_instances(self, split: Split) -> int:
+        """How many levels the split has."""
+        return len(_pools(self.path)[split])
+
     def __call__(self, seed: int, split: Split) -> Level:
         pool = _pools(self.path)[split]
         if not pool:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.dataset import BadRows, Pool
+from tether.envs.splits import count_instances
 from tether.envs.webshop import pages, prompt
 from tether.envs.webshop.dataset import GoalKind, load_catalogue, load_goals
 from tether.envs.webshop.goals import Generator, Goal, synthetic_goals
@@ -78,6 +79,10 @@ class WebShop(TextEnv[WebShopOptions]):
         self._nouns = nouns or noun_test(chosen.nouns)
 
     # --- the episode ---
+
+    @property
+    def num_instances(self) -> int | None:
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.goal: Goal = self._make(seed, self.options.split)

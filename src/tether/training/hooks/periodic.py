@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from tether.core.metrics import StepMetrics
 from tether.rollout.sampler import error_note
 from tether.runs.schema import StepRecord
+from tether.training.build import env_specs
 from tether.training.evaluate import evaluate
 from tether.training.hooks import Hook
 
@@ -41,7 +42,13 @@ class Evaluations(Hook):
         chosen = run.settings.evaluation
         run.stages.settle_engine(run.step)
         with run.timer.stage("validation"):
-            result = evaluate(run.sampler, chosen.prompts, run.settings.evaluation_sampling(), samples=chosen.samples)
+            result = evaluate(
+                run.sampler,
+                chosen.prompts,
+                run.settings.evaluation_sampling(),
+                samples=chosen.samples,
+                specs=env_specs([chosen.env]) if chosen.env is not None else None,
+            )
         metrics = StepMetrics(record.metrics)
         metrics.put("validation", result.metrics)
         errors = [f"validation: {note}"] if (note := error_note(result.groups)) else []
