@@ -12,10 +12,10 @@ from typing import Any
 from tether.core.metrics import wilson_interval
 from tether.core.protocols import Sampling
 from tether.core.types import Group
+from tether.diagnostics.summary import pass_rates, rollout_summary
 from tether.envs.factory import env_factory
 from tether.envs.registry import make_env
 from tether.rollout.sampler import EnvPool, EnvSpec, Sampler, validation_plan
-from tether.rollout.summary import pass_rates, rollout_summary
 
 
 @dataclass(frozen=True, slots=True)
