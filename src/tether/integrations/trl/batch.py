@@ -12,31 +12,13 @@ from typing import Any
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
-from tether.core.seeding import derive_seed
-from tether.core.types import Group, Trajectory, Turn
-from tether.diagnostics.generations import Generations, reasoning_span
+from tether.diagnostics.generations import Generations
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
+from tether.integrations.rows import Ids, Row, rows_as_generations
 
-Ids = tuple[int, ...]
 SUCCESS, SPANS = "tether_success", "tether_spans"
 """Columns that Tether's own rollout function adds: whether the task is solved, and the span of the reasoning in each response."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One completion."""
-
-    key: str
-    """Equal for rows of the same data row."""
-    prompt_ids: Ids
-    completion_ids: Ids
-    sampled: tuple[bool, ...]
-    """Which tokens of the completion the model wrote; the others are answers of tools and environments."""
-    success: bool | None
-    spans: tuple[tuple[int, int] | None, ...] | None
-    """The reasoning of each response, where the rollout knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,61 +115,5 @@ def check_order(keys: Sequence[str], group_size: int) -> None:
 
 
 def as_generations(batch: GenerationBatch, decode: Callable[[Ids], str], rule: ReasoningRule) -> Generations:
-    """The rows as groups. A row without a reward is no evidence: it stands in `errored`, as an environment error does."""
-    groups = []
-    for index in range(len(batch.rows) // batch.group_size):
-        first = batch.rows[index * batch.group_size]
-        group = Group(index, derive_seed("prompt", *first.prompt_ids), [])
-        for member in range(batch.group_size):
-            number = index * batch.group_size + member
-            trajectory = _trajectory(batch, number, group, member, decode, rule)
-            (group.errored if trajectory.stop_reason is StopReason.ENV_ERROR else group.trajectories).append(trajectory)
-        groups.append(group)
-    return Generations(groups, list(range(len(groups))), True, batch.successes is not None, True)
-
-
-def _trajectory(
-    batch: GenerationBatch, number: int, group: Group, member: int, decode: Callable[[Ids], str], rule: ReasoningRule
-) -> Trajectory:
-    row, reward = batch.rows[number], batch.rewards[number]
-    turns = _turns(row, decode, rule)
-    if reward != reward or not turns:
-        error = "no reward function scored this completion" if reward != reward else "the completion is empty or masked as truncated"
-        return Trajectory(group.index, member, group.seed, turns, StopReason.ENV_ERROR, error=error)
-    turns[-1].reward = reward
-    success = batch.successes is not None and batch.successes[number]
-    stop = StopReason.UNKNOWN if batch.successes is None else StopReason.SUCCESS if success else StopReason.FAILURE
-    return Trajectory(group.index, member, group.seed, turns, stop, success)
-
-
-def _turns(row: Row, decode: Callable[[Ids], str], rule: ReasoningRule) -> list[Turn]:
-    """One turn for each stretch of sampled tokens, with what was fed before it."""
-    turns: list[Turn] = []
-    context, start = row.prompt_ids, 0
-    while start < len(row.completion_ids):
-        end = start
-        while end < len(row.completion_ids) and row.sampled[end] == row.sampled[start]:
-            end += 1
-        ids = row.completion_ids[start:end]
-        if not row.sampled[start]:
-            context = (*context, *ids)
-        else:
-            text = decode(ids)
-            known = row.spans is not None and len(turns) < len(row.spans)
-            span = row.spans[len(turns)] if known and row.spans is not None else reasoning_span(decode, ids, text, rule)
-            turns.append(
-                Turn(
-                    context_ids=context,
-                    response_ids=ids,
-                    logprobs=(),
-                    finish=FinishReason.END_OF_TURN,
-                    text=text,
-                    reasoning_span=span,
-                    valid=span is not None,
-                    observation=decode(context),
-                    new_context=not turns,
-                )
-            )
-            context = ()
-        start = end
-    return turns
+    """The rows as groups."""
+    return rows_as_generations(batch.rows, batch.group_ids, batch.rewards, batch.successes, decode, rule)

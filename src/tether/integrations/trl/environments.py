@@ -20,12 +20,13 @@ from typing import Any
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from tether.core.enums import FinishReason, StopReason
+from tether.core.enums import StopReason
 from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.core.protocols import Conversation, Engine, EngineCapabilities, EngineStatistics, PromptTokens, Sampling
 from tether.core.seeding import derive_seed, env_seed, sampling_seed, validation_seed
-from tether.core.types import Completion, Trajectory
+from tether.core.types import Trajectory
 from tether.envs.registry import make_env
+from tether.integrations.rows import cut_response, flatten
 from tether.integrations.trl.batch import SPANS, SUCCESS
 from tether.integrations.trl.forward import plain_forward, policy_module
 from tether.models.chat import ChatFormat
@@ -262,25 +263,17 @@ class TrainerEngine:
             written, logprobs = self._trainer._generate_single_turn(asked, None, {}, 1)
             following: list[tuple[Conversation, list[int]]] = []
             for row, (conversation, tokens) in enumerate(live):
-                completion = self._cut(written[row], None if logprobs is None else logprobs[row], sampling, conversation.closing_tags)
+                completion = cut_response(
+                    self._stop, written[row], None if logprobs is None else logprobs[row], sampling, conversation.closing_tags
+                )
+                self.statistics.sampled_tokens += len(completion.token_ids)
+                self.statistics.dropped_tokens += len(written[row]) - len(completion.token_ids)
                 fed = _now(conversation.receive(completion))
                 if fed is not None:
                     following.append((conversation, [*tokens, *completion.token_ids, *fed]))
                 elif on_finished is not None:
                     on_finished()
             live = following
-
-    def _cut(self, ids: Sequence[int], logprobs: Sequence[float] | None, sampling: Sampling, tags: tuple[str, ...]) -> Completion:
-        tail = StopRule.tail_tokens(sampling)
-        for end in range(1, len(ids) + 1):
-            start = max(0, end - tail)
-            finish = self._stop.finished(list(ids[start:end]), sampling, tags, start)
-            if finish is not None or end == len(ids):
-                break
-        self.statistics.sampled_tokens += end
-        self.statistics.dropped_tokens += len(ids) - end
-        known = tuple(float(value) for value in logprobs[:end]) if logprobs is not None else ()
-        return Completion(tuple(int(token) for token in ids[:end]), known, finish or FinishReason.LENGTH)
 
     def sync(self) -> None:
         """Nothing to do: TRL gives its generation the current weights."""
@@ -303,24 +296,13 @@ def _columns(played: Sequence[Trajectory], chat: ChatFormat, with_logprobs: bool
     """Episodes as the columns that TRL takes: the first prompt, everything after it, and which of that was sampled."""
     columns: dict[str, list[Any]] = {name: [] for name in ("prompt_ids", "completion_ids", "env_mask", "logprobs", REWARD, SUCCESS, SPANS)}
     for trajectory in played:
-        ids: list[int] = []
-        mask: list[int] = []
-        logprobs: list[float] = []
-        for number, turn in enumerate(trajectory.turns):
-            fed = turn.context_ids if number else ()
-            ids += [*fed, *turn.response_ids]
-            mask += [0] * len(fed) + [1] * len(turn.response_ids)
-            logprobs += [*[0.0] * len(fed), *(turn.logprobs or [0.0] * len(turn.response_ids))]
+        prompt, ids, mask, logprobs = flatten(trajectory)
         failed = trajectory.stop_reason is StopReason.ENV_ERROR or not ids
         if not ids:  # TRL needs a token in every completion; the mask leaves this one out
-            ids, mask, logprobs = [chat.end_of_turn], [0], [0.0]
-        columns["prompt_ids"].append(list(trajectory.turns[0].context_ids) if trajectory.turns else [chat.end_of_turn])
-        columns["completion_ids"].append(ids)
-        columns["env_mask"].append(mask)
-        columns["logprobs"].append(logprobs)
-        columns[REWARD].append(None if failed else trajectory.reward)
-        columns[SUCCESS].append(trajectory.success)
-        columns[SPANS].append([turn.reasoning_span for turn in trajectory.turns])
+            prompt, ids, mask, logprobs = prompt or [chat.end_of_turn], [chat.end_of_turn], [0], [0.0]
+        row = (prompt, ids, mask, logprobs, None if failed else trajectory.reward, trajectory.success)
+        for values, value in zip(columns.values(), (*row, [turn.reasoning_span for turn in trajectory.turns]), strict=True):
+            values.append(value)
     if not with_logprobs:
         columns["logprobs"] = None  # type: ignore[assignment]
     return columns
