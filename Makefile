@@ -28,13 +28,13 @@ test: lint ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for 
 test-trl: ## the tests of the TRL plug-in, in .venv-trl
 	@$(FIND_PYTHON)
 	@"$(PYTHON)" scripts/set_up.py --venv .venv-trl gguf dev trl
-	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest $(PYTEST_ARGS) tests/integrations tests/property/test_trl_equivalence.py
+	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -W default $(PYTEST_ARGS) tests/integrations tests/property/test_trl_equivalence.py
 
 test-verl: ## the tests of the verl plug-in, in .venv-verl
 	@$(FIND_PYTHON)
 	@"$(PYTHON)" scripts/set_up.py --venv .venv-verl gguf dev data
 	.venv-verl/bin/python -m pip install --quiet --no-deps -r tests/integrations/verl-requirements.txt
-	OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest $(PYTEST_ARGS) tests/integrations/test_verl.py
+	OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W default $(PYTEST_ARGS) tests/integrations/test_verl.py
 
 lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
 

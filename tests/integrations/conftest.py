@@ -20,8 +20,17 @@ def uneven(completions: Any, **columns: Any) -> list[float]:
     ]
 
 
+@pytest.fixture(scope="session")
+def float32_tiny(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny` as a folder in float32: its weights are stored in bfloat16, which few CPUs can multiply quickly."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny.model.save_pretrained(folder)
+    tiny.tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def make_trainer(tmp_path: Path) -> Callable[..., Any]:
+def make_trainer(tmp_path: Path, float32_tiny: Path) -> Callable[..., Any]:
     """A trainer of any class: `make_trainer(GRPOTrainer, group_filter=..., args={...})`; prompts are numbered, the model is `tiny`."""
 
     def make(cls: Any, *, args: dict[str, Any] | None = None, config: Any = None, **options: Any) -> Any:
@@ -29,15 +38,13 @@ def make_trainer(tmp_path: Path) -> Callable[..., Any]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from trl import GRPOConfig
 
-        from tether.models.catalog import tiny_folder
-
         settings = {
             "output_dir": str(tmp_path / "trl"), "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "per_device_train_batch_size": 4,
             "gradient_accumulation_steps": 3, "num_generations": 4, "max_completion_length": 12, "max_steps": 2, "logging_steps": 1, "report_to": [],
             "save_strategy": "no", "learning_rate": 1e-3, "seed": 3, "disable_tqdm": True, **(args or {}),
         }  # fmt: skip
-        model = AutoModelForCausalLM.from_pretrained(tiny_folder())
-        tokenizer = AutoTokenizer.from_pretrained(tiny_folder())
+        model = AutoModelForCausalLM.from_pretrained(float32_tiny)
+        tokenizer = AutoTokenizer.from_pretrained(float32_tiny)
         rows = [{"prompt": [{"role": "user", "content": f"Number {n}. Up or left?"}]} for n in range(24)]
         given = {"reward_funcs": uneven, "train_dataset": Dataset.from_list(rows), **options}
         return cls(model, args=(config or GRPOConfig)(**settings), processing_class=tokenizer, **given)

@@ -387,9 +387,7 @@ def test_versions() -> None:
         check_version("0.9.0", Other)
 
 
-def test_the_example(tmp_path: Path) -> None:
-    from tether.models.catalog import tiny_folder
-
+def test_the_example(tmp_path: Path, float32_tiny: Path) -> None:
     spec = importlib.util.spec_from_file_location("trl_grpo", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -402,7 +400,7 @@ def test_the_example(tmp_path: Path) -> None:
         "max_completion_length": 16,
         "disable_tqdm": True,
     }
-    trainer = module.main(str(tiny_folder()), 2, str(tmp_path / "run"), output_dir=str(tmp_path / "trl"), **small)
+    trainer = module.main(str(float32_tiny), 2, str(tmp_path / "run"), output_dir=str(tmp_path / "trl"), **small)
     assert len(logged(trainer, "groups/kept_ratio")) == 2 and logged(trainer, "rollout/success")
     assert all(math.isfinite(value) for value in logged(trainer, "groups/rv_mean"))
     assert tether.Run(tmp_path / "run").finished == "2 steps done"

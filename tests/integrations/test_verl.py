@@ -12,8 +12,9 @@ import pytest
 import torch
 
 pytest.importorskip("verl", reason="verl is not installed here; `make test-verl` runs these tests")
-tq: Any = pytest.importorskip("transfer_queue", reason="verl's TransferQueue is not installed here")
+pytest.importorskip("transfer_queue", reason="verl's TransferQueue is not installed here")
 
+import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
 import tether
