@@ -51,7 +51,8 @@ def test_off_is_bit_for_bit_trl(make_trainer: Make, tmp_path: Path) -> None:
         make_trainer(TetherGRPOTrainer, callbacks=[probe]),
     ):
         trainer.train()
-        assert all(torch.equal(value, weights(trainer)[name]) for name, value in weights(plain).items())
+        apart = {name: float((value - weights(trainer)[name]).abs().max()) for name, value in weights(plain).items()}
+        assert not any(apart.values()), (trainer.group_filter, max(apart.values()))
         assert logged(trainer, "loss") == logged(plain, "loss") and logged(trainer, "grad_norm") == logged(plain, "grad_norm")
     # The last one measured; its numbers are in TRL's log and, the same, in the run folder.
     run = tether.Run(tmp_path / "run")
@@ -130,6 +131,7 @@ def test_the_loss_is_that_of_the_kept_rows(make_trainer: Make, kind: str, scale:
     of four: some micro-batches mix kept and dropped rows, some hold none."""
     args = {
         "loss_type": kind, "beta": 0.05, "entropy_coef": 0.02, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 6, "temperature": 1.0,
+        "max_completion_length": 28,
     }  # fmt: skip
     trainer = make_trainer(TetherGRPOTrainer, args=args, group_filter=GroupFilter("top_k", num_groups=1, loss_scale=scale))
     with torch.no_grad():  # else the KL term is zero
@@ -203,7 +205,7 @@ def test_evaluation_is_not_filtered(make_trainer: Make) -> None:
         rows = [{"prompt": [{"role": "user", "content": f"Number {n}. Up or left?"}]} for n in range(2)]
         trainer = make_trainer(cls, eval_dataset=Dataset.from_list(rows), args={"per_device_eval_batch_size": 4}, **options)
         torch.manual_seed(0)
-        results.append({name: value for name, value in trainer.evaluate().items() if "runtime" not in name and "per_second" not in name})
+        results.append({name: value for name, value in trainer.evaluate().items() if not any(word in name for word in ("time", "per_second"))})
     assert results[0] == results[1] and not any("groups/" in name for name in results[1])
 
 
@@ -309,7 +311,7 @@ def test_a_resumed_run_continues_its_folder(make_trainer: Make, tmp_path: Path) 
     args = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
     make_trainer(TetherGRPOTrainer, args=args, callbacks=[TetherCallback(every=1, out=tmp_path / "run", pattern="(.*)")]).train()
     again = TetherCallback(every=1, out=tmp_path / "run", pattern="(.*)")
-    make_trainer(TetherGRPOTrainer, args=args, callbacks=[again]).train(resume_from_checkpoint=True)
+    make_trainer(TetherGRPOTrainer, args=args, callbacks=[again]).train(resume_from_checkpoint=str(tmp_path / "trl" / "checkpoint-2"))
     records = tether.Run(tmp_path / "run").records
     assert [record.step for record in records] == [1, 2, 3]
     assert again.monitor is not None and again.monitor.state()["start"]["mi_seq"] == records[0].metrics["information/mi_seq"]
