@@ -62,9 +62,7 @@ def test_a_run_on_frozen_lake(make_trainer: Make, tiny: Any, tmp_path: Path, eng
 
 def test_metrics_are_those_of_tethers_own_trainer(tiny: Any) -> None:
     """The same episodes, once as Tether's trainer sees them and once as rows of TRL: every number both have is the same."""
-    groups = tether.play(
-        "frozen_lake", "tiny", prompts=3, group_size=4, seed=5, rollout={"max_tokens": 60}, env={"options": LAKE["options"]}
-    )
+    groups = tether.play("frozen_lake", "tiny", prompts=3, group_size=4, seed=5, rollout={"max_tokens": 60}, options=LAKE["options"])
     trajectories = [t for group in groups for t in group.trajectories]
     flat = [flatten(t) for t in trajectories]
     rows = [
