@@ -72,8 +72,8 @@ def _turns(row: Row, decode: Callable[[Ids], str], rule: ReasoningRule) -> list[
             context = (*context, *ids)
         else:
             text = decode(ids)
-            known = row.spans is not None and len(turns) < len(row.spans)
-            span = row.spans[len(turns)] if known and row.spans is not None else reasoning_span(decode, ids, text, rule)
+            carried = row.spans if rule.pattern is None else None  # a pattern of the caller looks elsewhere than the think tags
+            span = carried[len(turns)] if carried is not None and len(turns) < len(carried) else reasoning_span(decode, ids, text, rule)
             turns.append(
                 Turn(
                     context_ids=context,
