@@ -49,8 +49,10 @@ def test_a_run_on_frozen_lake(make_trainer: Make, tiny: Any, tmp_path: Path, eng
     for start in (0, 4):
         members = columns["prompt_ids"][start : start + 4]
         assert all(member == members[0] for member in members), "members of a group start alike"
-    for ids, mask in zip(columns["completion_ids"], columns["env_mask"], strict=True):
-        assert len(ids) == len(mask) <= ARGS["max_completion_length"] and mask[0] == 1
+    longest = max(map(len, columns["prompt_ids"]))
+    for prompt, ids, mask in zip(columns["prompt_ids"], columns["completion_ids"], columns["env_mask"], strict=True):
+        assert len(ids) == len(mask) <= ARGS["max_completion_length"] + longest - len(prompt) and mask[0] == 1
+    assert all(reward is not None for reward in columns["tether_reward"]), "every prompt has room for a response"
     assert any(0 in mask for mask in columns["env_mask"]), "later observations are in the sequence and not in the loss"
     assert columns["logprobs"] is None or all(len(a) == len(b) for a, b in zip(columns["logprobs"], columns["completion_ids"], strict=True))
     assert logged(trainer, "rollout/turns")[0] > 1 and logged(trainer, "reward") == pytest.approx(logged(trainer, "rollout/reward_mean"))

@@ -138,9 +138,9 @@ class TetherEnvironment:
             engine, chat = self._engine(trainer, module)
         length = int(trainer.max_completion_length)
         max_tokens = min(self._max_tokens or length, length)
-        shortest = min(len(chat.first_prompt(*self._texts(prompt))) for prompt in prompts)
-        # The shortest prompt decides, so that no completion is longer than max_completion_length.
-        rules = EpisodeRules(shortest + length, max_tokens, self._format_penalty)
+        longest = max(len(chat.first_prompt(*self._texts(prompt))) for prompt in prompts)
+        # The longest prompt decides, so that each has room for max_completion_length; a shorter one has its difference more.
+        rules = EpisodeRules(longest + length, max_tokens, self._format_penalty)
         args = trainer.args
         sampling = Sampling(
             temperature=float(args.temperature),
