@@ -14,10 +14,10 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-trackers test-vllm lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
+.PHONY: help demo test test-trackers test-vllm test-trl test-verl lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: set-up ## train a small agent for a few minutes and write its report (DEMO_OUT=folder)
 	$(BIN)/tether train --config configs/demo.yaml --out "$(DEMO_OUT)"
@@ -42,6 +42,18 @@ test-vllm: set-up-dev ## the tests against vLLM, which this installs for CPUs in
 		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > "$$site/vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA"; }
 	TETHER_TEST_VLLM="$(or $(VLLM),$(CURDIR)/.venv-vllm/bin/vllm)" $(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
 
+# The plug-ins' tests have environments of their own: TRL brings 200 MB of data libraries, and verl's pins differ from ours.
+test-trl: ## the tests of the TRL plug-in, in .venv-trl
+	@$(FIND_PYTHON)
+	@"$(PYTHON)" scripts/set_up.py --venv .venv-trl gguf dev trl
+	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -W default $(PYTEST_ARGS) tests/integrations tests/property/test_trl_equivalence.py
+
+test-verl: ## the tests of the verl plug-in, in .venv-verl
+	@$(FIND_PYTHON)
+	@"$(PYTHON)" scripts/set_up.py --venv .venv-verl gguf dev data
+	.venv-verl/bin/python -m pip install --quiet --no-deps -r tests/integrations/verl-requirements.txt
+	OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W default $(PYTEST_ARGS) tests/integrations/test_verl.py
+
 lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
 
 format: set-up-dev ## rewrite the code in the project's format
@@ -49,7 +61,7 @@ format: set-up-dev ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and build leftovers; runs/ stays
-	rm -rf .venv .venv-vllm .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-vllm .venv-trl .venv-verl .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 set-up:

@@ -217,15 +217,15 @@ def only_one(root: Path) -> Iterator[None]:
         yield
 
 
-def set_up(root: Path, extras: Sequence[str]) -> None:
-    """Bring `.venv` of a checkout up to date."""
-    venv, python = root / ".venv", python_identity()
+def set_up(root: Path, extras: Sequence[str], name: str = ".venv") -> None:
+    """Bring `.venv` of a checkout, or another environment beside it, up to date."""
+    venv, python = root / name, python_identity()
     wanted = fingerprint(root, python)
     with only_one(root):
         reason = why_unusable(venv, python)
         if reason:
             if is_ours(venv):
-                print(f"set-up: .venv {reason}: making it afresh", flush=True)
+                print(f"set-up: {name} {reason}: making it afresh", flush=True)
             make_environment(venv, python)
         record = read_record(venv)
         if is_installed(record, wanted, extras):
@@ -240,12 +240,13 @@ def set_up(root: Path, extras: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: `set_up.py [EXTRA ...]`."""
+    """The command line: `set_up.py [--venv NAME] [EXTRA ...]`."""
     parser = argparse.ArgumentParser(description="Make .venv and install Tether into it.")
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="extras of pyproject.toml, for example: gguf dev")
+    parser.add_argument("--venv", default=".venv", metavar="NAME", help="the environment's folder in the checkout; .venv if left out")
     options = parser.parse_args(arguments)
     try:
-        set_up(Path(__file__).resolve().parent.parent, options.extras)
+        set_up(Path(__file__).resolve().parent.parent, options.extras, options.venv)
     except SetUpError as error:
         print(error, file=sys.stderr)
         return 1

@@ -30,6 +30,7 @@ _PUBLIC = {
     "Step": "tether.core.types",
     "StopReason": "tether.core.enums",
     "TetherError": "tether.core.errors",
+    "TetherLogger": "tether.diagnostics.logger",
     "Trajectory": "tether.core.types",
     "Turn": "tether.core.types",
     "VectorEnv": "tether.envs.remote",
@@ -70,6 +71,7 @@ __all__ = [
     "Step",
     "StopReason",
     "TetherError",
+    "TetherLogger",
     "Trajectory",
     "Turn",
     "VectorEnv",
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from tether.core.types import Completion, Group, Observation, Step, Trajectory, Turn
     from tether.diagnostics.cross_score import cross_score
     from tether.diagnostics.information import Information, measure_information
+    from tether.diagnostics.logger import TetherLogger
     from tether.diagnostics.monitor import Health, Monitor
     from tether.diagnostics.pairs import ProbeRows
     from tether.envs.checker import check_env

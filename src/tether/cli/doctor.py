@@ -5,6 +5,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ def examine() -> Iterator[Finding]:
     yield from _compute()
     yield from _models()
     yield _sandbox()
+    yield from _trainers()
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     yield Finding("disk", free > MIN_FREE_GIB, f"{free:.0f} GiB free here; a run needs {MIN_FREE_GIB} GiB to be safe")
 
@@ -143,6 +145,47 @@ def _sandbox() -> Finding:
     level = describe_isolation()
     strength = "kernel isolation" if level.strong else "weaker isolation only" if level.name else "not available"
     return Finding("sandbox", level.strong, f"{strength}: {level.detail}", needed=False)
+
+
+def _trainers() -> Iterator[Finding]:
+    """Whether the plug-ins for the trainers that are installed here really load; verl swallows errors of loading them."""
+    for name in ("trl", "verl"):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        yield _trainer(name, version)
+
+
+def _trainer(name: str, version: str) -> Finding:
+    """Load a plug-in in a process of its own: these packages set up logging, plug-ins and devices when they are imported."""
+    loads = {
+        "trl": "import tether.integrations.trl; from tether.integrations.trl.versions import check_version; print(check_version() or '')",
+        "verl": (
+            "import verl, sys; from tether.integrations.verl.plugin import NAME, check_version; "
+            "from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as known; import tether.integrations.verl.sampler; "
+            "assert NAME in known, 'verl does not know the agent loop'; print(check_version() or '')"
+        ),
+    }
+    what = f"plug-in for {name}"
+    if name == "verl":
+        offered = [point for point in importlib.metadata.entry_points(group="verl.plugins") if point.name == "tether"]
+        policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").lower()
+        if not offered:
+            return Finding(
+                what,
+                False,
+                "verl is not offered the plug-in: install Tether (pip install -e .) so that its entry point is known",
+                needed=False,
+            )
+        if policy != "auto" and "tether" not in policy.split(","):
+            return Finding(what, False, f"VERL_USE_EXTERNAL_PLUGINS is '{policy}', so verl does not load it; set it to auto", needed=False)
+    done = subprocess.run([sys.executable, "-c", loads[name]], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return Finding(what, False, f"{name} {version} is here, but the plug-in does not load: {reason}", needed=False)
+    remark = (done.stdout.strip().splitlines() or [""])[-1]
+    return Finding(what, not remark, remark or f"loads with {name} {version}", needed=False)
 
 
 def _models() -> Iterator[Finding]:

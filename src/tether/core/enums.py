@@ -19,6 +19,8 @@ class StopReason(StrEnum):
     """The next turn would not have fitted into the model's context."""
     ENV_ERROR = "env_error"
     """The environment raised; the message is on the trajectory."""
+    UNKNOWN = "unknown"
+    """The log of another trainer does not say."""
 
 
 class FinishReason(StrEnum):

@@ -91,6 +91,11 @@ class Turn:
         return self.response_ids[slice(*self.reasoning_span)] if self.reasoning_span else ()
 
     @property
+    def lead_ids(self) -> tuple[int, ...]:
+        """What was sampled before the reasoning: nothing, unless the model opens the think tag itself."""
+        return self.response_ids[: self.reasoning_span[0]] if self.reasoning_span else ()
+
+    @property
     def earned(self) -> float:
         """This turn's part of the return: reward and penalties."""
         return self.reward + self.penalty + self.overlong

@@ -5,7 +5,7 @@ one call; a scorer with `score_many` gets one call per prompt, so that all reaso
 gets one call per pair. A score that is not finite is refused here, where the pair can still be named.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,7 +28,7 @@ def cross_score(scorer: Any, prompts: Sequence[Ids], reasonings: Sequence[Ids]) 
     """The [N, P] matrix of sequence log-probs, exact.
 
     Args:
-        scorer: a Hugging Face causal language model, or anything with `.score(prompt, reasoning) -> float`.
+        scorer: a Hugging Face causal language model, anything with `.score(prompt, reasoning) -> float`, or a function of both.
         prompts: P lists of token ids, each ending where the reasoning would begin.
         reasonings: N lists of token ids.
     """
@@ -77,11 +77,23 @@ def _check_finite(scores: npt.NDArray[np.float64]) -> None:
 
 
 def as_scorer(scorer: Any) -> Scorer | BatchScorer | MatrixScorer:
-    """The object itself if it scores, a prefix-sharing scorer over it if it is a Hugging Face causal language model."""
+    """The object itself if it scores, a prefix-sharing scorer over it if it is a Hugging Face causal language model, else a function."""
     if isinstance(scorer, MatrixScorer | BatchScorer | Scorer):
         return scorer
     if hasattr(scorer, "config") and hasattr(scorer, "get_output_embeddings"):
         from tether.models.scoring.local import PrefixScorer  # torch is only needed here
 
         return PrefixScorer(scorer)
-    raise BadInput(f"a scorer must be a Hugging Face causal LM or have .score(prompt, reasoning); got {type(scorer).__name__}")
+    if callable(scorer):
+        return _FunctionScorer(scorer)
+    raise BadInput(f"a scorer must be a Hugging Face causal LM, a function, or have .score(prompt, reasoning); got {type(scorer).__name__}")
+
+
+class _FunctionScorer:
+    """A function from prompt ids and reasoning ids to log p."""
+
+    def __init__(self, function: Callable[[Ids, Ids], float]) -> None:
+        self._function = function
+
+    def score(self, prompt: Ids, reasoning: Ids) -> float:
+        return float(self._function(prompt, reasoning))

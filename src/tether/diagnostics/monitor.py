@@ -25,11 +25,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tether.algorithms.filters.scores import sample_variance
+from tether.algorithms.filters.select import Selection
 from tether.core.alarms import Alarm, Severity
 from tether.core.enums import Regime, Scope
 from tether.core.errors import BadInput, TetherError
@@ -38,7 +40,9 @@ from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import repetition_metrics
 from tether.diagnostics.alarms.tracker import AlarmTracker
 from tether.diagnostics.cross_score import cross_score
+from tether.diagnostics.generations import Generations, read_generations
 from tether.diagnostics.information import Information, measure_information
+from tether.diagnostics.logger import TetherLogger, generation_metrics
 from tether.diagnostics.pairs import (
     Pairs,
     ProbeRows,
@@ -47,14 +51,18 @@ from tether.diagnostics.pairs import (
     first_turn_pairs,
     probe_pairs,
     read_rows,
+    rollout_rows,
     trajectory_pairs,
     turn_pairs,
 )
 from tether.diagnostics.probe import FixedProbe
 from tether.diagnostics.regimes import Baseline, classify
+from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.diagnostics.sampling import sample_reasonings, sampling_error
+from tether.diagnostics.scorer import resolve_scorer
 from tether.diagnostics.settings import AlarmRules
 from tether.models.memory import memory_boundary
+from tether.runs.schema import StepRecord
 
 RESAMPLES = 1000
 """Of the intervals and of the p-values; they cost milliseconds."""
@@ -62,6 +70,8 @@ FEWEST_PER_PROMPT, FEWEST_CONTEXTS = 2, 8
 """Measured whatever the budget is: below this the numbers mean nothing."""
 LEARNING_PASSES = 3
 """A forward pass, and a backward pass of twice its cost."""
+FOREVER = 2**40
+"""More steps than any run has."""
 
 SECTIONS = {Scope.FIRST_TURN: "information", Scope.TRAJECTORY: "information_trajectory", Scope.TURN: "information_turn"}
 """The section in which the metrics of a scope are logged."""
@@ -101,6 +111,14 @@ class Health:
     """Those of them that begin at this step."""
 
 
+def step_record(step: int, metrics: Mapping[str, float], health: Health) -> StepRecord:
+    """The record of a step: its numbers, and in words what was out of the ordinary."""
+    values = {**metrics, **{f"{section}/{name}": value for section, named in health.metrics.items() for name, value in named.items()}}
+    notes = [*health.notes, *(alarm.sentence() for alarm in health.new_alarms)]
+    regime = None if health.regime is None else str(health.regime)
+    return StepRecord(step, values, regime, notes, [alarm.to_json() for alarm in health.alarms])
+
+
 def step_work(sampled: Sequence[Group], trained: Sequence[Group], epochs: int) -> int:
     """The work of a step in tokens through the model: once in the rollout, three times per epoch for what is trained on."""
     return _tokens(sampled) + LEARNING_PASSES * epochs * _tokens(trained)
@@ -122,11 +140,16 @@ class Monitor:
         seed: int = 0,
         tokenizer: Any = None,
         rules: AlarmRules | None = AlarmRules(),  # noqa: B008  (immutable)
+        pattern: str | None = None,
+        out: str | Path | None = None,
+        about: Mapping[str, Any] | None = None,
+        resume: bool = False,
     ) -> None:
         """A monitor at the start of a run.
 
         Args:
-            scorer: anything that `tether.cross_score` takes: a Hugging Face causal LM, or an object with `.score(prompt, reasoning)`.
+            scorer: anything that `tether.cross_score` takes: a Hugging Face causal LM, an object with `.score(prompt, reasoning)`, a function of
+                both; or a name: of a model that `tether.load_model` knows, or the address of an OpenAI-compatible server.
             every: steps between two measurements of information; 0 measures never and checks the alarms only.
             scopes: measured in addition to the first turn: `trajectory`, `turn`.
             budget: the largest share of the steps' work that measuring may take; see `observe(work=...)`.
@@ -136,11 +159,16 @@ class Monitor:
             seed: of everything that is drawn.
             tokenizer: needed where prompts or reasonings are texts, and to find repeated text in token ids.
             rules: the parameters of the alarms; None raises no alarms.
+            pattern: where the reasoning is in `observe(responses=...)`: a regular expression with one group; None takes the think tags.
+            out: a run folder to write, with the files of Tether's own runs, for `tether report` and `tether diagnose`.
+            about: what the run is, for its report; "model" names the model that `tether diagnose` scores with.
+            resume: continue an existing run folder, its alarm history included; restore the rest with `restore`.
         """
         if every < 0 or not 0 < budget <= 1 or contexts < 1:
             raise BadInput(f"every is {every}, budget {budget}, contexts {contexts}; give every >= 0, 0 < budget <= 1, contexts >= 1")
-        self.scorer = scorer
+        self.scorer, tokenizer = resolve_scorer(scorer, tokenizer)
         self._every, self._budget, self._seed, self._tokenizer = every, budget, seed, tokenizer
+        self._rule = ReasoningRule(pattern)
         others = [Scope(scope) for scope in scopes]
         self._scopes = [Scope.FIRST_TURN, *(scope for scope in others if scope is not Scope.FIRST_TURN)]
         self._contexts = dict.fromkeys(self._scopes, contexts)
@@ -148,6 +176,15 @@ class Monitor:
         self._sigma_ema: dict[Scope, float] = {}
         self._start: Baseline | None = None
         self._tracker = None if rules is None else AlarmTracker(rules)
+        self._resumed = False
+        self.logger: TetherLogger | None = None
+        if out is not None:
+            described = dict(about or {})
+            model = str(described.pop("model", "") or getattr(getattr(scorer, "config", None), "name_or_path", "") or "") or None
+            self.logger = TetherLogger(out, tokenizer=tokenizer, model=model, about=described, pattern=pattern, resume=resume)
+            records = self.logger.store.steps()
+            self._resumed = bool(records)
+            self.replay((record.step, record.metrics) for record in records)
 
     def is_due(self, step: int) -> bool:
         """Whether information is measured: at the first step, and every `every` steps after it."""
@@ -158,11 +195,13 @@ class Monitor:
         step: int,
         *,
         prompts: Sequence[TokensOrText],
-        reasonings: Sequence[TokensOrText | None],
+        reasonings: Sequence[TokensOrText | None] | None = None,
+        responses: Sequence[TokensOrText] | None = None,
         groups: Sequence[Hashable],
         rewards: Sequence[float] | None = None,
         successes: Sequence[bool] | None = None,
         trajectories: Sequence[Hashable] | None = None,
+        selection: Selection | None = None,
         metrics: Mapping[str, float] | None = None,
         work: float = math.inf,
         probe: Callable[[int], ProbeRows] | None = None,
@@ -175,10 +214,12 @@ class Monitor:
             step: its number, from 1.
             prompts: everything the model saw before each reasoning, as token ids or as text.
             reasonings: the reasoning of each row, as token ids or as text; empty or None where there is none.
+            responses: in place of reasonings: whole responses, which are cut at their think tags (or by `pattern`).
             groups: the id of each row's group: rows with the same first prompt.
             rewards: the return of each row's trajectory.
             successes: whether each row's trajectory solved its task.
             trajectories: which rows are turns of one episode, in order; by default every row is an episode of its own.
+            selection: what `select_groups` made of these rows, for the run folder and the metrics of the groups.
             metrics: numbers of the step that are known already, under their names in core/metrics.py, such as "rollout/response_tokens". The
                 alarms read them; what is missing is computed from the rows where it can be.
             work: the tokens that the step computes without the monitor, which `budget` is a share of: those of the rollout, and three times
@@ -189,8 +230,49 @@ class Monitor:
         if (probe is None) != (self._probe is None):
             got = "Monitor has no probe_prompts" if self._probe is None else "observe has no probe"
             raise BadInput(f"{got}; give probe_prompts to Monitor and probe to every observe, or neither")
+        if self._resumed:  # steps from here on are made again
+            self.forget(step, step + FOREVER)
+            self._resumed = False
+        found: Generations | None = None
+        if responses is not None or self.logger is not None:
+            found = read_generations(
+                prompts=prompts,
+                groups=groups,
+                responses=responses,
+                reasonings=reasonings,
+                rewards=rewards,
+                successes=successes,
+                trajectories=trajectories,
+                tokenizer=self._tokenizer,
+                rule=self._rule,
+            )
+            metrics = {**generation_metrics(found, selection), **dict(metrics or {})}
+        if found is not None and responses is not None:
+            read: dict[str, Any] = rollout_rows(found.groups)
+            prompts, reasonings, groups, trajectories = (read[name] for name in ("prompts", "reasonings", "groups", "trajectories"))
+            rewards, successes = (read["rewards"] if rewards is not None else None), (read["successes"] if successes is not None else None)
+        if reasonings is None:
+            raise BadInput("give reasonings or responses; responses are cut at their think tags")
+        health = self._observe(step, prompts, reasonings, groups, rewards, successes, trajectories, dict(metrics or {}), work, probe)
+        if found is not None and self.logger is not None:
+            self.logger.write(found, step_record(step, {**dict(metrics or {})}, health), selection)
+        return health
+
+    def _observe(
+        self,
+        step: int,
+        prompts: Sequence[TokensOrText],
+        reasonings: Sequence[TokensOrText | None],
+        groups: Sequence[Hashable],
+        rewards: Sequence[float] | None,
+        successes: Sequence[bool] | None,
+        trajectories: Sequence[Hashable] | None,
+        known: dict[str, float],
+        work: float,
+        probe: Callable[[int], ProbeRows] | None,
+    ) -> Health:
         rows = read_rows(prompts, reasonings, groups, trajectories, self._tokenizer)
-        health, known = Health(), dict(metrics or {})
+        health = Health()
         if self.is_due(step):
             health = dataclasses.replace(health, regime=self._measure_scopes(step, rows, work, health, probe, known))
         if self._tracker is None:

@@ -12,6 +12,7 @@ In the last two scopes every drawn context is a column. Equal contexts (two grou
 probe (`ProbeRows`) takes the place of the first turns: the same prompts at every measurement, each of them a column whatever was replied.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,15 +103,24 @@ def rollout_rows(groups: Sequence[Group]) -> dict[str, list[Any]]:
     played = [
         (group, trajectory) for group in groups for trajectory in group.trajectories if trajectory.stop_reason != StopReason.ENV_ERROR
     ]
+    leads = {group.index: _common_lead(group) for group in groups}
     for number, (group, trajectory) in enumerate(played):
         for turn in range(len(trajectory.turns)):
-            rows["prompts"].append(context_of(trajectory, turn))
+            lead = trajectory.turns[turn].lead_ids if turn else leads[group.index]
+            rows["prompts"].append((*context_of(trajectory, turn), *lead))
             rows["reasonings"].append(trajectory.turns[turn].reasoning_ids)
             rows["groups"].append(group.index)
             rows["rewards"].append(trajectory.reward)
             rows["successes"].append(trajectory.success)
             rows["trajectories"].append(number)
     return rows
+
+
+def _common_lead(group: Group) -> Ids:
+    """The tokens before the reasoning in most first responses of a group. A column is a prompt, not a beginning of a response, so all members
+    get the same; Tether's own prompts open the think tag, and their leads are empty."""
+    counts = Counter(t.turns[0].lead_ids for t in group.trajectories if t.turns and t.turns[0].reasoning_ids)
+    return min(counts, key=lambda lead: (-counts[lead], lead), default=())
 
 
 def probe_rows(groups: Sequence[Group]) -> ProbeRows:
@@ -142,23 +152,24 @@ def read_rows(
     members: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
         members.setdefault(row if trajectories is None else (group, trajectories[row]), []).append(row)
-    start = () if tokenizer is None else _beginning(tokenizer)
     return Rows(
-        prompts=[_ids(prompt, tokenizer, f"prompts[{row}]", start) for row, prompt in enumerate(prompts)],
-        reasonings=[() if text is None else _ids(text, tokenizer, f"reasonings[{row}]") for row, text in enumerate(reasonings)],
+        prompts=[encoded(prompt, tokenizer, f"prompts[{row}]", beginning=True) for row, prompt in enumerate(prompts)],
+        reasonings=[() if text is None else encoded(text, tokenizer, f"reasonings[{row}]") for row, text in enumerate(reasonings)],
         trajectories=list(members.values()),
         groups=[groups[rows[0]] for rows in members.values()],
     )
 
 
-def _ids(value: TokensOrText, tokenizer: Any, where: str, start: Ids = ()) -> Ids:
+def encoded(value: TokensOrText, tokenizer: Any, where: str, *, beginning: bool = False) -> Ids:
+    """Token ids as they are, a text as the tokenizer encodes it; `beginning`: with the token that begins every text, if there is one."""
     if isinstance(value, tuple):
         return value
     if not isinstance(value, str):
         return tuple(int(token) for token in value)
     if tokenizer is None:
-        raise BadInput(f"{where} is text; give Monitor the tokenizer of the model that scores, or token ids")
+        raise BadInput(f"{where} is text; give the tokenizer of the model that scores, or token ids")
     ids = tuple(tokenizer.encode(value, add_special_tokens=False))
+    start = _beginning(tokenizer) if beginning else ()
     return ids if ids[: len(start)] == start else start + ids
 
 

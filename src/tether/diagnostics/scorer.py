@@ -1,4 +1,5 @@
 """`build_scorer`: the model that scores the reasoning of a run: the policy, the model the run started from, or a fixed third one.
+`resolve_scorer`: the same for a loop that is not Tether's: a model, a function, or a name.
 
 A collapsed policy also scores its own text poorly. A frozen scorer does not drift with the policy (paper, appendix F). The reference of a
 run with adapters is the same model with the adapters switched off, so no second copy is loaded.
@@ -62,3 +63,25 @@ def build_scorer(name: str, policy: Policy, start_model: str, *, tokenizer: PreT
     if ready.tokenizer is None or written_with is None or same_tokens(written_with, ready.tokenizer):
         return ready.scorer
     return RetokenizedScorer(ready.scorer, written_with, ready.tokenizer)
+
+
+def resolve_scorer(scorer: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """What scores, and the tokenizer of the rows.
+
+    A name is loaded (or, an address, connected to). Where its tokens are not those of `tokenizer`, which the rows are in, the rows are
+    encoded again for it; without `tokenizer` the rows are in the scorer's own. A model whose embeddings are fewer than the tokenizer's words
+    is refused: the tokenizer belongs to another model.
+    """
+    if isinstance(scorer, str):
+        ready = make_scorer(scorer)
+        if tokenizer is None or ready.tokenizer is None or same_tokens(tokenizer, ready.tokenizer):
+            return ready.scorer, tokenizer if tokenizer is not None else ready.tokenizer
+        return RetokenizedScorer(ready.scorer, tokenizer, ready.tokenizer), tokenizer
+    embeddings = scorer.get_input_embeddings() if hasattr(scorer, "get_input_embeddings") else None
+    known = getattr(embeddings, "num_embeddings", None)
+    if known is not None and tokenizer is not None and hasattr(tokenizer, "get_vocab") and len(tokenizer) > known:
+        raise BadInput(
+            f"the tokenizer has {len(tokenizer)} tokens and the scorer's model {known}: the tokenizer belongs to another model; "
+            "give the scorer's own, or name the scorer (a folder, an id), which then reads the text"
+        )
+    return scorer, tokenizer

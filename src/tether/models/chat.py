@@ -12,7 +12,7 @@ Templates differ, and what a template does is found out by rendering it:
 out: a conversation is only ever appended to.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -117,18 +117,8 @@ class ChatFormat:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def tokens_before(self, ids: tuple[int, ...], num_chars: int) -> int:
-        """How many leading tokens of `ids` lie entirely within the first `num_chars` characters of their text.
-
-        A token that straddles the border (such as one that joins a full stop with the start of a tag) is not counted.
-        """
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if len(self.decode(ids[:middle])) <= num_chars:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        """How many leading tokens of `ids` lie entirely within the first `num_chars` characters of their text."""
+        return tokens_before(self.decode, ids, num_chars)
 
     def _opening(self, system: str | None, user: str) -> list[dict[str, str]]:
         if system is None:
@@ -155,3 +145,18 @@ class ChatFormat:
         """Tokens of a text, nothing added."""
         # Not verbose: transformers warns of texts longer than the model, but a rollout keeps to its budget by itself.
         return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
+def tokens_before(decode: Callable[[tuple[int, ...]], str], ids: tuple[int, ...], num_chars: int) -> int:
+    """How many leading tokens of `ids` lie entirely within the first `num_chars` characters of their text.
+
+    A token that straddles the border (such as one that joins a full stop with the start of a tag) is not counted.
+    """
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(decode(ids[:middle])) <= num_chars:
+            low = middle
+        else:
+            high = middle - 1
+    return low

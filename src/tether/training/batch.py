@@ -20,7 +20,7 @@ from tether.algorithms.filters.rules import AUTO, auto_strategy, extreme_members
 from tether.algorithms.filters.scores import sample_variance
 from tether.algorithms.filters.select import Selection, select_within
 from tether.core.types import Group
-from tether.rollout.summary import group_summary
+from tether.diagnostics.summary import group_summary
 from tether.training.settings import FilterSettings
 
 SELECTING = {"keep", "score", "order", "include_zero", "eps", "band"}

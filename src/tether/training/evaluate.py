@@ -14,10 +14,10 @@ from tether.core.metrics import wilson_interval
 from tether.core.protocols import Sampling
 from tether.core.types import Group
 from tether.diagnostics.intervals import student_t
+from tether.diagnostics.summary import pass_rates, rollout_summary
 from tether.envs.factory import env_factory
 from tether.envs.registry import make_env
 from tether.rollout.sampler import EnvPool, EnvSpec, Sampler, validation_plan
-from tether.rollout.summary import pass_rates, rollout_summary
 
 DEFAULT_PROMPTS = 512
 """Of an environment in which every seed makes its own instance."""

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +21,10 @@ from tether.diagnostics.alarms.repetition import rollout_repetition
 from tether.diagnostics.gradients import decompose_gradients, gradient_metrics
 from tether.diagnostics.monitor import Health, step_work
 from tether.diagnostics.pairs import ProbeRows, probe_rows, rollout_rows
+from tether.diagnostics.summary import group_summary, rollout_summary
 from tether.models.memory import memory_boundary
 from tether.rollout.pack import pack
 from tether.rollout.sampler import error_note, training_plan
-from tether.rollout.summary import group_summary, rollout_summary
 from tether.runs.schema import StepRecord
 from tether.training.async_rollouts import AsyncRollouts, FilterInputs
 from tether.training.batch import SampledBatch, reweight_batch, sample_batch
@@ -142,7 +143,7 @@ class Stages:
         """Information, alarms and gradients, always on the unfiltered groups and before the update: the model that scores the reasoning is
         the one that wrote it. A diagnosis that fails is on the record with its cause, and training continues."""
         settings, monitor = self._settings, self._parts.monitor
-        rows = rollout_rows(sampled.first_round)
+        rows: dict[str, Any] = rollout_rows(sampled.first_round)
         rollout = rollout_summary(sampled.groups, mixed=self._mixed)
         if not self._parts.sampler.engine.capabilities.shares_weights:
             rollout["staleness"] = _staleness(sampled.groups, step - 1)

@@ -156,7 +156,7 @@ def test_bad_rows(changes: dict[str, Any], words: str, tiny: Any) -> None:
 
 
 def test_texts_need_a_tokenizer() -> None:
-    with pytest.raises(BadInput, match=r"prompts\[0\] is text; give Monitor the tokenizer"):
+    with pytest.raises(BadInput, match=r"prompts\[0\] is text; give the tokenizer"):
         Monitor(_Same()).observe(1, **ROWS)
 
 

@@ -13,7 +13,7 @@ def test_by_hand(turn: Any, group: Any, rows: Any) -> None:
         group(1, [[turn((3,), (90, 14, 15, 91), (1, 3))]]),
     ]
     pairs = first_turn_pairs(rows(groups))
-    assert pairs.prompts == [(1, 2), (3,)]
+    assert pairs.prompts == [(1, 2), (3, 90)]  # what is sampled before the reasoning belongs to x
     assert pairs.reasonings == [(10, 11, 12), (13,), (14, 15)], "the span, tags excluded"
     assert pairs.source == [0, 0, 1]
     assert pairs.lengths == [3, 1, 2]
@@ -91,7 +91,7 @@ def test_some_of_the_reasonings_against_all_prompts(turn: Any, group: Any, rows:
     """Two prompts of 2 and 1 tokens, reasonings of 3, 1 and 2: all cost 3 + 2 x 6, the last two 3 + 2 x 3."""
     groups = [
         group(0, [[turn((1, 2), (10, 11, 12, 90), (0, 3))], [turn((1, 2), (13, 90, 91), (0, 1))], [turn((1, 2), (9,), None)]]),
-        group(1, [[turn((3,), (90, 14, 15, 91), (1, 3))]]),
+        group(1, [[turn((3,), (14, 15, 91), (0, 2))]]),
     ]
     pairs = first_turn_pairs(rows(groups))
     assert (pairs.cost, pairs.population, pairs.dropped) == (15, 3, 0)

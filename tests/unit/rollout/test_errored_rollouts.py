@@ -9,12 +9,12 @@ import pytest
 from tether.core.enums import StopReason
 from tether.core.protocols import Sampling
 from tether.core.types import Group, Observation, Step
+from tether.diagnostics.summary import rollout_summary
 from tether.rollout import sampler as module
 from tether.rollout.engines.scripted import ScriptedEngine
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.pack import pack
 from tether.rollout.sampler import EnvPool, EnvSpec, error_note, play_plan, training_plan
-from tether.rollout.summary import rollout_summary
 from tether.training.batch import select
 from tether.training.settings import FilterSettings
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from tether.core.grammar import parse_response
 from tether.diagnostics.rollouts import values
+from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.diagnostics.rollouts.record import BadRecord, Rollout
 
 _HEAD = re.compile(rb'\s*\{"step": (\d+), "split": "([^"\\]*)", "attempt": (\d+), ')
 """How the run store begins a line: enough to place it without parsing its token ids."""
 
 Block = tuple[int, bytes]
+TAGS = ReasoningRule()
 
 
 def recognises(record: values.Record) -> bool:
@@ -61,29 +63,32 @@ def rollouts(record: values.Record, where: str) -> Iterator[Rollout]:
         if context is None or sampled is None:
             raise BadRecord(f"{named} has no token ids; expected context_ids and response_ids")
         seen = context if turn.get("fresh") else seen + context
+        start, thoughts = _thoughts(turn, sampled, named)
         yield Rollout(
             **shared,
             turn=index,
             prompt=values.text(turn.get("observation"), f"{named}.observation"),
-            prompt_ids=seen,
+            prompt_ids=seen + sampled[:start],  # what stands before the reasoning belongs to x: the tag, where the model opens it
             response_ids=sampled,
-            **_thoughts(turn, sampled, named),
+            **thoughts,
         )
         seen += sampled
 
 
-def _thoughts(turn: values.Record, sampled: tuple[int, ...], named: str) -> dict[str, Any]:
+def _thoughts(turn: values.Record, sampled: tuple[int, ...], named: str) -> tuple[int, dict[str, Any]]:
+    """Where the reasoning starts in the sampled ids, and the reasoning."""
     response = values.text(turn.get("response"), f"{named}.response") or ""
     span = values.token_ids(turn.get("reasoning_span"), f"{named}.reasoning_span")
     if span is None:
-        return {"response": response, "missing": "unclosed"}
+        return 0, {"response": response, "missing": "unclosed"}
     if len(span) != 2 or not span[0] <= span[1] <= len(sampled):
         raise BadRecord(f"{named}.reasoning_span is {list(span)}; expected start and end within {len(sampled)} response ids")
     ids = sampled[slice(*span)]
     end = parse_response(response).reasoning_end
-    return {
+    start = TAGS.cut(response).start if span[0] else 0
+    return span[0], {
         "response": response,
-        "reasoning": response[:end] if ids and end is not None else None,
+        "reasoning": response[start:end] if ids and end is not None else None,
         "reasoning_ids": ids,
         "missing": None if ids else "blank",
     }

@@ -9,7 +9,7 @@ import pytest
 from tether.algorithms.filters.select import select_groups
 from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Group, Trajectory, Turn
-from tether.rollout.summary import group_summary, pass_at_k, pass_rates, rollout_summary
+from tether.diagnostics.summary import group_summary, pass_at_k, pass_rates, rollout_summary
 
 
 def _turn(context: tuple[int, ...], response: tuple[int, ...], **more: Any) -> Turn:

@@ -1,0 +1,128 @@
+"""Completions of another trainer as Tether's groups, and Tether's episodes as completions: one sequence of tokens with a mask.
+
+A row is a prompt and everything that followed it. The mask tells tokens that the model wrote from those of tools and environments; each
+stretch of written tokens is a turn. `flatten` is the way back: an episode with its full history as one row.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tether.core.enums import FinishReason, StopReason
+from tether.core.protocols import Sampling
+from tether.core.seeding import derive_seed
+from tether.core.types import Completion, Group, Trajectory, Turn
+from tether.diagnostics.generations import Generations, reasoning_span
+from tether.diagnostics.rollouts.reasoning import ReasoningRule
+from tether.rollout.engines.base import StopRule
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One completion."""
+
+    key: str
+    """Equal for rows of the same data row."""
+    prompt_ids: Ids
+    completion_ids: Ids
+    sampled: tuple[bool, ...]
+    """Which tokens of the completion the model wrote; the others are answers of tools and environments."""
+    success: bool | None
+    spans: tuple[tuple[int, int] | None, ...] | None
+    """The reasoning of each response, where the rollout knows it."""
+
+
+def rows_as_generations(
+    rows: Sequence[Row],
+    groups: Sequence[Hashable],
+    rewards: Sequence[float],
+    successes: Sequence[bool] | None,
+    decode: Callable[[Ids], str],
+    rule: ReasoningRule,
+) -> Generations:
+    """The rows as groups. A row without a reward (NaN) is no evidence: it stands in `errored`, as an environment error does."""
+    found: dict[Hashable, Group] = {}
+    for number, (row, name) in enumerate(zip(rows, groups, strict=True)):
+        group = found.setdefault(name, Group(len(found), derive_seed("prompt", *row.prompt_ids), []))
+        member = len(group.trajectories) + len(group.errored)
+        turns, reward = _turns(row, decode, rule), rewards[number]
+        if reward != reward or not turns:
+            error = "no reward function scored this completion" if reward != reward else "the completion is empty or masked as truncated"
+            group.errored.append(Trajectory(group.index, member, group.seed, turns, StopReason.ENV_ERROR, error=error))
+            continue
+        turns[-1].reward = reward
+        success = successes is not None and bool(successes[number])
+        stop = StopReason.UNKNOWN if successes is None else StopReason.SUCCESS if success else StopReason.FAILURE
+        group.trajectories.append(Trajectory(group.index, member, group.seed, turns, stop, success))
+    return Generations(list(found.values()), list(found), True, successes is not None, True)
+
+
+def _turns(row: Row, decode: Callable[[Ids], str], rule: ReasoningRule) -> list[Turn]:
+    """One turn for each stretch of sampled tokens, with what was fed before it."""
+    turns: list[Turn] = []
+    context, start = row.prompt_ids, 0
+    while start < len(row.completion_ids):
+        end = start
+        while end < len(row.completion_ids) and row.sampled[end] == row.sampled[start]:
+            end += 1
+        ids = row.completion_ids[start:end]
+        if not row.sampled[start]:
+            context = (*context, *ids)
+        else:
+            text = decode(ids)
+            carried = row.spans if rule.pattern is None else None  # a pattern of the caller looks elsewhere than the think tags
+            span = carried[len(turns)] if carried is not None and len(turns) < len(carried) else reasoning_span(decode, ids, text, rule)
+            turns.append(
+                Turn(
+                    context_ids=context,
+                    response_ids=ids,
+                    logprobs=(),
+                    finish=FinishReason.END_OF_TURN,
+                    text=text,
+                    reasoning_span=span,
+                    valid=span is not None,
+                    observation=decode(context),
+                    new_context=not turns,
+                )
+            )
+            context = ()
+        start = end
+    return turns
+
+
+class Flat(NamedTuple):
+    """An episode as one row."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    """1 where a token was sampled."""
+    logprobs: list[float]
+    """0 where a token was not sampled, or where the engine gives none."""
+
+
+def flatten(trajectory: Trajectory) -> Flat:
+    """The first prompt, everything after it, and which of that was sampled; the context must be the full history."""
+    flat = Flat(list(trajectory.turns[0].context_ids) if trajectory.turns else [], [], [], [])
+    for number, turn in enumerate(trajectory.turns):
+        fed = turn.context_ids if number else ()
+        flat.completion_ids.extend((*fed, *turn.response_ids))
+        flat.mask.extend([0] * len(fed) + [1] * len(turn.response_ids))
+        flat.logprobs.extend((*[0.0] * len(fed), *(turn.logprobs or [0.0] * len(turn.response_ids))))
+    return flat
+
+
+def cut_response(
+    stop: StopRule, ids: Sequence[int], logprobs: Sequence[float] | None, sampling: Sampling, closing_tags: tuple[str, ...]
+) -> Completion:
+    """What another engine wrote, up to the token that ends a response by Tether's rule."""
+    tail = StopRule.tail_tokens(sampling)
+    end, finish = 0, None
+    while end < len(ids) and finish is None:
+        end += 1
+        start = max(0, end - tail)
+        finish = stop.finished(list(ids[start:end]), sampling, closing_tags, start)
+    known = tuple(float(value) for value in logprobs[:end]) if logprobs is not None else ()
+    return Completion(tuple(int(token) for token in ids[:end]), known, finish or FinishReason.LENGTH)
