@@ -3,6 +3,7 @@
 Exit codes: 0 success, 2 bad input (what, got, what to do), 1 anything else that went wrong, 130 after Ctrl-C.
 """
 
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -61,7 +62,10 @@ def main(arguments: list[str] | None = None) -> None:
         _check_verb(words[0])
         code = app(args=words, prog_name="tether", standalone_mode=False)
     except TetherError as error:
-        _fail(str(error), error.exit_code)
+        rank = int(os.environ.get("RANK") or 0)
+        if rank and error.common:  # rank 0 says it
+            sys.exit(error.exit_code)
+        _fail(f"rank {rank}: {error}" if rank else str(error), error.exit_code)
     except UsageError as error:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):

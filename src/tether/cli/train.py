@@ -41,13 +41,19 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last checkpoint.")] = False,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
-    from tether.training.api import named_settings, open_run
+    from tether.training.api import named_settings, open_run, run_training
+    from tether.training.distributed.ranks import join_ranks
 
+    ranks = join_ranks()
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
     if also:
         given["also"] = [_weighted(text) for text in also]
-    store, settings = open_run(out, config, given, resume=resume, smoke=smoke)
-    _run(settings, store, resume)
+    store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
+    if ranks.rank == 0:
+        _run(settings, store, resume, ranks)
+    else:
+        run_training(settings, store, (), resumed=resume, ranks=ranks)
+    ranks.close()
 
 
 def _weighted(text: str) -> dict[str, Any]:
@@ -61,14 +67,15 @@ def _weighted(text: str) -> dict[str, Any]:
         raise BadInput(f"--also got '{text}'; write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5") from None
 
 
-def _run(settings: Any, store: RunStore, resumed: bool) -> None:
+def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
     from tether.training.api import run_training
 
     console = Console()
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
-    console.print(f"{share}, {settings.steps} steps, seed {settings.seed} -> {store.folder}", highlight=False)
+    console.print(f"{share}, {settings.steps} steps, seed {settings.seed}", end="", highlight=False)
+    console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {store.folder}", highlight=False)
     status = console.status("loading the model")
     status.start()
     from tether.cli.live import LiveView
@@ -80,7 +87,7 @@ def _run(settings: Any, store: RunStore, resumed: bool) -> None:
         status.stop()
 
     try:
-        run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ready=ready)
+        run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
         if not trainers:  # still loading: nothing was trained
             raise

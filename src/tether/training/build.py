@@ -29,6 +29,7 @@ from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import load_checkpoint
+from tether.training.distributed.ranks import Ranks
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
 from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters
@@ -48,18 +49,25 @@ class Parts:
     monitor: Monitor
     plan: MemoryPlan | None
     """What the run takes of the device; None where it could not be counted."""
+    ranks: Ranks
 
 
-def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | None = None, timer: StartTimer | None = None) -> Parts:
-    """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take."""
-    timer = timer or StartTimer()
+def build(
+    settings: RunSettings,
+    checkpoint: Path | None,
+    callbacks: Callback | None = None,
+    timer: StartTimer | None = None,
+    ranks: Ranks | None = None,
+) -> Parts:
+    """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take, `ranks` share the work."""
+    timer, ranks = timer or StartTimer(), ranks or Ranks()
     algorithm = resolve_algorithm(settings.algorithm)
     with timer.part("memory_plan"):
-        plan = plan_memory(settings, algorithm)  # before anything is loaded
+        plan = plan_memory(settings, algorithm, ranks)  # before anything is loaded
     with timer.part("model"):
         policy = load_policy(settings, settings.rollout.max_context, checkpoint)
     with timer.part("learner"):
-        learner, critic = _learner(settings, policy, algorithm)
+        learner, critic = _learner(settings, policy, algorithm, ranks)
     with timer.part("reference"):
         reference = _reference(settings, policy, algorithm)  # after the learner, which decides what the policy computes in
     estimator = AdvantageEstimator(
@@ -71,14 +79,14 @@ def build(settings: RunSettings, checkpoint: Path | None, callbacks: Callback | 
         policy=policy,
     )
     with timer.part("engine"):
-        sampler = build_sampler(settings, policy, callbacks or Callback(), plan)
+        sampler = build_sampler(settings, policy, callbacks or Callback(), plan, ranks)
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
         monitor = _monitor(settings, policy)
-    return Parts(policy, algorithm, estimator, learner, sampler, monitor, plan)
+    return Parts(policy, algorithm, estimator, learner, sampler, monitor, plan, ranks)
 
 
-def _learner(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> tuple[Learner, Critic | None]:
+def _learner(settings: RunSettings, policy: Policy, algorithm: Algorithm, ranks: Ranks) -> tuple[Learner, Critic | None]:
     critic = _critic(settings, policy) if algorithm.has_critic else None
     learner = Learner(
         policy,
@@ -89,6 +97,7 @@ def _learner(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> tup
         critic=critic,
         critic_settings=settings.critic,
         dtype=None if is_lora(policy.module) else DTYPES[compute_dtype(settings)],
+        ranks=ranks,
     )
     return learner, critic
 
@@ -99,7 +108,9 @@ def _reference(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> R
     return reference_for(policy, settings.algorithm.reference or (None if is_lora(policy.module) else settings.model.name))
 
 
-def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None) -> Sampler:
+def build_sampler(
+    settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None, ranks: Ranks | None = None
+) -> Sampler:
     """What plays the episodes of training and evaluation."""
     assert policy.tokenizer is not None  # loaded with the model
     rules = episode_rules(settings, policy)
@@ -120,6 +131,7 @@ def build_sampler(settings: RunSettings, policy: Policy, callbacks: Callback, pl
         error_retries=settings.rollout.error_retries,
         on_stage=callbacks.on_stage_begin,
         on_finished=callbacks.on_stage_progress,
+        ranks=ranks,
     )
 
 

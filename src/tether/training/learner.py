@@ -6,6 +6,10 @@ taken at the sampling temperature, like the behavior log-probs they are compared
 minibatches: a critic with its own backbone has its own optimiser, on a shared backbone its loss is added to the policy's. An update whose
 gradient is not finite is skipped, counted, and changes nothing. A minibatch that runs out of memory is repeated in smaller parts
 (training/memory.py).
+
+Several ranks cut a minibatch alike and deal the micro-batches out by tokens. The weights of tokens are those of the whole minibatch, so the sum
+of the ranks' gradients is the gradient of one rank. What was counted is combined before anything is decided: all ranks skip an update, or
+repeat it in smaller parts, together.
 """
 
 import math
@@ -24,6 +28,7 @@ from tether.models.critic import Critic
 from tether.models.logprobs import AnyMicroBatch, Selected, cut_batch, forward, logprobs_and_entropy
 from tether.models.memory import forget_failed, memory_boundary
 from tether.models.policy import Policy
+from tether.training.distributed.ranks import Ranks, balanced
 from tether.training.memory import MicroBudget
 from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import CriticSettings, LearnerSettings
@@ -52,8 +57,11 @@ class Learner:
         critic: Critic | None = None,
         critic_settings: CriticSettings | None = None,
         dtype: torch.dtype | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        """`dtype` is what policy and critic compute in, None as they are; `ranks` share the work, by default there is one."""
         self.policy, self.critic = policy, critic
+        self.ranks = ranks or Ranks()
         self._algorithm, self._settings, self._temperature = algorithm, settings, temperature
         self._critic_settings = critic_settings or CriticSettings()
         self._max_tokens = max_tokens
@@ -80,6 +88,7 @@ class Learner:
             beta2=chosen.beta2,
             weight_decay=chosen.weight_decay,
             compute_dtype=dtype,
+            ranks=self.ranks,
         )
 
     def update(self, batch: Batch, orders: Sequence[Tensor], loss_scale: float, rates: Rates) -> dict[str, float]:
@@ -89,7 +98,7 @@ class Learner:
         totals, mismatch = TokenTotals(), TokenTotals().mismatch
         self.updates_applied, self._budget.retries = 0, 0
         to_come = sum(optimizer.bytes_to_come for optimizer in self._optimizers.values())
-        self._budget.decide(self._policies, to_come, self._settings.packing)
+        self._budget.decide(self._policies, to_come, self._settings.packing, self.ranks)
         for number, minibatch in enumerate(b for order in orders for b in batch.minibatches(order, self._settings.update_batch)):
             part = self._gradient(minibatch, loss_scale if rates.policy else 0.0)
             if number == 0:
@@ -103,7 +112,7 @@ class Learner:
         }
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint must keep beside the policy's weights."""
+        """What a checkpoint must keep beside the policy's weights; complete on rank 0."""
         return {
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()},
             "critic": self.critic.state() if self.critic else {},
@@ -135,17 +144,13 @@ class Learner:
         return self._optimizers["policy"].full_precision()
 
     def _gradient(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
-        """Accumulate the gradient of one minibatch, in smaller parts where memory asks for it; returns what it saw."""
+        """Accumulate the gradient of one minibatch, in smaller parts where memory asks for it; returns what all ranks saw."""
         while True:
-            part, failure = TokenTotals(), None
+            failure = None
             try:
-                with memory_boundary("update", "lower learner.micro_tokens"):
-                    self._backward(minibatch, loss_scale, part)
-                    part.settle()
+                return TokenTotals.combined(self.ranks.share(lambda: self._own_part(minibatch, loss_scale)))
             except OutOfMemory as error:
-                failure = str(error.__cause__)
-            if failure is None:
-                return part
+                failure = str(error.__cause__ or error)
             # Only here, where nothing refers to the failed pass any more, is its memory free.
             for optimizer in self._optimizers.values():
                 optimizer.zero_grad()
@@ -153,6 +158,14 @@ class Learner:
             lengths = minibatch.lengths_B.tolist()
             if not self._budget.reduce(self._policies, lengths):
                 raise OutOfMemory(self._no_memory_left(max(lengths), failure))
+
+    def _own_part(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
+        """Accumulate the gradient of this rank's micro-batches; returns what they saw."""
+        part = TokenTotals()
+        with memory_boundary("update", "lower learner.micro_tokens"):
+            self._backward(minibatch, loss_scale, part)
+            part.settle()
+        return part
 
     def _no_memory_left(self, longest: int, failure: str) -> str:
         applied = f"{self.updates_applied} of this step's updates had been applied" if self.updates_applied else "no weight was changed"
@@ -163,20 +176,28 @@ class Learner:
         )
 
     def _cut(self, policy: Policy, minibatch: Batch) -> list[AnyMicroBatch]:
-        """The micro-batches with something to learn from."""
-        cut = cut_batch(
+        """This rank's micro-batches, of those with something to learn from."""
+        cut = self._cut_by(policy, minibatch, self._budget.tokens)
+        num_ranks = self.ranks.size
+        if len(cut) < num_ranks:  # smaller ones, so that every rank has work
+            cut = self._cut_by(policy, minibatch, -(-sum(micro.num_tokens for micro in cut) // num_ranks))
+        learns_B = minibatch.loss_mask_BT.any(dim=1).tolist()
+        micros = [micro for micro in cut if any(learns_B[row] for row in micro.index_M.tolist())]
+        owners = balanced([micro.num_positions for micro in micros], num_ranks)
+        return [micro for micro, owner in zip(micros, owners, strict=True) if owner == self.ranks.rank]
+
+    def _cut_by(self, policy: Policy, minibatch: Batch, max_tokens: int) -> list[AnyMicroBatch]:
+        return cut_batch(
             policy,
             minibatch.ids_BT,
             minibatch.lengths_B,
-            self._budget.tokens,
+            max_tokens,
             packing=self._settings.packing,
             share_prompts=self._settings.share_prompts,
         )
-        learns_B = minibatch.loss_mask_BT.any(dim=1).tolist()
-        return [micro for micro in cut if any(learns_B[row] for row in micro.index_M.tolist())]
 
     def _backward(self, minibatch: Batch, loss_scale: float, totals: TokenTotals) -> None:
-        """Accumulate the gradient of one minibatch."""
+        """Accumulate the gradient of this rank's part of a minibatch."""
         weights_BT = token_weights(self._algorithm, minibatch.loss_mask_BT, minibatch.trajectory_index_B, self._max_tokens)
         value_weights_BT = token_mean(minibatch.loss_mask_BT, minibatch.trajectory_index_B, 1.0)
         for micro in self._cut(self.policy, minibatch):
@@ -221,7 +242,7 @@ class Learner:
         return losses.loss_N
 
     def _step(self, part: TokenTotals, totals: TokenTotals, *, policy_learns: bool) -> None:
-        """Update the weights by the gradient of a minibatch, or leave it out."""
+        """Update the weights by the gradient of a minibatch, or leave it out, on all ranks alike."""
         norms = {name: optimizer.clip(self._settings.max_grad_norm) for name, optimizer in self._optimizers.items()}
         finite = part.is_finite and all(math.isfinite(norm) for norm in norms.values())
         self.nonfinite_streak = 0 if finite else self.nonfinite_streak + 1

@@ -1,7 +1,7 @@
 """The stages of a step, each timed and reported: sample, diagnose, advantages, update, record. `loop.py` puts them in order."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ import torch
 from tether.algorithms.batch import Batch
 from tether.algorithms.filters.rules import loss_scale
 from tether.algorithms.filters.scores import sample_variance
-from tether.core.errors import BadInput, OutOfMemory, TetherError
+from tether.core.errors import BadInput, OutOfMemory, RankFailure, TetherError
 from tether.core.metrics import StepMetrics
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
@@ -131,7 +131,7 @@ class Stages:
         batch = pack([t for group in sampled.kept for t in group.trajectories], self._parts.policy.module.device)
         if not len(batch):
             return batch, {}
-        with self.timed("advantages"), memory_boundary("advantages", self._micro_remedy()):
+        with self.timed("advantages"), self._bounded("advantages"):
             batch, estimates = self._parts.estimator.complete(batch)
         return reweight_batch(batch, sampled, self._settings.filter), estimates
 
@@ -148,7 +148,7 @@ class Stages:
         streak = learner.nonfinite_streak
         release_unused_memory(self._parts.policy.module.device)
         try:
-            with self.timed("update"), memory_boundary("update", self._micro_remedy()):
+            with self.timed("update"), self._bounded("update"):
                 update = learner.update(batch, orders, scale, self._rates(step))
                 self._parts.sampler.engine.sync()
         except OutOfMemory:
@@ -168,8 +168,11 @@ class Stages:
         )
         return Rates(0.0 if warming_up else policy, value)
 
-    def _micro_remedy(self) -> str:
-        return f"lower learner.micro_tokens (now {self._settings.learner.micro_tokens}; the update stays the same)"
+    def _bounded(self, stage: str) -> AbstractContextManager[None]:
+        """A block that may run out of memory. One rank then ends with a checkpoint. Of several, one that fails outside the work that
+        ranks report to each other fails alone, and no checkpoint can be made without it."""
+        remedy = f"lower learner.micro_tokens (now {self._settings.learner.micro_tokens}; the update stays the same)"
+        return memory_boundary(stage, remedy, OutOfMemory if self._parts.ranks.size == 1 else RankFailure)
 
     def record(
         self, step: int, sampled: SampledBatch, batch: Batch, update: Mapping[str, float], health: Health, keep: float

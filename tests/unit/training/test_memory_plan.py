@@ -248,8 +248,8 @@ def _bytes(tensors: Any) -> int:
 def _really_taken(parts: Parts) -> dict[str, int]:
     """What the policy and its optimiser hold, and will once the first update is made."""
     optimizer = parts.learner._optimizers["policy"]
-    masters = _bytes(master for _, master in optimizer._rounded)
-    to_come, trained = optimizer.bytes_to_come, _bytes(optimizer._masters)
+    masters = _bytes(optimizer._masters[n] for n in optimizer._rounded)
+    to_come, trained = optimizer.bytes_to_come, _bytes(optimizer._masters.values())
     assert to_come == 3 * trained
     return {"weights": _bytes(parts.policy.module.parameters()), "optimiser": masters + 2 * trained, "gradients": trained}
 
@@ -269,7 +269,7 @@ def test_counted_is_what_a_critic_takes(monkeypatch: pytest.MonkeyPatch) -> None
     parts = build(_settings("tiny", algorithm={"name": "ppo"}), None)
     assert parts.plan is not None and parts.learner.critic is not None
     optimizer = parts.learner._optimizers["critic"]
-    held = _bytes(parts.learner.critic.policy.module.parameters()) + _bytes(master for _, master in optimizer._rounded)
+    held = _bytes(parts.learner.critic.policy.module.parameters()) + _bytes(optimizer._masters[n] for n in optimizer._rounded)
     assert parts.plan.needs["critic"] == held + optimizer.bytes_to_come
 
 
