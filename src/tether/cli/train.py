@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -19,10 +19,12 @@ Examples:
   tether train --config configs/sokoban/ppo.yaml --smoke
   tether train sokoban --also frozen_lake=0.5 --algo dapo
   tether train --resume --out runs/sokoban
+  tether train sokoban --gpus 8
 """
 
 
 def train(
+    context: typer.Context,
     env: Annotated[str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.")] = None,
     model: Annotated[str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = None,
     also: Annotated[
@@ -39,21 +41,39 @@ def train(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as rollout.group_size=8.")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two small steps on `tiny`, to see that it works.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last checkpoint.")] = False,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Train on so many GPUs of this machine, one process each.")] = None,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
-    from tether.training.api import named_settings, open_run, run_training
-    from tether.training.distributed.ranks import join_ranks
+    from tether.training.api import named_settings, open_run, run_settings, run_training
+    from tether.training.distributed.ranks import join_ranks, launched_rank
 
-    ranks = join_ranks()
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
     if also:
         given["also"] = [_weighted(text) for text in also]
+    if gpus is not None:
+        if launched_rank()[1] > 1:
+            raise BadInput("--gpus starts the ranks itself; leave it out under torchrun")
+        _launch(gpus, context.obj, run_settings(out, config, given, resume=resume, smoke=smoke))
+    ranks = join_ranks()
     store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
     if ranks.rank == 0:
         _run(settings, store, resume, ranks)
     else:
         run_training(settings, store, (), resumed=resume, ranks=ranks)
     ranks.close()
+
+
+def _launch(gpus: int, words: list[str], settings: Any) -> NoReturn:
+    """Start the ranks with the same arguments but --gpus, wait for them, and exit as they did."""
+    from tether.training.distributed.launch import check_gpus, launch
+
+    check_gpus(gpus, settings.model.device)
+    rest = [
+        word
+        for number, word in enumerate(words)
+        if word != "--gpus" and not word.startswith("--gpus=") and (number == 0 or words[number - 1] != "--gpus")
+    ]
+    sys.exit(launch(gpus, rest))
 
 
 def _weighted(text: str) -> dict[str, Any]:

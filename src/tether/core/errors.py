@@ -59,8 +59,13 @@ class OutOfMemory(TetherError, MemoryError):
     common = True
 
 
-class RankFailure(TetherError, RuntimeError):
-    """A rank failed where the others cannot follow, or another rank no longer answers. The run continues from its last checkpoint."""
+class RankFailure(Exception):
+    """A rank failed where the others cannot follow, or another rank no longer answers. The run continues from its last checkpoint.
+
+    No TetherError: whoever takes a failed measurement in its stride must not take this one, or the ranks would go separate ways.
+    """
+
+    exit_code = 1
 
 
 class DivergedModel(TetherError, ArithmeticError):

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 import torch
 
-from tether.core.errors import OutOfMemory, TetherError
+from tether.core.errors import OutOfMemory
 
 _ON_CPU = ("can't allocate memory", "not enough memory")
 """How torch's allocator for the CPU says it, as a plain RuntimeError."""
 
 
 @contextmanager
-def memory_boundary(stage: str, remedy: str, kind: type[TetherError] = OutOfMemory) -> Iterator[None]:
+def memory_boundary(stage: str, remedy: str, kind: type[Exception] = OutOfMemory) -> Iterator[None]:
     """Turn a failed allocation of the block into an error of this kind that names the stage and the remedy."""
     try:
         yield

@@ -114,14 +114,16 @@ def open_run(
 ) -> tuple[RunStore, RunSettings]:
     """The run folder and the resolved settings of a new or a resumed run. Of several ranks the first finds both, and alone writes."""
     ranks, place = ranks or Ranks(), Path(out) if out is not None else None
-    settings = ranks.first(lambda: _run_settings(place, Path(config) if config is not None else None, given, resume=resume, smoke=smoke))
+    settings = ranks.first(lambda: run_settings(out, config, given, resume=resume, smoke=smoke))
     if ranks.size > 1:
         ranks.together(lambda: check_several_ranks(settings, ranks))
     folder = place if resume and place else ranks.first(lambda: _create(place, settings))
     return ranks.together(lambda: RunStore.open(folder, writes=ranks.rank == 0)), settings
 
 
-def _run_settings(out: Path | None, config: Path | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
+def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
+    """The resolved settings of a new or a resumed run."""
+    out, config = Path(out) if out is not None else None, Path(config) if config is not None else None
     if not resume:
         return resolve_settings(config, given, SMOKE if smoke else {})
     if smoke:

@@ -14,8 +14,8 @@ import torch
 from tether.algorithms.presets import Algorithm, customized
 from tether.core.errors import BadInput
 from tether.core.protocols import Engine
-from tether.diagnostics.monitor import Monitor
-from tether.diagnostics.scorer import build_scorer
+from tether.diagnostics.monitor import NO_MEMORY, Monitor
+from tether.diagnostics.scorer import SharedScorer, build_scorer
 from tether.diagnostics.settings import POLICY
 from tether.models.chat import ChatFormat
 from tether.models.critic import Critic, load_critic
@@ -77,12 +77,13 @@ def build(
         temperature=settings.rollout.temperature,
         micro_tokens=settings.learner.micro_tokens,
         policy=policy,
+        ranks=ranks,
     )
     with timer.part("engine"):
         sampler = build_sampler(settings, policy, callbacks or Callback(), plan, ranks)
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
-        monitor = _monitor(settings, policy)
+        monitor = _monitor(settings, policy, ranks)
     return Parts(policy, algorithm, estimator, learner, sampler, monitor, plan, ranks)
 
 
@@ -197,10 +198,12 @@ def _critic(settings: RunSettings, policy: Policy) -> Critic:
     return load_critic(settings.critic.model or settings.model.name, policy=policy, device=settings.model.device)
 
 
-def _monitor(settings: RunSettings, policy: Policy) -> Monitor:
+def _monitor(settings: RunSettings, policy: Policy, ranks: Ranks) -> Monitor:
     """Diagnosis of the run. The scorer is the policy's own where nothing is measured, so that no further model is loaded."""
     chosen = settings.diagnosis
     scorer = build_scorer(chosen.scorer if chosen.every else POLICY, policy, settings.model.name)
+    if ranks.size > 1:
+        scorer = SharedScorer(scorer, ranks, NO_MEMORY)
     rules = settings.alarms.rules
     if rules.max_tokens is None:
         rules = rules.model_copy(update={"max_tokens": settings.rollout.max_tokens})

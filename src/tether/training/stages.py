@@ -14,7 +14,7 @@ from tether.core.metrics import StepMetrics
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import rollout_repetition
-from tether.diagnostics.gradients import decompose_gradients, gradient_metrics
+from tether.diagnostics.gradients import NO_MEMORY, decompose_gradients, gradient_metrics
 from tether.diagnostics.monitor import Health, step_work
 from tether.diagnostics.pairs import rollout_rows
 from tether.models.memory import memory_boundary
@@ -93,7 +93,7 @@ class Stages:
         if chosen.every and (step - 1) % chosen.every == 0:
             with self.timed("gradients"):
                 try:
-                    with memory_boundary("gradients", "lower learner.micro_tokens or diagnosis.gradients.prompts"):
+                    with self._bounded("gradients", NO_MEMORY):
                         groups = self._play(step, chosen.prompts, GRADIENT_GROUPS) if chosen.prompts else sampled.first_round
                         health.metrics["gradients"] = self._gradients(step, groups)
                 except TetherError as error:
@@ -123,6 +123,7 @@ class Stages:
             num_buckets=chosen.buckets,
             with_bound=chosen.bound,
             seed=derive_seed("gradients", settings.seed, step),
+            ranks=self._parts.ranks,
         )
         return gradient_metrics(found)
 
@@ -131,7 +132,7 @@ class Stages:
         batch = pack([t for group in sampled.kept for t in group.trajectories], self._parts.policy.module.device)
         if not len(batch):
             return batch, {}
-        with self.timed("advantages"), self._bounded("advantages"):
+        with self.timed("advantages"), self._bounded("advantages", self._micro_remedy()):
             batch, estimates = self._parts.estimator.complete(batch)
         return reweight_batch(batch, sampled, self._settings.filter), estimates
 
@@ -148,7 +149,7 @@ class Stages:
         streak = learner.nonfinite_streak
         release_unused_memory(self._parts.policy.module.device)
         try:
-            with self.timed("update"), self._bounded("update"):
+            with self.timed("update"), self._bounded("update", self._micro_remedy()):
                 update = learner.update(batch, orders, scale, self._rates(step))
                 self._parts.sampler.engine.sync()
         except OutOfMemory:
@@ -168,11 +169,13 @@ class Stages:
         )
         return Rates(0.0 if warming_up else policy, value)
 
-    def _bounded(self, stage: str) -> AbstractContextManager[None]:
+    def _bounded(self, stage: str, remedy: str) -> AbstractContextManager[None]:
         """A block that may run out of memory. One rank then ends with a checkpoint. Of several, one that fails outside the work that
         ranks report to each other fails alone, and no checkpoint can be made without it."""
-        remedy = f"lower learner.micro_tokens (now {self._settings.learner.micro_tokens}; the update stays the same)"
         return memory_boundary(stage, remedy, OutOfMemory if self._parts.ranks.size == 1 else RankFailure)
+
+    def _micro_remedy(self) -> str:
+        return f"lower learner.micro_tokens (now {self._settings.learner.micro_tokens}; the update stays the same)"
 
     def record(
         self, step: int, sampled: SampledBatch, batch: Batch, update: Mapping[str, float], health: Health, keep: float

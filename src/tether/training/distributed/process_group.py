@@ -6,6 +6,7 @@ RankFailure, and the launcher ends what is left.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -130,9 +131,12 @@ class ProcessGroup(Ranks):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # gloo's and NCCL's words for a connection that is gone or silent
+            said = " ".join(re.sub(r"^\[[^]]*\]", "", str(error)).split())[:80]
+            silent = "timed out" in said.lower() or "timeout" in said.lower()
+            lost = f"did not answer for {self._seconds:.0f} s ({TIMEOUT_VARIABLE})" if silent else "has ended"
             raise RankFailure(
-                f"rank {self.rank} of {self.size} lost another rank during {what} ({' '.join(str(error).split())[:160]}); it ended, or was silent for "
-                f"{self._seconds:.0f} s; its own last lines say why; continue from the last checkpoint with --resume"
+                f"rank {self.rank} of {self.size}: another rank {lost} during {what} ({said}); its own last lines say why; "
+                "continue from the last checkpoint with --resume"
             ) from error
 
 
