@@ -131,7 +131,7 @@ class ProcessGroup(Ranks):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # gloo's and NCCL's words for a connection that is gone or silent
-            said = " ".join(re.sub(r"^\[[^]]*\]", "", str(error)).split())[:80]
+            said = " ".join(re.sub(r"^\[[^]]*\]", "", str(error)).split()).partition(". ")[0][:120]
             silent = "timed out" in said.lower() or "timeout" in said.lower()
             lost = f"did not answer for {self._seconds:.0f} s ({TIMEOUT_VARIABLE})" if silent else "has ended"
             raise RankFailure(

@@ -1,0 +1,327 @@
+"""A run on two ranks is the run of one: same turns, same weights, whatever happens on one of them: no memory, no finite gradient, Ctrl-C, a kill.
+
+The ranks are processes that talk over gloo, on a CPU. They are forked from one driver after its imports, which cost more than the runs: this file
+run as a program. `scripts/compare_ranks.py` does the same on any number of ranks, with kills at random. The launcher has its own test at the end.
+"""
+
+import importlib.util
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["env.options.max_turns=1", "evaluation.prompts=1", "rollout.max_tokens=24", "rollout.group_size=2", "learner.update_batch=2"]
+
+pytestmark = pytest.mark.slow
+
+
+# ------------------------------------------------------------------------------------------------------------ the driver
+
+
+def _compare_ranks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("compare_ranks", ROOT / "scripts" / "compare_ranks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Driver:
+    """Runs the trials one after the other, each on processes of its own; what they found goes into a dictionary by their name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ranks, self.folder = _compare_ranks(), folder
+
+    def run(self, name: str, size: int, words: list[str], prepare: Callable[[int], None] = lambda rank: None) -> list[int]:
+        """`tether` with these words; `prepare` may break something first, in each rank."""
+        tether = self.ranks.tether(words)
+
+        def work(rank: int) -> None:
+            prepare(rank)
+            tether(rank)
+
+        return self.ranks.launch(work, size, self.folder / f"{name}.log")
+
+    def new(self, name: str, size: int, kind: str, *settings: str, prepare: Callable[[int], None] = lambda rank: None) -> Path:
+        out = self.folder / name
+        codes = self.run(name, size, self.ranks.words_of(kind, out, [*QUICK, *settings]), prepare)
+        assert not any(codes), (name, codes, self.log(name))
+        return out
+
+    def resume(self, name: str, size: int, *words: str) -> None:
+        codes = self.run(name, size, ["train", "--resume", "--out", str(self.folder / name), *words])
+        assert not any(codes), (name, codes, self.log(name))
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()[-3000:]
+
+    def equal(self, reference: Path, run: Path, size: int) -> dict[str, Any]:
+        store = self.ranks.RunStore.open(run)
+        updates = sum(record.metrics.get("update/num_updates", 0) for record in store.steps())
+        return {"differences": self.ranks.differences(reference, run, size), "updates": updates, "ranks": store.machine()["ranks"]}
+
+    # The trials.
+
+    def same(self, kind: str) -> dict[str, Any]:
+        steps = f"steps={3 if kind == 'filtered' else 2}"
+        return self.equal(self.new(f"{kind}-1", 1, kind, steps), self.new(f"{kind}-2", 2, kind, steps), 2)
+
+    def resumed(self) -> dict[str, Any]:
+        """Two ranks, then one, then two, beside one that was never stopped."""
+        straight, run = self.folder / "filtered-1", self.new("resumed", 2, "filtered", "steps=1")
+        self.resume("resumed", 1, "--steps", "2")
+        self.resume("resumed", 2, "--steps", "3")
+        stores = [self.ranks.RunStore.open(folder) for folder in (straight, run)]
+        turns = [self.ranks.turns_of(store, "train") for store in stores]
+        return {"same turns": turns[0] == turns[1], "apart": self.ranks.distances(*stores)}
+
+    def troubled(self) -> dict[str, Any]:
+        """A rollout, an update and a diagnosis that fail on one rank, beside one rank on which rollout and update fail."""
+        one = self.new("trouble-1", 1, "mixed", prepare=lambda rank: _trouble(rank, 0))
+        two = self.new("trouble-2", 2, "mixed", prepare=lambda rank: (_trouble(rank, 1), _no_scores(rank)))
+        records = {record.step: record for record in self.ranks.RunStore.open(two).steps()}
+        numbers = {name: records[1].metrics[f"update/{name}"] for name in ("nonfinite", "num_updates", "memory_retries")}
+        different = [what for what in self.ranks.differences(one, two, 2) if not what.startswith(("notes of ", "information"))]
+        return {"differences": different, **numbers, "notes": [note for record in records.values() for note in record.notes]}
+
+    def killed(self) -> dict[str, Any]:
+        """A rank dies in the first update of step 2; the run goes on with two ranks and, from a copy, with one."""
+        reference, out, copy = self.folder / "mixed-1", self.folder / "killed", self.folder / "killed-copy"
+        start = time.monotonic()
+        codes = self.run("killed", 2, self.ranks.words_of("mixed", out, QUICK), _dying)
+        seconds, log = time.monotonic() - start, self.log("killed")
+        shutil.copytree(out, copy)
+        self.resume("killed", 2)
+        self.resume("killed-copy", 1)
+        both = [*self.ranks.differences(reference, out, 2), *self.ranks.differences(reference, copy, 1)]
+        return {"codes": codes, "seconds": seconds, "log": log, "differences": both}
+
+    def stopped(self) -> dict[str, Any]:
+        """Ctrl-C that reaches one rank alone, in its rollout of step 2."""
+        out = self.folder / "stopped"
+        codes = self.run("stopped", 2, self.ranks.words_of("mixed", out, QUICK), _pressing)
+        checkpoints = [path.name for path in self.ranks.list_checkpoints(out / "checkpoints")]
+        return {"codes": codes, "log": self.log("stopped"), "checkpoints": checkpoints}
+
+    def optimizer(self) -> dict[str, Any]:
+        codes = self.ranks.launch(lambda rank: _literal_update(self.folder, rank), 2, self.folder / "optimizer.log")
+        assert codes == [0, 0], self.log("optimizer")
+        return {str(rank): json.loads((self.folder / f"optimizer-{rank}.json").read_text()) for rank in range(2)}
+
+
+def _counted(owner: Any, name: str, numbers: dict[int, Callable[..., Any]]) -> None:
+    """Replace the calls of a function with these numbers, from 1; the others stay as they are."""
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        act = numbers.get(next(calls))
+        return real(*args, **kwargs) if act is None else act(real, *args, **kwargs)
+
+    setattr(owner, name, patched)
+
+
+def _no_memory(real: Any, *args: Any, **kwargs: Any) -> Any:
+    import torch
+
+    raise torch.OutOfMemoryError("made up by a test")
+
+
+def _trouble(rank: int, where: int) -> None:
+    """Of step 1, on one rank each time: the rollout and the third minibatch run out of memory, the gradient of the first minibatch is infinite,
+    and so is the loss of the second."""
+    from tether.rollout import sampler
+    from tether.training.learner import Learner
+
+    def infinite(real: Any, learner: Any, *args: Any) -> Any:
+        part = real(learner, *args)
+        next(p for p in learner.policy.module.parameters() if p.grad is not None).grad.fill_(math.inf)
+        return part
+
+    def lossy(real: Any, learner: Any, *args: Any) -> Any:
+        part = real(learner, *args)
+        part.losses = [math.inf]
+        return part
+
+    if rank == where:
+        _counted(sampler, "play_plan", {2: _no_memory})
+        _counted(Learner, "_own_part", {1: infinite, 2: lossy})
+        _counted(Learner, "_backward", {3: _no_memory})
+
+
+def _no_scores(rank: int) -> None:
+    from tether.core.errors import BadInput
+    from tether.diagnostics import scorer
+
+    def refuse(real: Any, *args: Any) -> Any:
+        raise BadInput("no scores here")
+
+    if rank == 1:
+        _counted(scorer, "cross_score", {1: refuse})
+
+
+def _dying(rank: int) -> None:
+    from tether.training.learner import Learner
+
+    if rank == 1:
+        _counted(Learner, "_own_part", {4: lambda real, *args: os.kill(os.getpid(), signal.SIGKILL)})  # step 1 has three minibatches
+
+
+def _pressing(rank: int) -> None:
+    from tether.rollout import sampler
+
+    def press(real: Any, *args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **kwargs)
+
+    if rank == 1:
+        _counted(sampler, "play_plan", {3: press})  # after the validation of step 0 and the rollout of step 1
+
+
+def _literal_update(folder: Path, rank: int) -> None:
+    """One update of three parameters, whose gradients the ranks hold in parts; bfloat16, so that masters are told from parameters."""
+    import torch
+    from torch import nn
+
+    from tether.training.distributed.ranks import join_ranks
+    from tether.training.optim import FP32MasterAdamW
+
+    ranks = join_ranks()
+    sizes, parts = (4, 3, 1), ((1.0, 0.0, 4.0), (2.0, 0.0, 8.0))  # 4 owned by rank 0, 3 and 1 by rank 1; the second has no gradient at all
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    optimizer = FP32MasterAdamW(
+        parameters, learning_rate=0.25, beta1=0.9, beta2=0.99, weight_decay=0.0, compute_dtype=torch.bfloat16, ranks=ranks
+    )
+    for place, value in enumerate(parts[rank]):
+        if value and not (rank == 0 and place == 2):  # rank 0 has none for the third: it takes part with zeros
+            (parameters[place] * torch.tensor([value, *[0.0] * (sizes[place] - 1)])).sum().backward()
+    held = sum(holder.grad.numel() for holder in optimizer._holders if holder.grad is not None)
+    norms = [optimizer.clip(100.0), optimizer.clip(1.0)]  # (1 + 2, 8): sqrt(9 + 64)
+    optimizer.step()
+    optimizer.zero_grad()
+    state = optimizer.state_dict()
+    found = {
+        "owners": optimizer._owners,
+        "held": held,
+        "norms": norms,
+        "weights": [parameter.tolist() for parameter in parameters],
+        "masters": sorted(optimizer._masters),
+        "own state": sum(tensor.numel() for kept in optimizer._adam.state.values() for tensor in kept.values() if tensor.ndim),
+        "saved": {n: kept["exp_avg"].tolist() for n, kept in state["adam"]["state"].items()} if state else None,
+        "saved masters": [len(master) for master in state["masters"]] if state else None,
+    }
+    (folder / f"optimizer-{rank}.json").write_text(json.dumps(found))
+
+
+def drive(folder: Path) -> None:
+    driver = Driver(folder)
+    trials: dict[str, Callable[[], dict[str, Any]]] = {
+        "optimizer": driver.optimizer,
+        **{kind: lambda kind=kind: driver.same(kind) for kind in driver.ranks.KINDS},
+        "resumed": driver.resumed,
+        "troubled": driver.troubled,
+        "killed": driver.killed,
+        "stopped": driver.stopped,
+    }
+    found = {}
+    for name, trial in trials.items():
+        start = time.monotonic()
+        found[name] = {**trial(), "took": time.monotonic() - start}
+        print(name, found[name], flush=True)
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+# -------------------------------------------------------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("ranks")
+    done = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["filtered", "ppo", "mixed"])
+def test_two_ranks_are_one(kind: str, found: dict[str, Any]) -> None:
+    """Three groups are uneven shares; PPO has one group, so the second rank plays none."""
+    assert found[kind]["differences"] == [] and found[kind]["ranks"] == 2
+    assert found[kind]["updates"] >= 2
+
+
+def test_resumed_on_other_numbers_of_ranks(found: dict[str, Any]) -> None:
+    weights, moments = found["resumed"]["apart"]
+    assert found["resumed"]["same turns"] and weights < 1e-5 and moments < 1e-4
+
+
+def test_trouble_on_one_rank_is_everybodys(found: dict[str, Any]) -> None:
+    trouble = found["troubled"]
+    assert trouble["differences"] == []
+    assert (trouble["nonfinite"], trouble["num_updates"], trouble["memory_retries"]) == (2, 1, 1)
+    notes = "\n".join(trouble["notes"])
+    assert "out of memory in the rollout with rollout.max_rows=" in notes
+    assert "diagnosis (first_turn) failed: rank 1: no scores here" in notes
+    assert "2 updates were skipped: their gradient was not finite" in notes
+
+
+def test_a_killed_rank_ends_the_others_and_the_run_goes_on(found: dict[str, Any]) -> None:
+    killed = found["killed"]
+    assert killed["codes"] == [1, -signal.SIGKILL] and killed["differences"] == []
+    (line,) = [line for line in killed["log"].splitlines() if line.startswith("tether: ")]
+    assert line.startswith("tether: rank 0 of 2: another rank has ended during ") and line.endswith("with --resume")
+
+
+def test_ctrl_c_on_one_rank_stops_all_of_them(found: dict[str, Any]) -> None:
+    stopped = found["stopped"]
+    assert stopped["codes"] == [130, 130]
+    assert stopped["checkpoints"] == ["step_000001"]
+    assert "stopped after step 1; the last checkpoint is step_000001" in stopped["log"]
+
+
+def test_an_update_of_two_ranks_by_hand(found: dict[str, Any]) -> None:
+    """Gradients 1 and 2 of the first parameter and 8 of the third: their norm is sqrt(3^2 + 8^2). Adam's first step is one rate down."""
+    both = found["optimizer"]
+    for rank, masters, held in (("0", [0], 4), ("1", [1, 2], 5)):
+        here = both[rank]
+        assert here["owners"] == [0, 1, 1] and here["masters"] == masters and here["held"] == held
+        assert here["norms"] == pytest.approx([math.sqrt(73), math.sqrt(73)], rel=1e-7)
+        assert here["weights"] == [[-0.25, 0, 0, 0], [0, 0, 0], [-0.25]]
+    assert (both["0"]["own state"], both["1"]["own state"]) == (8, 2)  # two moments of what a rank owns and has a gradient for
+    assert both["1"]["saved"] is None and both["0"]["saved masters"] == [4, 3, 1]
+    # A tenth of the gradient, scaled down to a norm of 1.
+    assert both["0"]["saved"] == {"0": pytest.approx([0.3 / math.sqrt(73), 0, 0, 0]), "2": pytest.approx([0.8 / math.sqrt(73)])}
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
+def test_the_launcher_says_which_rank_was_killed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    pairs = ["rollout.num_groups=2", "rollout.group_size=2", "model.device=cpu", "diagnosis.every=0", "checkpoint.every=1", *QUICK]
+    words = ["train", "frozen_lake", "--gpus", "2", "--steps", "999", "--filter", "all", "--out", str(out)]
+    words += [word for pair in pairs for word in ("--set", pair)]
+    running = subprocess.Popen([sys.executable, "-m", "tether", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while running.poll() is None and not (out / "checkpoints" / "step_000001").exists():
+        time.sleep(0.05)
+    ranks = [int(pid) for pid in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
+    second = next(pid for pid in ranks if b"\0RANK=1\0" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(second, signal.SIGKILL)
+    printed, said = running.communicate(timeout=60)
+    assert running.returncode == 1, said
+    assert "2 ranks -> " in printed
+    *_, last = said.splitlines()
+    assert last.startswith("tether: rank 1 of 2 was killed by SIGKILL (process ") and last.endswith("with --resume")
+    assert "Traceback" not in said
+
+
+if __name__ == "__main__":
+    drive(Path(sys.argv[1]))
