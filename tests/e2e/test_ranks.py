@@ -70,7 +70,11 @@ class Driver:
     def equal(self, reference: Path, run: Path, size: int) -> dict[str, Any]:
         store = self.ranks.RunStore.open(run)
         updates = sum(record.metrics.get("update/num_updates", 0) for record in store.steps())
-        return {"differences": self.ranks.differences(reference, run, size), "updates": updates, "ranks": store.machine()["ranks"]}
+        different = self.ranks.differences(reference, run, size)
+        for name in ("metrics.jsonl", "trajectories.jsonl", "timings.jsonl"):  # one rank writes
+            if len({len((folder / name).read_text().splitlines()) for folder in (reference, run)}) > 1:
+                different.append(f"lines of {name}")
+        return {"differences": different, "updates": updates, "ranks": store.machine()["ranks"]}
 
     # The trials.
 

@@ -1,5 +1,6 @@
 """`tether train`: resolve every setting, train with a live view, write the report."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -44,8 +45,8 @@ def train(
     gpus: Annotated[int | None, typer.Option("--gpus", help="Train on so many GPUs of this machine, one process each.")] = None,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
-    from tether.training.api import named_settings, open_run, run_settings, run_training
-    from tether.training.distributed.ranks import join_ranks, launched_rank
+    from tether.training.api import join_world, named_settings, open_run, run_settings, run_training
+    from tether.training.distributed.ranks import launched_rank
 
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
     if also:
@@ -54,7 +55,10 @@ def train(
         if launched_rank()[1] > 1:
             raise BadInput("--gpus starts the ranks itself; leave it out under torchrun")
         _launch(gpus, context.obj, run_settings(out, config, given, resume=resume, smoke=smoke))
-    ranks = join_ranks()
+    ranks = join_world()
+    if ranks.rank:
+        logging.basicConfig(format=f"rank {ranks.rank}: %(message)s")
+        logging.captureWarnings(True)
     store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
     if ranks.rank == 0:
         _run(settings, store, resume, ranks)

@@ -97,10 +97,16 @@ def train(
     """
     given = merge(named_settings(env, model, algo, filter, steps, seed), {"env": {"options": dict(options)}} if options else {})
     given = merge(given, nested_settings(settings))
-    ranks = join_ranks()
+    ranks = join_world()
     store, resolved = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
     run_training(resolved, store, callbacks, resumed=resume, ranks=ranks)
     return Run(store.folder)
+
+
+def join_world() -> Ranks:
+    """The ranks that this process trains with. Several take their GPUs here, so torch's allocator must be configured by then."""
+    _grow_allocator_segments()
+    return join_ranks()
 
 
 def open_run(
@@ -133,17 +139,17 @@ def run_settings(out: Path | str | None, config: Path | str | None, given: Mappi
 
 def check_several_ranks(settings: RunSettings, ranks: Ranks) -> None:
     """Refuse a device that several ranks cannot have."""
-    from tether.models.hardware import check_device, default_device, num_gpus
+    from tether.models.hardware import default_device, num_gpus
 
     name = settings.model.device or default_device()
     if name not in ("cpu", "cuda"):
         raise BadInput(
             f"model.device is '{name}', and each of {ranks.size} ranks takes a GPU of its own; give cuda or cpu, or leave it out"
         )
-    if name == "cuda" and ranks.local_size > num_gpus():
-        check_device(name)
+    if name == "cuda" and ranks.local_rank >= num_gpus():
         raise BadInput(
-            f"{ranks.local_size} ranks were started on this machine, which has {num_gpus()} GPUs; start one rank a GPU, or --set model.device=cpu"
+            f"rank {ranks.rank} is the {ranks.local_rank + 1}. on its machine, which has {num_gpus()} GPUs; "
+            "start one rank a GPU, or try it on the CPU: --set model.device=cpu"
         )
 
 

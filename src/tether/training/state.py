@@ -7,6 +7,7 @@ Of several ranks the first reads and writes the run folder. The others get from 
 follows from records (alarms, early stopping, the automatic filter) is decided alike.
 """
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,9 +98,8 @@ class RunState:
     def finish_saving(self) -> None:
         """Wait until every checkpoint is in its place; raises what writing one failed with."""
         with self.timer.stage("checkpoint"):
-            while not self.ranks.first(
-                lambda: self.saver.wait(HEARTBEAT)
-            ):  # a word now and then: the other ranks take silence for a failure
+            patience = HEARTBEAT if self.ranks.size > 1 else math.inf
+            while not self.ranks.first(lambda: self.saver.wait(patience)):  # a word now and then: other ranks take silence for a failure
                 pass
 
     def log(self, record: StepRecord, groups: Sequence[Group], kept: set[Hashable]) -> StepRecord:

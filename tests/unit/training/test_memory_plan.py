@@ -99,6 +99,19 @@ def test_needs_in_bfloat16_and_float32(shape: Shape) -> None:
     assert _count({"m": shape}, device=CPU, model={"dtype": None}).needs["weights"] == 4 * THREE_B
 
 
+def test_ranks_share_the_optimiser(shape: Shape) -> None:
+    """Four ranks hold a quarter of masters and moments each; sixteen as much as the largest parameter has: 151,936 words x 2,048."""
+    settings = _settings(algorithm={"name": "ppo"})
+    alone, four, sixteen = (
+        counted(settings, resolve_algorithm(settings.algorithm), CUDA, 10**12, {"m": shape}, num_ranks).needs for num_ranks in (1, 4, 16)
+    )
+    assert four["optimiser"] == alone["optimiser"] // 4 == 3 * THREE_B
+    assert four["critic"] == (2 + 4 + 3) * THREE_B
+    assert sixteen["optimiser"] == 12 * 151_936 * 2048
+    for name in ("weights", "gradients", "cache", "logits"):
+        assert four[name] == alone[name]
+
+
 def test_critic_reference_and_scorer(shape: Shape) -> None:
     other = Shape(parameters=1000, backbone=900, linear={}, cached=1, positions=64, kept=1)
     both = {"m": shape, "other": other}

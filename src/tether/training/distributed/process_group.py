@@ -40,12 +40,13 @@ class ProcessGroup(Ranks):
 
     def __init__(self) -> None:
         self.rank, self.size = launched_rank()
-        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        self.local_rank, self.local_size = (
+            int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+        )
         self.interrupts = Interrupts(several_ranks=True)
         self._seconds = _timeout()
-        local_rank = int(os.environ.get("LOCAL_RANK", 0))
-        if local_rank < torch.cuda.device_count():  # else the run computes on a CPU, or is refused once its settings are known
-            torch.cuda.set_device(local_rank)
+        if self.local_rank < torch.cuda.device_count():  # else the run computes on a CPU, or is refused once its settings are known
+            torch.cuda.set_device(self.local_rank)
         if not dist.is_initialized():  # a second run of one process stays in the world of its first
             if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
                 raise BadInput(

@@ -25,8 +25,8 @@ Value = TypeVar("Value")
 class Ranks(SingleProcess):
     """A world of one."""
 
-    local_size = 1
-    """How many ranks share this machine."""
+    local_rank, local_size = 0, 1
+    """The number of this rank on its machine, and how many there are."""
 
     def __init__(self) -> None:
         self.interrupts = Interrupts()
