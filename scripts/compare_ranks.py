@@ -57,7 +57,7 @@ COMMON = {
 }
 # More groups than ranks, uneven shares, and with PPO fewer groups than ranks.
 KINDS: dict[str, list[str]] = {
-    "filtered": ["frozen_lake", "--filter", "top_p:0.9", "--set", "diagnosis.gradients.every=2", "--set", "diagnosis.gradients.buckets=3"],
+    "filtered": ["frozen_lake", "--filter", "top_p:0.9", "--set", "diagnosis.gradients.every=9", "--set", "diagnosis.gradients.buckets=3"],
     "ppo": ["frozen_lake", "--algo", "ppo", "--filter", "all", "--set", "rollout.num_groups=1", "--set", "algorithm.kl_coef=0.05"],
     "mixed": ["frozen_lake", "--also", "countdown", "--filter", "all"],
 }

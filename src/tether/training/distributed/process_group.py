@@ -65,21 +65,20 @@ class ProcessGroup(Ranks):
     def share(self, part: Callable[[], Value]) -> list[Value]:
         failure: _Failure | None = None
         result: Any = None
-        own: Exception | None = None
         try:
             with self.interrupts.interruptible():
                 result = part()
         except RankFailure:  # the others are not there to be told
             raise
-        except KeyboardInterrupt as interrupt:
-            failure = _Failure(interrupt)
-        except TetherError as error:
+        except (TetherError, KeyboardInterrupt) as error:
             failure = _Failure(error)
-        except Exception as error:  # a defect: told to the others, then raised here as it is
-            failure, own = _Failure(error), error
+        except Exception as error:  # a defect: told to the others, and raised here as it is
+            self.gather((_Failure(error), None))
+            raise
         found = self.gather((failure, result))
-        if any(said is not None for said, _ in found):
-            self._raise([(rank, said) for rank, (said, _) in enumerate(found) if said is not None], own)
+        failures = [(rank, said) for rank, (said, _) in enumerate(found) if said is not None]
+        if failures:
+            self._raise(failures)
         return [each for _, each in found]
 
     def together(self, work: Callable[[], Value]) -> Value:
@@ -112,13 +111,11 @@ class ProcessGroup(Ranks):
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def _raise(self, failures: list[tuple[int, _Failure]], own: Exception | None) -> None:
+    def _raise(self, failures: list[tuple[int, _Failure]]) -> None:
         """Raise the same error on every rank: an interrupt first, else that of the lowest rank."""
         if any(failure.kind is KeyboardInterrupt for _, failure in failures):
             self.interrupts.agreed()
             raise KeyboardInterrupt
-        if own is not None:
-            raise own
         rank, failure = failures[0]
         error = failure.kind(failure.message if rank == 0 else f"rank {rank}: {failure.message}")
         if isinstance(error, TetherError):
