@@ -21,6 +21,7 @@ _PUBLIC = {
     "Monitor": "tether.diagnostics.monitor",
     "Observation": "tether.core.types",
     "Policy": "tether.models.policy",
+    "ProbeRows": "tether.diagnostics.pairs",
     "Regime": "tether.core.enums",
     "Run": "tether.runs.run",
     "Scorer": "tether.core.protocols",
@@ -60,6 +61,7 @@ __all__ = [
     "Monitor",
     "Observation",
     "Policy",
+    "ProbeRows",
     "Regime",
     "Run",
     "Scorer",
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
     from tether.diagnostics.cross_score import cross_score
     from tether.diagnostics.information import Information, measure_information
     from tether.diagnostics.monitor import Health, Monitor
+    from tether.diagnostics.pairs import ProbeRows
     from tether.envs.checker import check_env
     from tether.envs.gym_wrapper import as_gymnasium
     from tether.envs.registry import make_env, register_env

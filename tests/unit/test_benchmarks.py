@@ -13,7 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SIZES = ["--model", "tiny", "--device", "cpu", "--prompt", "12", "--response", "5", "--turns", "2", "--observed", "4"]
-MODULES = ("shapes", "workloads", "synthetic_env", "rollout", "learner", "iteration", "growth", "cross_score")
+MODULES = ("shapes", "workloads", "synthetic_env", "rollout", "learner", "iteration", "growth", "cross_score", "simulate_scaling")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,6 +41,38 @@ def run(name: str, arguments: list[str], tmp_path: Path) -> list[dict[str, Any]]
 def size(**changes: int) -> Any:
     made = {"layer_weights": 10, "head_weights": 3, "attention_width": 2, "num_layers": 1, "weight_bytes": 100, "cache_bytes": 5}
     return module("shapes").ModelSize(**{**made, **changes})
+
+
+# --- simulation ---
+
+
+def test_a_simulated_engine_by_hand() -> None:
+    """A step takes 1 ms, a feed 10 ms, whatever the rows: 3 tokens, half a second in the environment, 2 tokens. A second row ends with the first."""
+    simulation = module("simulate_scaling")
+    machine = simulation.Machine(bandwidth=math.inf, launch=1e-3, feed=10e-3)
+    engine = simulation.Engine(machine, simulation.Model(), simulation.Work())
+    engine.queue.extend([simulation.Conversation(0, [3, 2], [0.5, 9.0]), simulation.Conversation(0, [3], [9.0])])
+    over = []
+    while engine.has_work():
+        over += [(round(engine.now, 6), len(done)) for done in [engine.advance(0)] if done]
+    assert over == [(0.013, 1), (0.525, 1)]  # 10 + 3 ms; then 500 + 10 + 2 ms
+    assert engine.tokens == 8 and engine.busy == pytest.approx(0.025)
+
+
+def test_a_simulated_update_by_hand() -> None:
+    simulation = module("simulate_scaling")
+    machine, model = simulation.Machine(flops=1e12, network=1e9), simulation.Model(parameters=1e9)
+    assert simulation.update_seconds(machine, model, 1000, 1) == pytest.approx(6.0)  # 6 x 1e9 x 1000 / 1e12
+    assert simulation.update_seconds(machine, model, 1000, 4) == pytest.approx(1.5 + 3.0)  # a quarter, and 4 bytes x 1e9 x 3/4 / 1e9
+
+
+def test_staleness_is_counted_and_a_simulation_repeats() -> None:
+    simulation = module("simulate_scaling")
+    work = simulation.Work(groups=1, group_size=4)
+    together, apart = (simulation.simulate(4, staleness, 0.5, work, simulation.Machine(), simulation.Model()) for staleness in (0, 2))
+    assert (together.samplers, together.mean_staleness) == (4, 0.0)
+    assert apart.samplers == 2 and 0 < apart.mean_staleness <= 2
+    assert apart == simulation.simulate(4, 2, 0.5, work, simulation.Machine(), simulation.Model())
 
 
 # --- counting ---

@@ -23,6 +23,7 @@ STAGES = {
     "rollout": "sampling",
     "advantages": "estimating advantages",
     "update": "updating",
+    "probe": "sampling the probe",
     "diagnosis": "diagnosing",
     "gradients": "decomposing gradients",
     "validation": "validating",

@@ -11,7 +11,22 @@ import typer
 from rich.console import Console
 
 from tether import __version__
-from tether.cli import diagnose, doctor, envs, evaluate, export, models, play, report, serve_env, serve_search, sft, train, warmstart
+from tether.cli import (
+    diagnose,
+    doctor,
+    envs,
+    evaluate,
+    export,
+    models,
+    play,
+    report,
+    reproduce,
+    serve_env,
+    serve_search,
+    sft,
+    train,
+    warmstart,
+)
 from tether.core.errors import RankFailure, TetherError, did_you_mean
 
 # Typer carries its own copy of click in newer versions, an outside one in older: take the class from what it exports.
@@ -38,6 +53,7 @@ app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate_model)
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=diagnose.EXAMPLES)(diagnose.diagnose)
 app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command(epilog=envs.EXAMPLES)(envs.envs)
 app.add_typer(models.app, name="models")
 app.command(epilog=play.EXAMPLES)(play.play)

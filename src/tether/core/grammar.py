@@ -119,6 +119,9 @@ _SEPARATORS = re.compile(
 """What may stand between actions. A slash may mean "or", a hyphen within a word makes a diagonal of two directions, a question mark is a
 doubt: none of them is here."""
 
+_COMPASS = {"north": "up", "south": "down", "west": "left", "east": "right"}
+"""Other names of the four directions, as on a map."""
+
 _NUMBERING = re.compile(r"(\d{1,3})\s*[.):](?!\d)")
 _WORD = re.compile(r"\w+")
 
@@ -127,8 +130,9 @@ def read_actions(answer: str, names: Sequence[str], *, lenient: bool) -> Actions
     """The named actions of an answer. An answer in the exact form reads the same in both modes.
 
     The lenient reading takes an answer whose every word is the name of an action, a filler ("move", "then", "and") or the number of a list
-    that counts 1, 2, 3, with ordinary punctuation between them. "Up, Left", "1. Up 2. Left" and "Move up, then left." are read; "not Left",
-    "Left or Up", "Left 2" and "up-left" are not. An answer it does not take is read strictly: known actions are found, and it is not valid.
+    that counts 1, 2, 3, with ordinary punctuation between them. Where the actions are the four directions, the points of the compass are too.
+    "Up, Left", "1. Up 2. Left", "Move up, then left." and "North || West" are read; "not Left", "Left or Up", "Left 2" and "up-left" are not. An
+    answer it does not take is read strictly: known actions are found, and it is not valid.
     """
     found, clean = match_actions(answer, names)
     if clean or not lenient:
@@ -139,7 +143,7 @@ def read_actions(answer: str, names: Sequence[str], *, lenient: bool) -> Actions
 
 def _scan_actions(answer: str, names: Sequence[str]) -> tuple[int, ...]:
     """The actions of an answer from its start to its end; nothing if any part of it is not understood."""
-    table, pattern = _indices(tuple(names)), _name_pattern(tuple(names))
+    table, pattern = _spellings(tuple(names)), _name_pattern(tuple(names))
     found: list[int] = []
     numbered, at = 0, 0
     while at < len(answer):
@@ -163,7 +167,15 @@ def _scan_actions(answer: str, names: Sequence[str]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
+def _spellings(names: tuple[str, ...]) -> dict[str, int]:
+    """The actions by their names, and the four directions also by the points of the compass, unless these are actions themselves."""
+    table = _indices(names)
+    directions = _COMPASS if set(_COMPASS.values()) <= table.keys() and not _COMPASS.keys() & table.keys() else {}
+    return table | {point: table[name] for point, name in directions.items()}
+
+
+@lru_cache(maxsize=64)
 def _name_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Any of the names as whole words, the longest first, so that "pick up" is not read as "up"."""
-    spelled = (r"\s+".join(map(re.escape, name.split())) for name in sorted(names, key=len, reverse=True))
+    """Any spelling of the names as whole words, the longest first, so that "pick up" is not read as "up"."""
+    spelled = (r"\s+".join(map(re.escape, name.split())) for name in sorted(_spellings(names), key=len, reverse=True))
     return re.compile(rf"(?<!\w)(?:{'|'.join(spelled)})(?!\w)", re.IGNORECASE)

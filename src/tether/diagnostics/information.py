@@ -69,6 +69,9 @@ class Information:
     speaks of that prompt only. Equal values give a point. Empty without bootstrap."""
     mi_p_value: float | None = None
     """Permutation p-value of dependence, from the mean own score per token instead of ranks: detects dependence that a weak scorer cannot retrieve."""
+    effects: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """For each name of `intervals`, the effect of every prompt (tether.diagnostics.intervals): two measurements on the same prompts give the
+    interval of their difference (tether.diagnostics.probe). Empty without bootstrap, and where fewer than two prompts have reasonings."""
 
 
 def measure_information(
@@ -102,7 +105,7 @@ def measure_information(
     batch = _Batch(scores, tokens, own)
     spread = _Spread.of(batch, sigma_ema)
     estimates = _estimates(batch, recall_at, spread)
-    intervals = _intervals(batch, estimates, recall_at, spread, bootstrap, seed) if bootstrap else {}
+    intervals, effects = _intervals(batch, estimates, recall_at, spread, bootstrap, seed) if bootstrap else ({}, {})
     retrieval_p_value, mi_p_value = _permutation_p_values(batch, permutations, seed) if permutations else (None, None)
     return Information(
         chance=1 / batch.num_prompts,
@@ -113,6 +116,7 @@ def measure_information(
         retrieval_p_value=retrieval_p_value,
         intervals=intervals,
         mi_p_value=mi_p_value,
+        effects=effects,
         **estimates,
     )
 
@@ -166,10 +170,10 @@ def _estimates(batch: _Batch, recall_at: Sequence[int], spread: _Spread) -> dict
 
 def _intervals(
     batch: _Batch, estimates: dict[str, float], recall_at: Sequence[int], spread: _Spread, resamples: int, seed: int
-) -> dict[str, tuple[float, float]]:
-    """Intervals of all estimates. The effects on the z-scores follow from those on mi and sigma, by the chain rule."""
+) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, ...]]]:
+    """Intervals of all estimates, and the effects of the prompts. Those on the z-scores follow from mi and sigma, by the chain rule."""
     if len(batch.own) == 1:
-        return {name: (value, value) for name, value in estimates.items()}
+        return {name: (value, value) for name, value in estimates.items()}, {}
     measured = len(np.unique(batch.own))
     effects = _effects(batch, recall_at, by_prompt=measured > 1)
     on_sigma = effects.pop("variance") / (2 * spread.sigma) if spread.sigma > 0 else np.zeros_like(effects["mi"])
@@ -177,7 +181,7 @@ def _intervals(
         effects[name] = (effects["mi"] - estimates[name] * weight * on_sigma) / (divisor + SIGMA_FLOOR)
     shares = {name: (0.0, 1.0) for name in estimates if name.startswith(("retrieval", "recall"))}
     ceilings = {name: (-math.inf, math.log(batch.num_prompts)) for name in ("mi", "mi_seq", "mi_token_mean")}
-    return studentised_intervals(
+    intervals = studentised_intervals(
         estimates,
         effects,
         {**shares, **ceilings},
@@ -185,6 +189,7 @@ def _intervals(
         resamples=resamples,
         rng=generator("information", "bootstrap", seed),
     )
+    return intervals, {name: tuple(values.tolist()) for name, values in effects.items()} if measured > 1 else {}
 
 
 def _effects(batch: _Batch, recall_at: Sequence[int], by_prompt: bool) -> dict[str, Floats]:

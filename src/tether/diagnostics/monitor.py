@@ -12,14 +12,18 @@ slow day. A token that diagnosis computes is the cheapest kind (many at a time, 
 the time. Where the budget is short, fewer reasonings are scored (all prompts stay columns, so means over reasonings stay unbiased), or fewer
 contexts in the other scopes.
 
-Kept between steps and handed over for the checkpoint: the running spread of the z-scores, the run's start on the regime plane, and the
-number of contexts of the other scopes, so that their numbers compare over the run. The alarm history is not part of it; a resumed run
-rebuilds it from its records with `replay`. A measurement that fails is on the record with its cause.
+A fixed probe takes the place of the step's own prompts in the first turn: the same prompts at every measurement, sampled by the caller when
+the monitor asks for it. Its sampling counts into the budget, and the change since its first measurement has a paired interval (probe.py).
+
+Kept between steps and handed over for the checkpoint: the running spread of the z-scores, the run's start on the regime plane, the number of
+contexts of the other scopes and of reasonings of the probe, so that their numbers compare over the run, and the probe's first measurement.
+The alarm history is not part of it; a resumed run rebuilds it from its records with `replay`. A measurement that fails is on the record with
+its cause.
 """
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +39,18 @@ from tether.diagnostics.alarms.repetition import repetition_metrics
 from tether.diagnostics.alarms.tracker import AlarmTracker
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.information import Information, measure_information
-from tether.diagnostics.pairs import Pairs, Rows, TokensOrText, first_turn_pairs, read_rows, trajectory_pairs, turn_pairs
+from tether.diagnostics.pairs import (
+    Pairs,
+    ProbeRows,
+    Rows,
+    TokensOrText,
+    first_turn_pairs,
+    probe_pairs,
+    read_rows,
+    trajectory_pairs,
+    turn_pairs,
+)
+from tether.diagnostics.probe import FixedProbe
 from tether.diagnostics.regimes import Baseline, classify
 from tether.diagnostics.sampling import sample_reasonings, sampling_error
 from tether.diagnostics.settings import AlarmRules
@@ -103,6 +118,8 @@ class Monitor:
         scopes: Sequence[Scope | str] = (),
         budget: float = 1.0,
         contexts: int = 32,
+        probe_prompts: int = 0,
+        probe_samples: int = 4,
         seed: int = 0,
         tokenizer: Any = None,
         rules: AlarmRules | None = AlarmRules(),  # noqa: B008  (immutable)
@@ -115,6 +132,8 @@ class Monitor:
             scopes: measured in addition to the first turn: `trajectory`, `turn`.
             budget: the largest share of the steps' work that measuring may take; see `observe(work=...)`.
             contexts: columns of the other scopes, at most.
+            probe_prompts: prompts of a fixed probe, on which the first turn is measured, see `observe(probe=...)`; 0: the step's own prompts.
+            probe_samples: reasonings for each prompt of the probe, at most.
             seed: of everything that is drawn.
             tokenizer: needed where prompts or reasonings are texts, and to find repeated text in token ids.
             rules: the parameters of the alarms; None raises no alarms.
@@ -126,6 +145,7 @@ class Monitor:
         others = [Scope(scope) for scope in scopes]
         self._scopes = [Scope.FIRST_TURN, *(scope for scope in others if scope is not Scope.FIRST_TURN)]
         self._contexts = dict.fromkeys(self._scopes, contexts)
+        self._probe = FixedProbe(probe_prompts, probe_samples, FEWEST_PER_PROMPT) if probe_prompts else None
         self._sigma_ema: dict[Scope, float] = {}
         self._start: Baseline | None = None
         self._tracker = None if rules is None else AlarmTracker(rules)
@@ -146,6 +166,7 @@ class Monitor:
         trajectories: Sequence[Hashable] | None = None,
         metrics: Mapping[str, float] | None = None,
         work: float = math.inf,
+        probe: Callable[[int], ProbeRows] | None = None,
     ) -> Health:
         """Observe one step: measure information if it is due, place the run on the regime plane, and check the alarms.
 
@@ -163,14 +184,18 @@ class Monitor:
                 alarms read them; what is missing is computed from the rows where it can be.
             work: the tokens that the step computes without the monitor, which `budget` is a share of: those of the rollout, and three times
                 those trained on. By default there is no bound.
+            probe: samples the fixed probe with the current policy, so many reasonings for each of its prompts. It is called only where a
+                measurement is due, with the number that the budget allows; needed where the monitor has `probe_prompts`.
         """
+        if (probe is None) != (self._probe is None):
+            got = "Monitor has no probe_prompts" if self._probe is None else "observe has no probe"
+            raise BadInput(f"{got}; give probe_prompts to Monitor and probe to every observe, or neither")
         rows = read_rows(prompts, reasonings, groups, trajectories, self._tokenizer)
-        health = Health()
+        health, known = Health(), dict(metrics or {})
         if self.is_due(step):
-            health = dataclasses.replace(health, regime=self._measure_scopes(step, rows, work, health))
+            health = dataclasses.replace(health, regime=self._measure_scopes(step, rows, work, health, probe, known))
         if self._tracker is None:
             return health
-        known = dict(metrics or {})
         for name, value in self._computed(rows, known, prompts, reasonings, rewards, successes).items():
             section, _, short = name.partition("/")
             health.metrics.setdefault(section, {})[short] = value
@@ -195,6 +220,7 @@ class Monitor:
             "sigma_ema": {str(scope): value for scope, value in self._sigma_ema.items()},
             "start": dataclasses.asdict(self._start) if self._start else None,
             "contexts": {str(scope): count for scope, count in self._contexts.items()},
+            "probe": self._probe.state() if self._probe else None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -203,20 +229,27 @@ class Monitor:
         self._start = Baseline(**state["start"]) if state["start"] else None
         kept = {Scope(scope): int(count) for scope, count in state["contexts"].items()}
         self._contexts = {scope: min(count, kept.get(scope, count)) for scope, count in self._contexts.items()}
+        if self._probe is not None and state.get("probe"):  # checkpoints of before there was a probe hold none
+            self._probe.restore(state["probe"])
 
-    def _measure_scopes(self, step: int, rows: Rows, work: float, health: Health) -> Regime | None:
+    def _measure_scopes(
+        self, step: int, rows: Rows, work: float, health: Health, probe: Callable[[int], ProbeRows] | None, known: Mapping[str, float]
+    ) -> Regime | None:
         """Measure every scope into `health`; returns the regime of the first turn."""
         left, regime = self._budget * self._every * work, None
         for place, scope in enumerate(self._scopes):
-            # An unspent share passes on to the scopes that follow.
-            pairs = self._affordable(scope, step, rows, max(0.0, left) / (len(self._scopes) - place))
-            values: dict[str, float] = {
-                "num_reasonings": len(pairs.reasonings),
-                "num_prompts": len(pairs.prompts),
-                "num_empty": pairs.num_empty,
-                "failed": 0,
-            }
+            budget = max(0.0, left) / (len(self._scopes) - place)  # an unspent share passes on to the scopes that follow
+            values: dict[str, float] = {"num_reasonings": 0, "num_prompts": 0, "num_empty": 0, "failed": 0}
             health.metrics[SECTIONS[scope]] = values
+            try:
+                # Only what the machine or an environment fails at is a note; rows that make no sense are the caller's, and raise.
+                sampled = self._sample_probe(probe, rows, budget, known, health.notes) if probe and scope is Scope.FIRST_TURN else None
+            except TetherError as failure:
+                _fail(scope, failure, health)
+                continue
+            pairs = self._affordable(scope, step, rows, budget) if sampled is None else self._read_probe(sampled, values)
+            left -= values.get("probe_tokens_sampled", 0)
+            values.update(num_reasonings=len(pairs.reasonings), num_prompts=len(pairs.prompts), num_empty=pairs.num_empty)
             if (missing := _nothing_to_measure(pairs)) is not None:
                 health.notes.append(f"diagnosis ({scope}): {missing}")
                 continue
@@ -224,15 +257,35 @@ class Monitor:
             try:
                 information, error = self._measure(scope, step, pairs)
             except TetherError as failure:
-                values["failed"] = 1
-                health.notes.append(f"diagnosis ({scope}) failed: {failure}")
+                _fail(scope, failure, health)
                 continue
             health.information[scope] = information
             values.update(_metrics(information), sampling_error=error)
             if scope is Scope.FIRST_TURN:
                 self._start = self._start or Baseline.of(information)
                 regime = classify(information.h_conditional, information.mi_seq, self._start)
+                if self._probe is not None:
+                    rng = generator("diagnosis", self._seed, step, "change")
+                    values.update(self._probe.change(step, pairs, information, RESAMPLES, rng, health.notes))
         return regime
+
+    def _sample_probe(
+        self, probe: Callable[[int], ProbeRows], rows: Rows, budget: float, known: Mapping[str, float], notes: list[str]
+    ) -> ProbeRows:
+        assert self._probe is not None  # `observe` gets a probe only where there is one
+        sampled = probe(self._probe.affordable_samples(rows, known.get("rollout/response_tokens"), budget, notes))
+        notes.extend(sampled.notes)
+        return sampled
+
+    def _read_probe(self, sampled: ProbeRows, values: dict[str, float]) -> Pairs:
+        """The pairs of the probe; its errors and its cost go into `values`."""
+        rows = read_rows(sampled.prompts, sampled.reasonings, range(len(sampled.prompts)), tokenizer=self._tokenizer)
+        pairs, tokens = probe_pairs(rows), sampled.tokens_sampled
+        if tokens is None:
+            tokens = sum(map(len, (*rows.prompts, *rows.reasonings)))
+        scored = pairs.cost if pairs.reasonings else 0
+        values.update(probe_errors=sampled.errors, probe_tokens_sampled=tokens, probe_tokens_scored=scored)
+        return pairs
 
     def _affordable(self, scope: Scope, step: int, rows: Rows, budget: float) -> Pairs:
         """The pairs of a scope, as many as the budget allows."""
@@ -310,10 +363,16 @@ class Monitor:
         return str(self._tokenizer.decode(list(value), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def _fail(scope: Scope, failure: TetherError, health: Health) -> None:
+    """Put a measurement that failed on the record, with its cause."""
+    health.metrics[SECTIONS[scope]]["failed"] = 1
+    health.notes.append(f"diagnosis ({scope}) failed: {failure}")
+
+
 def _nothing_to_measure(pairs: Pairs) -> str | None:
     if not pairs.reasonings:
         return f"none of {pairs.num_empty} responses holds reasoning; nothing to measure"
-    if len(pairs.prompts) < 2:
+    if len(set(pairs.source)) < 2:  # a probe has further columns, but one prompt says nothing about how prompts differ
         return "all reasoning of the step comes from one prompt; there is no other prompt to compare with"
     return None
 

@@ -8,7 +8,8 @@ are used as they are. Three scopes choose the turns:
 - trajectory: a trajectory is drawn uniformly, then one of its turns; long episodes count no more than short ones
 - turn: a turn is drawn uniformly from all turns of all trajectories
 
-In the last two scopes every drawn context is a column. Equal contexts (two groups that drew the same puzzle) are always one column.
+In the last two scopes every drawn context is a column. Equal contexts (two groups that drew the same puzzle) are always one column. A fixed
+probe (`ProbeRows`) takes the place of the first turns: the same prompts at every measurement, each of them a column whatever was replied.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -36,6 +37,22 @@ class Rows:
     """The rows of each trajectory, in the order of its turns."""
     groups: list[Hashable]
     """The group of each trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRows:
+    """The replies to the prompts of a fixed probe, one row per reply. Give the prompts in the same order at every measurement."""
+
+    prompts: Sequence[TokensOrText]
+    """Everything the model saw before each reasoning."""
+    reasonings: Sequence[TokensOrText | None]
+    """Empty or None where a reply holds no reasoning."""
+    tokens_sampled: int | None = None
+    """Tokens that sampling put through the model; None: those of the prompts and the reasonings."""
+    errors: int = 0
+    """Episodes that an environment error ended; they are in no row."""
+    notes: Sequence[str] = ()
+    """What to put on the record beside the numbers."""
 
 
 @dataclass(slots=True)
@@ -96,6 +113,17 @@ def rollout_rows(groups: Sequence[Group]) -> dict[str, list[Any]]:
     return rows
 
 
+def probe_rows(groups: Sequence[Group]) -> ProbeRows:
+    """The first turns of Tether's groups as the rows of a probe. Errored episodes are counted and left out, as in `rollout_rows`."""
+    firsts = [trajectory.turns[0] for group in groups for trajectory in group.trajectories if trajectory.turns]
+    return ProbeRows(
+        prompts=[turn.context_ids for turn in firsts],
+        reasonings=[turn.reasoning_ids for turn in firsts],
+        tokens_sampled=sum(len(turn.context_ids) + len(turn.response_ids) for turn in firsts),
+        errors=sum(len(group.errored) for group in groups),
+    )
+
+
 def read_rows(
     prompts: Sequence[TokensOrText],
     reasonings: Sequence[TokensOrText | None],
@@ -145,6 +173,11 @@ def first_turn_pairs(rows: Rows) -> Pairs:
     return _pairs(rows, (turns[0] for turns in rows.trajectories))
 
 
+def probe_pairs(rows: Rows) -> Pairs:
+    """Every row of a probe. A prompt whose replies hold no reasoning stays a column, so that every measurement has the same columns."""
+    return _pairs(rows, range(len(rows.prompts)), columns=rows.prompts)
+
+
 def trajectory_pairs(rows: Rows, count: int, rng: np.random.Generator) -> Pairs:
     """At most `count` trajectories, drawn without repetition, with one turn each."""
     chosen = rng.permutation(len(rows.trajectories))[:count]
@@ -165,15 +198,16 @@ def context_of(trajectory: Trajectory, turn: int) -> Ids:
     return (*seen, *trajectory.turns[turn].context_ids)
 
 
-def _pairs(rows: Rows, chosen: Iterable[int]) -> Pairs:
+def _pairs(rows: Rows, chosen: Iterable[int], columns: Iterable[Ids] = ()) -> Pairs:
+    """The reasonings of the chosen rows. The columns are their prompts, after those that are given."""
     pairs = Pairs()
-    columns: dict[Ids, int] = {}
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(columns))}
     for row in chosen:
         if not rows.reasonings[row]:
             pairs.num_empty += 1
             continue
-        column = columns.setdefault(rows.prompts[row], len(columns))
+        column = places.setdefault(rows.prompts[row], len(places))
         pairs.reasonings.append(rows.reasonings[row])
         pairs.source.append(column)
-    pairs.prompts = list(columns)
+    pairs.prompts = list(places)
     return pairs

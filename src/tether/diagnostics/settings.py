@@ -49,6 +49,10 @@ class DiagnosisSettings(Settings):
     """Contexts that the other scopes draw; each context is a column."""
     budget: Annotated[float, Field(gt=0, le=1)] = 0.05
     """Largest share of a run's work that measuring may take, in tokens computed; fewer reasonings are scored to stay inside."""
+    probe_prompts: Annotated[int, Field(ge=0)] = 0
+    """Validation prompts of the fixed probe on which the first turn is measured; 0 measures it on the step's own groups."""
+    probe_samples: Positive = 4
+    """Reasonings sampled for each prompt of the probe; fewer where the budget is short."""
     scorer: str = POLICY
     """The scorer: `policy`, `reference` (the model the run started from), another model by name, or the address of a server."""
     gradients: GradientSettings = GradientSettings()
@@ -59,6 +63,13 @@ class DiagnosisSettings(Settings):
         if Scope.FIRST_TURN not in scopes or len(set(scopes)) < len(scopes):
             raise ValueError("should name first_turn, which regimes and alarms need, and each scope once")
         return scopes
+
+    @field_validator("probe_prompts")
+    @classmethod
+    def _prompts_can_be_told_apart(cls, prompts: int) -> int:
+        if prompts == 1:
+            raise ValueError("is one prompt, which has no other to be told apart from; give 2 or more, or 0 for the step's own groups")
+        return prompts
 
 
 class AlarmRules(Settings):

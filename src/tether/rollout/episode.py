@@ -38,6 +38,8 @@ class EpisodeRules:
     """The last tokens of a response's budget, in which a penalty grows; 0 for none."""
     overlong_factor: float = 1.0
     """That penalty where the budget is used up, as a positive number."""
+    first_turn_only: bool = False
+    """The episode ends with its first response, and its environment takes no step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class Episode:
         turn, answer = self._read(completion)
         self.trajectory.turns.append(turn)
         self._num_tokens += len(turn.response_ids)
+        if self._rules.first_turn_only:
+            return None
         env = self._env
         if isinstance(env, ConcurrentEnv):
             submitted = env.submit_step(answer)

@@ -253,37 +253,44 @@ class Sampler:
         self._notes: list[str] = []
 
     def collect(
-        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, *, stage: str = "rollout", pool: EnvPool | None = None
+        self,
+        plan: Sequence[EpisodeSeeds],
+        sampling: Sampling,
+        *,
+        stage: str = "rollout",
+        pool: EnvPool | None = None,
+        first_turn_only: bool = False,
     ) -> list[Group]:
         """Play a plan, each rank its groups; where memory runs out on any rank, once more from the start with half the rows on all.
 
         Returns the groups of all ranks, in plan order.
         """
         played = pool or self.pool
+        rules = dataclasses.replace(self.rules, first_turn_only=first_turn_only)
         try:
-            return self._collect(plan, sampling, stage, played)
+            return self._collect(plan, sampling, stage, played, rules)
         except OutOfMemory:
             if self.max_rows == 1:
                 raise
         # Outside the handler: the tensors of the failed attempt live as long as its error does.
         self._halve_rows(stage, played)
-        return self._collect(plan, sampling, stage, played)
+        return self._collect(plan, sampling, stage, played, rules)
 
-    def _collect(self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool) -> list[Group]:
+    def _collect(self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules) -> list[Group]:
         numbers = list(dict.fromkeys(seeds.group for seeds in plan))
         own = set(numbers[self._ranks.rank :: self._ranks.size])
-        parts = self._ranks.share(lambda: self._collect_own([seeds for seeds in plan if seeds.group in own], sampling, stage, pool))
+        parts = self._ranks.share(lambda: self._collect_own([seeds for seeds in plan if seeds.group in own], sampling, stage, pool, rules))
         self.statistics = _summed([statistics for _, statistics in parts])
         place = {number: position for position, number in enumerate(numbers)}
         return sorted((group for groups, _ in parts for group in groups), key=lambda group: place[group.index])
 
     def _collect_own(
-        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool
+        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules
     ) -> tuple[list[Group], EngineStatistics]:
         self._on_stage(stage, len(plan))
         with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
             retries = self._error_retries
-            groups = play_plan(pool, plan, self.engine, self.chat, sampling, self.rules, self._on_finished, error_retries=retries)
+            groups = play_plan(pool, plan, self.engine, self.chat, sampling, rules, self._on_finished, error_retries=retries)
         return groups, self.engine.statistics
 
     def take_notes(self) -> list[str]:

@@ -21,7 +21,7 @@ from tether.runs.reasoning_view import SampleStep, StepTemplates, TemplatesView,
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import COST, StageTime, as_records, fast_path_words, machine_words, mean_rates, stage_times
-from tether.runs.verdict import Tile, comparison, failures, percent, tiles, verdict
+from tether.runs.verdict import Tile, change_words, comparison, failures, percent, tiles, verdict
 
 _PLOTLY_CONFIG = {"displayModeBar": False}
 
@@ -194,7 +194,10 @@ def _charts(panels: Sequence[Panel], runs: Runs) -> list[Chart]:
     for panel in panels:
         figure = curve(panel, runs) if runs else None
         wanted = ", ".join(series.metric for series in panel.series if not series.beside)
-        charts.append(Chart(panel.title, _reading(panel, drawn(panel, list(runs.values()))), figure_html(figure, panel.key), wanted))
+        reading = _reading(panel, drawn(panel, list(runs.values())))
+        if len(runs) == 1 and (change := change_words(next(iter(runs.values())), panel.series[0].metric)):
+            reading += f" {change[0].upper()}{change[1:]}."
+        charts.append(Chart(panel.title, reading, figure_html(figure, panel.key), wanted))
     return charts
 
 

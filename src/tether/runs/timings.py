@@ -17,6 +17,7 @@ GB = 1e9
 STAGES = {
     "rollout": "#93b7d9",
     "select": "#4a5568",
+    "probe": "#d6bcfa",
     "diagnosis": PALE_PURPLE,
     "gradients": "#805ad5",
     "advantages": PALE_TEAL,

@@ -285,6 +285,19 @@ def _ends_words(records: Sequence[StepRecord], metric: str) -> str:
     return "" if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
+def change_words(records: Sequence[StepRecord], metric: str) -> str:
+    """The change of a metric since the first measurement on the fixed probe, with its paired interval; empty where none was recorded.
+
+    Example: "change since the first measurement on the same prompts: −0.41 (95% interval −0.6 to −0.22)".
+    """
+    measured = [record for record in records if metric in record.metrics]
+    names = (f"{metric}_change", f"{metric}_change_low", f"{metric}_change_high")
+    if not measured or any(name not in measured[-1].metrics for name in names):
+        return ""
+    change, low, high = (measured[-1].metrics[name] for name in names)
+    return f"change since the first measurement on the same prompts: {number(change)} (95% interval {number(low)} to {number(high)})"
+
+
 def _last(records: Sequence[StepRecord], metric: str) -> float | None:
     return next((record.metrics[metric] for record in reversed(records) if metric in record.metrics), None)
 

@@ -208,5 +208,13 @@ def _monitor(settings: RunSettings, policy: Policy, ranks: Ranks) -> Monitor:
     if rules.max_tokens is None:
         rules = rules.model_copy(update={"max_tokens": settings.rollout.max_tokens})
     return Monitor(
-        scorer, every=chosen.every, scopes=chosen.scopes, budget=chosen.budget, contexts=chosen.contexts, seed=settings.seed, rules=rules
+        scorer,
+        every=chosen.every,
+        scopes=chosen.scopes,
+        budget=chosen.budget,
+        contexts=chosen.contexts,
+        probe_prompts=chosen.probe_prompts,
+        probe_samples=chosen.probe_samples,
+        seed=settings.seed,
+        rules=rules,
     )

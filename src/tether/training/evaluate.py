@@ -41,10 +41,17 @@ class Evaluation:
 
 def evaluate(sampler: Sampler, num_prompts: int, sampling: Sampling, *, samples: int = 1) -> Evaluation:
     """Play the fixed validation prompts, `samples` times each; several environments share the prompts by weight."""
-    specs = [_validation_spec(spec) for spec in sampler.pool.specs]
-    with EnvPool(specs) as pool:
+    groups = play_validation(sampler, num_prompts, sampling, samples=samples)
+    return Evaluation(groups, mixed=len(sampler.pool.specs) > 1)
+
+
+def play_validation(
+    sampler: Sampler, num_prompts: int, sampling: Sampling, *, samples: int, stage: str = "validation", first_turn_only: bool = False
+) -> list[Group]:
+    """The fixed validation prompts as groups: the same prompts and the same seeds whenever they are played."""
+    with EnvPool([_validation_spec(spec) for spec in sampler.pool.specs]) as pool:
         plan = validation_plan(num_prompts, samples, pool.weights)
-        return Evaluation(sampler.collect(plan, sampling, stage="validation", pool=pool), mixed=len(specs) > 1)
+        return sampler.collect(plan, sampling, stage=stage, pool=pool, first_turn_only=first_turn_only)
 
 
 def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The stages of a step, each timed and reported: sample, diagnose, advantages, update, record. `loop.py` puts them in order."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -16,7 +17,7 @@ from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import rollout_repetition
 from tether.diagnostics.gradients import NO_MEMORY, decompose_gradients, gradient_metrics
 from tether.diagnostics.monitor import Health, step_work
-from tether.diagnostics.pairs import rollout_rows
+from tether.diagnostics.pairs import ProbeRows, probe_rows, rollout_rows
 from tether.models.memory import memory_boundary
 from tether.rollout.pack import pack
 from tether.rollout.sampler import error_note, training_plan
@@ -25,6 +26,7 @@ from tether.runs.schema import StepRecord
 from tether.training.batch import SampledBatch, reweight_batch, sample_batch
 from tether.training.build import Parts
 from tether.training.callbacks import Callback
+from tether.training.evaluate import play_validation
 from tether.training.learner import Rates
 from tether.training.optim import learning_rate
 from tether.training.replies import replies_note
@@ -86,8 +88,9 @@ class Stages:
         metrics.put("rollout", rollout)
         metrics.put("groups", group_summary(sampled.groups, sampled.selection))
         work = step_work(sampled.groups, sampled.kept, settings.learner.epochs)
+        probe = self._sample_probe if settings.diagnosis.probe_prompts else None
         with self.timed("diagnosis") if monitor.is_due(step) else nullcontext():
-            health = monitor.observe(step, **rows, metrics=metrics, work=work)
+            health = monitor.observe(step, **rows, metrics=metrics, work=work, probe=probe)
         health.metrics.setdefault("rollout", {}).update(rollout)
         chosen = settings.diagnosis.gradients
         if chosen.every and (step - 1) % chosen.every == 0:
@@ -100,6 +103,18 @@ class Stages:
                     health.metrics["gradients"] = {"failed": 1}
                     health.notes.append(f"gradient decomposition failed: {error}")
         return health
+
+    def _sample_probe(self, samples: int) -> ProbeRows:
+        """The first turns of the fixed validation prompts, sampled as in training. The seeds are the same at every measurement, so that two
+        measurements differ by the policy alone."""
+        settings, sampler = self._settings, self._parts.sampler
+        with self._timer.stage("probe"):
+            groups = play_validation(
+                sampler, settings.diagnosis.probe_prompts, settings.sampling(), samples=samples, stage="probe", first_turn_only=True
+            )
+        self._callbacks.on_stage_begin("diagnosis", 1)  # what follows is scoring
+        errors = [f"probe: {note}"] if (note := error_note(groups)) else []
+        return dataclasses.replace(probe_rows(groups), notes=errors)
 
     def _gradients(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """The "gradients/" metrics of these groups, on the policy that sampled them; nothing is trained."""

@@ -15,6 +15,7 @@ VERBS = [
     "export",
     "diagnose",
     "report",
+    "reproduce",
     "envs",
     "models",
     "models get",

@@ -131,6 +131,8 @@ def test_match_actions(answer: str, found: list[int], clean: bool) -> None:
         ("Up and Left", (0, 2)),
         ("Up, and then Left", (0, 2)),
         ("Move up, then left.", (0, 2)),
+        ("North || West", (0, 2)),
+        ("go south, then Right", (1, 3)),
         ("Go up. Move to the left.", (0, 2)),
         ("Push Right", (3,)),
         ("Actions: Up, Left", (0, 2)),
@@ -188,6 +190,8 @@ def test_the_lenient_reading_takes(answer: str, indices: tuple[int, ...]) -> Non
         "Upward",
         "UpLeft",
         "Wait",
+        "North-West",
+        "Northward",
         # No action.
         "",
         "...",
@@ -211,3 +215,11 @@ def test_names_of_several_words_are_read_whole() -> None:
     assert read_actions("pick  UP, up", names, lenient=True).indices == (1, 0)
     assert read_actions("go, up", names, lenient=True).indices == (2, 0)  # the name of an action is no filler
     assert not read_actions("Puſh", ["Push"], lenient=True).valid  # a long s: equal without regard to case, but not by `lower`
+
+
+def test_the_compass_names_directions_and_nothing_else() -> None:
+    assert not read_actions("North", ("Up", "Down"), lenient=True).valid  # not the four directions
+    assert not read_actions("North", ("Left", "Right", "Jump"), lenient=True).valid
+    own = ("Up", "Down", "Left", "Right", "North")  # an action of the environment's own
+    assert read_actions("go north", own, lenient=True) == ActionsRead((4,), True, True)
+    assert not read_actions("south", own, lenient=True).valid

@@ -219,6 +219,22 @@ def test_recorded_intervals_are_shaded_and_the_axis_has_room_for_them(key: str) 
     assert without is not None and len(without.data) == 1
 
 
+def test_the_change_on_a_fixed_probe_is_said_beside_its_curve(tmp_path: Path) -> None:
+    """Only for a single run, only where the last measurement has it, and only in the panel of its number."""
+    level = {"information/mi_seq": 2.0, "information/h_conditional": 0.5}
+    change = {"information/mi_seq_change": -0.4123, "information/mi_seq_change_low": -0.6, "information/mi_seq_change_high": -0.221}
+    stores = []
+    for name, last in (("probe", level | change), ("own", level)):
+        store = RunStore.create(tmp_path / name, "", {})
+        store.append(StepRecord(1, level))
+        store.append(StepRecord(6, last))
+        stores.append(store)
+    said = "Change since the first measurement on the same prompts: −0.412 (95% interval −0.6 to −0.221)."
+    assert page_of(stores[:1], tmp_path / "probe.html").count(said) == 1
+    assert "Change since" not in page_of(stores[1:], tmp_path / "own.html")
+    assert "Change since" not in page_of(stores, tmp_path / "both.html")
+
+
 def test_other_scopes_are_dashed_lines_of_a_single_run_with_a_chance_of_their_own(tmp_path: Path) -> None:
     own = {"information/retrieval_acc": 0.5, "information/chance": 0.25}
     other = {"information_trajectory/retrieval_acc": 0.75, "information_trajectory/chance": 0.125}

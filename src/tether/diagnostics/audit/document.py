@@ -101,7 +101,11 @@ def _measured(found: Measurement) -> Json:
         "most_samples": found.most_samples,
         "reasoning_tokens": found.mean_tokens,
         "information": {
-            **{key: value for key, value in dataclasses.asdict(information).items() if key not in ("recall", "mi_interval", "intervals")},
+            **{
+                key: value
+                for key, value in dataclasses.asdict(information).items()
+                if key not in ("recall", "mi_interval", "intervals", "effects")
+            },
             "mi_ceiling": math.log(found.num_prompts),
             "recall": {str(k): value for k, value in information.recall.items()},
             "intervals": {name: list(ends) for name, ends in information.intervals.items()},

@@ -1,0 +1,1 @@
+"""Experiments: grids of runs that test the paper's claims, their finished cells, statistics and verdicts. Imports training; no torch itself."""

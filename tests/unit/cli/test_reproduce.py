@@ -1,0 +1,62 @@
+"""`tether reproduce`: what is refused in one line, the list, and pages from the cells that are there."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tether.cli.main import main
+
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
+
+
+def call(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", *words])
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "which experiment? name one"),
+        (("tabel_4",), "unknown experiment 'tabel_4': did you mean 'table_4'?"),
+        (("table_4", "--scale", "small"), "unknown scale 'small'"),
+        (("table_4", "--seeds", "x"), "seeds are 'x'; write them as 0-2"),
+        (("table_4", "--jobs", "0"), "--jobs is 0; give at least 1"),
+        (("table_4", "--max-minutes", "0"), "--max-minutes is 0; give more than 0"),
+        (("all", "--again"), "--again takes one experiment"),
+        (("table_5", "--scale", "qwen-1.5b"), "table_5 has no cells at scale qwen-1.5b"),
+        (("table_4", "--experiments", "nowhere"), "no experiments in 'nowhere'"),
+    ],
+)
+def test_mistakes_are_one_line(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = () if "--experiments" in words else ("--experiments", str(EXPERIMENTS))
+    assert call(*words, *folder) == 2
+    said = capsys.readouterr().err
+    assert message in said and len(said.strip().splitlines()) == 1
+
+
+def test_the_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--list", "--experiments", str(EXPERIMENTS)) == 0
+    said = capsys.readouterr().out
+    for path in EXPERIMENTS.glob("*/grid.yaml"):
+        assert path.parent.name in said
+    assert "all at tiny:" in said and "of 264 cells" in said
+
+
+def test_pages_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(EXPERIMENTS, tmp_path / "experiments"))
+    readme = folder / "table_6" / "README.md"
+    readme.unlink(missing_ok=True)
+    assert call("table_6", "--no-run", "--experiments", str(folder)) == 0
+    assert readme.is_file() and "Peak success falls from Q1 to Q4." in capsys.readouterr().out
+
+
+def test_listing_loads_no_torch() -> None:
+    code = "import sys; from tether.cli.main import main\ntry:\n    main(['reproduce', '--list', '--experiments', sys.argv[1]])\nexcept SystemExit:\n    pass\n"
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(EXPERIMENTS)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

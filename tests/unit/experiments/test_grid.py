@@ -1,0 +1,129 @@
+"""Grids: expanded, shared, refused with the nearest name; and all experiments of the repository."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tether.core.errors import BadInput, ConfigError, UnknownName
+from tether.experiments.claims import Outcomes, Verdict
+from tether.experiments.grid import Library, parse_seeds, read_library
+
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
+
+Files = dict[str, Any]
+Write = Callable[[Path, Files], Path]
+
+
+@pytest.fixture(scope="module")
+def published() -> Library:
+    return read_library(EXPERIMENTS)
+
+
+# ------------------------------------------------------------------------------------------------------------ a small folder
+
+
+def test_cells_go_seed_by_seed(library: Library) -> None:
+    cells = library.own_cells("one", "tiny")
+    assert [(cell.seed, cell.arm) for cell in cells] == [(seed, arm) for seed in (0, 1, 2) for arm in ("none", "top_p")]
+    assert cells[1].settings["filter"] == {"strategy": "top_p", "keep": 0.9} and cells[1].settings["seed"] == 0
+    assert library.cells("two", "tiny") == cells  # it has none of its own and reads those
+    assert [cell.seed for cell in library.own_cells("one", "tiny", [7])] == [7, 7]
+
+
+def test_probe_settings_enter_every_cell(tmp_path: Path, files: Files, write_experiments: Write) -> None:
+    files["scales"]["probe"] = {"settings": {"diagnosis": {"every": 3}}, "smoke": {"diagnosis": {"every": 1}}}
+    probed = read_library(write_experiments(tmp_path, files))
+    assert probed.own_cells("one", "tiny")[0].settings["diagnosis"] == {"every": 3}
+    assert probed.in_small("one").own_cells("one", "tiny")[0].settings["diagnosis"] == {"every": 1}
+
+
+def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> None:
+    for name in ("one", "two"):
+        small = library.in_small(name)
+        cells = small.cells(name, "tiny")
+        assert [(cell.arm, cell.seed) for cell in cells] == [("none", 0), ("top_p", 0), ("none", 1), ("top_p", 1)]
+        assert all(cell.steps == 2 and cell.settings["rollout"]["num_groups"] == 2 for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("one", "arms"), ["none", "top_q"], "names 'top_q', which is not there: did you mean 'top_p'"),
+        (("one", "scales", "tiny", "environments"), ["sokobann"], "did you mean 'sokoban'"),
+        (("one", "scales", "tiny", "seeds"), "2-0", "seeds are '2-0'"),
+        (("one", "table"), ["peak validation/succes"], "validation/success"),
+        (("one", "claims", 0, "rule", "contrast"), {"top_pp": 1}, "did you mean 'top_p'"),
+        (("one", "claims", 0, "rule", "environments"), ["lake"], "names 'lake'"),
+        (("one", "claims", 0, "rule", "kind"), "over", "claims.0.rule"),
+        (("one", "plots", 0, "y"), "validation/sucess", "plot success.svg names no metric"),
+        (("one", "titel"), "x", "unknown one/grid.yaml key 'titel': did you mean 'title'"),
+        (("two", "reads"), ["on"], "did you mean 'one'"),
+        (("scales", "order"), ["one"], "lacks two"),
+        (("arms", "none", "words"), None, "arms.yaml none key 'words'"),
+    ],
+)
+def test_a_name_that_refers_to_nothing_is_refused(
+    tmp_path: Path, files: Files, write_experiments: Write, path: tuple[Any, ...], value: Any, message: str
+) -> None:
+    place: Any = files
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    with pytest.raises(ConfigError, match=message):
+        read_library(write_experiments(tmp_path, files))
+
+
+def test_a_folder_without_experiments_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--experiments DIR"):
+        read_library(tmp_path)
+
+
+def test_unknown_experiments_and_scales(library: Library) -> None:
+    assert library.names("all") == ["one", "two"]
+    with pytest.raises(UnknownName, match="did you mean 'one'"):
+        library.names("ome")
+    with pytest.raises(UnknownName, match="did you mean 'tiny'"):
+        library.scale("tinny")
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "0,,1"])
+def test_seeds_that_are_none(text: str) -> None:
+    with pytest.raises(BadInput, match="write them as"):
+        parse_seeds(text)
+
+
+# ----------------------------------------------------------------------------------------------------------- the repository
+
+
+def test_every_folder_is_in_the_order(published: Library) -> None:
+    folders = {path.parent.name for path in EXPERIMENTS.glob("*/grid.yaml")}
+    assert folders == set(published.shared.order) == set(published.papers) and len(folders) == 18
+    assert all(published.papers.values()), "a folder lacks paper.yaml"
+
+
+def test_every_cell_has_valid_settings_and_a_hash_of_its_own(published: Library) -> None:
+    """Cells are checked by `tether train`'s own settings; two arms that are the same run would be run twice."""
+    for scale in published.shared.scales:
+        cells = {cell.id: cell for name in published.grids for cell in published.own_cells(name, scale)}
+        assert len({cell.id.rpartition("-")[2] for cell in cells.values()}) == len(cells)
+    assert len(cells) == 24
+
+
+@pytest.mark.parametrize("name", [path.parent.name for path in sorted(EXPERIMENTS.glob("*/grid.yaml"))])
+def test_every_experiment_can_be_judged_and_tried(published: Library, name: str) -> None:
+    grid = published.grids[name]
+    assert grid.claims
+    for claim in grid.claims:
+        assert claim.rule.judge(Outcomes([])).verdict is Verdict.NOT_RUN
+    plan = next((published.grids[source].scales.get("tiny") for source in (name, *grid.reads) if published.grids[source].scales), None)
+    assert plan is not None and len(parse_seeds(plan.seeds)) >= 3
+    assert 1 <= len(published.in_small(name).cells(name, "tiny")) <= 4
+
+
+@pytest.mark.parametrize("name", [path.parent.name for path in sorted(EXPERIMENTS.glob("*/grid.yaml"))])
+def test_tables_of_the_paper_are_complete(published: Library, name: str) -> None:
+    paper = published.papers[name]
+    assert {"source", "what"} <= set(paper) and "arXiv 2604.06268v1" in paper["source"]
+    assert all(len(row) == len(paper["columns"]) for row in paper.get("rows", []))
