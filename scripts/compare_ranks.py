@@ -5,9 +5,9 @@
     python scripts/compare_ranks.py 2 4 --kills 20          and runs of which a rank is killed (SIGKILL) at random moments, resumed on
                                                             1, 2 or 4 ranks each time, until they end
 
-Turns must be the same, metrics equal within 1e-3, weights within 1e-5, moments within 1e-4 of their norm, and all ranks must end with the same bits. A rank that
-lost another must end by itself within half a minute. Each rank is `tether train` in a process of its own, forked from this one after its
-imports, on a CPU. Prints a line per run; exit code 1 if anything differs.
+Turns must be the same, metrics equal within 1e-3, weights within 1e-5, moments within 1e-4 of their norm, and all ranks must end with the
+same bits. A rank that lost another must end by itself within half a minute. Each rank is `tether train` in a process of its own, forked from
+this one after its imports, on a CPU. Prints a line per run; exit code 1 if anything differs.
 """
 
 import argparse
@@ -55,11 +55,12 @@ COMMON = {
     "diagnosis.gradients.bound": "false",
     "steps": 2,
 }
-# More groups than ranks, uneven shares, and with PPO fewer groups than ranks.
-KINDS: dict[str, list[str]] = {
-    "filtered": ["frozen_lake", "--filter", "top_p:0.9", "--set", "diagnosis.gradients.every=9", "--set", "diagnosis.gradients.buckets=3"],
-    "ppo": ["frozen_lake", "--algo", "ppo", "--filter", "all", "--set", "rollout.num_groups=1", "--set", "algorithm.kl_coef=0.05"],
-    "mixed": ["frozen_lake", "--also", "countdown", "--filter", "all"],
+# More groups than ranks, uneven shares, and with PPO fewer groups than ranks. A word with = is a setting.
+KINDS = {
+    "filtered": "frozen_lake --filter top_p:0.9 diagnosis.gradients.every=9 diagnosis.gradients.buckets=3 diagnosis.probe_prompts=3 "
+    "diagnosis.probe_samples=2",
+    "ppo": "frozen_lake --algo ppo --filter all rollout.num_groups=1 algorithm.kl_coef=0.05",
+    "mixed": "frozen_lake --also countdown --filter all",
 }
 KILLED = -signal.SIGKILL
 ALONE_SECONDS = 30.0
@@ -77,9 +78,9 @@ class Kill(NamedTuple):
 
 def words_of(kind: str, out: Path, settings: Sequence[str] = ()) -> list[str]:
     """The arguments of `tether` for a new run."""
-    first, *rest = KINDS[kind]
-    common = [word for key, value in COMMON.items() for word in ("--set", f"{key}={value}")]
-    return ["train", first, "--out", str(out), *common, *rest, *(word for pair in settings for word in ("--set", pair))]
+    words = KINDS[kind].split()
+    pairs = [*(f"{key}={value}" for key, value in COMMON.items()), *(word for word in words if "=" in word), *settings]
+    return ["train", *(word for word in words if "=" not in word), "--out", str(out), *(word for pair in pairs for word in ("--set", pair))]
 
 
 def tether(words: Sequence[str]) -> Callable[[int], None]:
