@@ -2,6 +2,7 @@
 
     python scripts/compare_ranks.py 2 4                     every kind of run on 2 and on 4 ranks, beside one rank
     python scripts/compare_ranks.py 2 --only ppo            one kind
+    python scripts/compare_ranks.py 2 --set learner.sharding=fsdp
     python scripts/compare_ranks.py 2 4 --kills 20          and runs of which a rank is killed (SIGKILL) at random moments, resumed on
                                                             1, 2 or 4 ranks each time, until they end
 
@@ -216,8 +217,8 @@ def _first_moments(state: dict[str, Any]) -> torch.Tensor:
 class Comparison:
     """One kind of run: on one rank, and what is compared with it."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind, self.failures = folder, kind, 0
+    def __init__(self, folder: Path, kind: str, settings: Sequence[str]) -> None:
+        self.folder, self.kind, self.settings, self.failures = folder, kind, settings, 0
         self.reference = folder / f"{kind}-1"
         start = time.monotonic()
         self._must(launch(tether(words_of(kind, self.reference)), 1, self.reference.with_suffix(".log")), self.reference)
@@ -228,7 +229,7 @@ class Comparison:
         """The same run on several ranks, without trouble."""
         run = self.folder / f"{self.kind}-{num_ranks}"
         start = time.monotonic()
-        self._must(launch(tether(words_of(self.kind, run)), num_ranks, run.with_suffix(".log")), run)
+        self._must(launch(tether(words_of(self.kind, run, self.settings)), num_ranks, run.with_suffix(".log")), run)
         self._compare(run, num_ranks, f"{num_ranks} ranks, {time.monotonic() - start:.1f} s")
 
     def killed(self, number: int, sizes: Sequence[int], draws: Any) -> int:
@@ -237,7 +238,7 @@ class Comparison:
         while True:
             size = int(draws.choice([1, *sizes]))
             begun = (run / "run.json").is_file()
-            words = ["train", "--resume", "--out", str(run)] if begun else words_of(self.kind, run)
+            words = ["train", "--resume", "--out", str(run)] if begun else words_of(self.kind, run, self.settings)
             kill = Kill(int(draws.integers(size)), float(draws.uniform(0.1, 1.2)) * self.seconds)
             start = time.monotonic()
             codes = launch(tether(words), size, run.with_suffix(".log"), kill=kill)
@@ -279,12 +280,13 @@ def main() -> None:
     parser.add_argument("ranks", type=int, nargs="+", help="how many ranks; several numbers are compared one after the other")
     parser.add_argument("--only", action="append", choices=list(KINDS), help="a kind of run; may be given several times (default all)")
     parser.add_argument("--kills", type=int, default=0, help="how many kills of a rank at random moments, for each kind")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the runs on several ranks, such as learner.sharding=fsdp")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
     arguments = parser.parse_args()
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         for kind in arguments.only or list(KINDS):
-            comparison = Comparison(Path(folder), kind)
+            comparison = Comparison(Path(folder), kind, arguments.set)
             for num_ranks in arguments.ranks:
                 comparison.on(num_ranks)
             draws, kills, number = generator("kill-ranks", kind, arguments.seed), 0, 0

@@ -43,7 +43,7 @@ SMOKE: dict[str, Any] = {
 
 FREE_ON_RESUME = {
     "steps": (),
-    "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts"),
+    "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts", "sharding"),
     "rollout": ("max_rows", "cache_gb", "error_retries"),
     "diagnosis": ("every",),
 }
@@ -138,8 +138,15 @@ def run_settings(out: Path | str | None, config: Path | str | None, given: Mappi
 
 
 def check_several_ranks(settings: RunSettings, ranks: Ranks) -> None:
-    """Refuse a device that several ranks cannot have."""
+    """Refuse a device that several ranks cannot have, and what they cannot divide."""
     from tether.models.hardware import default_device, num_gpus
+    from tether.training.memory import trains_adapters
+
+    if settings.learner.sharding == "fsdp" and trains_adapters(settings):
+        raise BadInput(
+            "learner.sharding is fsdp, and the run trains adapters (lora.rank): they are small, and the frozen weights are needed whole; "
+            "give learner.sharding=zero1"
+        )
 
     name = settings.model.device or default_device()
     if name not in ("cpu", "cuda"):

@@ -96,14 +96,7 @@ class FP32MasterAdamW:
         A norm that is not finite is returned and nothing is scaled: the caller leaves that update out.
         """
         self._reduce()
-        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        # In float64, because squares of finite float32 numbers can be infinite in float32; in pieces, because that makes a copy.
-        pieces = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
-        norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-        norm = math.hypot(*self._ranks.gather(float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0))
-        if gradients and math.isfinite(norm) and norm > max_norm:
-            torch._foreach_mul_(gradients, max_norm / norm)
-        return norm
+        return clip_gradients([master.grad for master in self._masters.values() if master.grad is not None], max_norm, self._ranks)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -145,14 +138,8 @@ class FP32MasterAdamW:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state; a ValueError or KeyError says that it is of other parameters, and nothing was changed."""
-        moments, masters = state["adam"]["state"], state["masters"]
-        _check_shapes("masters", [tuple(m.shape) for m in masters], [tuple(self._parameters[n].shape) for n in self._rounded])
-        for n, moment in moments.items():
-            if n < len(self._parameters):
-                _check_shapes("moments", [tuple(moment["exp_avg"].shape)], [tuple(self._parameters[n].shape)])
-        (group,) = state["adam"]["param_groups"]
-        if len(group["params"]) != len(self._parameters):
-            raise ValueError(f"its optimiser's parameter group holds {len(group['params'])}, this model's {len(self._parameters)}")
+        check_saved(state, self._parameters, self._rounded)
+        moments, masters, (group,) = state["adam"]["state"], state["masters"], state["adam"]["param_groups"]
         # The saved group says how the update was computed then; it is computed as here, whatever it says.
         here = {**group, "params": list(range(len(self._masters))), "fused": self._fused or None}
         owned = {place: moments[n] for place, n in enumerate(self._masters) if n in moments}
@@ -252,6 +239,28 @@ def _gradient_mover(holder: nn.Parameter | _GradientSum) -> Callable[[Tensor], N
             holder.grad.add_(gradient)
 
     return move
+
+
+def clip_gradients(gradients: Sequence[Tensor], max_norm: float, ranks: Ranks) -> float:
+    """Scale a gradient, of which each rank holds some parts, down to a norm of at most `max_norm`; returns the norm it had."""
+    # In float64, because squares of finite float32 numbers can be infinite in float32; in pieces, because that makes a copy.
+    pieces = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+    norm = math.hypot(*ranks.gather(float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0))
+    if gradients and math.isfinite(norm) and norm > max_norm:
+        torch._foreach_mul_(list(gradients), max_norm / norm)
+    return norm
+
+
+def check_saved(state: dict[str, Any], parameters: Sequence[Tensor], rounded: Sequence[int]) -> None:
+    """Raise a ValueError or KeyError where an optimiser's saved state is of other parameters; `rounded` are those with master weights."""
+    _check_shapes("masters", [tuple(m.shape) for m in state["masters"]], [tuple(parameters[n].shape) for n in rounded])
+    for n, moment in state["adam"]["state"].items():
+        if n < len(parameters):
+            _check_shapes("moments", [tuple(moment["exp_avg"].shape)], [tuple(parameters[n].shape)])
+    (group,) = state["adam"]["param_groups"]
+    if len(group["params"]) != len(parameters):
+        raise ValueError(f"its optimiser's parameter group holds {len(group['params'])}, this model's {len(parameters)}")
 
 
 def _check_shapes(what: str, got: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> None:

@@ -24,6 +24,9 @@ TIMEOUT_VARIABLE = "TETHER_RANK_TIMEOUT"
 TIMEOUT_SECONDS = 1200.0
 """Longer than ranks that work wait for each other: for the longest episode of a rollout, for a checkpoint written in the foreground."""
 
+_LOST = re.compile(r"gloo|nccl|connection (closed|reset)|timed out", re.IGNORECASE)
+"""How torch says that another rank did not take part in an exchange, among the errors of a computation that exchanges something."""
+
 Value = TypeVar("Value")
 
 
@@ -107,6 +110,16 @@ class ProcessGroup(Ranks):
                 tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
                 dist.recv(tensor, owner)
         return tensor
+
+    @contextmanager
+    def exchanging(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not _LOST.search(str(error)):
+                raise
+            with self._waiting(what):
+                raise
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -10,6 +10,7 @@ Here is the world of one, which exchanges nothing and needs no torch. `join_rank
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from tether.core.errors import BadInput
@@ -53,6 +54,10 @@ class Ranks(SingleProcess):
     def on_first(self, tensor: "Tensor", owner: int) -> "Tensor":
         """On rank 0 the values of the tensor on the rank that owns it, in host memory where that is another; the tensor itself elsewhere."""
         return tensor
+
+    def exchanging(self, what: str) -> AbstractContextManager[None]:
+        """A block whose computation exchanges something itself; a rank that is lost in it is a RankFailure."""
+        return nullcontext()
 
     def close(self) -> None:
         """Leave the other ranks, at the end."""
