@@ -4,6 +4,7 @@ The ranks are processes that talk over gloo, on a CPU. They are forked from one 
 run as a program. `scripts/compare_ranks.py` does the same on any number of ranks, with kills at random. The launcher has its own test at the end.
 """
 
+import copy
 import importlib.util
 import itertools
 import json
@@ -88,11 +89,16 @@ class Driver:
         steps = f"steps={3 if kind == 'filtered' else 2}"
         return self.equal(self.new(f"{kind}-1", 1, kind, steps), self.new(f"{kind}-2", 2, kind, steps), 2)
 
-    def resumed(self) -> dict[str, Any]:
+    def sharded(self) -> dict[str, Any]:
+        """PPO with FSDP of policy and critic, beside one rank."""
+        return self.equal(self.folder / "ppo-1", self.new("ppo-fsdp", 2, "ppo", "learner.sharding=fsdp"), 2)
+
+    def resumed(self, sharding: str) -> dict[str, Any]:
         """Two ranks, then one, then two, beside one that was never stopped."""
-        straight, run = self.folder / "filtered-1", self.new("resumed", 2, "filtered", "steps=1")
-        self.resume("resumed", 1, "--steps", "2")
-        self.resume("resumed", 2, "--steps", "3")
+        name = f"resumed-{sharding}"
+        straight, run = self.folder / "filtered-1", self.new(name, 2, "filtered", "steps=1", f"learner.sharding={sharding}")
+        self.resume(name, 1, "--steps", "2")
+        self.resume(name, 2, "--steps", "3")
         stores = [self.ranks.RunStore.open(folder) for folder in (straight, run)]
         turns = [self.ranks.turns_of(store, "train") for store in stores]
         return {"same turns": turns[0] == turns[1], "apart": self.ranks.distances(*stores)}
@@ -127,7 +133,13 @@ class Driver:
         return {"codes": codes, "log": self.log("stopped"), "checkpoints": checkpoints}
 
     def optimizer(self) -> dict[str, Any]:
-        codes = self.ranks.launch(lambda rank: _literal_update(self.folder, rank), 2, self.folder / "optimizer.log")
+        """Both optimisers of two ranks, without a run around them."""
+
+        def work(rank: int) -> None:
+            found = {"by hand": _literal_update(rank), "twin": _update_of_a_twin(rank)}
+            (self.folder / f"optimizer-{rank}.json").write_text(json.dumps(found))
+
+        codes = self.ranks.launch(work, 2, self.folder / "optimizer.log")
         assert codes == [0, 0], self.log("optimizer")
         return {str(rank): json.loads((self.folder / f"optimizer-{rank}.json").read_text()) for rank in range(2)}
 
@@ -195,7 +207,7 @@ def _pressing(rank: int) -> None:
         _counted(sampler, "play_plan", {3: press})  # after the validation of step 0 and the rollout of step 1
 
 
-def _literal_update(folder: Path, rank: int) -> None:
+def _literal_update(rank: int) -> dict[str, Any]:
     """One update of three parameters, whose gradients the ranks hold in parts; bfloat16, so that masters are told from parameters."""
     import torch
     from torch import nn
@@ -217,7 +229,7 @@ def _literal_update(folder: Path, rank: int) -> None:
     optimizer.step()
     optimizer.zero_grad()
     state = optimizer.state_dict()
-    found = {
+    return {
         "owners": optimizer._owners,
         "held": held,
         "norms": norms,
@@ -227,15 +239,100 @@ def _literal_update(folder: Path, rank: int) -> None:
         "saved": {n: kept["exp_avg"].tolist() for n, kept in state["adam"]["state"].items()} if state else None,
         "saved masters": [len(master) for master in state["masters"]] if state else None,
     }
-    (folder / f"optimizer-{rank}.json").write_text(json.dumps(found))
+
+
+def _update_of_a_twin(rank: int) -> dict[str, Any]:
+    """One update of a small Llama in bfloat16 by FSDP, each rank one row, beside the same update of both rows in this process alone."""
+    import torch
+    import transformers as hf
+
+    from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
+    from tether.models.policy import Policy
+    from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel, _local
+    from tether.training.distributed.ranks import Ranks, join_ranks
+    from tether.training.optim import FP32MasterAdamW
+
+    shape = {"vocab_size": 53, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**shape, max_position_embeddings=32, tie_word_embeddings=True)).eval()
+    ids = torch.arange(2 * 12).view(2, 12) * 5 % 53
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, 4:] = True
+    lengths, ranks = torch.tensor([12, 12]), join_ranks()
+
+    def loss(policy: Policy, rows: slice, *, packing: bool, recompute: bool) -> Any:
+        # Cut by the full policy: a twin has no weights outside a call.
+        (micro,) = cut_batch(full, ids[rows], lengths[rows], 999, packing=packing, share_prompts=False)
+        selected = forward(policy, ids[rows], mask[rows], micro, recompute=recompute)
+        return -logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, 1.0)[0].sum()
+
+    chosen: dict[str, Any] = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    alone, full = (Policy(copy.deepcopy(model)) for _ in range(2))
+    by_one = FP32MasterAdamW(alone.module.parameters(), compute_dtype=torch.bfloat16, ranks=Ranks(), **chosen)
+    twin = ShardedModel(full, torch.bfloat16, ranks)
+    by_two = ShardedAdamW(twin, full.module.parameters(), ranks=ranks, **chosen)
+    gradients = []
+    for packing, recompute in ((True, True), (False, False), (True, False)):  # the fast path computed again, the module's own, the fast path
+        by_two.zero_grad()
+        twin(lambda p=packing, r=recompute: loss(twin.policy, slice(rank, rank + 1), packing=p, recompute=r)).backward()
+        gradients.append(torch.cat([shard.grad.full_tensor().flatten() for shard in by_two._shards]))
+    for row in range(2):
+        loss(alone, slice(row, row + 1), packing=True, recompute=False).backward()
+    reference = torch.cat([holder.grad.flatten() for holder in by_one._holders])
+    apart = [float((gradient - reference).norm() / reference.norm()) for gradient in gradients]
+    norms = [optimizer.clip(0.5) for optimizer in (by_one, by_two)]
+    for optimizer in (by_one, by_two):
+        optimizer.step()
+        optimizer.zero_grad()
+    twin.publish()
+    with by_two.full_precision():
+        exact = {parameter.dtype for parameter in full.module.parameters()} if rank == 0 else set()
+    states = [optimizer.state_dict() for optimizer in (by_one, by_two)]
+    rounded = all(torch.equal(p, s.full_tensor().to(torch.bfloat16)) for p, s in zip(by_two._full, by_two._shards, strict=True))
+    found = {
+        "apart": apart,
+        "norms": norms,
+        "held": sum(_local(shard).numel() for shard in by_two._shards) / sum(p.numel() for p in full.module.parameters()),
+        "published": rounded,
+        "exact": exact == {torch.float32},
+        "saved": bool(states[1]),
+    }
+    # The state of one optimiser goes into the other, and what it then saves is the same.
+    if rank == 0:
+        torch.save(states, (path := Path(os.environ["TETHER_STATES"])))
+    ranks.gather(None)
+    ours, theirs = torch.load(Path(os.environ["TETHER_STATES"]))
+    by_two.load_state_dict(ours)
+    by_one.load_state_dict(theirs)
+    swapped = [by_two.state_dict(), by_one.state_dict()]
+    if rank == 0:
+        found["interchanged"] = [_same(before, after) for before, after in zip((ours, theirs), swapped, strict=True)]
+        path.unlink()
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two nested states hold the same numbers."""
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
 
 
 def drive(folder: Path) -> None:
     driver = Driver(folder)
+    os.environ["TETHER_STATES"] = str(folder / "states.pt")
     trials: dict[str, Callable[[], dict[str, Any]]] = {
         "optimizer": driver.optimizer,
         **{kind: lambda kind=kind: driver.same(kind) for kind in driver.ranks.KINDS},
-        "resumed": driver.resumed,
+        "sharded": driver.sharded,
+        "resumed": lambda: driver.resumed("zero1"),
+        "resumed, sharded": lambda: driver.resumed("fsdp"),
         "troubled": driver.troubled,
         "killed": driver.killed,
         "stopped": driver.stopped,
@@ -266,9 +363,25 @@ def test_two_ranks_are_one(kind: str, found: dict[str, Any]) -> None:
     assert found[kind]["updates"] >= 2
 
 
-def test_resumed_on_other_numbers_of_ranks(found: dict[str, Any]) -> None:
-    weights, moments = found["resumed"]["apart"]
-    assert found["resumed"]["same turns"] and weights < 1e-5 and moments < 1e-4
+def test_fsdp_is_one_rank(found: dict[str, Any]) -> None:
+    assert found["sharded"]["differences"] == [] and found["sharded"]["ranks"] == 2 and found["sharded"]["updates"] >= 2
+
+
+@pytest.mark.parametrize("trial", ["resumed", "resumed, sharded"])
+def test_resumed_on_other_numbers_of_ranks(trial: str, found: dict[str, Any]) -> None:
+    weights, moments = found[trial]["apart"]
+    assert found[trial]["same turns"] and weights < 1e-5 and moments < 1e-4
+
+
+def test_an_update_by_fsdp(found: dict[str, Any]) -> None:
+    """In bfloat16: the gradient is that of one rank through every path, each rank holds half, and the states of both optimisers are one form."""
+    for rank in ("0", "1"):
+        here = found["optimizer"][rank]["twin"]
+        assert max(here["apart"]) < 0.02  # sums in bfloat16, in another order
+        assert here["norms"][1] == pytest.approx(here["norms"][0], rel=0.01)
+        assert here["held"] == pytest.approx(0.5, abs=0.01) and here["published"]
+    first, second = (found["optimizer"][rank]["twin"] for rank in ("0", "1"))
+    assert first["exact"] and first["saved"] and not second["saved"] and first["interchanged"] == [True, True]
 
 
 def test_trouble_on_one_rank_is_everybodys(found: dict[str, Any]) -> None:
@@ -297,7 +410,7 @@ def test_ctrl_c_on_one_rank_stops_all_of_them(found: dict[str, Any]) -> None:
 
 def test_an_update_of_two_ranks_by_hand(found: dict[str, Any]) -> None:
     """Gradients 1 and 2 of the first parameter and 8 of the third: their norm is sqrt(3^2 + 8^2). Adam's first step is one rate down."""
-    both = found["optimizer"]
+    both = {rank: here["by hand"] for rank, here in found["optimizer"].items() if rank in ("0", "1")}
     for rank, masters, held in (("0", [0], 4), ("1", [1, 2], 5)):
         here = both[rank]
         assert here["owners"] == [0, 1, 1] and here["masters"] == masters and here["held"] == held

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from tether.algorithms.presets import Algorithm
@@ -59,6 +60,10 @@ class Shape:
     """Numbers that an update keeps for the backward pass over a token, about."""
     largest: int = 0
     """Numbers of the largest parameter."""
+    layer: int = 0
+    """Numbers of the largest layer."""
+    outside: int = 0
+    """Numbers of what belongs to no layer: embedding, head, last norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +115,13 @@ def counted(
     row = policy.cached * width * min(settings.rollout.max_context, policy.positions)
     wanted = settings.rollout.cache_gb
     needs = {
-        **_policy_needs(settings, policy, width, num_ranks),
+        **_policy_needs(settings, policy, width, num_ranks, settings.learner.sharding),
         **_other_needs(settings, algorithm, shapes, width, num_ranks),
         "cache": row if wanted is None else min(int(wanted * GIB), settings.rollout.max_rows * row),
         "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"]),
     }
+    if (loading := _loading(settings, policy, num_ranks) - sum(needs.values())) > 0:
+        needs["loading"] = loading
     spare = max(0, available - sum(needs.values()))
     activations = int(MARGIN * policy.kept * width * settings.learner.micro_tokens)
     # On a CPU the copy that a checkpoint is written from lies in the memory that the model trains in; elsewhere in the host's.
@@ -154,20 +161,33 @@ def check_fits(settings: TrainedModel) -> None:
         raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {advice}")
 
 
-def _policy_needs(settings: TrainedModel, policy: Shape, width: int, num_ranks: int = 1) -> dict[str, int]:
+def _policy_needs(settings: TrainedModel, policy: Shape, width: int, num_ranks: int = 1, sharding: str = "zero1") -> dict[str, int]:
     adapters = _num_adapted(settings, policy)
     if adapters is not None:
         return {"weights": width * policy.parameters + 4 * adapters, "optimiser": 8 * adapters // num_ranks, "gradients": 4 * adapters}
-    return _trained(policy.parameters, policy.largest, width, num_ranks)
+    return trained_needs(policy, policy.parameters, width, num_ranks, sharding)
 
 
-def _trained(parameters: int, largest: int, width: int, num_ranks: int) -> dict[str, int]:
-    """Weights that are trained: gradients and two moments in float32, and fp32 master weights of those that compute in less.
+def trained_needs(shape: Shape, parameters: int, width: int, num_ranks: int, sharding: str) -> dict[str, int]:
+    """What one of the ranks holds of `parameters` weights of a model that are trained, computed in `width` bytes: gradients and two moments in
+    float32, and float32 weights beside those that compute in less.
 
-    Ranks share the optimiser's state by whole parameters, so one of them holds at least that of the largest.
+    zero1 divides the optimiser's state by whole parameters, so a rank holds at least that of the largest. fsdp divides everything but the
+    weights that the engine reads, and gathers what it computes with: two layers (one is fetched ahead) and what belongs to no layer, with the
+    gradient of the larger of them before it is divided.
     """
-    owned = max(-(-parameters // num_ranks), largest)
+    if sharding == "fsdp" and num_ranks > 1:
+        gathered = width * (shape.outside + 2 * shape.layer) + (width + 4) * max(shape.outside, shape.layer)
+        part = -(-parameters // num_ranks)
+        return {"weights": width * parameters, "optimiser": 12 * part, "gradients": 4 * part, "gathered": gathered}
+    owned = max(-(-parameters // num_ranks), min(shape.largest, parameters))
     return {"weights": width * parameters, "optimiser": (12 if width < 4 else 8) * owned, "gradients": 4 * parameters}
+
+
+def _loading(settings: RunSettings, policy: Shape, num_ranks: int) -> int:
+    """What fsdp holds while it divides a model: all float32 weights, and its part of them."""
+    divided = settings.learner.sharding == "fsdp" and num_ranks > 1 and not trains_adapters(settings)
+    return 4 * (policy.parameters + policy.parameters // num_ranks) if divided else 0
 
 
 def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[str, Shape], width: int, num_ranks: int) -> dict[str, int]:
@@ -176,7 +196,7 @@ def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[st
     if name := _critic(settings, algorithm):
         shape = shapes[name]
         own_width = 4 if trains_adapters(settings) else width  # beside adapters the critic trains in float32
-        trained = _trained(shape.backbone, min(shape.largest, shape.backbone), own_width, num_ranks)
+        trained = trained_needs(shape, shape.backbone, own_width, num_ranks, settings.learner.sharding)
         needs["critic"] = sum(trained.values()) + 4 * (shape.parameters - shape.backbone)
     if name := _reference(settings, algorithm):
         needs["reference model"] = width * shapes[name].parameters
@@ -261,15 +281,24 @@ def _alternatives(
         "half of rollout.max_context": {"rollout": {"max_context": max(1, settings.rollout.max_context // 2)}},
         "rollout.cache_gb=null": {"rollout": {"cache_gb": None}},
     }
+    divided = num_ranks > 1 and settings.learner.sharding == "fsdp"
+    if num_ranks > 1 and not trains_adapters(settings):
+        changes["learner.sharding=fsdp"] = {"learner": {"sharding": "fsdp"}}
     found: dict[int, str] = {}
     for words, change in changes.items():
+        if divided and "lora" in change:  # adapters are not divided
+            change = change | {"learner": {"sharding": "zero1"}}
         sections = {section: getattr(settings, section).model_copy(update=update) for section, update in change.items()}
         needed = counted(settings.model_copy(update=sections), algorithm, device, plan.available, shapes, num_ranks).total
         if needed < (1 - CLEARLY) * plan.total:
             found.setdefault(needed, words)  # of changes that come to the same, the first and shortest
     fitting = {needed: words for needed, words in found.items() if needed <= plan.available}  # where there are any, nobody needs the others
     listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted((fitting or found).items()))
-    return f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
+    ways = f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
+    if divided and not fitting:  # no setting here helps: the engine reads whole weights
+        ways += f"; {plan.needs['weights'] / GB:.1f} GB of it are the whole weights that rollout.engine=native reads, which a server engine keeps"
+        ways += " on GPUs of its own"
+    return ways
 
 
 def shape_of(name: str) -> Shape | None:
@@ -300,6 +329,7 @@ def measured_shape(model: PreTrainedModel) -> Shape:
         if isinstance(module, torch.nn.Linear | Conv1D) and module is not head:
             last = path.rpartition(".")[2]
             linear[last] = linear.get(last, 0) + sum(module.weight.shape)
+    layers_of = [sum(p.numel() for p in part.parameters()) for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     width, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or width // heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -311,6 +341,8 @@ def measured_shape(model: PreTrainedModel) -> Shape:
         positions=int(getattr(config, "max_position_embeddings", 0) or 2**31),
         kept=kept_bytes(model, 1, fused=True) // model.dtype.itemsize,
         largest=max(parameter.numel() for parameter in model.parameters()),
+        layer=max(layers_of, default=0),
+        outside=parameters - sum(layers_of),
     )
 
 

@@ -227,4 +227,6 @@ def _divided(whole: Tensor, shard: DTensor, mesh: DeviceMesh) -> DTensor:
 def _local(tensor: Tensor) -> Tensor:
     """This rank's part, in place."""
     assert isinstance(tensor, DTensor)
-    return tensor.detach().to_local()
+    with torch.no_grad():
+        part: Tensor = tensor.to_local()
+    return part
