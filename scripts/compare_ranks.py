@@ -151,12 +151,14 @@ def _write_digest_at_the_end() -> None:
     real = Trainer.run
 
     def run(trainer: Trainer) -> None:
-        real(trainer)
-        digest = hashlib.sha256()
-        for parameter in trainer.policy.module.parameters():
-            digest.update(parameter.detach().numpy().tobytes())
-        place = trainer.store.folder
-        place.with_name(f"{place.name}.rank{trainer.ranks.rank}").write_text(digest.hexdigest(), encoding="ascii")
+        try:
+            real(trainer)
+        finally:
+            digest = hashlib.sha256()
+            for parameter in trainer.policy.module.parameters():
+                digest.update(parameter.detach().numpy().tobytes())
+            place = trainer.store.folder
+            place.with_name(f"{place.name}.rank{trainer.ranks.rank}").write_text(digest.hexdigest(), encoding="ascii")
 
     Trainer.run = run  # type: ignore[method-assign, assignment]
 

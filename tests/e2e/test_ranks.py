@@ -26,10 +26,12 @@ QUICK = [
     "diagnosis.every=9",
     "env.options.max_turns=1",
     "evaluation.prompts=1",
-    "rollout.max_tokens=24",
+    "rollout.max_tokens=16",
     "rollout.group_size=2",
     "learner.update_batch=2",
 ]
+LONGER = ["rollout.max_tokens=24"]
+"""Long enough for rewards to differ, which a filter needs."""
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +51,10 @@ class Driver:
     """Runs the trials one after the other, each on processes of its own; what they found goes into a dictionary by their name."""
 
     def __init__(self, folder: Path) -> None:
+        from tether.models.load import load_model
+
         self.ranks, self.folder = _compare_ranks(), folder
+        load_model("tiny", device="cpu")  # what a first load prepares is inherited by every rank
 
     def run(self, name: str, size: int, words: list[str], prepare: Callable[[int], None] = lambda rank: None) -> list[int]:
         """`tether` with these words; `prepare` may break something first, in each rank."""
@@ -86,8 +91,8 @@ class Driver:
     # The trials.
 
     def same(self, kind: str) -> dict[str, Any]:
-        steps = f"steps={3 if kind == 'filtered' else 2}"
-        return self.equal(self.new(f"{kind}-1", 1, kind, steps), self.new(f"{kind}-2", 2, kind, steps), 2)
+        longer = ["steps=3", *LONGER] if kind == "filtered" else []
+        return self.equal(self.new(f"{kind}-1", 1, kind, *longer), self.new(f"{kind}-2", 2, kind, *longer), 2)
 
     def sharded(self) -> dict[str, Any]:
         """PPO with FSDP of policy and critic, beside one rank."""
@@ -96,7 +101,7 @@ class Driver:
     def resumed(self, sharding: str) -> dict[str, Any]:
         """Two ranks, then one, then two, beside one that was never stopped."""
         name = f"resumed-{sharding}"
-        straight, run = self.folder / "filtered-1", self.new(name, 2, "filtered", "steps=1", f"learner.sharding={sharding}")
+        straight, run = self.folder / "filtered-1", self.new(name, 2, "filtered", "steps=1", f"learner.sharding={sharding}", *LONGER)
         self.resume(name, 1, "--steps", "2")
         self.resume(name, 2, "--steps", "3")
         stores = [self.ranks.RunStore.open(folder) for folder in (straight, run)]
@@ -104,33 +109,35 @@ class Driver:
         return {"same turns": turns[0] == turns[1], "apart": self.ranks.distances(*stores)}
 
     def troubled(self) -> dict[str, Any]:
-        """A rollout, updates and a diagnosis that fail on one rank of two."""
-        run = self.new("troubled", 2, "mixed", "steps=1", prepare=_trouble)
+        """A rollout, updates and a diagnosis that fail on one rank of two in step 1, and Ctrl-C that reaches this rank alone in step 2."""
+        self.new("mixed-1", 1, "mixed")
+        run = self.folder / "troubled"
+        codes = self.run("troubled", 2, self.ranks.words_of("mixed", run, QUICK), _trouble)
         records = {record.step: record for record in self.ranks.RunStore.open(run).steps()}
         numbers = {name: records[1].metrics[f"update/{name}"] for name in ("nonfinite", "num_updates", "memory_retries")}
         turns = [self.ranks.turns_of(self.ranks.RunStore.open(folder), "train") for folder in (self.folder / "mixed-1", run)]
-        notes = [note for record in records.values() for note in record.notes]
-        return {**numbers, "notes": notes, "same turns": turns[0][: len(turns[1])] == turns[1], "digests": len(self.digests("troubled"))}
+        return {
+            **numbers,
+            "notes": [note for record in records.values() for note in record.notes],
+            "same turns": turns[0][: len(turns[1])] == turns[1],
+            "digests": len(self.digests("troubled")),
+            "codes": codes,
+            "log": self.log("troubled"),
+            "checkpoints": [path.name for path in self.ranks.list_checkpoints(run / "checkpoints")],
+        }
 
     def digests(self, name: str) -> set[str]:
         """What the ranks hold at the end."""
         return {(self.folder / f"{name}.rank{rank}").read_text() for rank in range(2)}
 
     def killed(self) -> dict[str, Any]:
-        """A rank dies in the first update of step 2; then the run goes on."""
+        """A rank of a run with two environments dies in the first update of step 2; then the run goes on."""
         out = self.folder / "killed"
         start = time.monotonic()
         codes = self.run("killed", 2, self.ranks.words_of("mixed", out, QUICK), _dying)
         seconds, log = time.monotonic() - start, self.log("killed")
         self.resume("killed", 2)
         return {"codes": codes, "seconds": seconds, "log": log, "differences": self.ranks.differences(self.folder / "mixed-1", out, 2)}
-
-    def stopped(self) -> dict[str, Any]:
-        """Ctrl-C that reaches one rank alone, in its rollout of step 2."""
-        out = self.folder / "stopped"
-        codes = self.run("stopped", 2, self.ranks.words_of("mixed", out, QUICK), _pressing)
-        checkpoints = [path.name for path in self.ranks.list_checkpoints(out / "checkpoints")]
-        return {"codes": codes, "log": self.log("stopped"), "checkpoints": checkpoints}
 
     def optimizer(self) -> dict[str, Any]:
         """Both optimisers of two ranks, without a run around them."""
@@ -163,7 +170,7 @@ def _no_memory(real: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _trouble(rank: int) -> None:
     """Of step 1, on rank 1: the rollout, the diagnosis and the third minibatch fail, the gradient of the first minibatch is infinite, and so is
-    the loss of the second."""
+    the loss of the second. Ctrl-C comes in the rollout of step 2."""
     from tether.core.errors import BadInput
     from tether.diagnostics import scorer
     from tether.rollout import sampler
@@ -182,8 +189,12 @@ def _trouble(rank: int) -> None:
     def refuse(real: Any, *args: Any) -> Any:
         raise BadInput("no scores here")
 
+    def press(real: Any, *args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **kwargs)
+
     if rank == 1:
-        _counted(sampler, "play_plan", {2: _no_memory})
+        _counted(sampler, "play_plan", {2: _no_memory, 4: press})  # after the validation of step 0; the rollout of step 1 is played twice
         _counted(scorer, "cross_score", {1: refuse})
         _counted(Learner, "_own_part", {1: infinite, 2: lossy})
         _counted(Learner, "_backward", {3: _no_memory})
@@ -194,17 +205,6 @@ def _dying(rank: int) -> None:
 
     if rank == 1:
         _counted(Learner, "_own_part", {4: lambda real, *args: os.kill(os.getpid(), signal.SIGKILL)})  # step 1 has three minibatches
-
-
-def _pressing(rank: int) -> None:
-    from tether.rollout import sampler
-
-    def press(real: Any, *args: Any, **kwargs: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        return real(*args, **kwargs)
-
-    if rank == 1:
-        _counted(sampler, "play_plan", {3: press})  # after the validation of step 0 and the rollout of step 1
 
 
 def _literal_update(rank: int) -> dict[str, Any]:
@@ -272,7 +272,11 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     twin = ShardedModel(full, torch.bfloat16, ranks)
     by_two = ShardedAdamW(twin, full.module.parameters(), ranks=ranks, **chosen)
     gradients = []
-    for packing, recompute in ((True, True), (False, False), (True, False)):  # the fast path computed again, the module's own, the fast path
+    for packing, recompute in (
+        (True, True),
+        (False, False),
+        (True, False),
+    ):  # the fast path computed again, the module's own, the fast path
         by_two.zero_grad()
         twin(lambda p=packing, r=recompute: loss(twin.policy, slice(rank, rank + 1), packing=p, recompute=r)).backward()
         gradients.append(torch.cat([shard.grad.full_tensor().flatten() for shard in by_two._shards]))
@@ -329,13 +333,13 @@ def drive(folder: Path) -> None:
     os.environ["TETHER_STATES"] = str(folder / "states.pt")
     trials: dict[str, Callable[[], dict[str, Any]]] = {
         "optimizer": driver.optimizer,
-        **{kind: lambda kind=kind: driver.same(kind) for kind in driver.ranks.KINDS},
+        "filtered": lambda: driver.same("filtered"),
+        "ppo": lambda: driver.same("ppo"),
         "sharded": driver.sharded,
         "resumed": lambda: driver.resumed("zero1"),
         "resumed, sharded": lambda: driver.resumed("fsdp"),
         "troubled": driver.troubled,
         "killed": driver.killed,
-        "stopped": driver.stopped,
     }
     found = {}
     for name, trial in trials.items():
@@ -356,7 +360,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads((folder / "found.json").read_text())
 
 
-@pytest.mark.parametrize("kind", ["filtered", "ppo", "mixed"])
+@pytest.mark.parametrize("kind", ["filtered", "ppo"])
 def test_two_ranks_are_one(kind: str, found: dict[str, Any]) -> None:
     """Three groups are uneven shares; PPO has one group, so the second rank plays none."""
     assert found[kind]["differences"] == [] and found[kind]["ranks"] == 2
@@ -395,6 +399,7 @@ def test_trouble_on_one_rank_is_everybodys(found: dict[str, Any]) -> None:
 
 
 def test_a_killed_rank_ends_the_others_and_the_run_goes_on(found: dict[str, Any]) -> None:
+    """Two environments in one run; what was resumed is the run of one rank."""
     killed = found["killed"]
     assert killed["codes"] == [1, -signal.SIGKILL] and killed["differences"] == []
     (line,) = [line for line in killed["log"].splitlines() if line.startswith("tether: ")]
@@ -402,7 +407,7 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on(found: dict[str, Any]
 
 
 def test_ctrl_c_on_one_rank_stops_all_of_them(found: dict[str, Any]) -> None:
-    stopped = found["stopped"]
+    stopped = found["troubled"]
     assert stopped["codes"] == [130, 130]
     assert stopped["checkpoints"] == ["step_000001"]
     assert "stopped after step 1; the last checkpoint is step_000001" in stopped["log"]
