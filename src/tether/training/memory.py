@@ -295,7 +295,7 @@ def _alternatives(
     fitting = {needed: words for needed, words in found.items() if needed <= plan.available}  # where there are any, nobody needs the others
     listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted((fitting or found).items()))
     ways = f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
-    if divided and not fitting:  # no setting here helps: the engine reads whole weights
+    if divided:  # and no setting changes that
         ways += f"; {plan.needs['weights'] / GB:.1f} GB of it are the whole weights that rollout.engine=native reads, which a server engine keeps"
         ways += " on GPUs of its own"
     return ways
