@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tether.core.config import validate
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, ConfigError, RankFailure
 from tether.training.api import check_several_ranks
 from tether.training.distributed import launch
 from tether.training.distributed.launch import check_gpus
@@ -103,6 +103,26 @@ def test_devices_that_several_ranks_cannot_have(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tether.models.hardware.num_gpus", lambda: 1)
     with pytest.raises(BadInput, match=r"rank 3 is the 2\. on its machine, which has 1 GPUs; start one rank a GPU, or try it on the CPU"):
         check_several_ranks(_settings("cuda"), ranks)
+
+
+def test_adapters_are_not_divided() -> None:
+    ranks = Ranks()
+    ranks.size = 2
+    settings = {"env": {"name": "frozen_lake"}, "model": {"name": "tiny", "device": "cpu"}, "learner": {"sharding": "fsdp"}}
+    check_several_ranks(validate(RunSettings, settings), ranks)
+    with pytest.raises(BadInput, match=r"learner.sharding is fsdp, and the run trains adapters .* give learner.sharding=zero1"):
+        check_several_ranks(validate(RunSettings, {**settings, "lora": {"rank": 4}}), ranks)
+    with pytest.raises(ConfigError, match=r"learner.sharding.*'fsdp2'.*did you mean 'fsdp'"):
+        validate(RunSettings, {**settings, "learner": {"sharding": "fsdp2"}})
+
+
+def test_a_lost_rank_is_told_from_a_failed_computation() -> None:
+    group = ProcessGroup.__new__(ProcessGroup)
+    group.rank, group.size, group._seconds = 0, 2, 60.0
+    with pytest.raises(RankFailure, match="rank 0 of 2: another rank has ended during the update"), group.exchanging("the update"):
+        raise RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
+    with pytest.raises(RuntimeError, match=r"^size mismatch$"), group.exchanging("the update"):
+        raise RuntimeError("size mismatch")
 
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
