@@ -53,7 +53,7 @@ def measure(layers: int, vocabulary: int, device: str, folder: Path) -> dict[str
     place = model.device
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
     adam = FP32MasterAdamW(model.parameters(), learning_rate=1e-6, beta1=0.9, beta2=0.999, weight_decay=0.0, compute_dtype=dtype)
-    for master in adam._masters:
+    for master in adam._masters.values():
         master.grad = torch.full_like(master, 1e-3)
     adam.step()
     adam.zero_grad()

@@ -13,7 +13,18 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SIZES = ["--model", "tiny", "--device", "cpu", "--prompt", "12", "--response", "5", "--turns", "2", "--observed", "4"]
-MODULES = ("shapes", "workloads", "synthetic_env", "rollout", "learner", "iteration", "growth", "cross_score", "simulate_scaling")
+MODULES = (
+    "shapes",
+    "workloads",
+    "synthetic_env",
+    "rollout",
+    "learner",
+    "iteration",
+    "growth",
+    "cross_score",
+    "simulate_scaling",
+    "memory_table",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,6 +68,25 @@ def test_a_simulated_engine_by_hand() -> None:
         over += [(round(engine.now, 6), len(done)) for done in [engine.advance(0)] if done]
     assert over == [(0.013, 1), (0.525, 1)]  # 10 + 3 ms; then 500 + 10 + 2 ms
     assert engine.tokens == 8 and engine.busy == pytest.approx(0.025)
+
+
+def test_memory_and_rates_by_hand() -> None:
+    """7.62e9 weights on 8 cards: 2 + 4 + 12/8 bytes each with zero1, 2 + 16/8 with fsdp, beside cache, logits and what is gathered."""
+    table = module("memory_table")
+    sizes = table.shape("7B")
+    assert sizes.parameters == 7_615_616_512
+    zero1, fsdp = (table.plan(sizes, 8, sharding).needs for sharding in ("zero1", "fsdp"))
+    for needs, bytes_each in ((zero1, 7.5), (fsdp, 4.0)):
+        assert sum(needs[what] for what in ("weights", "optimiser", "gradients")) == pytest.approx(bytes_each * sizes.parameters, rel=1e-9)
+    machine = module("simulate_scaling").Machine(bandwidth=1e12, flops=6e12, launch=0.0, network=1e9)
+    found = table.rates(sizes, machine)
+    cache = 128 * 1000 * 2 * sizes.cached
+    assert found.decoded == pytest.approx(128 / ((2 * sizes.parameters + cache) / 1e12))
+    assert found.trained == pytest.approx(1e12 / sizes.parameters)
+    assert found[2:] == pytest.approx([n * sizes.parameters / 1e9 for n in (6, 8, 4)])
+    page = (BENCHMARKS.parent / "docs" / "scaling.md").read_text(encoding="utf-8")
+    for line in (*table.memory_table({"7B": sizes}, 80.0), *table.rate_table({"7B": sizes}, module("simulate_scaling").Machine())):
+        assert line in page
 
 
 def test_a_simulated_update_by_hand() -> None:

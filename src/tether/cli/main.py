@@ -3,6 +3,7 @@
 Exit codes: 0 success, 2 bad input (what, got, what to do), 1 anything else that went wrong, 130 after Ctrl-C.
 """
 
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -27,10 +28,13 @@ from tether.cli import (
     train,
     warmstart,
 )
-from tether.core.errors import TetherError, did_you_mean
+from tether.core.errors import RankFailure, TetherError, did_you_mean
 
 # Typer carries its own copy of click in newer versions, an outside one in older: take the class from what it exports.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+ONE_PROCESS = ("sft", "warmstart")
+"""Verbs that train on one rank alone: several would write the same folder."""
 
 app = typer.Typer(
     name="tether",
@@ -77,8 +81,13 @@ def main(arguments: list[str] | None = None) -> None:
     words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         _check_verb(words[0])
-        code = app(args=words, prog_name="tether", standalone_mode=False)
+        code = app(args=words, prog_name="tether", standalone_mode=False, obj=words)
     except TetherError as error:
+        rank = int(os.environ.get("RANK") or 0)
+        if rank and error.common:  # rank 0 says it
+            sys.exit(error.exit_code)
+        _fail(f"rank {rank}: {error}" if rank else str(error), error.exit_code)
+    except RankFailure as error:
         _fail(str(error), error.exit_code)
     except UsageError as error:
         _fail(_usage(error), 2)
@@ -93,6 +102,8 @@ def _check_verb(word: str) -> None:
     verbs = getattr(typer.main.get_command(app), "commands", {})
     if not word.startswith("-") and word not in verbs:
         _fail(f"unknown command '{word}': {did_you_mean(word, verbs)}", 2)
+    if word in ONE_PROCESS and os.environ.get("WORLD_SIZE", "1") != "1":
+        _fail(f"`tether {word}` trains in one process, and WORLD_SIZE is {os.environ['WORLD_SIZE']}; start it without torchrun", 2)
 
 
 def _usage(error: Any) -> str:

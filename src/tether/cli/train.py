@@ -1,8 +1,9 @@
 """`tether train`: resolve every setting, train with a live view, write the report."""
 
+import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,10 +22,12 @@ Examples:
   tether train frozen_lake --track tensorboard --track wandb
   tether train sokoban --model smollm2 --engine http://127.0.0.1:8000
   tether train --resume --out runs/sokoban
+  tether train sokoban --gpus 8
 """
 
 
 def train(
+    context: typer.Context,
     env: Annotated[str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.")] = None,
     model: Annotated[str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = None,
     also: Annotated[
@@ -47,9 +50,11 @@ def train(
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two small steps on `tiny`, to see that it works.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last checkpoint.")] = False,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Train on so many GPUs of this machine, one process each.")] = None,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
-    from tether.training.api import named_settings, open_run
+    from tether.training.api import join_world, named_settings, open_run, run_settings, run_training
+    from tether.training.distributed.ranks import launched_rank
 
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
     if engine is not None:
@@ -58,8 +63,33 @@ def train(
         given["also"] = [_weighted(text) for text in also]
     if track:
         given["trackers"] = track
-    store, settings = open_run(out, config, given, resume=resume, smoke=smoke)
-    _run(settings, store, resume)
+    if gpus is not None:
+        if launched_rank()[1] > 1:
+            raise BadInput("--gpus starts the ranks itself; leave it out under torchrun")
+        _launch(gpus, context.obj, run_settings(out, config, given, resume=resume, smoke=smoke))
+    ranks = join_world()
+    if ranks.rank:
+        logging.basicConfig(format=f"rank {ranks.rank}: %(message)s")
+        logging.captureWarnings(True)
+    store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
+    if ranks.rank == 0:
+        _run(settings, store, resume, ranks)
+    else:
+        run_training(settings, store, (), resumed=resume, ranks=ranks)
+    ranks.close()
+
+
+def _launch(gpus: int, words: list[str], settings: Any) -> NoReturn:
+    """Start the ranks with the same arguments but --gpus, wait for them, and exit as they did."""
+    from tether.training.distributed.launch import check_gpus, launch
+
+    check_gpus(gpus, settings.model.device)
+    rest = [
+        word
+        for number, word in enumerate(words)
+        if word != "--gpus" and not word.startswith("--gpus=") and (number == 0 or words[number - 1] != "--gpus")
+    ]
+    sys.exit(launch(gpus, rest))
 
 
 def _weighted(text: str) -> dict[str, Any]:
@@ -73,14 +103,15 @@ def _weighted(text: str) -> dict[str, Any]:
         raise BadInput(f"--also got '{text}'; write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5") from None
 
 
-def _run(settings: Any, store: RunStore, resumed: bool) -> None:
+def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
     from tether.training.api import run_training
 
     console = Console()
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
-    console.print(f"{share}, {settings.steps} steps, seed {settings.seed} -> {store.folder}", highlight=False)
+    console.print(f"{share}, {settings.steps} steps, seed {settings.seed}", end="", highlight=False)
+    console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {store.folder}", highlight=False)
     status = console.status("loading the model")
     status.start()
     from tether.cli.live import LiveView
@@ -92,7 +123,7 @@ def _run(settings: Any, store: RunStore, resumed: bool) -> None:
         status.stop()
 
     try:
-        run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ready=ready)
+        run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
         if not trainers:  # still loading: nothing was trained
             raise

@@ -14,6 +14,8 @@ class TetherError(Exception):
     """Base of every error Tether raises on purpose."""
 
     exit_code = 1
+    common = False
+    """Every rank of a run on several raises this error: rank 0 reports it, the others end in silence."""
 
 
 class BadInput(TetherError, ValueError):
@@ -49,7 +51,21 @@ class StorageError(TetherError, OSError):
 
 
 class OutOfMemory(TetherError, MemoryError):
-    """A stage of a step did not fit into memory; the message says what to lower. Nothing already written is lost."""
+    """A stage of a step did not fit into memory; the message says what to lower. Nothing already written is lost.
+
+    Ranks run out of memory together: an allocation that fails on one rank where the others cannot be told is a RankFailure.
+    """
+
+    common = True
+
+
+class RankFailure(Exception):
+    """A rank failed where the others cannot follow, or another rank no longer answers. The run continues from its last checkpoint.
+
+    No TetherError: whoever takes a failed measurement in its stride must not take this one, or the ranks would go separate ways.
+    """
+
+    exit_code = 1
 
 
 class EngineUnavailable(TetherError):

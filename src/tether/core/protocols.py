@@ -1,17 +1,20 @@
 """The contracts between the layers, as structural types.
 
-Env and Conversation are what the rollout drives; Engine is what samples; Scorer is all that diagnosis needs of a model.
+Env and Conversation are what the rollout drives; Engine is what samples; Scorer is all that diagnosis needs of a model; Communicator is what
+divides work among the processes of a run.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from tether.core.types import Completion, Observation, Step
+
+Part = TypeVar("Part")
 
 
 @runtime_checkable
@@ -224,3 +227,32 @@ class BatchScorer(Protocol):
     """A scorer that scores many reasonings after one prompt at once, computing the prompt a single time."""
 
     def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]: ...
+
+
+class Communicator(Protocol):
+    """The processes (ranks) that a run is divided among. Every rank makes the same calls in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def share(self, part: Callable[[], Part]) -> list[Part]:
+        """Do this rank's part of some work; returns the parts of all ranks, in the order of the ranks. What fails on one rank is raised on
+        every rank."""
+        ...
+
+
+class SingleProcess:
+    """The only process of a run: its part is the whole."""
+
+    rank = 0
+    size = 1
+
+    def share(self, part: Callable[[], Part]) -> list[Part]:
+        return [part()]

@@ -35,12 +35,15 @@ from tether.algorithms.objective import TASK, PolicyTokens, active_terms, loss_t
 from tether.algorithms.objective import TERMS as REGULARISERS
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, DivergedModel, UnknownName
+from tether.core.protocols import Communicator, SingleProcess
 from tether.diagnostics.buckets import NUM_BUCKETS, Agreement, Bucket, SignalNoise, Vector, dot, split_halves, variance_buckets
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
+from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
 from tether.models.probing import evaluating
 
 ALL, LAST = "all", "last"
+NO_MEMORY = "lower learner.micro_tokens or diagnosis.gradients.prompts"
 ROUNDING = 1e-4
 """By what share rounding may push a gradient over its bound."""
 
@@ -152,6 +155,7 @@ def decompose_gradients(
     num_buckets: int = NUM_BUCKETS,
     with_bound: bool = True,
     seed: int = 0,
+    ranks: Communicator | None = None,
 ) -> GradientDecomposition:
     """Decompose the gradient of a batch's loss over buckets of prompts. The model and its optimiser are left as they are.
 
@@ -167,6 +171,7 @@ def decompose_gradients(
         num_buckets: at most; every bucket holds at least one prompt.
         with_bound: check theorem H.2, at the price of a backward pass per trajectory.
         seed: of the halves.
+        ranks: share the buckets; each computes the batch's total for itself. By default there is one.
     """
     if batch.advantages_BT is None or not len(batch):
         raise BadInput("gradients need a batch of at least one trajectory, with its advantages; estimate them first")
@@ -179,12 +184,26 @@ def decompose_gradients(
     buckets = variance_buckets({group: variances[group] for group in groups}, num_buckets)
     chosen = choose_parameters(policy.module, parameters)
     loss = _Loss(policy, algorithm, temperature, micro_tokens, max_tokens or 1, chosen)
-    with evaluating(policy.module), torch.enable_grad(), _differentiating(policy.module, chosen):
-        total = loss.zeros()
-        loss.add(batch, loss.weights(batch), {"total": total})
-        rows = tuple(_decompose_bucket(loss, batch, bucket, total, with_bound, seed) for bucket in buckets)
+    ranks = ranks or SingleProcess()
+
+    def own_buckets() -> tuple[float, dict[int, BucketGradients]]:
+        with (
+            evaluating(policy.module),
+            torch.enable_grad(),
+            _differentiating(policy.module, chosen),
+            memory_boundary("gradients", NO_MEMORY),
+        ):
+            total = loss.zeros()
+            loss.add(batch, loss.weights(batch), {"total": total})
+            own = range(ranks.rank, len(buckets), ranks.size)
+            rows = {number: _decompose_bucket(loss, batch, buckets[number], total, with_bound, seed) for number in own}
+            return math.sqrt(dot(total, total)), rows
+
+    parts = ranks.share(own_buckets)
+    found = {number: row for _, rows in parts for number, row in rows.items()}
     terms, num_parameters = loss.terms(batch), sum(parameter.numel() for parameter in chosen)
-    return GradientDecomposition(rows, math.sqrt(dot(total, total)), "kl" in terms, "entropy" in terms, num_parameters)
+    ordered = tuple(found[number] for number in range(len(buckets)))
+    return GradientDecomposition(ordered, parts[0][0], "kl" in terms, "entropy" in terms, num_parameters)
 
 
 def gradient_metrics(found: GradientDecomposition) -> dict[str, float]:

@@ -64,6 +64,7 @@ from tether.diagnostics.settings import AlarmRules
 from tether.models.memory import memory_boundary
 from tether.runs.schema import StepRecord
 
+NO_MEMORY = "lower diagnosis.budget or set diagnosis.every=0"
 RESAMPLES = 1000
 """Of the intervals and of the p-values; they cost milliseconds."""
 FEWEST_PER_PROMPT, FEWEST_CONTEXTS = 2, 8
@@ -396,7 +397,7 @@ class Monitor:
 
     def _measure(self, scope: Scope, step: int, pairs: Pairs) -> tuple[Information, float]:
         """The information of these pairs, and the standard error that leaving reasonings out adds to MI-Seq-Est."""
-        with memory_boundary("diagnosis", "lower diagnosis.budget or set diagnosis.every=0"):
+        with memory_boundary("diagnosis", NO_MEMORY):
             scores = cross_score(self.scorer, pairs.prompts, pairs.reasonings)
         information = measure_information(
             scores,

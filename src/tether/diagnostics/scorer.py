@@ -1,5 +1,6 @@
 """`build_scorer`: the model that scores the reasoning of a run: the policy, the model the run started from, or a fixed third one.
 `resolve_scorer`: the same for a loop that is not Tether's: a model, a function, or a name.
+`SharedScorer` divides its work among ranks.
 
 A collapsed policy also scores its own text poorly. A frozen scorer does not drift with the policy (paper, appendix F). The reference of a
 run with adapters is the same model with the adapters switched off, so no second copy is loaded.
@@ -13,8 +14,11 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from tether.core.errors import BadInput, ModelUnavailable
+from tether.core.protocols import Communicator
+from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.settings import POLICY, REFERENCE
 from tether.models.lora import is_lora, without_adapters
+from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
 from tether.models.scoring.make import make_scorer
 from tether.models.scoring.retokenized import RetokenizedScorer, same_tokens
@@ -34,6 +38,27 @@ class AdapterFreeScorer:
         """log p of every reasoning after one prompt."""
         with without_adapters(self._model):
             return self._scorer.score_many(prompt, reasonings)
+
+
+class SharedScorer:
+    """A scorer of several ranks: each scores every reasoning under its prompts, and all get the whole matrix."""
+
+    def __init__(self, scorer: Any, ranks: Communicator, no_memory: str) -> None:
+        """`scorer`: anything that `cross_score` takes; `no_memory`: what to lower where a rank's part does not fit."""
+        self._scorer, self._ranks, self._no_memory = scorer, ranks, no_memory
+
+    def score_all(self, prompts: Sequence[Sequence[int]], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+        """log p of every reasoning after every prompt, [reasonings, prompts]."""
+        own = prompts[self._ranks.rank :: self._ranks.size]
+
+        def score_own() -> npt.NDArray[np.float64]:
+            with memory_boundary("diagnosis", self._no_memory):
+                return cross_score(self._scorer, own, reasonings) if own else np.empty((len(reasonings), 0))
+
+        scores = np.empty((len(reasonings), len(prompts)))
+        for rank, columns in enumerate(self._ranks.share(score_own)):
+            scores[:, rank :: self._ranks.size] = columns
+        return scores
 
 
 def build_scorer(name: str, policy: Policy, start_model: str, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Any:

@@ -55,9 +55,11 @@ class Critic:
         """The value of the state before every selected token, in row order, float32, without gradient."""
         return over_batch(self.policy, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: self.head(chosen.features_ND))
 
-    def micro_values(self, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False) -> Tensor:
-        """The same for one micro-batch, with gradient; `recompute` as in `forward`."""
-        values_N: Tensor = self.head(forward(self.policy, ids_BT, mask_BT, micro, recompute=recompute).features_ND)
+    def micro_values(
+        self, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False, policy: Policy | None = None
+    ) -> Tensor:
+        """The same for one micro-batch, with gradient; `recompute` as in `forward`. `policy`: a copy of the critic's model to compute on."""
+        values_N: Tensor = self.head(forward(policy or self.policy, ids_BT, mask_BT, micro, recompute=recompute).features_ND)
         return values_N
 
     def state(self) -> dict[str, Tensor]:

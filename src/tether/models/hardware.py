@@ -27,6 +27,11 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def num_gpus() -> int:
+    """How many GPUs this process sees."""
+    return torch.cuda.device_count()
+
+
 def check_device(name: str) -> str:
     """The name of a device that exists here, as it was given."""
     try:

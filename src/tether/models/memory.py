@@ -13,16 +13,16 @@ _ON_CPU = ("can't allocate memory", "not enough memory")
 
 
 @contextmanager
-def memory_boundary(stage: str, remedy: str) -> Iterator[None]:
-    """Turn a failed allocation of the block into an OutOfMemory that names the stage and the remedy."""
+def memory_boundary(stage: str, remedy: str, kind: type[Exception] = OutOfMemory) -> Iterator[None]:
+    """Turn a failed allocation of the block into an error of this kind that names the stage and the remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _put_into_words(stage, remedy, error) from error
+        raise kind(_put_into_words(stage, remedy, error)) from error
     except RuntimeError as error:
         if not any(text in str(error) for text in _ON_CPU):
             raise
-        raise _put_into_words(stage, remedy, error) from error
+        raise kind(_put_into_words(stage, remedy, error)) from error
 
 
 def forget_failed(device: torch.device) -> None:
@@ -32,6 +32,6 @@ def forget_failed(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _put_into_words(stage: str, remedy: str, error: RuntimeError) -> OutOfMemory:
+def _put_into_words(stage: str, remedy: str, error: RuntimeError) -> str:
     said = " ".join(str(error).split())[:120]
-    return OutOfMemory(f"out of memory in the {stage} ({said}); {remedy}")
+    return f"out of memory in the {stage} ({said}); {remedy}"

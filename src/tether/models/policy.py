@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.core.errors import BadInput
 from tether.models.fast.backbone import LlamaBackbone, probe_backbone
+from tether.models.fast.layers import find_layers
 from tether.models.fast.packed_attention import packed_kernel
 from tether.models.probing import attempt, disagreement, evaluating, float32_parts, probe_ids
 from tether.models.recompute import kept_bytes
@@ -65,6 +66,8 @@ class Policy:
         self._head: Any = module.get_output_embeddings()
         self._head_found: str | None = None
         self._found: dict[tuple[str, torch.device, torch.dtype], Any] = {}
+        self._known: dict[str, Any] = {}
+        """What is known without a probe: see `twin`."""
 
     # ------------------------------------------------------------------------------------------------------ what it is
 
@@ -135,6 +138,8 @@ class Policy:
 
     def once(self, name: str, probe: Callable[[], T]) -> T:
         """The result of a probe, which is run when it is first asked for, on the present device and number type, without dropout."""
+        if name in self._known:
+            return cast(T, self._known[name])
         key = name, self.device, self.dtype
         if key not in self._found:
             # Probes change how the module attends or what it computes in while they run. `features` needs to know about the head in there,
@@ -143,6 +148,18 @@ class Policy:
             with evaluating(self.module):
                 self._found[key] = probe()
         return cast(T, self._found[key])
+
+    def twin(self, module: PreTrainedModel) -> "Policy":
+        """A policy over a copy of the module whose weights are in place only during a call of the module, so that it cannot be probed: what
+        was found on this policy holds for it. Layers are computed inside calls of their modules."""
+        other = Policy(module, self.tokenizer, max_positions=self._wanted_positions)
+        other._head_found = self._head_reason
+        backbone = None
+        if self.backbone is not None:
+            backbone = LlamaBackbone(module, find_layers(module), self.max_positions)
+            backbone.through_modules = True
+        other._known = {"backbone": (backbone, self.backbone_reason), "packing": self._packing_reason}
+        return other
 
     @property
     def separable_head(self) -> bool:

@@ -10,6 +10,8 @@ which the episodes ended.
   recorded in `Group.errored` and is no evidence: not for scores, baselines, loss or success rates.
 - **Memory.** A rollout that runs out of memory is played once more from its start with half the rows. Every episode has its own seeds, so
   the trajectories are the same; only how many episodes live at a time is not. The smaller number holds for the rest of the process.
+- **Ranks.** Every rank of a run on several has the same plan and plays every size-th group of it; then all ranks get all groups. What is
+  computed from the groups is therefore the same on every rank, and the same as on one.
 """
 
 import dataclasses
@@ -26,7 +28,7 @@ import torch
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput, OutOfMemory
-from tether.core.protocols import Engine, EngineStatistics, Env, Sampling
+from tether.core.protocols import Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
 from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group, Trajectory
 from tether.envs.registry import find_class, is_address
@@ -242,9 +244,14 @@ class Sampler:
         error_retries: int = 1,
         on_stage: Callable[[str, int], None] = lambda stage, total: None,
         on_finished: Callable[[], None] | None = None,
+        ranks: Communicator | None = None,
     ) -> None:
-        """`build_engine` makes an engine of so many rows; `on_stage` and `on_finished` report progress (stage and its episodes; one done)."""
+        """`build_engine` makes an engine of so many rows; `on_stage` and `on_finished` report progress (stage and its episodes; one done);
+        `ranks` share the episodes, by default there is one."""
         self.chat, self.rules = chat, rules
+        self._ranks: Communicator = ranks or SingleProcess()
+        self.statistics = EngineStatistics()
+        """Of the latest plan: what the engines of all ranks did."""
         self.pool = EnvPool(specs)
         self.max_rows = max_rows
         self._build_engine, self._device, self._error_retries = build_engine, device, error_retries
@@ -262,7 +269,10 @@ class Sampler:
         first_turn_only: bool = False,
         quiet: bool = False,
     ) -> list[Group]:
-        """Play a plan; where memory runs out, once more from the start with half the rows. `quiet`: progress is not reported."""
+        """Play a plan, each rank its groups; where memory runs out on any rank, once more from the start with half the rows on all.
+
+        Returns the groups of all ranks, in plan order. `quiet`: progress is not reported.
+        """
         played = pool or self.pool
         rules = dataclasses.replace(self.rules, first_turn_only=first_turn_only)
         try:
@@ -277,22 +287,29 @@ class Sampler:
     def _collect(
         self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool
     ) -> list[Group]:
+        numbers = list(dict.fromkeys(seeds.group for seeds in plan))
+        own = set(numbers[self._ranks.rank :: self._ranks.size])
+        share = [seeds for seeds in plan if seeds.group in own]
+        parts = self._ranks.share(lambda: self._collect_own(share, sampling, stage, pool, rules, quiet))
+        self.statistics = _summed([statistics for _, statistics in parts])
+        place = {number: position for position, number in enumerate(numbers)}
+        return sorted((group for groups, _ in parts for group in groups), key=lambda group: place[group.index])
+
+    def _collect_own(
+        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool
+    ) -> tuple[list[Group], EngineStatistics]:
         if not quiet:
             self._on_stage(stage, len(plan))
         with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
             retries = self._error_retries
             on_finished = None if quiet else self._on_finished
-            return play_plan(pool, plan, self.engine, self.chat, sampling, rules, on_finished, error_retries=retries)
+            groups = play_plan(pool, plan, self.engine, self.chat, sampling, rules, on_finished, error_retries=retries)
+        return groups, self.engine.statistics
 
     def take_notes(self) -> list[str]:
         """What happened since the last call."""
         notes, self._notes = self._notes, []
         return notes
-
-    @property
-    def statistics(self) -> EngineStatistics:
-        """Of the engine's latest run."""
-        return self.engine.statistics
 
     def close(self) -> None:
         self.pool.close()
@@ -304,3 +321,8 @@ class Sampler:
         before, self.max_rows = self.max_rows, self.max_rows // 2
         self.engine = self._build_engine(self.max_rows)
         self._notes.append(f"out of memory in the {stage} with rollout.max_rows={before}; played again with {self.max_rows}")
+
+
+def _summed(parts: Sequence[EngineStatistics]) -> EngineStatistics:
+    names = [field.name for field in dataclasses.fields(EngineStatistics)]
+    return EngineStatistics(**{name: sum(getattr(part, name) for part in parts) for name in names})

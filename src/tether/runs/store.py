@@ -44,8 +44,9 @@ _REMEDIES = {
 class RunStore:
     """One run's folder. Make it with `create` or `open`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
+        """`writes` False: whatever is to be written is dropped, for the ranks of a run that are not the first."""
+        self.folder, self.writes = folder, writes
         self.torn_lines: dict[str, list[int]] = {}
         """File name to the numbers of the incomplete lines that its latest reading skipped."""
         self._attempts: dict[tuple[int, str], int] | None = None
@@ -66,8 +67,8 @@ class RunStore:
         return store
 
     @classmethod
-    def open(cls, folder: Path) -> "RunStore":
-        """An existing run folder."""
+    def open(cls, folder: Path, *, writes: bool = True) -> "RunStore":
+        """An existing run folder; `writes` as in the constructor."""
         if not folder.is_dir():
             raise BadInput(f"run folder '{folder}' does not exist; check the path")
         missing = [name for name in (ABOUT, CONFIG) if not (folder / name).is_file()]
@@ -75,7 +76,7 @@ class RunStore:
             raise BadInput(
                 f"'{folder}' is not a run folder: {' and '.join(missing)} missing; give the folder that `tether train --out` wrote"
             )
-        store = cls(folder)
+        store = cls(folder, writes=writes)
         check_schema(store._run_json().get("schema"), f"'{folder / ABOUT}'")
         return store
 
@@ -137,6 +138,8 @@ class RunStore:
 
     def append_trajectories(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add the trajectories of a step, all of one split in one call: a later call for that step and split replaces them for readers."""
+        if not self.writes:
+            return
         blocks = {(int(record["step"]), str(record["split"])) for record in records}
         if self._attempts is None:
             self._attempts = self._last_attempts()
@@ -152,6 +155,8 @@ class RunStore:
 
     def sync(self) -> None:
         """Force what was appended to the disk, so that no checkpoint outlives a power cut that the records of its steps do not."""
+        if not self.writes:
+            return
         for path in (self.folder / METRICS, self.folder / TRAJECTORIES):
             if path.exists():
                 try:
@@ -244,6 +249,8 @@ class RunStore:
 
     def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Write all records in one go, on lines of their own."""
+        if not self.writes:
+            return
         path = self.folder / name
         text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
         try:
@@ -256,7 +263,8 @@ class RunStore:
 
     def _replace(self, name: str, text: str) -> None:
         """Write a small file whole: a reader sees the old one or the new one, never half of it."""
-        write_whole(self.folder / name, text)
+        if self.writes:
+            write_whole(self.folder / name, text)
 
 
 def write_whole(path: Path, text: str) -> None:

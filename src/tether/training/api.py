@@ -23,6 +23,7 @@ from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.run import Run
 from tether.runs.store import RunStore
 from tether.runs.trackers import check_tracker
+from tether.training.distributed.ranks import Ranks, join_ranks
 from tether.training.settings import EnvSettings, RunSettings
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ SMOKE: dict[str, Any] = {
 
 FREE_ON_RESUME = {
     "steps": (),
-    "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts"),
+    "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts", "sharding"),
     "rollout": ("max_rows", "cache_gb", "error_retries", "engine"),
     "server": (),
     "diagnosis": ("every",),
@@ -81,7 +82,7 @@ def train(
     smoke: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train an agent: the same run as `tether train`, without the live view and the report.
+    """Train an agent: the same run as `tether train`, without the live view and the report. Processes that torchrun started train together.
 
     Args:
         env: an environment's name; may also come from `config`.
@@ -91,7 +92,7 @@ def train(
             or the settings of that section.
         steps: training steps.
         out: run folder; must be new unless `resume`. By default a new folder under runs/.
-        callbacks: `tether.Callback` objects that follow the run.
+        callbacks: `tether.Callback` objects that follow the run; of several ranks, rank 0's are called.
         options: options of the environment.
         seed: seed of everything.
         config: a TOML or YAML file of settings.
@@ -101,22 +102,67 @@ def train(
     """
     given = merge(named_settings(env, model, algo, filter, steps, seed), {"env": {"options": dict(options)}} if options else {})
     given = merge(given, nested_settings(settings))
-    store, resolved = open_run(out, config, given, resume=resume, smoke=smoke)
-    run_training(resolved, store, callbacks, resumed=resume)
+    ranks = join_world()
+    store, resolved = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
+    run_training(resolved, store, callbacks, resumed=resume, ranks=ranks)
     return Run(store.folder)
 
 
+def join_world() -> Ranks:
+    """The ranks that this process trains with. Several take their GPUs here, so torch's allocator must be configured by then."""
+    _grow_allocator_segments()
+    return join_ranks()
+
+
 def open_run(
-    out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool
+    out: Path | str | None,
+    config: Path | str | None,
+    given: Mapping[str, Any],
+    *,
+    resume: bool,
+    smoke: bool,
+    ranks: Ranks | None = None,
 ) -> tuple[RunStore, RunSettings]:
-    """The run folder and the resolved settings of a new or a resumed run."""
+    """The run folder and the resolved settings of a new or a resumed run. Of several ranks the first finds both, and alone writes."""
+    ranks, place = ranks or Ranks(), Path(out) if out is not None else None
+    settings = ranks.first(lambda: run_settings(out, config, given, resume=resume, smoke=smoke))
+    if ranks.size > 1:
+        ranks.together(lambda: check_several_ranks(settings, ranks))
+    folder = place if resume and place else ranks.first(lambda: _create(place, settings))
+    return ranks.together(lambda: RunStore.open(folder, writes=ranks.rank == 0)), settings
+
+
+def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
+    """The resolved settings of a new or a resumed run."""
     out, config = Path(out) if out is not None else None, Path(config) if config is not None else None
     if not resume:
-        settings = resolve_settings(config, given, SMOKE if smoke else {})
-        return _create(out, settings), settings
+        return resolve_settings(config, given, SMOKE if smoke else {})
     if smoke:
         raise ConfigError("--smoke starts a run of its own; leave it out with --resume")
     return _reopen(out, config, given)
+
+
+def check_several_ranks(settings: RunSettings, ranks: Ranks) -> None:
+    """Refuse a device that several ranks cannot have, and what they cannot divide."""
+    from tether.models.hardware import default_device, num_gpus
+    from tether.training.memory import trains_adapters
+
+    if settings.learner.sharding == "fsdp" and trains_adapters(settings):
+        raise BadInput(
+            "learner.sharding is fsdp, and the run trains adapters (lora.rank): they are small, and the frozen weights are needed whole; "
+            "give learner.sharding=zero1"
+        )
+
+    name = settings.model.device or default_device()
+    if name not in ("cpu", "cuda"):
+        raise BadInput(
+            f"model.device is '{name}', and each of {ranks.size} ranks takes a GPU of its own; give cuda or cpu, or leave it out"
+        )
+    if name == "cuda" and ranks.local_rank >= num_gpus():
+        raise BadInput(
+            f"rank {ranks.rank} is the {ranks.local_rank + 1}. on its machine, which has {num_gpus()} GPUs; "
+            "start one rank a GPU, or try it on the CPU: --set model.device=cpu"
+        )
 
 
 def run_training(
@@ -125,22 +171,23 @@ def run_training(
     callbacks: Sequence["Callback"],
     *,
     resumed: bool,
+    ranks: Ranks | None = None,
     ready: Callable[[Any], None] = lambda trainer: None,
 ) -> None:
-    """Build the trainer and run it; `ready` is called with the trainer once its model is loaded."""
+    """Build the trainer and run it; `ready` is called with the trainer once its model is loaded. Rank 0 calls `callbacks`."""
     _grow_allocator_segments()
     begin = time.perf_counter()
     from tether.training.loop import Trainer
     from tether.training.throughput import StartTimer
     from tether.training.tracking import Tracking
 
-    if settings.trackers:
+    start, ranks = StartTimer(imports=time.perf_counter() - begin), ranks or Ranks()
+    if settings.trackers and ranks.rank == 0:
         callbacks = [*callbacks, Tracking(settings.trackers, _without_secrets(settings), store, callbacks)]
-    start = StartTimer(imports=time.perf_counter() - begin)
     try:
-        trainer = Trainer(settings, store, callbacks, start)
+        trainer = Trainer(settings, store, callbacks if ranks.rank == 0 else (), start, ranks)
     except TetherError:
-        if not resumed:
+        if not resumed and store.writes:
             shutil.rmtree(store.folder)  # made a moment ago, holds nothing
         raise
     ready(trainer)
@@ -381,7 +428,8 @@ def _all_options(chosen: EnvSettings, env: Env) -> dict[str, Any]:
     return options.model_dump(mode="json", exclude={"split"} - chosen.options.keys())
 
 
-def _create(out: Path | None, settings: RunSettings) -> RunStore:
+def _create(out: Path | None, settings: RunSettings) -> Path:
+    """A new run folder."""
     names = [chosen.name.partition("://")[2] or chosen.name for chosen in settings.environments()]
     played = "+".join(re.sub(r"\W+", "_", name) for name in names)
     folder = out or Path("runs") / f"{played}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -392,7 +440,7 @@ def _create(out: Path | None, settings: RunSettings) -> RunStore:
         "seed": settings.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    return RunStore.create(folder, dump_yaml(_without_secrets(settings)), about)
+    return RunStore.create(folder, dump_yaml(_without_secrets(settings)), about).folder
 
 
 def _without_secrets(settings: RunSettings) -> RunSettings:
@@ -406,8 +454,8 @@ def _without_secrets(settings: RunSettings) -> RunSettings:
     return _with_options(settings, shown)
 
 
-def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> tuple[RunStore, RunSettings]:
-    """The run in `out` with its own settings; the number of steps may be raised, and memory may be saved."""
+def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> RunSettings:
+    """The settings of the run in `out`; the number of steps may be raised, and memory may be saved."""
     if out is None:
         raise BadInput("--resume needs to know which run; add --out FOLDER")
     fixed = [section for section, value in given.items() if section not in FREE_ON_RESUME or not _is_free(section, value)]
@@ -430,7 +478,7 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
         )
     if settings != before:
         store.replace_config(dump_yaml(settings))
-    return store, settings
+    return settings
 
 
 def _stored_config(store: RunStore) -> dict[str, Any]:

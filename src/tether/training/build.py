@@ -14,8 +14,8 @@ import torch
 from tether.algorithms.presets import Algorithm, customized
 from tether.core.errors import BadInput
 from tether.core.protocols import Engine
-from tether.diagnostics.monitor import Monitor
-from tether.diagnostics.scorer import build_scorer
+from tether.diagnostics.monitor import NO_MEMORY, Monitor
+from tether.diagnostics.scorer import SharedScorer, build_scorer
 from tether.diagnostics.settings import POLICY
 from tether.models.chat import ChatFormat
 from tether.models.critic import Critic, load_critic
@@ -31,6 +31,7 @@ from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import load_checkpoint
+from tether.training.distributed.ranks import Ranks
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
 from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters
@@ -50,6 +51,7 @@ class Parts:
     monitor: Monitor
     plan: MemoryPlan | None
     """What the run takes of the device; None where it could not be counted."""
+    ranks: Ranks
 
 
 def build(
@@ -58,16 +60,23 @@ def build(
     callbacks: Callback | None = None,
     timer: StartTimer | None = None,
     folder: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> Parts:
-    """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take, `folder` is the run's."""
-    timer = timer or StartTimer()
+    """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take, `folder` is the run's, `ranks`
+    share the work."""
+    timer, ranks = timer or StartTimer(), ranks or Ranks()
+    if ranks.size > 1 and settings.rollout.engine != "native":
+        raise BadInput(
+            f"rollout.engine is '{settings.rollout.engine}', but a run on {ranks.size} ranks samples with an engine of its own on each; "
+            "use rollout.engine=native, or one rank"
+        )
     algorithm = resolve_algorithm(settings.algorithm)
     with timer.part("memory_plan"):
-        plan = plan_memory(settings, algorithm)  # before anything is loaded
+        plan = plan_memory(settings, algorithm, ranks)  # before anything is loaded
     with timer.part("model"):
         policy = load_policy(settings, settings.rollout.max_context, checkpoint)
     with timer.part("learner"):
-        learner, critic = _learner(settings, policy, algorithm)
+        learner, critic = _learner(settings, policy, algorithm, ranks)
     with timer.part("reference"):
         reference = _reference(settings, policy, algorithm)  # after the learner, which decides what the policy computes in
     estimator = AdvantageEstimator(
@@ -77,16 +86,17 @@ def build(
         temperature=settings.rollout.temperature,
         micro_tokens=settings.learner.micro_tokens,
         policy=policy,
+        ranks=ranks,
     )
     with timer.part("engine"):
-        sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder)
+        sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder, ranks)
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
-        monitor = _monitor(settings, policy)
-    return Parts(policy, algorithm, estimator, learner, sampler, monitor, plan)
+        monitor = _monitor(settings, policy, ranks)
+    return Parts(policy, algorithm, estimator, learner, sampler, monitor, plan, ranks)
 
 
-def _learner(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> tuple[Learner, Critic | None]:
+def _learner(settings: RunSettings, policy: Policy, algorithm: Algorithm, ranks: Ranks) -> tuple[Learner, Critic | None]:
     critic = _critic(settings, policy) if algorithm.has_critic else None
     learner = Learner(
         policy,
@@ -97,6 +107,7 @@ def _learner(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> tup
         critic=critic,
         critic_settings=settings.critic,
         dtype=None if is_lora(policy.module) else DTYPES[compute_dtype(settings)],
+        ranks=ranks,
     )
     return learner, critic
 
@@ -108,7 +119,12 @@ def _reference(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> R
 
 
 def build_sampler(
-    settings: RunSettings, policy: Policy, callbacks: Callback, plan: MemoryPlan | None = None, folder: Path | None = None
+    settings: RunSettings,
+    policy: Policy,
+    callbacks: Callback,
+    plan: MemoryPlan | None = None,
+    folder: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> Sampler:
     """What plays the episodes of training and evaluation; `folder`: of the run."""
     assert policy.tokenizer is not None  # loaded with the model
@@ -137,6 +153,7 @@ def build_sampler(
         error_retries=settings.rollout.error_retries,
         on_stage=callbacks.on_stage_begin,
         on_finished=callbacks.on_stage_progress,
+        ranks=ranks,
     )
 
 
@@ -211,10 +228,12 @@ def _critic(settings: RunSettings, policy: Policy) -> Critic:
     return load_critic(settings.critic.model or settings.model.name, policy=policy, device=settings.model.device)
 
 
-def _monitor(settings: RunSettings, policy: Policy) -> Monitor:
+def _monitor(settings: RunSettings, policy: Policy, ranks: Ranks) -> Monitor:
     """Diagnosis of the run. The scorer is the policy's own where nothing is measured, so that no further model is loaded."""
     chosen = settings.diagnosis
     scorer = build_scorer(chosen.scorer if chosen.every else POLICY, policy, settings.model.name)
+    if ranks.size > 1:
+        scorer = SharedScorer(scorer, ranks, NO_MEMORY)
     rules = settings.alarms.rules
     if rules.max_tokens is None:
         rules = rules.model_copy(update={"max_tokens": settings.rollout.max_tokens})

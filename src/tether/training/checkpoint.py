@@ -140,10 +140,10 @@ def load_checkpoint(checkpoint: Path, device: str | None, dtype: str | None = No
         raise CheckpointError(f"{error}; or move '{checkpoint}' away to resume from the one before it") from error
 
 
-def load_state(checkpoint: Path) -> dict[str, Any]:
-    """The resuming state of a checkpoint."""
+def load_state(checkpoint: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """The resuming state of a checkpoint; `mapped` reads of each tensor what is used: ranks of one machine share the file's pages."""
     try:
-        state: dict[str, Any] = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True, mmap=mapped)
     except (OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"cannot read checkpoint '{checkpoint}': {_one_line(error)}; move it away to resume from the one before it"
@@ -156,7 +156,7 @@ def restore(checkpoint: Path, learner: "Learner", monitor: "Monitor", actions: "
 
     Returns the step, and the batches that had been sampled for the next steps, of a run with asynchronous rollouts.
     """
-    state = load_state(checkpoint)
+    state = load_state(checkpoint, mapped=learner.ranks.size > 1)
     if "reactions" in state:  # the name that tether 0.1 wrote
         state.setdefault("alarm_actions", state["reactions"])
     if missing := sorted({"learner", "monitor", "alarm_actions"} - state.keys()):
@@ -178,7 +178,7 @@ def rollback(checkpoint: Path, model: PreTrainedModel, learner: "Learner") -> No
     with torch.no_grad():  # fp32 master weights of rounded parameters come back with the optimiser
         for name, parameter in model.named_parameters():
             parameter.copy_(saved[name])
-    learner.restore(load_state(checkpoint)["learner"])
+    learner.restore(load_state(checkpoint, mapped=learner.ranks.size > 1)["learner"])
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 All of it is computed once per step, before the first update, on the policy that sampled the batch. Old log-probs are computed only where
 truncated importance sampling needs them; an engine on the learner's own weights has returned them already.
+
+Several ranks deal out the rows, so a model reads each row on one rank. Advantages follow from whole groups and are computed on every rank.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,8 +20,10 @@ from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
 from tether.models.critic import Critic
 from tether.models.logprobs import token_logprobs
+from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
 from tether.models.reference import Reference
+from tether.training.distributed.ranks import Ranks
 
 
 class AdvantageEstimator:
@@ -33,8 +38,10 @@ class AdvantageEstimator:
         temperature: float,
         micro_tokens: int,
         policy: Policy | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`policy` is needed for truncated importance sampling alone, which compares it with the sampler."""
+        """`policy` is needed for truncated importance sampling alone, which compares it with the sampler. `ranks` share the rows; by default
+        there is one."""
         if algorithm.importance_cap is not None and policy is None:
             raise BadInput("algorithm.importance_cap needs the policy: its log-probs before the update are compared with the sampler's")
         self.algorithm = algorithm
@@ -43,18 +50,21 @@ class AdvantageEstimator:
         self._reference = reference
         self._temperature = temperature
         self._micro_tokens = micro_tokens
+        self._ranks = ranks or Ranks()
 
     def complete(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """The batch with advantages (and returns, values, reference log-probs where the algorithm uses them), and numbers about them."""
-        tokens = (batch.ids_BT, batch.loss_mask_BT, batch.lengths_B)
         values_BT = reference_BT = old_BT = None
-        if self.algorithm.importance_cap is not None and self._policy is not None:
-            logprobs_N = token_logprobs(self._policy, *tokens, self._temperature, max_tokens=self._micro_tokens)
-            old_BT = _placed(batch, logprobs_N)
-        if self._critic is not None:
-            values_BT = _placed(batch, self._critic.values(*tokens, self._micro_tokens))
-        if self._reference is not None:
-            reference_BT = _placed(batch, self._reference.logprobs(*tokens, self._temperature, self._micro_tokens))
+        policy, critic, reference = self._policy, self._critic, self._reference
+        temperature, micro_tokens = self._temperature, self._micro_tokens
+        if self.algorithm.importance_cap is not None and policy is not None:
+            old_BT = self._by_row(
+                batch, lambda ids, mask, lengths: token_logprobs(policy, ids, mask, lengths, temperature, max_tokens=micro_tokens)
+            )
+        if critic is not None:
+            values_BT = self._by_row(batch, lambda ids, mask, lengths: critic.values(ids, mask, lengths, micro_tokens))
+        if reference is not None:
+            reference_BT = self._by_row(batch, lambda ids, mask, lengths: reference.logprobs(ids, mask, lengths, temperature, micro_tokens))
         episodes = place_rewards(batch.episodes(values_BT), self.algorithm.reward_placement)
         if reference_BT is not None and self.algorithm.kl_mode == "reward":
             episodes = self._penalized(batch, episodes, reference_BT)
@@ -70,14 +80,23 @@ class AdvantageEstimator:
         )
         return completed, _summary(completed)
 
+    def _by_row(self, batch: Batch, compute: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Numbers of the sampled tokens at their places, computed from (ids, mask, lengths) of rows, each row on one rank."""
+        # Ranges of rows of about equally many tokens: the rows of a group, which share their prompt, stay together as far as that goes.
+        ends_B = batch.lengths_B.cumsum(0)
+        owners_B = ((ends_B - batch.lengths_B / 2) * self._ranks.size / ends_B[-1]).long()
+        own = owners_B == self._ranks.rank
+
+        def compute_own() -> Tensor:
+            with memory_boundary("advantages", f"lower learner.micro_tokens (now {self._micro_tokens}; the update stays the same)"):
+                return compute(batch.ids_BT[own], batch.loss_mask_BT[own], batch.lengths_B[own]).cpu()
+
+        values_N = torch.cat(self._ranks.share(compute_own)).to(batch.ids_BT.device)
+        return torch.zeros(batch.ids_BT.shape, device=batch.ids_BT.device).masked_scatter(batch.loss_mask_BT, values_N.float())
+
     def _penalized(self, batch: Batch, episodes: Episodes, reference_BT: Tensor) -> Episodes:
         divergence_BT = DIVERGENCES[self.algorithm.divergence](batch.behavior_logprobs_BT, reference_BT)
         return penalize(episodes, batch.aligned(divergence_BT, episodes.mask_RT), self.algorithm.kl_coef)
-
-
-def _placed(batch: Batch, values_N: Tensor) -> Tensor:
-    """Values of the sampled tokens, in row order, at their places."""
-    return torch.zeros(batch.ids_BT.shape, device=batch.ids_BT.device).masked_scatter(batch.loss_mask_BT, values_N.float())
 
 
 def _summary(batch: Batch) -> dict[str, float]:

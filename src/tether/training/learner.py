@@ -6,12 +6,21 @@ taken at the sampling temperature, like the behavior log-probs they are compared
 minibatches: a critic with its own backbone has its own optimiser, on a shared backbone its loss is added to the policy's. An update whose
 gradient is not finite is skipped, counted, and changes nothing. A minibatch that runs out of memory is repeated in smaller parts
 (training/memory.py).
+
+Several ranks cut a minibatch alike and deal the micro-batches out by tokens. The weights of tokens are those of the whole minibatch, so the sum
+of the ranks' gradients is the gradient of one rank. What was counted is combined before anything is decided: all ranks skip an update, or
+repeat it in smaller parts, together.
+
+With learner.sharding=fsdp the gradient is computed on a divided copy of the policy (training/distributed/fsdp.py). Every pass is then an exchange:
+ranks with fewer micro-batches than others repeat one with a loss of zero, and a rank that runs out of memory ends the run.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,15 +28,19 @@ from torch import Tensor
 from tether.algorithms.batch import Batch
 from tether.algorithms.objective import LossTerms, PolicyTokens, clipped_value_loss, loss_terms, token_mean, token_weights
 from tether.algorithms.presets import Algorithm
-from tether.core.errors import OutOfMemory
+from tether.core.errors import OutOfMemory, RankFailure
 from tether.models.critic import Critic
 from tether.models.logprobs import AnyMicroBatch, Selected, cut_batch, forward, logprobs_and_entropy
 from tether.models.memory import forget_failed, memory_boundary
 from tether.models.policy import Policy
+from tether.training.distributed.ranks import Ranks, balanced
 from tether.training.memory import MicroBudget
 from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import CriticSettings, LearnerSettings
 from tether.training.totals import TokenTotals, update_metrics
+
+if TYPE_CHECKING:
+    from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +65,24 @@ class Learner:
         critic: Critic | None = None,
         critic_settings: CriticSettings | None = None,
         dtype: torch.dtype | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        """`dtype` is what policy and critic compute in, None as they are; `ranks` share the work, by default there is one."""
         self.policy, self.critic = policy, critic
+        self.ranks = ranks or Ranks()
         self._algorithm, self._settings, self._temperature = algorithm, settings, temperature
         self._critic_settings = critic_settings or CriticSettings()
         self._max_tokens = max_tokens
+        self._sharded: dict[str, ShardedModel] = {}
+        """The divided copies of the models that are trained, with learner.sharding=fsdp on several ranks."""
+        self._optimizers: dict[str, FP32MasterAdamW | ShardedAdamW] = {}
         parameters = [parameter for parameter in policy.module.parameters() if parameter.requires_grad]
-        self._optimizers = {"policy": self._adam(parameters, dtype)}
+        self._add_optimizer("policy", parameters, dtype, policy)
         if critic is not None:
             # An optimiser of its own: the head computes in float32 whatever its backbone does.
-            self._optimizers["head"] = self._adam(list(critic.head.parameters()), None)
+            self._add_optimizer("head", list(critic.head.parameters()), None)
             if not critic.shared:
-                self._optimizers["critic"] = self._adam(critic.backbone_parameters(), dtype)
+                self._add_optimizer("critic", critic.backbone_parameters(), dtype, critic.policy)
         self._policies = [policy] if critic is None or critic.shared else [policy, critic.policy]
         self._budget = MicroBudget(settings.micro_tokens, settings.gradient_checkpointing)
         self.nonfinite_streak = 0
@@ -71,15 +90,24 @@ class Learner:
         self.updates_applied = 0
         """How many updates of the latest step have changed the weights, also where the step then failed."""
 
-    def _adam(self, parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> FP32MasterAdamW:
-        chosen = self._settings
-        return FP32MasterAdamW(
-            parameters,
-            learning_rate=0.0,  # set for every step
-            beta1=chosen.beta1,
-            beta2=chosen.beta2,
-            weight_decay=chosen.weight_decay,
-            compute_dtype=dtype,
+    def _add_optimizer(
+        self, name: str, parameters: list[torch.nn.Parameter], dtype: torch.dtype | None, model: Policy | None = None
+    ) -> None:
+        """An optimiser for some parameters, of a model that may be divided or of none."""
+        chosen, sharded = self._settings, None
+        if model is not None and chosen.sharding == "fsdp" and self.ranks.size > 1:
+            from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel
+
+            sharded = self._sharded[name] = ShardedModel(model, dtype, self.ranks)
+        common: dict[str, Any] = {
+            "learning_rate": 0.0,  # set for every step
+            "beta1": chosen.beta1,
+            "beta2": chosen.beta2,
+            "weight_decay": chosen.weight_decay,
+            "ranks": self.ranks,
+        }
+        self._optimizers[name] = (
+            FP32MasterAdamW(parameters, compute_dtype=dtype, **common) if sharded is None else ShardedAdamW(sharded, parameters, **common)
         )
 
     def update(self, batch: Batch, orders: Sequence[Tensor], loss_scale: float, rates: Rates) -> dict[str, float]:
@@ -89,12 +117,14 @@ class Learner:
         totals, mismatch = TokenTotals(), TokenTotals().mismatch
         self.updates_applied, self._budget.retries = 0, 0
         to_come = sum(optimizer.bytes_to_come for optimizer in self._optimizers.values())
-        self._budget.decide(self._policies, to_come, self._settings.packing)
+        self._budget.decide(self._policies, to_come, self._settings.packing, self.ranks)
         for number, minibatch in enumerate(b for order in orders for b in batch.minibatches(order, self._settings.update_batch)):
             part = self._gradient(minibatch, loss_scale if rates.policy else 0.0)
             if number == 0:
                 mismatch = part.mismatch
             self._step(part, totals, policy_learns=rates.policy > 0)
+        for sharded in self._sharded.values():
+            sharded.publish()
         return {
             **update_metrics(totals, mismatch, rates.policy, self.nonfinite_streak),
             "micro_tokens": self._budget.tokens,
@@ -103,7 +133,7 @@ class Learner:
         }
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint must keep beside the policy's weights."""
+        """What a checkpoint must keep beside the policy's weights; complete on rank 0."""
         return {
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()},
             "critic": self.critic.state() if self.critic else {},
@@ -135,17 +165,15 @@ class Learner:
         return self._optimizers["policy"].full_precision()
 
     def _gradient(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
-        """Accumulate the gradient of one minibatch, in smaller parts where memory asks for it; returns what it saw."""
+        """Accumulate the gradient of one minibatch, in smaller parts where memory asks for it; returns what all ranks saw."""
+        if self._sharded:
+            return TokenTotals.combined(self.ranks.gather(self._sharded_part(minibatch, loss_scale)))
         while True:
-            part, failure = TokenTotals(), None
+            failure = None
             try:
-                with memory_boundary("update", "lower learner.micro_tokens"):
-                    self._backward(minibatch, loss_scale, part)
-                    part.settle()
+                return TokenTotals.combined(self.ranks.share(lambda: self._own_part(minibatch, loss_scale)))
             except OutOfMemory as error:
-                failure = str(error.__cause__)
-            if failure is None:
-                return part
+                failure = str(error.__cause__ or error)
             # Only here, where nothing refers to the failed pass any more, is its memory free.
             for optimizer in self._optimizers.values():
                 optimizer.zero_grad()
@@ -153,6 +181,22 @@ class Learner:
             lengths = minibatch.lengths_B.tolist()
             if not self._budget.reduce(self._policies, lengths):
                 raise OutOfMemory(self._no_memory_left(max(lengths), failure))
+
+    def _own_part(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
+        """Accumulate the gradient of this rank's micro-batches; returns what they saw."""
+        part = TokenTotals()
+        with memory_boundary("update", "lower learner.micro_tokens"):
+            self._backward(minibatch, loss_scale, part)
+            part.settle()
+        return part
+
+    def _sharded_part(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
+        """The same where every pass is an exchange: a rank that fails in it ends the run, because the others wait for its part."""
+        part, remedy = TokenTotals(), f"lower learner.micro_tokens (now {self._budget.tokens}), and continue with --resume"
+        with self.ranks.exchanging("the update"), memory_boundary("update", remedy, RankFailure):
+            self._backward(minibatch, loss_scale, part)
+            part.settle()
+        return part
 
     def _no_memory_left(self, longest: int, failure: str) -> str:
         applied = f"{self.updates_applied} of this step's updates had been applied" if self.updates_applied else "no weight was changed"
@@ -162,46 +206,84 @@ class Learner:
             "lower rollout.max_tokens or rollout.max_turns, train adapters (lora.rank), or take a smaller model"
         )
 
-    def _cut(self, policy: Policy, minibatch: Batch) -> list[AnyMicroBatch]:
-        """The micro-batches with something to learn from."""
-        cut = cut_batch(
+    def _cut(self, name: str, policy: Policy, minibatch: Batch) -> list[tuple[AnyMicroBatch, bool]]:
+        """This rank's micro-batches, of those with something to learn from; False stands beside one that is another rank's, to be computed
+        only because all ranks must make equally many passes through the model of this name."""
+        cut = self._cut_by(policy, minibatch, self._budget.tokens)
+        num_ranks = self.ranks.size
+        if len(cut) < num_ranks:  # smaller ones, so that every rank has work
+            cut = self._cut_by(policy, minibatch, -(-sum(micro.num_tokens for micro in cut) // num_ranks))
+        learns_B = minibatch.loss_mask_BT.any(dim=1).tolist()
+        micros = [micro for micro in cut if any(learns_B[row] for row in micro.index_M.tolist())]
+        owners = balanced([micro.num_positions for micro in micros], num_ranks)
+        own = [(micro, True) for micro, owner in zip(micros, owners, strict=True) if owner == self.ranks.rank]
+        if name in self._sharded and micros:
+            most = max(owners.count(rank) for rank in range(num_ranks))
+            own += [(min(micros, key=lambda micro: micro.num_positions), False)] * (most - len(own))
+        return own
+
+    def _cut_by(self, policy: Policy, minibatch: Batch, max_tokens: int) -> list[AnyMicroBatch]:
+        return cut_batch(
             policy,
             minibatch.ids_BT,
             minibatch.lengths_B,
-            self._budget.tokens,
+            max_tokens,
             packing=self._settings.packing,
             share_prompts=self._settings.share_prompts,
         )
-        learns_B = minibatch.loss_mask_BT.any(dim=1).tolist()
-        return [micro for micro in cut if any(learns_B[row] for row in micro.index_M.tolist())]
 
     def _backward(self, minibatch: Batch, loss_scale: float, totals: TokenTotals) -> None:
-        """Accumulate the gradient of one minibatch."""
+        """Accumulate the gradient of this rank's part of a minibatch."""
         weights_BT = token_weights(self._algorithm, minibatch.loss_mask_BT, minibatch.trajectory_index_B, self._max_tokens)
         value_weights_BT = token_mean(minibatch.loss_mask_BT, minibatch.trajectory_index_B, 1.0)
-        for micro in self._cut(self.policy, minibatch):
-            part = MicroTokens.of_micro(minibatch, micro)
-            selected = forward(self.policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
-            loss = loss_scale * (part.of(weights_BT) * self.policy_losses(selected, part, totals)).sum()
-            totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved)
-            if self.critic is not None and self.critic.shared:
-                values_N: Tensor = self.critic.head(selected.features_ND)
-                loss = loss + self._critic_settings.coef * (part.of(value_weights_BT) * self._value_losses(values_N, part, totals)).sum()
-            loss.backward()
-            totals.add_loss(loss)
+        for micro, is_own in self._cut("policy", self.policy, minibatch):
+            counted = totals if is_own else TokenTotals()
+            loss = self._computed("policy", partial(self._policy_loss, minibatch, micro, loss_scale, weights_BT, value_weights_BT, counted))
+            (loss if is_own else 0.0 * loss).backward()
+            counted.add_loss(loss)
         if self.critic is not None and not self.critic.shared:
-            self._critic_backward(minibatch, value_weights_BT, totals)
+            for micro, is_own in self._cut("critic", self.critic.policy, minibatch):
+                counted = totals if is_own else TokenTotals()
+                loss = self._computed("critic", partial(self._critic_loss, minibatch, micro, value_weights_BT, counted))
+                (loss if is_own else 0.0 * loss).backward()
 
-    def _critic_backward(self, minibatch: Batch, weights_BT: Tensor, totals: TokenTotals) -> None:
+    def _computed(self, name: str, compute: Callable[[Policy], Tensor]) -> Tensor:
+        """What `compute` makes of the model of this name, or of its divided copy where there is one."""
+        if name in self._sharded:
+            sharded = self._sharded[name]
+            return sharded(lambda: compute(sharded.policy))
+        return compute(self.policy if self.critic is None or name == "policy" else self.critic.policy)
+
+    def _policy_loss(
+        self,
+        minibatch: Batch,
+        micro: AnyMicroBatch,
+        loss_scale: float,
+        weights_BT: Tensor,
+        value_weights_BT: Tensor,
+        totals: TokenTotals,
+        policy: Policy,
+    ) -> Tensor:
+        part = MicroTokens.of_micro(minibatch, micro)
+        selected = forward(policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
+        loss = loss_scale * (part.of(weights_BT) * self.policy_losses(policy, selected, part, totals)).sum()
+        totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved)
+        if self.critic is not None and self.critic.shared:
+            values_N: Tensor = self.critic.head(selected.features_ND)
+            loss = loss + self._critic_settings.coef * (part.of(value_weights_BT) * self._value_losses(values_N, part, totals)).sum()
+        return loss
+
+    def _critic_loss(self, minibatch: Batch, micro: AnyMicroBatch, weights_BT: Tensor, totals: TokenTotals, policy: Policy) -> Tensor:
         assert self.critic is not None
-        for micro in self._cut(self.critic.policy, minibatch):
-            part = MicroTokens.of_micro(minibatch, micro)
-            values_N = self.critic.micro_values(minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
-            (part.of(weights_BT) * self._value_losses(values_N, part, totals)).sum().backward()
+        part = MicroTokens.of_micro(minibatch, micro)
+        values_N = self.critic.micro_values(
+            minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute, policy=policy
+        )
+        return (part.of(weights_BT) * self._value_losses(values_N, part, totals)).sum()
 
-    def policy_losses(self, selected: Selected, part: "MicroTokens", totals: TokenTotals) -> Tensor:
+    def policy_losses(self, policy: Policy, selected: Selected, part: "MicroTokens", totals: TokenTotals) -> Tensor:
         """The loss of every token, all terms together; another objective on the same engine overrides this (training/sft/trainer.py)."""
-        logprobs_N, entropy_N = logprobs_and_entropy(self.policy, selected.features_ND, selected.targets_N, self._temperature)
+        logprobs_N, entropy_N = logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, self._temperature)
         losses = loss_terms(self._algorithm, part.policy_tokens(logprobs_N, entropy_N))
         self._count(losses, logprobs_N, part, totals)
         return losses.total_N
@@ -221,7 +303,7 @@ class Learner:
         return losses.loss_N
 
     def _step(self, part: TokenTotals, totals: TokenTotals, *, policy_learns: bool) -> None:
-        """Update the weights by the gradient of a minibatch, or leave it out."""
+        """Update the weights by the gradient of a minibatch, or leave it out, on all ranks alike."""
         norms = {name: optimizer.clip(self._settings.max_grad_norm) for name, optimizer in self._optimizers.items()}
         finite = part.is_finite and all(math.isfinite(norm) for norm in norms.values())
         self.nonfinite_streak = 0 if finite else self.nonfinite_streak + 1

@@ -14,6 +14,7 @@ from tether.core.errors import EngineUnavailable, OutOfMemory
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.callbacks import Callback
+from tether.training.distributed.ranks import Ranks
 from tether.training.hooks.early_stop import EarlyStop
 from tether.training.hooks.periodic import BestCheckpoint, Checkpoints, Evaluations, Trackers
 from tether.training.settings import RunSettings
@@ -25,8 +26,15 @@ from tether.training.throughput import StartTimer
 class Trainer(RunState):
     """A run: its state, its loop, its hooks."""
 
-    def __init__(self, settings: RunSettings, store: RunStore, callbacks: Sequence[Callback] = (), start: StartTimer | None = None) -> None:
-        super().__init__(settings, store, callbacks, start)
+    def __init__(
+        self,
+        settings: RunSettings,
+        store: RunStore,
+        callbacks: Sequence[Callback] = (),
+        start: StartTimer | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        super().__init__(settings, store, callbacks, start, ranks)
         self.stages = Stages(settings, self.parts, self.callbacks, self.timer)
         self.ahead = self.stages.ahead
         if self.ahead is not None:
@@ -60,7 +68,7 @@ class Trainer(RunState):
 
     def train_step(self, step: int) -> None:
         """One pass through the data flow; each line is a stage."""
-        self.saver.check()  # a checkpoint that could not be written ends the run
+        self.ranks.together(self.saver.check)  # a checkpoint that could not be written ends the run
         self.timer.begin()
         keep, earlier = self.alarm_actions.keep, self.alarm_actions.counting(self.records)
         sampled = self.stages.sample(step, keep, earlier)  # groups of trajectories, and what the filter kept of them

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from tether.algorithms.presets import Algorithm
@@ -31,6 +32,7 @@ from tether.models.hardware import available_memory, check_device, default_devic
 from tether.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, base_name
 from tether.models.policy import Policy
 from tether.models.recompute import can_recompute, kept_bytes
+from tether.training.distributed.ranks import Ranks
 from tether.training.settings import RunSettings, TrainedModel
 
 GB, GIB = 1e9, 2**30
@@ -56,6 +58,12 @@ class Shape:
     positions: int
     kept: int
     """Numbers that an update keeps for the backward pass over a token, about."""
+    largest: int = 0
+    """Numbers of the largest parameter."""
+    layer: int = 0
+    """Numbers of the largest layer."""
+    outside: int = 0
+    """Numbers of what belongs to no layer: embedding, head, last norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +89,39 @@ class MemoryPlan:
         return f"{parts} = {self.total / GB:.1f} GB of {self.available / GB:.1f} GB"
 
 
-def plan_memory(settings: RunSettings, algorithm: Algorithm) -> MemoryPlan | None:
-    """The memory plan of a run; a run that cannot fit is refused. None where the need cannot be counted."""
+def plan_memory(settings: RunSettings, algorithm: Algorithm, ranks: Ranks | None = None) -> MemoryPlan | None:
+    """The memory plan of a run, of one rank where there are several; a run that cannot fit is refused. None where it cannot be counted."""
+    ranks = ranks or Ranks()
     device = torch.device(check_device(settings.model.device or default_device()))
     available = available_memory(device)
+    if available is not None and device.type == "cpu":
+        available //= ranks.local_size  # the ranks of a machine share its memory
     found = {name: shape_of(name) for name in _models(settings, algorithm)}
     shapes = {name: shape for name, shape in found.items() if shape is not None}
     if available is None or len(shapes) < len(found):
         return None
-    plan = counted(settings, algorithm, device, available, shapes)
+    plan = counted(settings, algorithm, device, available, shapes, ranks.size)
     if plan.total > available:
-        ways = _alternatives(settings, algorithm, device, plan, shapes)
+        ways = _alternatives(settings, algorithm, device, plan, shapes, ranks.size)
         raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {ways}")
     return plan
 
 
-def counted(settings: RunSettings, algorithm: Algorithm, device: torch.device, available: int, shapes: Mapping[str, Shape]) -> MemoryPlan:
-    """What a run with models of these shapes needs, and how the rest is shared out."""
+def counted(
+    settings: RunSettings, algorithm: Algorithm, device: torch.device, available: int, shapes: Mapping[str, Shape], num_ranks: int = 1
+) -> MemoryPlan:
+    """What a run with models of these shapes needs on each rank, and how the rest is shared out."""
     policy, width = shapes[settings.model.name], _width(settings, device)
     row = policy.cached * width * min(settings.rollout.max_context, policy.positions)
     wanted = settings.rollout.cache_gb
     needs = {
-        **_policy_needs(settings, policy, width),
-        **_other_needs(settings, algorithm, shapes, width),
+        **_policy_needs(settings, policy, width, num_ranks, settings.learner.sharding),
+        **_other_needs(settings, algorithm, shapes, width, num_ranks),
         "cache": row if wanted is None else min(int(wanted * GIB), settings.rollout.max_rows * row),
         "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"]),
     }
+    if (loading := _loading(settings, policy, num_ranks) - sum(needs.values())) > 0:
+        needs["loading"] = loading
     spare = max(0, available - sum(needs.values()))
     activations = int(MARGIN * policy.kept * width * settings.learner.micro_tokens)
     # On a CPU the copy that a checkpoint is written from lies in the memory that the model trains in; elsewhere in the host's.
@@ -146,26 +161,43 @@ def check_fits(settings: TrainedModel) -> None:
         raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {advice}")
 
 
-def _policy_needs(settings: TrainedModel, policy: Shape, width: int) -> dict[str, int]:
+def _policy_needs(settings: TrainedModel, policy: Shape, width: int, num_ranks: int = 1, sharding: str = "zero1") -> dict[str, int]:
     adapters = _num_adapted(settings, policy)
     if adapters is not None:
-        return {"weights": width * policy.parameters + 4 * adapters, "optimiser": 8 * adapters, "gradients": 4 * adapters}
-    return _trained(policy.parameters, width)
+        return {"weights": width * policy.parameters + 4 * adapters, "optimiser": 8 * adapters // num_ranks, "gradients": 4 * adapters}
+    return trained_needs(policy, policy.parameters, width, num_ranks, sharding)
 
 
-def _trained(parameters: int, width: int) -> dict[str, int]:
-    """Weights that are trained: gradients and two moments in float32, and fp32 master weights of those that compute in less."""
-    moments = 8 * parameters
-    return {"weights": width * parameters, "optimiser": moments + (4 * parameters if width < 4 else 0), "gradients": 4 * parameters}
+def trained_needs(shape: Shape, parameters: int, width: int, num_ranks: int, sharding: str) -> dict[str, int]:
+    """What one of the ranks holds of `parameters` weights of a model that are trained, computed in `width` bytes: gradients and two moments in
+    float32, and float32 weights beside those that compute in less.
+
+    zero1 divides the optimiser's state by whole parameters, so a rank holds at least that of the largest. fsdp divides everything but the
+    weights that the engine reads, and gathers what it computes with: two layers (one is fetched ahead) and what belongs to no layer, with the
+    gradient of the larger of them before it is divided.
+    """
+    if sharding == "fsdp" and num_ranks > 1:
+        gathered = width * (shape.outside + 2 * shape.layer) + (width + 4) * max(shape.outside, shape.layer)
+        part = -(-parameters // num_ranks)
+        return {"weights": width * parameters, "optimiser": 12 * part, "gradients": 4 * part, "gathered": gathered}
+    owned = max(-(-parameters // num_ranks), min(shape.largest, parameters))
+    return {"weights": width * parameters, "optimiser": (12 if width < 4 else 8) * owned, "gradients": 4 * parameters}
 
 
-def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[str, Shape], width: int) -> dict[str, int]:
+def _loading(settings: RunSettings, policy: Shape, num_ranks: int) -> int:
+    """What fsdp holds while it divides a model: all float32 weights, and its part of them."""
+    divided = settings.learner.sharding == "fsdp" and num_ranks > 1 and not trains_adapters(settings)
+    return 4 * (policy.parameters + policy.parameters // num_ranks) if divided else 0
+
+
+def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[str, Shape], width: int, num_ranks: int) -> dict[str, int]:
     """The models beside the policy."""
     needs = {}
     if name := _critic(settings, algorithm):
         shape = shapes[name]
         own_width = 4 if trains_adapters(settings) else width  # beside adapters the critic trains in float32
-        needs["critic"] = sum(_trained(shape.backbone, own_width).values()) + 4 * (shape.parameters - shape.backbone)
+        trained = trained_needs(shape, shape.backbone, own_width, num_ranks, settings.learner.sharding)
+        needs["critic"] = sum(trained.values()) + 4 * (shape.parameters - shape.backbone)
     if name := _reference(settings, algorithm):
         needs["reference model"] = width * shapes[name].parameters
     if name := _scorer(settings):
@@ -235,7 +267,9 @@ def _num_adapted(settings: TrainedModel, policy: Shape) -> int | None:
     return settings.lora.rank * sum(policy.linear.get(name, 0) for name in chosen)
 
 
-def _alternatives(settings: RunSettings, algorithm: Algorithm, device: torch.device, plan: MemoryPlan, shapes: Mapping[str, Shape]) -> str:
+def _alternatives(
+    settings: RunSettings, algorithm: Algorithm, device: torch.device, plan: MemoryPlan, shapes: Mapping[str, Shape], num_ranks: int
+) -> str:
     """The changes that would fit, or where none does those that would need clearly less, with what they need, the least first."""
     adapters, shared = {"lora": {"rank": SMALL_RANK}}, {"critic": {"shared": True}}
     changes: dict[str, dict[str, dict[str, Any]]] = {
@@ -247,15 +281,24 @@ def _alternatives(settings: RunSettings, algorithm: Algorithm, device: torch.dev
         "half of rollout.max_context": {"rollout": {"max_context": max(1, settings.rollout.max_context // 2)}},
         "rollout.cache_gb=null": {"rollout": {"cache_gb": None}},
     }
+    divided = num_ranks > 1 and settings.learner.sharding == "fsdp"
+    if num_ranks > 1 and not trains_adapters(settings):
+        changes["learner.sharding=fsdp"] = {"learner": {"sharding": "fsdp"}}
     found: dict[int, str] = {}
     for words, change in changes.items():
+        if divided and "lora" in change:  # adapters are not divided
+            change = change | {"learner": {"sharding": "zero1"}}
         sections = {section: getattr(settings, section).model_copy(update=update) for section, update in change.items()}
-        needed = counted(settings.model_copy(update=sections), algorithm, device, plan.available, shapes).total
+        needed = counted(settings.model_copy(update=sections), algorithm, device, plan.available, shapes, num_ranks).total
         if needed < (1 - CLEARLY) * plan.total:
             found.setdefault(needed, words)  # of changes that come to the same, the first and shortest
     fitting = {needed: words for needed, words in found.items() if needed <= plan.available}  # where there are any, nobody needs the others
     listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted((fitting or found).items()))
-    return f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
+    ways = f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
+    if divided:  # and no setting changes that
+        ways += f"; {plan.needs['weights'] / GB:.1f} GB of it are the whole weights that rollout.engine=native reads, which a server engine keeps"
+        ways += " on GPUs of its own"
+    return ways
 
 
 def shape_of(name: str) -> Shape | None:
@@ -286,6 +329,7 @@ def measured_shape(model: PreTrainedModel) -> Shape:
         if isinstance(module, torch.nn.Linear | Conv1D) and module is not head:
             last = path.rpartition(".")[2]
             linear[last] = linear.get(last, 0) + sum(module.weight.shape)
+    layers_of = [sum(p.numel() for p in part.parameters()) for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     width, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or width // heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -296,6 +340,9 @@ def measured_shape(model: PreTrainedModel) -> Shape:
         cached=2 * layers * key_heads * head_dim,
         positions=int(getattr(config, "max_position_embeddings", 0) or 2**31),
         kept=kept_bytes(model, 1, fused=True) // model.dtype.itemsize,
+        largest=max(parameter.numel() for parameter in model.parameters()),
+        layer=max(layers_of, default=0),
+        outside=parameters - sum(layers_of),
     )
 
 
@@ -321,17 +368,19 @@ class MicroBudget:
     def recompute(self) -> bool:
         return bool(self._recompute)
 
-    def decide(self, policies: Sequence[Policy], bytes_to_come: int, packing: bool) -> None:
+    def decide(self, policies: Sequence[Policy], bytes_to_come: int, packing: bool, ranks: Ranks | None = None) -> None:
         """Settle whether activations are kept, where that is open.
 
         Args:
             policies: the models that are trained, one after the other.
             bytes_to_come: what optimisers will take beside the activations.
             packing: whether models may compute flat rows.
+            ranks: that decide together, by the one with least room; None for a single one.
         """
         if self._recompute is None:
             free = available_memory(policies[0].module.device)
-            room = None if free is None else free - bytes_to_come
+            rooms = (ranks or Ranks()).gather(None if free is None else free - bytes_to_come)
+            room = min((room for room in rooms if room is not None), default=None)
             fewer = self.tokens
             while not _fits(policies, fewer, packing, room) and fewer // 2 >= ENOUGH_TOKENS:
                 fewer //= 2

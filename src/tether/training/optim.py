@@ -4,6 +4,10 @@ At a rate of 1e-6 an update is far below the resolution of bfloat16 (the next nu
 not change. Each such parameter has an fp32 master weight here: the gradient of every micro-batch is added to the master's as soon as it
 exists and is then freed, the update is made on the master, and the parameter is the rounded master. A float32 parameter is its own master.
 
+Several ranks share the optimiser's state (ZeRO stage 1): every parameter has one owner, the owners' shares are alike in size, and only the owner
+holds the master weight and the moments. Gradients are summed to their owners, the norm is that of all of them, the owner updates, and every
+rank gets the owner's rounded weights. So all ranks hold the same bits. A checkpoint holds what a single rank would have written.
+
 Beside master weights, gradients and Adam's two moments nothing of the size of the model is held, not even for a moment: the norm is computed
 in pieces, and clipping, the fused update and the rounding work in place. The norm is the one number that a step waits for.
 
@@ -18,10 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tether.training.distributed.ranks import Ranks, balanced
+
 HALVES = (torch.bfloat16, torch.float16)
 FUSED_DEVICES = ("cpu", "cuda")
 """Where torch updates weights and moments in one pass over them."""
 PIECE = 2**24
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What Adam keeps of a parameter, in the order of its state."""
 
 
 class FP32MasterAdamW:
@@ -40,19 +48,38 @@ class FP32MasterAdamW:
         beta2: float,
         weight_decay: float,
         compute_dtype: torch.dtype | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`compute_dtype` is what the parameters become; None leaves them as they are."""
+        """`compute_dtype` is what the parameters become; None leaves them as they are. `ranks` share the state; by default there is one."""
+        self._ranks = ranks or Ranks()
         self._parameters = list(parameters)
-        self._masters = [_master(parameter, compute_dtype) for parameter in self._parameters]
-        # The parameters that are not their own master, with it.
-        self._rounded = [(p, m) for p, m in zip(self._parameters, self._masters, strict=True) if p is not m]
+        self._owners = balanced([parameter.numel() for parameter in self._parameters], self._ranks.size)
+        self._rounded = [n for n, parameter in enumerate(self._parameters) if (compute_dtype or parameter.dtype) in HALVES]
+        """The parameters that are not their own master."""
+        rounded = set(self._rounded)
+        self._masters = {
+            n: nn.Parameter(parameter.detach().float().clone()) if n in rounded else parameter
+            for n, parameter in enumerate(self._parameters)
+            if self._owners[n] == self._ranks.rank
+        }
+        """The master weights that this rank holds, by the number of their parameter."""
+        self._holders = [
+            self._masters.get(n, _GradientSum() if n in rounded else parameter) for n, parameter in enumerate(self._parameters)
+        ]
+        """What holds the float32 gradient of each parameter."""
         for parameter in self._parameters:
             parameter.data = parameter.data.to(compute_dtype or parameter.dtype)
-        self._hooks = [parameter.register_post_accumulate_grad_hook(_gradient_mover(master)) for parameter, master in self._rounded]
-        self._fused = all(master.device.type in FUSED_DEVICES for master in self._masters)
+        self._hooks = [self._parameters[n].register_post_accumulate_grad_hook(_gradient_mover(self._holders[n])) for n in self._rounded]
+        self._fused = all(parameter.device.type in FUSED_DEVICES for parameter in self._parameters)
         self._adam = torch.optim.AdamW(
-            self._masters, lr=learning_rate, betas=(beta1, beta2), weight_decay=weight_decay, fused=self._fused or None
+            [{"params": list(self._masters.values())}],  # a group, because a rank may own no parameter
+            lr=learning_rate,
+            betas=(beta1, beta2),
+            weight_decay=weight_decay,
+            fused=self._fused or None,
         )
+        self._whole: list[Tensor] | None = None
+        """On rank 0, inside `full_precision`: the master weights of all rounded parameters."""
 
     @property
     def rate(self) -> float:
@@ -64,107 +91,176 @@ class FP32MasterAdamW:
             group["lr"] = rate
 
     def clip(self, max_norm: float) -> float:
-        """Scale the gradient down to a norm of at most `max_norm`; returns the norm it had.
+        """Sum the gradient over the ranks and scale it down to a norm of at most `max_norm`; returns the norm it had.
 
         A norm that is not finite is returned and nothing is scaled: the caller leaves that update out.
         """
-        gradients = self._gradients()
-        # In float64, because squares of finite float32 numbers can be infinite in float32; in pieces, because that makes a copy.
-        pieces = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
-        norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
-        if math.isfinite(norm) and norm > max_norm:
-            torch._foreach_mul_(gradients, max_norm / norm)
-        return norm
+        self._reduce()
+        return clip_gradients([master.grad for master in self._masters.values() if master.grad is not None], max_norm, self._ranks)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the master weights by their gradients, and set the parameters to the rounded master weights."""
+        """Update the master weights by their gradients, and set the parameters to the rounded master weights, on every rank."""
         self._adam.step()
         self._round()
+        self._ranks.broadcast(self._parameters, self._owners)
 
     def zero_grad(self) -> None:
         """Forget the gradients, and their memory."""
-        for tensor in (*self._masters, *self._parameters):  # a parameter has one where a backward pass broke off
-            tensor.grad = None
+        for holder in (*self._holders, *self._parameters):  # a parameter has one where a backward pass broke off
+            holder.grad = None
 
     @property
     def bytes_to_come(self) -> int:
         """Memory that the next update will take beyond what is held now: gradients, and moments where there are none yet."""
-        gradients = sum(master.nbytes for master in self._masters if master.grad is None)
-        return gradients + sum(2 * master.nbytes for master in self._masters if master not in self._adam.state)
+        gradients = sum(self._float_bytes(n) for n, holder in enumerate(self._holders) if holder.grad is None)
+        return gradients + sum(2 * master.nbytes for master in self._masters.values() if master not in self._adam.state)
 
     def saved_sizes(self) -> list[int]:
         """Bytes of each storage that a checkpoint holds once moments exist: master weights and two moments of each."""
-        storages = {master.untyped_storage().data_ptr(): master.untyped_storage().nbytes() for master in self._masters}
-        return [*storages.values(), *(master.nbytes for master in self._masters for _ in range(2))]
+        kept = (
+            self._masters.get(n, parameter) for n, parameter in enumerate(self._parameters) if n in self._masters or n not in self._rounded
+        )
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+        received = [self._float_bytes(n) for n in self._rounded if n not in self._masters]
+        return [*storages.values(), *received, *(self._float_bytes(n) for n in range(len(self._parameters)) for _ in range(2))]
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs: Adam's moments, and the master weights of parameters in half precision."""
-        return {"adam": self._adam.state_dict(), "masters": [master.detach() for _, master in self._rounded]}
+        """What resuming needs: Adam's moments, and the master weights of parameters in half precision. All ranks call it, rank 0 gets it."""
+        local = self._adam.state_dict()
+        mine = {n: local["state"][place] for place, n in enumerate(self._masters) if place in local["state"]}
+        known = sorted({n for numbers in self._ranks.gather(sorted(mine)) for n in numbers})
+        state = {n: {name: self._ranks.on_first(self._moment(mine, n, name), self._owners[n]) for name in MOMENTS} for n in known}
+        groups = [{**group, "params": list(range(len(self._parameters)))} for group in local["param_groups"]]
+        masters = self._all_masters() if self._whole is None else self._whole
+        return {"adam": {"state": state, "param_groups": groups}, "masters": masters} if self._ranks.rank == 0 else {}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state; a ValueError or KeyError says that it is of other parameters, and nothing was changed."""
-        moments, masters = state["adam"]["state"], state["masters"]
-        own = [master for _, master in self._rounded]
-        _check_shapes("masters", [tuple(m.shape) for m in masters], [tuple(m.shape) for m in own])
-        for index, moment in moments.items():
-            if index < len(self._masters):
-                _check_shapes("moments", [tuple(moment["exp_avg"].shape)], [tuple(self._masters[index].shape)])
-        # The saved groups say how the update was computed then; it is computed as here, whatever they say.
-        groups = [{**group, "fused": self._fused or None} for group in state["adam"]["param_groups"]]
-        self._adam.load_state_dict({**state["adam"], "param_groups": groups})
-        for master, saved in zip(own, masters, strict=True):
-            master.copy_(saved)
-        self._round()
+        check_saved(state, self._parameters, self._rounded)
+        moments, masters, (group,) = state["adam"]["state"], state["masters"], state["adam"]["param_groups"]
+        # The saved group says how the update was computed then; it is computed as here, whatever it says.
+        here = {**group, "params": list(range(len(self._masters))), "fused": self._fused or None}
+        owned = {place: moments[n] for place, n in enumerate(self._masters) if n in moments}
+        if self._ranks.size > 1:  # copies: several ranks read a state that is mapped from its file, which they must not hold on to
+            owned = {place: {name: moment.clone() for name, moment in kept.items()} for place, kept in owned.items()}
+        self._adam.load_state_dict({"state": owned, "param_groups": [here]})
+        for n, saved in zip(self._rounded, masters, strict=True):
+            self._parameters[n].copy_(saved)
+            if n in self._masters:
+                self._masters[n].copy_(saved)
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:
-        """Inside the block the parameters hold their master weights in float32, so that what is saved is exact."""
-        rounded = [parameter.data for parameter, _ in self._rounded]
-        for parameter, master in self._rounded:
-            parameter.data = master.data
+        """Inside the block the parameters of rank 0 hold their master weights in float32, so that what is saved is exact."""
+        rounded = [self._parameters[n].data for n in self._rounded]
+        self._whole = self._all_masters()
+        if self._ranks.rank == 0:
+            for n, master in zip(self._rounded, self._whole, strict=True):
+                self._parameters[n].data = master
         try:
             yield
         finally:
-            for (parameter, _), values in zip(self._rounded, rounded, strict=True):
-                parameter.data = values
+            self._whole = None
+            for n, values in zip(self._rounded, rounded, strict=True):
+                self._parameters[n].data = values
 
     def close(self) -> None:
         """Let go of the parameters: their gradients are their own again."""
         for hook in self._hooks:
             hook.remove()
 
-    def _gradients(self) -> list[Tensor]:
-        return [master.grad for master in self._masters if master.grad is not None]
-
     @torch.no_grad()
     def _round(self) -> None:
-        if self._rounded:
-            torch._foreach_copy_([parameter for parameter, _ in self._rounded], [master for _, master in self._rounded])
+        owned = [n for n in self._rounded if n in self._masters]
+        if owned:
+            torch._foreach_copy_([self._parameters[n] for n in owned], [self._masters[n] for n in owned])
+
+    def _reduce(self) -> None:
+        """Sum every gradient to the owner of its parameter; the others let go of theirs."""
+        if self._ranks.size == 1:
+            return
+        # A rank without micro-batches has no gradients. It takes part with zeros, but a parameter that no rank used has none anywhere.
+        present = [any(flags) for flags in zip(*self._ranks.gather([holder.grad is not None for holder in self._holders]), strict=True)]
+        used = [n for n, found in enumerate(present) if found]
+        gradients = []
+        for n in used:
+            holder, parameter = self._holders[n], self._parameters[n]
+            if holder.grad is None:
+                holder.grad = torch.zeros(parameter.shape, dtype=self._float_type(n), device=parameter.device)
+            gradients.append(holder.grad)
+        self._ranks.reduce(gradients, [self._owners[n] for n in used])
+        for n in used:
+            if n not in self._masters:
+                self._holders[n].grad = None
+
+    def _all_masters(self) -> list[Tensor]:
+        """The master weights of all rounded parameters; complete on rank 0."""
+        return [self._ranks.on_first(self._master(n), self._owners[n]) for n in self._rounded]
+
+    def _master(self, n: int) -> Tensor:
+        """The master weight of a parameter, or its shape where another rank holds it."""
+        if n in self._masters:
+            return self._masters[n].detach()
+        return torch.empty(self._parameters[n].shape, dtype=self._float_type(n), device="meta")
+
+    def _moment(self, mine: dict[int, dict[str, Tensor]], n: int, name: str) -> Tensor:
+        if n in mine:
+            return mine[n][name]
+        shape = () if name == "step" else self._parameters[n].shape
+        return torch.empty(shape, dtype=torch.float32 if name == "step" else self._float_type(n), device="meta")
+
+    def _float_type(self, n: int) -> torch.dtype:
+        """What gradient, master weight and moments of a parameter are held in."""
+        return torch.float32 if n in self._rounded else self._parameters[n].dtype
+
+    def _float_bytes(self, n: int) -> int:
+        return self._parameters[n].numel() * self._float_type(n).itemsize
 
 
-def _master(parameter: nn.Parameter, compute_dtype: torch.dtype | None) -> nn.Parameter:
-    """The parameter itself, or a float32 copy of one that computes in less."""
-    if (compute_dtype or parameter.dtype) in HALVES:
-        return nn.Parameter(parameter.detach().float().clone())
-    return parameter
+class _GradientSum:
+    """Holds the gradient of a parameter whose master weight another rank holds."""
+
+    def __init__(self) -> None:
+        self.grad: Tensor | None = None
 
 
-def _gradient_mover(master: nn.Parameter) -> Callable[[Tensor], None]:
-    """A hook that adds a parameter's new gradient to its master's, and frees it."""
+def _gradient_mover(holder: nn.Parameter | _GradientSum) -> Callable[[Tensor], None]:
+    """A hook that adds a parameter's new gradient to the float32 one, and frees it."""
 
     def move(parameter: Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             return
-        if master.grad is None:
-            master.grad = gradient.float()
+        if holder.grad is None:
+            holder.grad = gradient.float()
         else:
-            master.grad.add_(gradient)
+            holder.grad.add_(gradient)
 
     return move
+
+
+def clip_gradients(gradients: Sequence[Tensor], max_norm: float, ranks: Ranks) -> float:
+    """Scale a gradient, of which each rank holds some parts, down to a norm of at most `max_norm`; returns the norm it had."""
+    # In float64, because squares of finite float32 numbers can be infinite in float32; in pieces, because that makes a copy.
+    pieces = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+    norm = math.hypot(*ranks.gather(float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0))
+    if gradients and math.isfinite(norm) and norm > max_norm:
+        torch._foreach_mul_(list(gradients), max_norm / norm)
+    return norm
+
+
+def check_saved(state: dict[str, Any], parameters: Sequence[Tensor], rounded: Sequence[int]) -> None:
+    """Raise a ValueError or KeyError where an optimiser's saved state is of other parameters; `rounded` are those with master weights."""
+    _check_shapes("masters", [tuple(m.shape) for m in state["masters"]], [tuple(parameters[n].shape) for n in rounded])
+    for n, moment in state["adam"]["state"].items():
+        if n < len(parameters):
+            _check_shapes("moments", [tuple(moment["exp_avg"].shape)], [tuple(parameters[n].shape)])
+    (group,) = state["adam"]["param_groups"]
+    if len(group["params"]) != len(parameters):
+        raise ValueError(f"its optimiser's parameter group holds {len(group['params'])}, this model's {len(parameters)}")
 
 
 def _check_shapes(what: str, got: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> None:

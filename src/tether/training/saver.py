@@ -3,10 +3,12 @@
 `save` copies model and state to host memory (snapshot.py) and returns; a thread (writer.py) then writes the copy exactly as it would be
 written in the foreground (checkpoint.py). One checkpoint is in flight at most. It counts, for a resumed run and for every other reader, from
 the moment its folder is in its place; whoever looks for checkpoints in the run's own process calls `wait` first. Where the copy finds no room
-in host memory, the checkpoint is written in the foreground, and a note says so.
+in host memory, the checkpoint is written in the foreground, and a note says so. Of several ranks the first writes; the others only remember
+which step was saved.
 """
 
 import copy
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,10 +32,10 @@ SHOWN_EVERY = 0.2
 class CheckpointSaver:
     """Writes the checkpoints of one run, in its folder for them."""
 
-    def __init__(self, folder: Path, policy: Policy, keep: int, callbacks: Callback, *, background: bool) -> None:
-        """`background` False: the memory plan has no room for copies."""
+    def __init__(self, folder: Path, policy: Policy, keep: int, callbacks: Callback, *, background: bool, writes: bool = True) -> None:
+        """`background` False: the memory plan has no room for copies. `writes` False: another rank writes."""
         self._folder, self._policy, self._keep, self._callbacks = folder, policy, keep, callbacks
-        self._background = background
+        self._background, self._writes = background, writes
         self._memory = HostMemory(reuse=policy.module.device.type != "cpu")
         self._writer = BackgroundWriter()
         self._tokenizer: Any = None
@@ -45,12 +47,15 @@ class CheckpointSaver:
     def prepare(self, sizes: Iterable[int]) -> None:
         """Take memory for copies of storages of these sizes, in the background, where a run keeps it: see snapshot.py."""
         sizes = list(sizes)
-        if self._background and self._policy.module.device.type != "cpu" and self._memory.fits(sum(sizes)):
+        if self._writes and self._background and self._policy.module.device.type != "cpu" and self._memory.fits(sum(sizes)):
             self._writer.submit(lambda: self._memory.prepare(sizes))
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Take the copy that the checkpoint of a step is written from; the model holds its float32 weights meanwhile."""
         assert not self._writer.busy  # one at a time: the run has waited
+        self.saved_step = step
+        if not self._writes:
+            return
         model, tokenizer = self._policy.module, self._policy.tokenizer
         assert tokenizer is not None  # loaded with the model
         self._size = storage_bytes(model, state)
@@ -63,11 +68,11 @@ class CheckpointSaver:
             if self._tokenizer is None:  # a copy: the run goes on using its own, which two threads must not share
                 self._tokenizer = copy.deepcopy(tokenizer)
             self._writer.submit(lambda: self._write(step, taken))
-        self.saved_step = step
 
     def keep_best(self, step: int, success: float) -> None:
         """Keep the checkpoint of a step as the best, once it is in its place."""
-        self._writer.submit(lambda: keep_best(self._folder, step, success))
+        if self._writes:
+            self._writer.submit(lambda: keep_best(self._folder, step, success))
 
     def has(self, step: int) -> bool:
         """Whether the checkpoint of a step is in its place or on its way there."""
@@ -77,18 +82,23 @@ class CheckpointSaver:
         """Raise what writing failed with since this was asked last."""
         self._writer.check()
 
-    def wait(self) -> None:
-        """Wait until everything is in its place, with a line and a bar where that takes a while; raises what writing failed with."""
+    def wait(self, timeout: float = math.inf) -> bool:
+        """Wait until everything is in its place, or for so many seconds, with a line and a bar where that takes a while.
+
+        Returns whether everything is in its place; raises what writing failed with.
+        """
         if self._writer.wait(QUIET_SECONDS):
-            return
+            return True
+        end = time.monotonic() + timeout
         self._callbacks.on_note(f"waiting for the checkpoint of step {self.saved_step} ({self._size / GB:.1f} GB) to be written")
         self._callbacks.on_stage_begin("checkpoint", 100)
         shown = 0
-        while not self._writer.wait(SHOWN_EVERY):
+        while not (done := self._writer.wait(SHOWN_EVERY)) and time.monotonic() < end:
             percent = min(99, int(100 * unfinished_bytes(self._folder) / max(1, self._size)))
             for _ in range(shown, percent):
                 self._callbacks.on_stage_progress()
             shown = max(shown, percent)
+        return done
 
     def close(self) -> None:
         """Let what is in flight arrive while another error ends the run; a failure of its own is a note."""

@@ -22,6 +22,7 @@ from tether.runs.trackers import TRACKERS
 
 SCHEDULES = ("constant", "linear", "cosine")
 """Names of training.optim.SCHEDULES, known without torch."""
+SHARDINGS = ("zero1", "fsdp")
 
 SERVER_IMPORTANCE_CAP = 2.0
 """The cap of truncated importance sampling where an engine other than native samples, unless it is set."""
@@ -276,12 +277,19 @@ class LearnerSettings(Settings):
     """Compute what several sequences of a forward pass begin with once, where the model allows it."""
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them: less memory, more time, the same update. Null: as needed."""
+    sharding: str = "zero1"
+    """What several ranks divide: zero1 the optimiser's state, fsdp also weights and gradients of the update."""
     schedule: str = "constant"
     """How the learning rate goes on after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which the learning rate rises to its value."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """What is left of the learning rate at the last step, for schedules that fall."""
+
+    @field_validator("sharding")
+    @classmethod
+    def _sharding(cls, name: str) -> str:
+        return _known("sharding", name, SHARDINGS)
 
     @field_validator("schedule")
     @classmethod

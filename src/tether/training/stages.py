@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,13 @@ import torch
 from tether.algorithms.batch import Batch
 from tether.algorithms.filters.rules import loss_scale
 from tether.algorithms.filters.scores import sample_variance
-from tether.core.errors import BadInput, OutOfMemory, TetherError
+from tether.core.errors import BadInput, OutOfMemory, RankFailure, TetherError
 from tether.core.metrics import StepMetrics
 from tether.core.protocols import AsyncEngine, EngineStatistics
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import rollout_repetition
-from tether.diagnostics.gradients import decompose_gradients, gradient_metrics
+from tether.diagnostics.gradients import NO_MEMORY, decompose_gradients, gradient_metrics
 from tether.diagnostics.monitor import Health, step_work
 from tether.diagnostics.pairs import ProbeRows, probe_rows, rollout_rows
 from tether.diagnostics.summary import group_summary, rollout_summary
@@ -162,7 +162,7 @@ class Stages:
         if chosen.every and (step - 1) % chosen.every == 0:
             with self.timed("gradients"):
                 try:
-                    with memory_boundary("gradients", "lower learner.micro_tokens or diagnosis.gradients.prompts"):
+                    with self._bounded("gradients", NO_MEMORY):
                         if chosen.prompts:
                             self.settle_engine(step - 1)
                         groups = self._play(step, chosen.prompts, GRADIENT_GROUPS) if chosen.prompts else sampled.first_round
@@ -213,6 +213,7 @@ class Stages:
             num_buckets=chosen.buckets,
             with_bound=chosen.bound,
             seed=derive_seed("gradients", settings.seed, step),
+            ranks=self._parts.ranks,
         )
         return gradient_metrics(found)
 
@@ -221,7 +222,7 @@ class Stages:
         batch = pack([t for group in sampled.kept for t in group.trajectories], self._parts.policy.module.device)
         if not len(batch):
             return batch, {}
-        with self.timed("advantages"), memory_boundary("advantages", self._micro_remedy()):
+        with self.timed("advantages"), self._bounded("advantages", self._micro_remedy()):
             batch, estimates = self._parts.estimator.complete(batch)
         return reweight_batch(batch, sampled, self._settings.filter), estimates
 
@@ -238,7 +239,7 @@ class Stages:
         streak = learner.nonfinite_streak
         release_unused_memory(self._parts.policy.module.device)
         try:
-            with self.timed("update"), memory_boundary("update", self._micro_remedy()):
+            with self.timed("update"), self._bounded("update", self._micro_remedy()):
                 update = learner.update(batch, orders, scale, self._rates(step))
                 update |= self._publish(step)
         except OutOfMemory:
@@ -261,6 +262,11 @@ class Stages:
             for base in (chosen.learning_rate, critic.learning_rate)
         )
         return Rates(0.0 if warming_up else policy, value)
+
+    def _bounded(self, stage: str, remedy: str) -> AbstractContextManager[None]:
+        """A block that may run out of memory. One rank then ends with a checkpoint. Of several, one that fails outside the work that
+        ranks report to each other fails alone, and no checkpoint can be made without it."""
+        return memory_boundary(stage, remedy, OutOfMemory if self._parts.ranks.size == 1 else RankFailure)
 
     def _micro_remedy(self) -> str:
         return f"lower learner.micro_tokens (now {self._settings.learner.micro_tokens}; the update stays the same)"

@@ -2,10 +2,15 @@
 
 Records are kept in memory, in order, one per step; the disk is read once, when a run is resumed. A checkpoint holds the weights of the last
 complete step and everything else that training changes.
+
+Of several ranks the first reads and writes the run folder. The others get from it which checkpoint counts and what the records say, so what
+follows from records (alarms, early stopping, the automatic filter) is decided alike.
 """
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from tether.core.errors import OutOfMemory
 from tether.core.seeding import seed_everything
@@ -18,24 +23,34 @@ from tether.training.async_rollouts import AsyncRollouts
 from tether.training.build import build
 from tether.training.callbacks import Callback, CallbackList
 from tether.training.checkpoint import restore, sweep
+from tether.training.distributed.ranks import Ranks
 from tether.training.hooks.alarms import AlarmActions
-from tether.training.interrupts import Interrupts
 from tether.training.saver import CheckpointSaver
 from tether.training.settings import RunSettings
 from tether.training.throughput import StartTimer, StepTimer
+
+HEARTBEAT = 60.0
+"""Seconds after which rank 0 tells the others that it is still writing."""
 
 
 class RunState:
     """What hooks and the loop share."""
 
-    def __init__(self, settings: RunSettings, store: RunStore, callbacks: Sequence[Callback] = (), start: StartTimer | None = None) -> None:
-        """`start` measures how long the start of the run takes; it may have measured parts already."""
+    def __init__(
+        self,
+        settings: RunSettings,
+        store: RunStore,
+        callbacks: Sequence[Callback] = (),
+        start: StartTimer | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """`start` measures how long the start of the run takes; it may have measured parts already. `ranks` share the work of the run."""
         self._start_timer = start or StartTimer()
+        self.ranks = ranks or Ranks()
         seed_everything(settings.seed)
-        sweep(store.checkpoints)
-        checkpoint = newest_checkpoint(store.checkpoints)
+        checkpoint = self.ranks.first(lambda: _last_checkpoint(store.checkpoints))
         self.settings, self.store, self.callbacks = settings, store, CallbackList(callbacks)
-        self.parts = build(settings, checkpoint, self.callbacks, self._start_timer, store.folder)
+        self.parts = self.ranks.together(lambda: build(settings, checkpoint, self.callbacks, self._start_timer, store.folder, self.ranks))
         self.policy, self.learner, self.sampler, self.monitor = (
             self.parts.policy,
             self.parts.learner,
@@ -43,13 +58,18 @@ class RunState:
             self.parts.monitor,
         )
         with self._start_timer.part("peak"):
-            self.timer = StepTimer(self.policy.module, self.learner.critic)
+            self.timer = StepTimer(self.policy.module, self.learner.critic, num_devices=self.ranks.size)
         plan = self.parts.plan
         self.saver = CheckpointSaver(
-            store.checkpoints, self.policy, settings.checkpoint.keep, self.callbacks, background=plan is None or plan.background
+            store.checkpoints,
+            self.policy,
+            settings.checkpoint.keep,
+            self.callbacks,
+            background=plan is None or plan.background,
+            writes=store.writes,
         )
         self.alarm_actions = AlarmActions(settings)
-        self.interrupts = Interrupts()
+        self.interrupts = self.ranks.interrupts
         self.step = 0
         """The last complete step."""
         self.whole = True
@@ -60,11 +80,12 @@ class RunState:
         """What the checkpoint holds of them."""
         if checkpoint is not None:
             with self._start_timer.part("checkpoint"):
-                self.step, self.batches_ahead = restore(checkpoint, self.learner, self.monitor, self.alarm_actions)
+                restored = self.ranks.together(lambda: restore(checkpoint, self.learner, self.monitor, self.alarm_actions))
+                self.step, self.batches_ahead = restored
         with self._start_timer.part("publish"):
             self.published = self.sampler.engine.sync(self.step)  # a server may hold the weights of another step, or of another run
         self._monitor_state = self.monitor.state()  # of `step`: an interrupted step may already have observed
-        self.records = [record for record in store.steps() if record.step <= self.step]
+        self.records = self.ranks.first(lambda: [record for record in store.steps() if record.step <= self.step])
         """The records of all complete steps, in order."""
         self.monitor.replay((record.step, record.metrics) for record in self.alarm_actions.counting(self.records))
 
@@ -86,26 +107,35 @@ class RunState:
         with self.timer.stage("wait"):
             return {"batches_ahead": self.ahead.state(self.step)}
 
+    def is_saved(self, step: int) -> bool:
+        """Whether the checkpoint of a step is in its place or on its way there."""
+        return self.ranks.first(lambda: self.saver.has(step))
+
     def finish_saving(self) -> None:
         """Wait until every checkpoint is in its place; raises what writing one failed with."""
         with self.timer.stage("checkpoint"):
-            self.saver.wait()
+            patience = HEARTBEAT if self.ranks.size > 1 else math.inf
+            while not self.ranks.first(lambda: self.saver.wait(patience)):  # a word now and then: other ranks take silence for a failure
+                pass
 
     def log(self, record: StepRecord, groups: Sequence[Group], kept: set[Hashable]) -> StepRecord:
         """Write down what the step did; from here on it is complete."""
         with self.timer.stage("record"):
             self.append_trajectories(record.step, "train", groups, kept)
-            self.amend(record)
+            record = self.amend(record)
         self.step, self._monitor_state = record.step, self.monitor.state()
         return record
 
     def amend(self, record: StepRecord) -> StepRecord:
-        """Write a record again with something added; readers take the last record of a step."""
+        """Write a record, or again with something added: readers take the last record of a step. Rank 0's is that of every rank."""
+        record = self.ranks.first(lambda: record)
         self.records = [*(other for other in self.records if other.step != record.step), record]
         self.store.append(record)
         return record
 
     def append_trajectories(self, step: int, split: str, groups: Sequence[Group], kept: set[Hashable]) -> None:
+        if not self.store.writes:
+            return
         self.store.append_trajectories(
             [trajectory_record(t, step, split, g.index in kept and not t.error) for g in groups for t in (*g.trajectories, *g.errored)]
         )
@@ -124,10 +154,10 @@ class RunState:
 
     def how_to_resume(self) -> str:
         """Keep the last complete step, if the weights are still its own, and say where a resumed run begins."""
-        if self.whole and not self.saver.has(self.step):
+        if self.whole and not self.is_saved(self.step):
             self.save()
         self.finish_saving()
-        checkpoint = newest_checkpoint(self.store.checkpoints)
+        checkpoint = self.ranks.first(lambda: newest_checkpoint(self.store.checkpoints))
         return f"--resume continues from {checkpoint.name}" if checkpoint else "--resume starts from scratch, as there is no checkpoint yet"
 
     def introduce(self) -> None:
@@ -139,6 +169,7 @@ class RunState:
             "dtype": str(self.policy.module.dtype).removeprefix("torch."),
             "peak": self.timer.peak,
             "engine": self.sampler.engine.backend,
+            "ranks": self.ranks.size,
             "fast_path": report.to_json(),
             "start": {name: round(seconds, 2) for name, seconds in self._start_timer.seconds.items()},
         }
@@ -146,3 +177,9 @@ class RunState:
         self.saver.prepare(self.learner.saved_sizes())
         for note in (*(self.parts.plan.notes if self.parts.plan else ()), *report.lines(), *self.sampler.chat.notes):
             self.callbacks.on_note(note)
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint to continue from, once what a kill left unfinished is cleared away."""
+    sweep(folder)
+    return newest_checkpoint(folder)

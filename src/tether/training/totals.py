@@ -1,9 +1,11 @@
 """Sums over the trained tokens of a step, reduced to means once at its end.
 
-Sums stay on the device until a minibatch is done and are then read together: reading a number makes the host wait for the GPU.
+Sums stay on the device until a minibatch is done and are then read together: reading a number makes the host wait for the GPU. Several ranks
+combine what they saw of a minibatch before anything is decided by it.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -85,6 +87,17 @@ class TokenTotals:
         self.norms += part.norms
         for name, value in part.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
+
+    @staticmethod
+    def combined(parts: Sequence["TokenTotals"]) -> "TokenTotals":
+        """What several ranks saw of one minibatch, as one rank would have seen it: its loss is the sum of their parts."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = TokenTotals()
+        for part in parts:
+            whole.merge(part)
+        whole.losses = [sum(whole.losses)] if whole.losses else []
+        return whole
 
     @property
     def is_finite(self) -> bool:

@@ -229,3 +229,17 @@ def test_mistakes_are_found_without_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("verb", ["sft", "warmstart"])
+def test_verbs_of_one_process(verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert f"`tether {verb}` trains in one process, and WORLD_SIZE is 2; start it without torchrun" in _refused(
+        capsys, [verb, "frozen_lake"]
+    )
+
+
+def test_gpus_under_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert "--gpus starts the ranks itself; leave it out under torchrun" in _refused(capsys, ["train", "frozen_lake", "--gpus", "2"])

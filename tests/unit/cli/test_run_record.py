@@ -39,8 +39,8 @@ def test_a_token_is_not_written(tmp_path: Path) -> None:
 
 def test_a_folder_for_a_name_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    store = _create(None, resolve_settings(None, {"env": {"name": "tether.envs.countdown.env:Countdown"}}, {}))
-    assert store.folder.parent.name == "runs" and store.folder.name.startswith("tether_envs_countdown_env_Countdown-grpo-")
+    folder = _create(None, resolve_settings(None, {"env": {"name": "tether.envs.countdown.env:Countdown"}}, {}))
+    assert folder.parent.name == "runs" and folder.name.startswith("tether_envs_countdown_env_Countdown-grpo-")
 
 
 def test_segments_grow_unless_the_user_has_set_the_allocator_up(monkeypatch: pytest.MonkeyPatch) -> None:

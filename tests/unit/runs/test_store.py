@@ -186,3 +186,20 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot write"):
         RunStore.create(tmp_path / "file" / "run", "", {})
+
+
+def test_a_store_that_does_not_write(tmp_path: Path) -> None:
+    """Of several ranks the first writes: the others read what is there, and leave every file as it is."""
+    first = RunStore.create(tmp_path / "run", "steps: 1\n", {"seed": 3})
+    first.append(StepRecord(1, {"rollout/success": 0.5}))
+    before = {path.name: path.read_bytes() for path in first.folder.iterdir() if path.is_file()}
+    other = RunStore.open(first.folder, writes=False)
+    other.append(StepRecord(2, {}))
+    other.append_timings(2, {"seconds": {}})
+    other.append_trajectories([{"step": 2, "split": "train"}])
+    other.computed_on({"device": "abacus"})
+    other.replace_config("steps: 2\n")
+    other.sync()
+    other.finish("otherwise")
+    assert {path.name: path.read_bytes() for path in first.folder.iterdir() if path.is_file()} == before
+    assert [record.step for record in other.steps()] == [1] and other.about() == {"seed": 3}

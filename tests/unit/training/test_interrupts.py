@@ -103,3 +103,47 @@ def test_another_thread_listens_to_nothing() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+# Several ranks: a signal waits for a place where the ranks can tell each other.
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_of_several_ranks_it_waits_for_work_of_its_own(number: int) -> None:
+    interrupts, done = Interrupts(several_ranks=True), []
+    with interrupts.listening():
+        signal.raise_signal(number)
+        with interrupts.shield():
+            signal.raise_signal(number)
+            with interrupts.interruptible():
+                done.append("shielded")
+        done.append("between")
+        with pytest.raises(KeyboardInterrupt), interrupts.interruptible():
+            done.append("never")
+    assert done == ["shielded", "between"]
+
+
+def test_of_several_ranks_it_breaks_off_work_of_its_own() -> None:
+    interrupts, done = Interrupts(several_ranks=True), []
+
+    def work() -> None:
+        with interrupts.interruptible():
+            done.append("inside")
+            _press()
+            done.append("never")
+
+    with interrupts.listening(), pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["inside"]
+
+
+def test_ranks_that_stop_are_not_interrupted_again() -> None:
+    interrupts, done = Interrupts(several_ranks=True), []
+    with interrupts.listening():
+        with pytest.raises(KeyboardInterrupt), interrupts.interruptible():
+            _press()
+        interrupts.agreed()
+        with interrupts.interruptible():
+            _press()
+            done.append("saved")
+    assert done == ["saved"]

@@ -12,6 +12,7 @@ from tether.core.errors import BadInput, ModelUnavailable
 from tether.models.lora import add_lora, save_model
 from tether.training import memory
 from tether.training.build import Parts, build, resolve_algorithm
+from tether.training.distributed.ranks import Ranks
 from tether.training.memory import MemoryPlan, Shape, counted, measured_shape, plan_memory, shape_of
 from tether.training.settings import RunSettings
 
@@ -97,6 +98,47 @@ def test_needs_in_bfloat16_and_float32(shape: Shape) -> None:
     assert plain["cache"] == 2 * 132_710_400
     assert _count({"m": shape}, model={"dtype": None}).needs == grpo.needs  # a card computes in bfloat16
     assert _count({"m": shape}, device=CPU, model={"dtype": None}).needs["weights"] == 4 * THREE_B
+
+
+def test_ranks_share_the_optimiser(shape: Shape) -> None:
+    """Four ranks hold a quarter of masters and moments each; sixteen as much as the largest parameter has: 151,936 words x 2,048."""
+    settings = _settings(algorithm={"name": "ppo"})
+    alone, four, sixteen = (
+        counted(settings, resolve_algorithm(settings.algorithm), CUDA, 10**12, {"m": shape}, num_ranks).needs for num_ranks in (1, 4, 16)
+    )
+    assert four["optimiser"] == alone["optimiser"] // 4 == 3 * THREE_B
+    assert four["critic"] == (2 + 4 + 3) * THREE_B
+    assert sixteen["optimiser"] == 12 * 151_936 * 2048
+    for name in ("weights", "gradients", "cache", "logits"):
+        assert four[name] == alone[name]
+
+
+def test_fsdp_divides_all_but_the_engines_weights(shape: Shape) -> None:
+    """By hand: 311,166,976 numbers in the embedding and the last norm, 77,076,992 in each of 36 layers."""
+    assert (shape.outside, shape.layer) == (311_166_976, 77_076_992)
+    gathered = 2 * (311_166_976 + 2 * 77_076_992) + (2 + 4) * 311_166_976
+    settings = _settings(learner={"sharding": "fsdp"}, algorithm={"name": "ppo"})
+    alone, four = (
+        counted(settings, resolve_algorithm(settings.algorithm), CUDA, 10**12, {"m": shape}, num_ranks).needs for num_ranks in (1, 4)
+    )
+    assert "gathered" not in alone and alone["gradients"] == 4 * THREE_B  # nothing to divide among
+    assert (four["weights"], four["optimiser"], four["gradients"]) == (2 * THREE_B, 3 * THREE_B, THREE_B)
+    assert four["gathered"] == gathered and four["critic"] == 6 * THREE_B + gathered and "loading" not in four
+    grpo = _settings(learner={"sharding": "fsdp"})
+    loaded = counted(grpo, resolve_algorithm(grpo.algorithm), CUDA, 10**12, {"m": shape}, 64)
+    assert loaded.total == 4 * (THREE_B + THREE_B // 64)  # the float32 weights are whole on every card while they are divided
+
+
+def test_a_run_that_fsdp_would_fit_is_told_so(three_b: str, little_memory: None) -> None:
+    four = Ranks()
+    four.size = 4
+    settings = _settings(three_b)
+    with pytest.raises(BadInput, match=r"does not fit on cpu: .*try lora\.rank=16 .*learner\.sharding=fsdp \(\d+\.\d GB\)"):
+        plan_memory(settings, resolve_algorithm(settings.algorithm), four)
+    settings = _settings(three_b, learner={"sharding": "fsdp"}, algorithm={"name": "ppo"})
+    words = r"6\.2 GB of it are the whole weights that rollout\.engine=native reads, which a server engine keeps on GPUs of its own"
+    with pytest.raises(BadInput, match=words):
+        plan_memory(settings, resolve_algorithm(settings.algorithm), four)
 
 
 def test_critic_reference_and_scorer(shape: Shape) -> None:
@@ -248,8 +290,8 @@ def _bytes(tensors: Any) -> int:
 def _really_taken(parts: Parts) -> dict[str, int]:
     """What the policy and its optimiser hold, and will once the first update is made."""
     optimizer = parts.learner._optimizers["policy"]
-    masters = _bytes(master for _, master in optimizer._rounded)
-    to_come, trained = optimizer.bytes_to_come, _bytes(optimizer._masters)
+    masters = _bytes(optimizer._masters[n] for n in optimizer._rounded)
+    to_come, trained = optimizer.bytes_to_come, _bytes(optimizer._masters.values())
     assert to_come == 3 * trained
     return {"weights": _bytes(parts.policy.module.parameters()), "optimiser": masters + 2 * trained, "gradients": trained}
 
@@ -269,7 +311,7 @@ def test_counted_is_what_a_critic_takes(monkeypatch: pytest.MonkeyPatch) -> None
     parts = build(_settings("tiny", algorithm={"name": "ppo"}), None)
     assert parts.plan is not None and parts.learner.critic is not None
     optimizer = parts.learner._optimizers["critic"]
-    held = _bytes(parts.learner.critic.policy.module.parameters()) + _bytes(master for _, master in optimizer._rounded)
+    held = _bytes(parts.learner.critic.policy.module.parameters()) + _bytes(optimizer._masters[n] for n in optimizer._rounded)
     assert parts.plan.needs["critic"] == held + optimizer.bytes_to_come
 
 

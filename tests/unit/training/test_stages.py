@@ -497,6 +497,7 @@ def test_what_a_step_cost_is_written_beside_its_numbers(tmp_path: Path) -> None:
         "dtype": "float32",
         "peak": trainer.timer.peak,
         "engine": "contiguous",
+        "ranks": 1,
         "fast_path": trainer.policy.report().to_json(),
         "start": machine["start"],
     }

@@ -293,5 +293,6 @@ def test_the_gradients_are_those_of_the_runs_own_loss(tmp_path: Path, monkeypatc
     trainer = _run(tmp_path / "run", steps=2, diagnosis={"gradients": {"every": 1, "buckets": 2, "bound": False}}, **changes)
     assert all(_split(trainer)[0][step]["failed"] == 0 for step in (1, 2))
     seeds = [how.pop("seed") for how in asked]
+    assert all(how.pop("ranks") is trainer.ranks for how in asked)
     same = {"temperature": 0.7, "micro_tokens": 900, "max_tokens": 2, "parameters": "last", "num_buckets": 2, "with_bound": False}
     assert asked == [same, same] and len(set(seeds)) == 2

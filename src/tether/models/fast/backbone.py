@@ -63,6 +63,9 @@ class LlamaBackbone:
         limit = int(config.max_position_embeddings)
         self.num_positions = min(limit if max_positions is None else min(limit, max_positions), MOST_POSITIONS)
         """How many positions the tables of angles hold. The probe covers them all, so no text beyond them may be computed here."""
+        self.through_modules = False
+        """Whether a layer is computed inside a call of its module, so that hooks on the module run. FSDP gathers a layer's weights in such
+        hooks."""
         self._angles: tuple[Tensor, Tensor] | None = None
         self._angles_for: tuple[torch.device, torch.dtype] | None = None
 
@@ -111,22 +114,13 @@ class LlamaBackbone:
         residual_SD: Tensor = self._embed(ids_S)
         delta_SD: Tensor | None = None
         for index, layer in enumerate(self.layers):
+            compute: Callable[..., tuple[Tensor, Tensor]] = partial(self._layer, index, layer)
             if recompute and torch.is_grad_enabled():
-                stream_SD = residual_SD if delta_SD is None else residual_SD + delta_SD
-                delta_SD, residual_SD = checkpoint(
-                    self._layer,
-                    index,
-                    layer,
-                    None,
-                    stream_SD,
-                    apply_positions,
-                    attend,
-                    fused,
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-            else:
-                delta_SD, residual_SD = self._layer(index, layer, delta_SD, residual_SD, apply_positions, attend, fused)
+                residual_SD, delta_SD = residual_SD if delta_SD is None else residual_SD + delta_SD, None
+                compute = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
+            if self.through_modules:
+                compute = partial(_called, layer.module, compute)
+            delta_SD, residual_SD = compute(delta_SD, residual_SD, apply_positions, attend, fused)
         assert delta_SD is not None  # there is at least one layer
         return add_rms_norm(delta_SD, residual_SD, self._norm.weight, self._norm.variance_epsilon)[0]
 
@@ -197,6 +191,16 @@ class LlamaBackbone:
         positions_S: Tensor, angles: tuple[Tensor, Tensor], layer: int, query_SHW: Tensor, key_SKW: Tensor, value_SKW: Tensor
     ) -> tuple[Tensor, Tensor]:
         return rotary(query_SHW, key_SKW, positions_S, *angles)
+
+
+def _called(module: nn.Module, compute: Callable[..., tuple[Tensor, Tensor]], *inputs: Any) -> tuple[Tensor, Tensor]:
+    """Compute something as if it were the module's forward pass."""
+    vars(module)["forward"] = compute
+    try:
+        found: tuple[Tensor, Tensor] = module(*inputs)
+    finally:
+        del vars(module)["forward"]
+    return found
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ class BestCheckpoint(Hook):
             if 0 < other.step < record.step and "validation/success" in other.metrics
         ]
         if success > max(earlier, default=-1.0):
-            if not run.saver.has(record.step):
+            if not run.is_saved(record.step):
                 run.save()
             run.saver.keep_best(record.step, success)
         return record

@@ -45,8 +45,8 @@ class SupervisedLearner(Learner):
         """`dtype`: what the model computes in; None leaves it, as for adapters."""
         super().__init__(policy, TOKEN_MEAN, settings.learner(), temperature=1.0, max_tokens=1, dtype=dtype)
 
-    def policy_losses(self, selected: Selected, part: MicroTokens, totals: TokenTotals) -> Tensor:
-        logprobs_N, _ = logprobs_and_entropy(self.policy, selected.features_ND, selected.targets_N, 1.0)
+    def policy_losses(self, policy: Policy, selected: Selected, part: MicroTokens, totals: TokenTotals) -> Tensor:
+        logprobs_N, _ = logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, 1.0)
         totals.add(nll=-logprobs_N)
         return -logprobs_N
 

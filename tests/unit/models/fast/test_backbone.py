@@ -112,6 +112,23 @@ def test_gradients_are_the_modules(name: str, recompute: bool) -> None:
         torch.testing.assert_close(gradient, expected[key].grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_layers_are_computed_inside_calls_of_their_modules(recompute: bool) -> None:
+    """So hooks see what goes in and out, forwards and backwards, once a layer; the module's own forward pass is untouched afterwards."""
+    model = model_of(MEMBERS["llama"]())
+    backbone, ids_T = trunk_of(model), torch.arange(30) * 5 % 99
+    expected = ours(backbone, ids_T)
+    backbone.through_modules = True
+    begun, ended = [], []
+    for number, layer in enumerate(backbone.layers):
+        layer.module.register_forward_pre_hook(lambda module, inputs, number=number: begun.append(number))
+        layer.module.register_full_backward_hook(lambda module, given, taken, number=number: ended.append(number))
+    found = ours(backbone, ids_T, recompute=recompute)
+    assert torch.equal(found, expected) and begun == list(range(len(backbone.layers)))
+    found.sum().backward()
+    assert ended == begun[::-1] and not any("forward" in vars(layer.module) for layer in backbone.layers)
+
+
 def test_adapters_are_part_of_the_layers() -> None:
     model = model_of(MEMBERS["llama"]())
     wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False))

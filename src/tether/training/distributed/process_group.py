@@ -1,0 +1,168 @@
+"""Ranks over torch's process group: gloo for objects and host memory, NCCL for GPUs. Started by torchrun, one rank a GPU.
+
+Objects are pickled and gathered over gloo, so decisions never wait in a GPU's queue. A rank that dies closes its connections, which ends the
+others' wait at once; one that hangs, or a machine that is gone, ends it after TETHER_RANK_TIMEOUT seconds (1200 unless set). Either is one
+RankFailure, and the launcher ends what is left.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tether.core.errors import BadInput, RankFailure, TetherError
+from tether.training.distributed.ranks import Ranks, launched_rank
+from tether.training.interrupts import Interrupts
+
+TIMEOUT_VARIABLE = "TETHER_RANK_TIMEOUT"
+TIMEOUT_SECONDS = 1200.0
+"""Longer than ranks that work wait for each other: for the longest episode of a rollout, for a checkpoint written in the foreground."""
+
+_LOST = re.compile(r"gloo|nccl|connection (closed|reset)|timed out", re.IGNORECASE)
+"""How torch says that another rank did not take part in an exchange, among the errors of a computation that exchanges something."""
+
+Value = TypeVar("Value")
+
+
+class _Failure:
+    """What a rank tells the others about an error; without its traceback, which would keep the tensors of the failed work alive."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.kind = type(error) if isinstance(error, TetherError | KeyboardInterrupt) else RankFailure
+        self.message = str(error) if isinstance(error, TetherError) else f"{type(error).__name__}: {error}"
+
+
+class ProcessGroup(Ranks):
+    """A world of several."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = launched_rank()
+        self.local_rank, self.local_size = (
+            int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+        )
+        self.interrupts = Interrupts(several_ranks=True)
+        self._seconds = _timeout()
+        if self.local_rank < torch.cuda.device_count():  # else the run computes on a CPU, or is refused once its settings are known
+            torch.cuda.set_device(self.local_rank)
+        if not dist.is_initialized():  # a second run of one process stays in the world of its first
+            if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+                raise BadInput(
+                    f"WORLD_SIZE is {self.size}, but MASTER_ADDR and MASTER_PORT are not set; start with torchrun, or unset WORLD_SIZE"
+                )
+            with self._waiting("the start"):
+                backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+                dist.init_process_group(backend, timeout=timedelta(seconds=self._seconds))
+
+    def gather(self, value: Value) -> list[Value]:
+        values: list[Any] = [None] * self.size
+        with self._waiting("an exchange"):
+            dist.all_gather_object(values, value)
+        return values
+
+    def share(self, part: Callable[[], Value]) -> list[Value]:
+        failure: _Failure | None = None
+        result: Any = None
+        try:
+            with self.interrupts.interruptible():
+                result = part()
+        except RankFailure:  # the others are not there to be told
+            raise
+        except (TetherError, KeyboardInterrupt) as error:
+            failure = _Failure(error)
+        except Exception as error:  # a defect: told to the others, and raised here as it is
+            self.gather((_Failure(error), None))
+            raise
+        found = self.gather((failure, result))
+        failures = [(rank, said) for rank, (said, _) in enumerate(found) if said is not None]
+        if failures:
+            self._raise(failures)
+        return [each for _, each in found]
+
+    def together(self, work: Callable[[], Value]) -> Value:
+        kept: list[Value] = []
+        self.share(lambda: kept.append(work()))
+        return kept[0]
+
+    def first(self, work: Callable[[], Value]) -> Value:
+        found: list[Any] = self.share(lambda: work() if self.rank == 0 else None)
+        result: Value = found[0]
+        return result
+
+    def reduce(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
+        with self._waiting("the sum of gradients"):
+            _wait([dist.reduce(tensor, owner, async_op=True) for tensor, owner in zip(tensors, owners, strict=True)])
+
+    def broadcast(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
+        with self._waiting("the exchange of weights"):
+            _wait([dist.broadcast(tensor.detach(), owner, async_op=True) for tensor, owner in zip(tensors, owners, strict=True)])
+
+    def on_first(self, tensor: Tensor, owner: int) -> Tensor:
+        with self._waiting("the collection of a checkpoint"):
+            if self.rank == owner != 0:
+                dist.send(tensor.detach().cpu(), 0)
+            elif self.rank == 0 != owner:
+                tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
+                dist.recv(tensor, owner)
+        return tensor
+
+    @contextmanager
+    def exchanging(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not _LOST.search(str(error)):
+                raise
+            with self._waiting(what):
+                raise
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def _raise(self, failures: list[tuple[int, _Failure]]) -> None:
+        """Raise the same error on every rank: an interrupt first, else that of the lowest rank."""
+        if any(failure.kind is KeyboardInterrupt for _, failure in failures):
+            self.interrupts.agreed()
+            raise KeyboardInterrupt
+        rank, failure = failures[0]
+        error = failure.kind(failure.message if rank == 0 else f"rank {rank}: {failure.message}")
+        if isinstance(error, TetherError):
+            error.common = True
+        raise error
+
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # gloo's and NCCL's words for a connection that is gone or silent
+            said = " ".join(re.sub(r"^\[[^]]*\]", "", str(error)).split()).partition(". ")[0][:120]
+            silent = "timed out" in said.lower() or "timeout" in said.lower()
+            lost = f"did not answer for {self._seconds:.0f} s ({TIMEOUT_VARIABLE})" if silent else "has ended"
+            raise RankFailure(
+                f"rank {self.rank} of {self.size}: another rank {lost} during {what} ({said}); its own last lines say why; "
+                "continue from the last checkpoint with --resume"
+            ) from error
+
+
+def _timeout() -> float:
+    said = os.environ.get(TIMEOUT_VARIABLE, "")
+    try:
+        seconds = float(said or TIMEOUT_SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise BadInput(f"{TIMEOUT_VARIABLE} is '{said}'; give seconds, such as {TIMEOUT_SECONDS:.0f}")
+    return seconds
+
+
+def _wait(handles: Sequence[dist.Work | None]) -> None:
+    for handle in handles:
+        if handle is not None:
+            handle.wait()

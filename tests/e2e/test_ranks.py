@@ -1,0 +1,451 @@
+"""A run on two ranks is the run of one: same turns, same weights, whatever happens on one of them: no memory, no finite gradient, Ctrl-C, a kill.
+
+The ranks are processes that talk over gloo, on a CPU. They are forked from one driver after its imports, which cost more than the runs: this file
+run as a program. `scripts/compare_ranks.py` does the same on any number of ranks, with kills at random. The launcher has its own test at the end.
+"""
+
+import copy
+import importlib.util
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICK = [
+    "diagnosis.every=9",
+    "env.options.max_turns=1",
+    "evaluation.prompts=1",
+    "rollout.max_tokens=16",
+    "rollout.group_size=2",
+    "learner.update_batch=2",
+]
+LONGER = ["rollout.max_tokens=24"]
+"""Long enough for rewards to differ, which a filter needs."""
+
+pytestmark = pytest.mark.slow
+
+
+# ------------------------------------------------------------------------------------------------------------ the driver
+
+
+def _compare_ranks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("compare_ranks", ROOT / "scripts" / "compare_ranks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Driver:
+    """Runs the trials one after the other, each on processes of its own; what they found goes into a dictionary by their name."""
+
+    def __init__(self, folder: Path) -> None:
+        from tether.models.load import load_model
+
+        self.ranks, self.folder = _compare_ranks(), folder
+        load_model("tiny", device="cpu")  # what a first load prepares is inherited by every rank
+
+    def run(self, name: str, size: int, words: list[str], prepare: Callable[[int], None] = lambda rank: None) -> list[int]:
+        """`tether` with these words; `prepare` may break something first, in each rank."""
+        tether = self.ranks.tether(words)
+
+        def work(rank: int) -> None:
+            prepare(rank)
+            tether(rank)
+
+        return self.ranks.launch(work, size, self.folder / f"{name}.log")
+
+    def new(self, name: str, size: int, kind: str, *settings: str, prepare: Callable[[int], None] = lambda rank: None) -> Path:
+        out = self.folder / name
+        codes = self.run(name, size, self.ranks.words_of(kind, out, [*QUICK, *settings]), prepare)
+        assert not any(codes), (name, codes, self.log(name))
+        return out
+
+    def resume(self, name: str, size: int, *words: str) -> None:
+        codes = self.run(name, size, ["train", "--resume", "--out", str(self.folder / name), *words])
+        assert not any(codes), (name, codes, self.log(name))
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()[-3000:]
+
+    def equal(self, reference: Path, run: Path, size: int) -> dict[str, Any]:
+        store = self.ranks.RunStore.open(run)
+        updates = sum(record.metrics.get("update/num_updates", 0) for record in store.steps())
+        different = self.ranks.differences(reference, run, size)
+        for name in ("metrics.jsonl", "trajectories.jsonl", "timings.jsonl"):  # one rank writes
+            if len({len((folder / name).read_text().splitlines()) for folder in (reference, run)}) > 1:
+                different.append(f"lines of {name}")
+        return {"differences": different, "updates": updates, "ranks": store.machine()["ranks"]}
+
+    # The trials.
+
+    def same(self, kind: str) -> dict[str, Any]:
+        longer = ["steps=3", *LONGER] if kind == "filtered" else []
+        return self.equal(self.new(f"{kind}-1", 1, kind, *longer), self.new(f"{kind}-2", 2, kind, *longer), 2)
+
+    def sharded(self) -> dict[str, Any]:
+        """PPO with FSDP of policy and critic, beside one rank."""
+        return self.equal(self.folder / "ppo-1", self.new("ppo-fsdp", 2, "ppo", "learner.sharding=fsdp"), 2)
+
+    def resumed(self, sharding: str) -> dict[str, Any]:
+        """Two ranks, then one, then two, beside one that was never stopped."""
+        name = f"resumed-{sharding}"
+        straight, run = self.folder / "filtered-1", self.new(name, 2, "filtered", "steps=1", f"learner.sharding={sharding}", *LONGER)
+        self.resume(name, 1, "--steps", "2")
+        self.resume(name, 2, "--steps", "3")
+        stores = [self.ranks.RunStore.open(folder) for folder in (straight, run)]
+        turns = [self.ranks.turns_of(store, "train") for store in stores]
+        return {"same turns": turns[0] == turns[1], "apart": self.ranks.distances(*stores)}
+
+    def troubled(self) -> dict[str, Any]:
+        """A rollout, updates and a diagnosis that fail on one rank of two in step 1, and Ctrl-C that reaches this rank alone in step 2."""
+        self.new("mixed-1", 1, "mixed")
+        run = self.folder / "troubled"
+        codes = self.run("troubled", 2, self.ranks.words_of("mixed", run, QUICK), _trouble)
+        records = {record.step: record for record in self.ranks.RunStore.open(run).steps()}
+        numbers = {name: records[1].metrics[f"update/{name}"] for name in ("nonfinite", "num_updates", "memory_retries")}
+        turns = [self.ranks.turns_of(self.ranks.RunStore.open(folder), "train") for folder in (self.folder / "mixed-1", run)]
+        return {
+            **numbers,
+            "notes": [note for record in records.values() for note in record.notes],
+            "same turns": turns[0][: len(turns[1])] == turns[1],
+            "digests": len(self.digests("troubled")),
+            "codes": codes,
+            "log": self.log("troubled"),
+            "checkpoints": [path.name for path in self.ranks.list_checkpoints(run / "checkpoints")],
+        }
+
+    def digests(self, name: str) -> set[str]:
+        """What the ranks hold at the end."""
+        return {(self.folder / f"{name}.rank{rank}").read_text() for rank in range(2)}
+
+    def killed(self) -> dict[str, Any]:
+        """A rank of a run with two environments dies in the first update of step 2; then the run goes on."""
+        out = self.folder / "killed"
+        start = time.monotonic()
+        codes = self.run("killed", 2, self.ranks.words_of("mixed", out, QUICK), _dying)
+        seconds, log = time.monotonic() - start, self.log("killed")
+        self.resume("killed", 2)
+        return {"codes": codes, "seconds": seconds, "log": log, "differences": self.ranks.differences(self.folder / "mixed-1", out, 2)}
+
+    def optimizer(self) -> dict[str, Any]:
+        """Both optimisers of two ranks, without a run around them."""
+
+        def work(rank: int) -> None:
+            found = {"by hand": _literal_update(rank), "twin": _update_of_a_twin(rank)}
+            (self.folder / f"optimizer-{rank}.json").write_text(json.dumps(found))
+
+        codes = self.ranks.launch(work, 2, self.folder / "optimizer.log")
+        assert codes == [0, 0], self.log("optimizer")
+        return {str(rank): json.loads((self.folder / f"optimizer-{rank}.json").read_text()) for rank in range(2)}
+
+
+def _counted(owner: Any, name: str, numbers: dict[int, Callable[..., Any]]) -> None:
+    """Replace the calls of a function with these numbers, from 1; the others stay as they are."""
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        act = numbers.get(next(calls))
+        return real(*args, **kwargs) if act is None else act(real, *args, **kwargs)
+
+    setattr(owner, name, patched)
+
+
+def _no_memory(real: Any, *args: Any, **kwargs: Any) -> Any:
+    import torch
+
+    raise torch.OutOfMemoryError("made up by a test")
+
+
+def _trouble(rank: int) -> None:
+    """Of step 1, on rank 1: the rollout, the diagnosis and the third minibatch fail, the gradient of the first minibatch is infinite, and so is
+    the loss of the second. Ctrl-C comes in the rollout of step 2."""
+    from tether.core.errors import BadInput
+    from tether.diagnostics import scorer
+    from tether.rollout import sampler
+    from tether.training.learner import Learner
+
+    def infinite(real: Any, learner: Any, *args: Any) -> Any:
+        part = real(learner, *args)
+        next(p for p in learner.policy.module.parameters() if p.grad is not None).grad.fill_(math.inf)
+        return part
+
+    def lossy(real: Any, learner: Any, *args: Any) -> Any:
+        part = real(learner, *args)
+        part.losses = [math.inf]
+        return part
+
+    def refuse(real: Any, *args: Any) -> Any:
+        raise BadInput("no scores here")
+
+    def press(real: Any, *args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **kwargs)
+
+    if rank == 1:
+        _counted(sampler, "play_plan", {2: _no_memory, 4: press})  # after the validation of step 0; the rollout of step 1 is played twice
+        _counted(scorer, "cross_score", {1: refuse})
+        _counted(Learner, "_own_part", {1: infinite, 2: lossy})
+        _counted(Learner, "_backward", {3: _no_memory})
+
+
+def _dying(rank: int) -> None:
+    from tether.training.learner import Learner
+
+    if rank == 1:
+        _counted(Learner, "_own_part", {4: lambda real, *args: os.kill(os.getpid(), signal.SIGKILL)})  # step 1 has three minibatches
+
+
+def _literal_update(rank: int) -> dict[str, Any]:
+    """One update of three parameters, whose gradients the ranks hold in parts; bfloat16, so that masters are told from parameters."""
+    import torch
+    from torch import nn
+
+    from tether.training.distributed.ranks import join_ranks
+    from tether.training.optim import FP32MasterAdamW
+
+    ranks = join_ranks()
+    sizes, parts = (4, 3, 1), ((1.0, 0.0, 4.0), (2.0, 0.0, 8.0))  # 4 owned by rank 0, 3 and 1 by rank 1; the second has no gradient at all
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    optimizer = FP32MasterAdamW(
+        parameters, learning_rate=0.25, beta1=0.9, beta2=0.99, weight_decay=0.0, compute_dtype=torch.bfloat16, ranks=ranks
+    )
+    for place, value in enumerate(parts[rank]):
+        if value and not (rank == 0 and place == 2):  # rank 0 has none for the third: it takes part with zeros
+            (parameters[place] * torch.tensor([value, *[0.0] * (sizes[place] - 1)])).sum().backward()
+    held = sum(holder.grad.numel() for holder in optimizer._holders if holder.grad is not None)
+    norms = [optimizer.clip(100.0), optimizer.clip(1.0)]  # (1 + 2, 8): sqrt(9 + 64)
+    optimizer.step()
+    optimizer.zero_grad()
+    state = optimizer.state_dict()
+    return {
+        "owners": optimizer._owners,
+        "held": held,
+        "norms": norms,
+        "weights": [parameter.tolist() for parameter in parameters],
+        "masters": sorted(optimizer._masters),
+        "own state": sum(tensor.numel() for kept in optimizer._adam.state.values() for tensor in kept.values() if tensor.ndim),
+        "saved": {n: kept["exp_avg"].tolist() for n, kept in state["adam"]["state"].items()} if state else None,
+        "saved masters": [len(master) for master in state["masters"]] if state else None,
+    }
+
+
+def _update_of_a_twin(rank: int) -> dict[str, Any]:
+    """One update of a small Llama in bfloat16 by FSDP, each rank one row, beside the same update of both rows in this process alone."""
+    import torch
+    import transformers as hf
+
+    from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
+    from tether.models.policy import Policy
+    from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel, _local
+    from tether.training.distributed.ranks import Ranks, join_ranks
+    from tether.training.optim import FP32MasterAdamW
+
+    shape = {"vocab_size": 53, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**shape, max_position_embeddings=32, tie_word_embeddings=True)).eval()
+    ids = torch.arange(2 * 12).view(2, 12) * 5 % 53
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, 4:] = True
+    lengths, ranks = torch.tensor([12, 12]), join_ranks()
+
+    def loss(policy: Policy, rows: slice, *, packing: bool, recompute: bool) -> Any:
+        # Cut by the full policy: a twin has no weights outside a call.
+        (micro,) = cut_batch(full, ids[rows], lengths[rows], 999, packing=packing, share_prompts=False)
+        selected = forward(policy, ids[rows], mask[rows], micro, recompute=recompute)
+        return -logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, 1.0)[0].sum()
+
+    chosen: dict[str, Any] = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    alone, full = (Policy(copy.deepcopy(model)) for _ in range(2))
+    by_one = FP32MasterAdamW(alone.module.parameters(), compute_dtype=torch.bfloat16, ranks=Ranks(), **chosen)
+    twin = ShardedModel(full, torch.bfloat16, ranks)
+    by_two = ShardedAdamW(twin, full.module.parameters(), ranks=ranks, **chosen)
+    gradients = []
+    for packing, recompute in (
+        (True, True),
+        (False, False),
+        (True, False),
+    ):  # the fast path computed again, the module's own, the fast path
+        by_two.zero_grad()
+        twin(lambda p=packing, r=recompute: loss(twin.policy, slice(rank, rank + 1), packing=p, recompute=r)).backward()
+        gradients.append(torch.cat([shard.grad.full_tensor().flatten() for shard in by_two._shards]))
+    for row in range(2):
+        loss(alone, slice(row, row + 1), packing=True, recompute=False).backward()
+    reference = torch.cat([holder.grad.flatten() for holder in by_one._holders])
+    apart = [float((gradient - reference).norm() / reference.norm()) for gradient in gradients]
+    norms = [optimizer.clip(0.5) for optimizer in (by_one, by_two)]
+    for optimizer in (by_one, by_two):
+        optimizer.step()
+        optimizer.zero_grad()
+    twin.publish()
+    with by_two.full_precision():
+        exact = {parameter.dtype for parameter in full.module.parameters()} if rank == 0 else set()
+    states = [optimizer.state_dict() for optimizer in (by_one, by_two)]
+    rounded = all(torch.equal(p, s.full_tensor().to(torch.bfloat16)) for p, s in zip(by_two._full, by_two._shards, strict=True))
+    found = {
+        "apart": apart,
+        "norms": norms,
+        "held": sum(_local(shard).numel() for shard in by_two._shards) / sum(p.numel() for p in full.module.parameters()),
+        "published": rounded,
+        "exact": exact == {torch.float32},
+        "saved": bool(states[1]),
+    }
+    # The state of one optimiser goes into the other, and what it then saves is the same.
+    if rank == 0:
+        torch.save(states, (path := Path(os.environ["TETHER_STATES"])))
+    ranks.gather(None)
+    ours, theirs = torch.load(Path(os.environ["TETHER_STATES"]))
+    by_two.load_state_dict(ours)
+    by_one.load_state_dict(theirs)
+    swapped = [by_two.state_dict(), by_one.state_dict()]
+    if rank == 0:
+        found["interchanged"] = [_same(before, after) for before, after in zip((ours, theirs), swapped, strict=True)]
+        path.unlink()
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two nested states hold the same numbers."""
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def drive(folder: Path) -> None:
+    driver = Driver(folder)
+    os.environ["TETHER_STATES"] = str(folder / "states.pt")
+    trials: dict[str, Callable[[], dict[str, Any]]] = {
+        "optimizer": driver.optimizer,
+        "filtered": lambda: driver.same("filtered"),
+        "ppo": lambda: driver.same("ppo"),
+        "sharded": driver.sharded,
+        "resumed": lambda: driver.resumed("zero1"),
+        "resumed, sharded": lambda: driver.resumed("fsdp"),
+        "troubled": driver.troubled,
+        "killed": driver.killed,
+    }
+    found = {}
+    for name, trial in trials.items():
+        start = time.monotonic()
+        found[name] = {**trial(), "took": time.monotonic() - start}
+        print(name, found[name], flush=True)
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+# -------------------------------------------------------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("ranks")
+    done = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["filtered", "ppo"])
+def test_two_ranks_are_one(kind: str, found: dict[str, Any]) -> None:
+    """Three groups are uneven shares; PPO has one group, so the second rank plays none."""
+    assert found[kind]["differences"] == [] and found[kind]["ranks"] == 2
+    assert found[kind]["updates"] >= 2
+
+
+def test_fsdp_is_one_rank(found: dict[str, Any]) -> None:
+    assert found["sharded"]["differences"] == [] and found["sharded"]["ranks"] == 2 and found["sharded"]["updates"] >= 2
+
+
+@pytest.mark.parametrize("trial", ["resumed", "resumed, sharded"])
+def test_resumed_on_other_numbers_of_ranks(trial: str, found: dict[str, Any]) -> None:
+    weights, moments = found[trial]["apart"]
+    assert found[trial]["same turns"] and weights < 1e-5 and moments < 1e-4
+
+
+def test_an_update_by_fsdp(found: dict[str, Any]) -> None:
+    """In bfloat16: the gradient is that of one rank through every path, each rank holds half, and the states of both optimisers are one form."""
+    for rank in ("0", "1"):
+        here = found["optimizer"][rank]["twin"]
+        assert max(here["apart"]) < 0.02  # sums in bfloat16, in another order
+        assert here["norms"][1] == pytest.approx(here["norms"][0], rel=0.01)
+        assert here["held"] == pytest.approx(0.5, abs=0.01) and here["published"]
+    first, second = (found["optimizer"][rank]["twin"] for rank in ("0", "1"))
+    assert first["exact"] and first["saved"] and not second["saved"] and first["interchanged"] == [True, True]
+
+
+def test_trouble_on_one_rank_is_everybodys(found: dict[str, Any]) -> None:
+    trouble = found["troubled"]
+    assert trouble["same turns"] and trouble["digests"] == 1
+    assert (trouble["nonfinite"], trouble["num_updates"], trouble["memory_retries"]) == (2, 1, 1)
+    notes = "\n".join(trouble["notes"])
+    assert "out of memory in the rollout with rollout.max_rows=" in notes
+    assert "diagnosis (first_turn) failed: rank 1: no scores here" in notes
+    assert "2 updates were skipped: their gradient was not finite" in notes
+
+
+def test_a_killed_rank_ends_the_others_and_the_run_goes_on(found: dict[str, Any]) -> None:
+    """Two environments in one run; what was resumed is the run of one rank."""
+    killed = found["killed"]
+    assert killed["codes"] == [1, -signal.SIGKILL] and killed["differences"] == []
+    (line,) = [line for line in killed["log"].splitlines() if line.startswith("tether: ")]
+    assert line.startswith("tether: rank 0 of 2: another rank has ended during ") and line.endswith("with --resume")
+
+
+def test_ctrl_c_on_one_rank_stops_all_of_them(found: dict[str, Any]) -> None:
+    stopped = found["troubled"]
+    assert stopped["codes"] == [130, 130]
+    assert stopped["checkpoints"] == ["step_000001"]
+    assert "stopped after step 1; the last checkpoint is step_000001" in stopped["log"]
+
+
+def test_an_update_of_two_ranks_by_hand(found: dict[str, Any]) -> None:
+    """Gradients 1 and 2 of the first parameter and 8 of the third: their norm is sqrt(3^2 + 8^2). Adam's first step is one rate down."""
+    both = {rank: here["by hand"] for rank, here in found["optimizer"].items() if rank in ("0", "1")}
+    for rank, masters, held in (("0", [0], 4), ("1", [1, 2], 5)):
+        here = both[rank]
+        assert here["owners"] == [0, 1, 1] and here["masters"] == masters and here["held"] == held
+        assert here["norms"] == pytest.approx([math.sqrt(73), math.sqrt(73)], rel=1e-7)
+        assert here["weights"] == [[-0.25, 0, 0, 0], [0, 0, 0], [-0.25]]
+    assert (both["0"]["own state"], both["1"]["own state"]) == (8, 2)  # two moments of what a rank owns and has a gradient for
+    assert both["1"]["saved"] is None and both["0"]["saved masters"] == [4, 3, 1]
+    # A tenth of the gradient, scaled down to a norm of 1.
+    assert both["0"]["saved"] == {"0": pytest.approx([0.3 / math.sqrt(73), 0, 0, 0]), "2": pytest.approx([0.8 / math.sqrt(73)])}
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
+def test_the_launcher_says_which_rank_was_killed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    pairs = ["rollout.num_groups=2", "rollout.group_size=2", "model.device=cpu", "diagnosis.every=0", "checkpoint.every=1", *QUICK]
+    words = ["train", "frozen_lake", "--gpus", "2", "--steps", "999", "--filter", "all", "--out", str(out)]
+    words += [word for pair in pairs for word in ("--set", pair)]
+    running = subprocess.Popen([sys.executable, "-m", "tether", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while running.poll() is None and not (out / "checkpoints" / "step_000001").exists():
+        time.sleep(0.05)
+    ranks = [int(pid) for pid in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
+    second = next(pid for pid in ranks if b"\0RANK=1\0" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(second, signal.SIGKILL)
+    printed, said = running.communicate(timeout=60)
+    assert running.returncode == 1, said
+    assert "2 ranks -> " in printed
+    *_, last = said.splitlines()
+    assert last.startswith("tether: rank 1 of 2 was killed by SIGKILL (process ") and last.endswith("with --resume")
+    assert "Traceback" not in said
+
+
+if __name__ == "__main__":
+    drive(Path(sys.argv[1]))

@@ -1,0 +1,139 @@
+"""Which world a process belongs to, what its launcher may say wrong, and how work is dealt out. tests/e2e/test_ranks.py has several processes."""
+
+import pytest
+import torch
+
+from tether.core.config import validate
+from tether.core.errors import BadInput, ConfigError, RankFailure
+from tether.training.api import check_several_ranks
+from tether.training.distributed import launch
+from tether.training.distributed.launch import check_gpus
+from tether.training.distributed.process_group import ProcessGroup
+from tether.training.distributed.ranks import Ranks, balanced, join_ranks, launched_rank
+from tether.training.settings import RunSettings
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TETHER_RANK_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_world_of_one_exchanges_nothing() -> None:
+    ranks = join_ranks()
+    tensor = torch.ones(2)
+    assert type(ranks) is Ranks and (ranks.rank, ranks.size) == (0, 1)
+    assert (ranks.gather(7), ranks.share(lambda: 7), ranks.first(lambda: 7), ranks.together(lambda: 7)) == ([7], [7], 7, 7)
+    ranks.reduce([tensor], [0])
+    ranks.broadcast([tensor], [0])
+    assert ranks.on_first(tensor, 0) is tensor and tensor.tolist() == [1, 1]
+    with pytest.raises(ZeroDivisionError):
+        ranks.share(lambda: 1 // 0)
+
+
+def test_the_launcher_says_which_rank_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert launched_rank() == (3, 4)
+
+
+@pytest.mark.parametrize(("rank", "size"), [("4", "4"), ("-1", "4"), ("", "2"), ("one", "2"), ("0", "many"), ("0", "0")])
+def test_a_rank_that_cannot_be(rank: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(BadInput, match=f"the environment holds RANK={rank} and WORLD_SIZE={size}; start with torchrun, or unset both"):
+        join_ranks()
+
+
+def test_a_world_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        BadInput, match="WORLD_SIZE is 2, but MASTER_ADDR and MASTER_PORT are not set; start with torchrun, or unset WORLD_SIZE"
+    ):
+        ProcessGroup()
+
+
+@pytest.mark.parametrize("said", ["soon", "0", "-3", "inf", "nan"])
+def test_a_time_that_is_none(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TETHER_RANK_TIMEOUT", said)
+    with pytest.raises(BadInput, match=f"TETHER_RANK_TIMEOUT is '{said}'; give seconds, such as 1200"):
+        ProcessGroup()
+
+
+# The largest first, each to the rank that has least; of equal ranks to the lowest.
+@pytest.mark.parametrize(
+    ("sizes", "num_ranks", "owners"),
+    [
+        ([5, 1, 4, 3, 3], 2, [0, 1, 1, 1, 0]),
+        ([1, 1, 1, 1], 2, [0, 1, 0, 1]),
+        ([7], 3, [0]),
+        ([], 3, []),
+        ([2, 2], 1, [0, 0]),
+        ([10, 9, 8, 7], 4, [0, 1, 2, 3]),
+    ],
+)
+def test_work_is_dealt_out_evenly(sizes: list[int], num_ranks: int, owners: list[int]) -> None:
+    assert balanced(sizes, num_ranks) == owners
+
+
+def test_every_rank_owns_about_its_share(tiny: object) -> None:
+    sizes = [parameter.numel() for parameter in tiny.model.parameters()]  # type: ignore[attr-defined]
+    for num_ranks in (2, 3, 8):
+        totals = [
+            sum(size for size, owner in zip(sizes, balanced(sizes, num_ranks), strict=True) if owner == rank) for rank in range(num_ranks)
+        ]
+        assert sum(totals) == sum(sizes) and max(totals) <= 1.1 * max(sum(sizes) / num_ranks, max(sizes))
+
+
+def _settings(device: str | None) -> RunSettings:
+    return validate(RunSettings, {"env": {"name": "frozen_lake"}, "model": {"name": "tiny", "device": device}})
+
+
+def test_devices_that_several_ranks_cannot_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks()
+    ranks.rank, ranks.size, ranks.local_rank = 3, 4, 1
+    check_several_ranks(_settings("cpu"), ranks)
+    with pytest.raises(BadInput, match=r"model.device is 'cuda:1', and each of 4 ranks takes a GPU of its own; give cuda or cpu"):
+        check_several_ranks(_settings("cuda:1"), ranks)
+    monkeypatch.setattr("tether.models.hardware.num_gpus", lambda: 2)
+    check_several_ranks(_settings("cuda"), ranks)
+    monkeypatch.setattr("tether.models.hardware.num_gpus", lambda: 1)
+    with pytest.raises(BadInput, match=r"rank 3 is the 2\. on its machine, which has 1 GPUs; start one rank a GPU, or try it on the CPU"):
+        check_several_ranks(_settings("cuda"), ranks)
+
+
+def test_adapters_are_not_divided() -> None:
+    ranks = Ranks()
+    ranks.size = 2
+    settings = {"env": {"name": "frozen_lake"}, "model": {"name": "tiny", "device": "cpu"}, "learner": {"sharding": "fsdp"}}
+    check_several_ranks(validate(RunSettings, settings), ranks)
+    with pytest.raises(BadInput, match=r"learner.sharding is fsdp, and the run trains adapters .* give learner.sharding=zero1"):
+        check_several_ranks(validate(RunSettings, {**settings, "lora": {"rank": 4}}), ranks)
+    with pytest.raises(ConfigError, match=r"learner.sharding.*'fsdp2'.*did you mean 'fsdp'"):
+        validate(RunSettings, {**settings, "learner": {"sharding": "fsdp2"}})
+
+
+def test_a_lost_rank_is_told_from_a_failed_computation() -> None:
+    group = ProcessGroup.__new__(ProcessGroup)
+    group.rank, group.size, group._seconds = 0, 2, 60.0
+    with pytest.raises(RankFailure, match="rank 0 of 2: another rank has ended during the update"), group.exchanging("the update"):
+        raise RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
+    with pytest.raises(RuntimeError, match=r"^size mismatch$"), group.exchanging("the update"):
+        raise RuntimeError("size mismatch")
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "num_gpus", lambda: 2)
+    monkeypatch.setattr(launch, "check_device", lambda name: name)
+    check_gpus(2, "cuda")
+    check_gpus(8, "cpu")
+    with pytest.raises(BadInput, match="--gpus is 3, and this machine has 2; give at most so many, or several machines by torchrun"):
+        check_gpus(3, "cuda")
+    with pytest.raises(BadInput, match="--gpus is 0; give at least 1"):
+        check_gpus(0, None)
+    monkeypatch.setattr(launch, "default_device", lambda: "cpu")
+    with pytest.raises(BadInput, match=r"this machine has no GPU; leave it out, or try 2 ranks on the CPU: --set model.device=cpu"):
+        check_gpus(2, None)
