@@ -54,6 +54,8 @@ class Collected:
     drawn: list[list[SampledRollout]]
     """One sample per window."""
     tally: Tally
+    notes: tuple[str, ...] = ()
+    """What the reader passed over, left out or did not find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Audit:
 def collect(reader: RolloutReader, options: AuditOptions) -> Collected:
     """Read the files twice: once to count, once to draw a sample."""
     counts = scan(reader, all_turns=options.all_turns, seed=options.seed)
-    tally = reader.tally
+    tally, notes = reader.tally, tuple(reader.notes())
     if all(step.num_scope == step.num_empty for step in counts.values()):
         hints = [note for note in tally.notes() if "pattern" in note]
         causes = [note for note in tally.notes() if "empty" in note]
@@ -117,7 +119,7 @@ def collect(reader: RolloutReader, options: AuditOptions) -> Collected:
     plan = plan_windows(counts, options.steps)
     samples = min(options.samples, TRAJECTORY_SAMPLES) if options.all_turns else options.samples
     drawn = draw(reader, plan.windows, all_turns=options.all_turns, prompts=options.prompts, samples=samples, seed=options.seed)
-    return Collected([str(path) for path in reader.files], reader.format.name, counts, plan, drawn, tally)
+    return Collected(reader.names, reader.format.name, counts, plan, drawn, tally, notes)
 
 
 def audit(
@@ -139,7 +141,7 @@ def audit(
         for window in windows
         if window.measurement is not None
     ]
-    notes = [*collected.plan.notes, *collected.tally.notes(), *encoder.notes(), *_remarks(windows)]
+    notes = [*collected.plan.notes, *collected.notes, *encoder.notes(), *_remarks(windows)]
     alarms = tuple(check(_records(collected, windows), _texts(windows)))
     return Audit(collected, options, model.name, model.precision, windows, measure_trend(measured), alarms, tuple(notes))
 
