@@ -59,6 +59,8 @@ class Item:
     """Why there is no record here."""
     step: int | None = None
     """The step that the file as a whole belongs to; a record's own step counts more."""
+    is_step_named: bool = False
+    """The step is only that of a file's or folder's name."""
 
     def record(self) -> Mapping[str, Any]:
         """The record; BadRecord says why not."""

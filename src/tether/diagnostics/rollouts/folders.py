@@ -122,24 +122,22 @@ def _of_split(paths: list[Path], place: Path, split: str | None) -> tuple[list[P
     if effective:
         notes.append(f"{len(effective)} files of folders named effective were passed over: the folders named all beside them hold the same episodes and more")
     paths = [path for path in paths if path not in effective]
-    kinds = {path: _kind(path.relative_to(place)) for path in paths}
-    if split is None or not {"train", "eval"} <= set(kinds.values()):
+    evaluations = {path for path in paths if _is_evaluation(path.relative_to(place))}
+    if split is None or not 0 < len(evaluations) < len(paths):
         return paths, notes
     wanted = "train" if split == "train" else "eval"
-    kept = [path for path in paths if kinds[path] in (wanted, None)]
+    kept = [path for path in paths if (path in evaluations) == (wanted == "eval")]
     others = len(paths) - len(kept)
     notes.append(f"{others} files of {'evaluation' if wanted == 'train' else 'training'} were passed over; --split {'eval' if wanted == 'train' else 'train'} reads them")
     return kept, notes
 
 
-def _kind(path: Path) -> str | None:
-    """Training or evaluation, as the innermost name that says so."""
+def _is_evaluation(path: Path) -> bool:
+    """Whether the innermost name that says training or evaluation says evaluation."""
     for part in (path.name.split(".")[0], *reversed(path.parts[:-1])):
-        if _EVALUATION.fullmatch(part):
-            return "eval"
-        if _TRAINING.fullmatch(part):
-            return "train"
-    return None
+        if _EVALUATION.fullmatch(part) or _TRAINING.fullmatch(part):
+            return _EVALUATION.fullmatch(part) is not None
+    return False
 
 
 def _order(path: Path, place: Path) -> list[list[tuple[int, str]]]:

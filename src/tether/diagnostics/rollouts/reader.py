@@ -136,7 +136,7 @@ class RolloutReader:
                 continue
             for rollout in found:
                 placed = rollout.in_step(item.step)
-                tally.num_steps_named += placed is not rollout
+                tally.num_steps_named += item.is_step_named and placed is not rollout
                 tally.add(placed)
                 yield placed
         if not tally.num_rollouts:
@@ -158,7 +158,7 @@ class RolloutReader:
                     tally.num_records += 1
                     tally.num_superseded += 1
                 else:
-                    yield item if step is None or item.step is not None else dataclasses.replace(item, step=step)
+                    yield item if step is None or item.step is not None else dataclasses.replace(item, step=step, is_step_named=True)
             before += path.stat().st_size
 
     def _rollouts(self, item: Item, tally: Tally) -> list[Rollout]:
