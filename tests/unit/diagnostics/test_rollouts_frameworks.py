@@ -67,7 +67,7 @@ def test_skyrl_training_batches_are_pickles_and_named(tmp_path: Path) -> None:
     reader, rollouts = read(tmp_path)
     assert rollouts[0].reward is None and rollouts[0].step is None
     assert reader.notes()[0].startswith("dumped_data/global_step_1_training_input.pkl was passed over: a pickle")
-    assert "the responses have no step: it is measured as one" in reader.notes()
+    assert "the responses have no step: they are measured together" in reader.notes()
     assert "1 of 1 responses have no finite reward" in reader.notes()
 
 

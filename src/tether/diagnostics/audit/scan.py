@@ -77,6 +77,8 @@ class StepCounts:
     num_scope: int = 0
     num_empty: int = 0
     """Rollouts in scope without reasoning."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """The same by cause, a key of record.MISSING."""
     reasoning_chars: Running = field(default_factory=Running)
     reward: Running = field(default_factory=Running)
     num_judged: int = 0
@@ -101,7 +103,10 @@ class StepCounts:
         self.num_rollouts += 1
         if in_scope:
             self.num_scope += 1
-            self.num_empty += not rollout.has_reasoning
+            if not rollout.has_reasoning:
+                self.num_empty += 1
+                cause = rollout.missing or "blank"
+                self.missing[cause] = self.missing.get(cause, 0) + 1
             if rollout.has_reasoning and rollout.reasoning is not None:
                 self.reasoning_chars.add(len(rollout.reasoning))
         if rollout.turn == 0:  # the reward is that of the episode: counted once

@@ -52,6 +52,8 @@ def open_rollouts(
         raise BadInput(f"bad_lines is {bad_lines!r}; expected 'raise' or 'skip'")
     rule = ReasoningRule(pattern)
     chosen = named_format(format, fields)
+    if not isinstance(source, str | Path | Mapping) and isinstance(source, Iterator):
+        source = list(source)
     rows = _rows(source)
     if rows is not None:
         first = [row for row in rows[:NUM_TRIED] if isinstance(row, Mapping)]
@@ -117,7 +119,7 @@ class RolloutReader:
         if tally.num_steps_named:
             notes.append(f"the records hold no step; that of {tally.num_steps_named} of {tally.num_rollouts} responses was taken from the names of files or folders")
         if tally.num_without_step:
-            notes.append(f"{_share(tally.num_without_step, tally)} no step: {'they are' if tally.num_without_step > 1 else 'it is'} measured as one")
+            notes.append(f"{_share(tally.num_without_step, tally)} no step: they are measured together")
         if tally.num_without_group:
             notes.append(f"{_share(tally.num_without_group, tally)} no group id: responses to equal prompts are taken as one group")
         return notes + tally.notes()

@@ -15,10 +15,11 @@ from typing import Any
 
 from tether.core.grammar import THINK_OPEN
 
+BLANK = "blank"
 MISSING = {
     "untagged": "hold no <think> ... </think>",
     "unclosed": "open a think tag and never close it (cut off by the token limit?)",
-    "blank": "have blank reasoning",
+    BLANK: "have blank reasoning",
     "unmatched": "do not match the pattern",
     "absent": "give neither reasoning nor the text of a response",
 }
