@@ -35,14 +35,19 @@ def diagnose(
         Path | None,
         typer.Option(help="Where the HTML report goes: diagnosis.html, in the run's folder if it is one; with --json only if given."),
     ] = None,
-    format: Annotated[str | None, typer.Option(help="tether, trl, verl, ragen, skyrl, openrlhf, areal, slime, verifiers, prime_rl or generic; detected if left out.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="tether, trl, verl, ragen, skyrl, openrlhf, areal, slime, verifiers, prime_rl or generic; detected if left out."),
+    ] = None,
     fields: Annotated[
         list[str] | None, typer.Option(metavar="NAME=FIELD,...", help="Field map for other names, such as prompt=input,response=output.")
     ] = None,
     pattern: Annotated[
         str | None, typer.Option(metavar="REGEX", help="Where the reasoning is, as one (group); between think tags if left out.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Which episodes of a Tether run, or of a folder with training and evaluation: train, eval.")] = "train",
+    split: Annotated[
+        str, typer.Option(help="Which episodes of a Tether run, or of a folder with training and evaluation: train, eval.")
+    ] = "train",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable records out and count them.")] = False,
     prompts: Annotated[int, typer.Option(help="Prompts per step.", min=2)] = 32,
     samples: Annotated[int, typer.Option(help="Reasonings per prompt; with fewer, more prompts are taken at the same cost.", min=1)] = 16,

@@ -361,9 +361,13 @@ def ordered(prompt: str, rng: Rng) -> str:
 
 @pytest.mark.parametrize("write", [german, shuffled(places)])
 def test_a_scorer_that_cannot_read_does_not_call_it_collapse(write: Write, tiny_judge: AuditScorer, tmp_path: Path) -> None:
-    found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 24), write, 1)), tiny_judge, prompts=9, samples=8)
+    found = _audited(
+        write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 24), write, 1)), tiny_judge, prompts=9, samples=8
+    )
     assert found.verdict.code is VerdictCode.CANNOT_BE_TOLD, found.verdict
-    assert found.verdict.reasons[0].startswith("This scorer cannot tell: under every prompt it finds the text no likelier than counts of its tokens")
+    assert found.verdict.reasons[0].startswith(
+        "This scorer cannot tell: under every prompt it finds the text no likelier than counts of its tokens"
+    )
     measured = found.document()["windows"][0]["measured"]
     assert not measured["scorer"]["is_read"] and measured["scorer"]["nats"] > measured["scorer"]["unigram_nats"]
 
@@ -394,7 +398,12 @@ def _emptied(made: list[dict[str, Any]], share: float, response: str) -> list[di
         (0.9, "<think> </think> 1", WEAK, "90% of the responses have blank reasoning"),
         (0.95, "<think> </think> 1", FIXED, "95% of the responses have blank reasoning"),
         (0.5, "1", TIED, "50% of the responses hold no reasoning that can be read (120 hold no <think> ... </think>)"),
-        (0.9, "<think> on and on", VerdictCode.CANNOT_BE_TOLD, "90% of the responses hold no reasoning that can be read (216 open a think tag"),
+        (
+            0.9,
+            "<think> on and on",
+            VerdictCode.CANNOT_BE_TOLD,
+            "90% of the responses hold no reasoning that can be read (216 open a think tag",
+        ),
     ],
 )
 def test_responses_without_reasoning_are_part_of_the_verdict(

@@ -61,7 +61,9 @@ def test_skyrl_a_folder_of_evaluations(tmp_path: Path) -> None:
 def test_skyrl_training_batches_are_pickles_and_named(tmp_path: Path) -> None:
     (tmp_path / "dumped_data").mkdir()
     (tmp_path / "dumped_data" / "global_step_1_training_input.pkl").write_bytes(b"\x80\x04\x95\x00")
-    with pytest.raises(BadInput, match=r"holds no rollouts; .*global_step_1_training_input.pkl was passed over: a pickle, which can run code"):
+    with pytest.raises(
+        BadInput, match=r"holds no rollouts; .*global_step_1_training_input.pkl was passed over: a pickle, which can run code"
+    ):
         open_rollouts(tmp_path)
     write(tmp_path / "dumped_evals" / "eval_only" / "a.jsonl", [skyrl_line("q", "<think>a</think>", None)])
     reader, rollouts = read(tmp_path)
@@ -82,7 +84,9 @@ def test_openrlhf_batch_inference(tmp_path: Path) -> None:
     generated = write(tmp_path / "generated.jsonl", [{"input": "Q", "output": "<think>a</think>b"}])
     reader, rollouts = read(generated)
     assert reader.format.name == "openrlhf" and rollouts[0].reward is None
-    with pytest.raises(BadInput, match="no rollout of a known format"):  # a data set for fine-tuning, where input is only a part of the prompt
+    with pytest.raises(
+        BadInput, match="no rollout of a known format"
+    ):  # a data set for fine-tuning, where input is only a part of the prompt
         open_rollouts(write(tmp_path / "alpaca.jsonl", [{"instruction": "Do", "input": "Q", "output": "a"}]))
 
 
@@ -177,7 +181,9 @@ def test_slime_rewards_lists_and_converted_files(tmp_path: Path) -> None:
 
 def test_slime_archive_with_classes_is_refused_with_the_conversion(tmp_path: Path) -> None:
     path = slime_dump(tmp_path / "1.pt", 1, [slime_sample(0, 0, metadata={"path": Path("x")})])
-    with pytest.raises(BadInput, match=r"holds objects that can run code when they are loaded .*; if you trust the file, convert it: python -c"):
+    with pytest.raises(
+        BadInput, match=r"holds objects that can run code when they are loaded .*; if you trust the file, convert it: python -c"
+    ):
         open_rollouts(path)
     with pytest.raises(BadInput, match="can run code"):
         open_rollouts(tmp_path)
@@ -260,7 +266,13 @@ def trace(nodes: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 def episode(traces: list[dict[str, Any]], group: str | None = "g", step: int | None = 12, **more: Any) -> dict[str, Any]:
     work = {"type": "train", "step": step, "policy": {"start": 11, "end": 12}}
     return (
-        {"id": "e1", "env": {"id": "gsm8k", "name": "math"}, "task": {"type": "Task", "data": {"idx": 5}, "key": "k"}, "ok": True, "errors": []}
+        {
+            "id": "e1",
+            "env": {"id": "gsm8k", "name": "math"},
+            "task": {"type": "Task", "data": {"idx": 5}, "key": "k"},
+            "ok": True,
+            "errors": [],
+        }
         | ({} if group is None else {"group": {"id": group}})
         | ({} if step is None else {"run": {"type": "train", "id": "r", "work": work}})
         | {"traces": traces}
@@ -286,7 +298,15 @@ def test_prime_rl_traces_of_every_step(tmp_path: Path) -> None:
         write(rollouts_folder / f"step_{step}" / "train" / "effective" / "traces.jsonl", [episode([trace(TWO_TURNS)], step=step)])
         write(rollouts_folder / f"step_{step}" / "eval" / "all" / "traces.jsonl", [episode([trace(TWO_TURNS)], step=step)])
     write(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "time": 1.5, "reward/mean": 0.5}])
-    export = {"schema_version": 1, "step": 9, "rank": 0, "env_name": "math", "token_ids": [1], "loss_mask": [True], "trainer_logprobs": [-1.0]}
+    export = {
+        "schema_version": 1,
+        "step": 9,
+        "rank": 0,
+        "env_name": "math",
+        "token_ids": [1],
+        "loss_mask": [True],
+        "trainer_logprobs": [-1.0],
+    }
     write(tmp_path / "run" / "token_exports" / "step_9" / "rank_0.jsonl", [export])
     reader, rollouts = read(tmp_path / "run")
     assert reader.format.name == "prime_rl" and [(rollout.step, rollout.turn) for rollout in rollouts] == [(9, 0), (9, 1), (10, 0), (10, 1)]
@@ -305,8 +325,12 @@ def test_prime_rl_traces_of_every_step(tmp_path: Path) -> None:
 
 
 def test_prime_rl_branches_relays_and_what_is_missing(tmp_path: Path) -> None:
-    relay = [node(None, "user", "Q", []), node(0, "assistant", "<think>z</think>", []) | {"sampled": True}, node(0, "assistant", "y", []) | {"sampled": True}]
-    reader, rollouts = read(write(tmp_path / "step_3" / "traces.jsonl", [episode([trace(relay, rewards={})], group=None, step=None)]))
+    relay = [
+        node(None, "user", "Q", []),
+        node(0, "assistant", "<think>z</think>", []) | {"sampled": True},
+        node(0, "assistant", "y", []) | {"sampled": True},
+    ]
+    _, rollouts = read(write(tmp_path / "step_3" / "traces.jsonl", [episode([trace(relay, rewards={})], group=None, step=None)]))
     assert [rollout.messages for rollout in rollouts] == [[{"role": "user", "content": "Q"}]] * 2  # two branches of one root
     assert [(rollout.step, rollout.group, rollout.reward, rollout.prompt_ids) for rollout in rollouts] == [(3, "gsm8k/k", None, None)] * 2
     for broken, cause in (
@@ -368,12 +392,18 @@ def test_several_runs_of_tether_are_not_mixed(tmp_path: Path) -> None:
 def test_arrays_of_records_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tether.diagnostics.rollouts.containers.READ_BYTES", 7)
     path = tmp_path / "rollouts.json"
-    path.write_text("\ufeff" + json.dumps([generic_line(index, note="é ] , {") for index in range(3)], indent=1, ensure_ascii=False), encoding="utf-8")
+    path.write_text(
+        "\ufeff" + json.dumps([generic_line(index, note="é ] , {") for index in range(3)], indent=1, ensure_ascii=False), encoding="utf-8"
+    )
     _, rollouts = read(path)
     assert [(rollout.prompt, rollout.where) for rollout in rollouts] == [(f"p{index}", f"{path} item {index + 1}") for index in range(3)]
     _, in_folder = read(tmp_path)
     assert len(in_folder) == 3
-    for text, cause in (('[{"prompt": "a", "response": "b"}, 5]', "item 2: begins with '5]'"), ("[", "the array is not closed"), ('[{"a', "is not JSON")):
+    for text, cause in (
+        ('[{"prompt": "a", "response": "b"}, 5]', "item 2: begins with '5]'"),
+        ("[", "the array is not closed"),
+        ('[{"a', "is not JSON"),
+    ):
         path.write_text(text)
         with pytest.raises(BadInput, match=cause):
             list(open_rollouts(path))
@@ -382,7 +412,11 @@ def test_arrays_of_records_are_streamed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_rows_in_memory(tmp_path: Path) -> None:
     rows = [generic_line(index, reward=torch.tensor(0.5), step=1) | {"prompt_ids": torch.tensor([1, 2])} for index in range(2)]
     reader, rollouts = read(iter(rows))
-    assert reader.format.name == "generic" and reader.names == ["rows in memory"] and [rollout.where for rollout in reader] == ["row 1", "row 2"]
+    assert (
+        reader.format.name == "generic"
+        and reader.names == ["rows in memory"]
+        and [rollout.where for rollout in reader] == ["row 1", "row 2"]
+    )
     assert rollouts[0].reward == 0.5 and rollouts[0].prompt_ids == (1, 2)
     with pytest.raises(BadInput, match="row 2: is a int; expected a mapping"):
         list(open_rollouts([rows[0], 5]))  # type: ignore[list-item]

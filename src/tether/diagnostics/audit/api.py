@@ -119,9 +119,8 @@ def audit(
 
 def run_folder(rollouts: Rollouts) -> Path | None:
     """The run of Tether that is to be audited, if it is one."""
-    if isinstance(rollouts, list | tuple) and len(rollouts) == 1:
-        rollouts = rollouts[0]
-    return Path(rollouts) if isinstance(rollouts, str | Path) and (Path(rollouts) / "run.json").is_file() else None
+    named = rollouts[0] if isinstance(rollouts, list | tuple) and len(rollouts) == 1 else rollouts
+    return Path(named) if isinstance(named, str | Path) and (Path(named) / "run.json").is_file() else None
 
 
 def _named(run: Path | None, model: str | None) -> tuple[str, str | None]:

@@ -16,6 +16,7 @@ Agreement and neighbours show that the text can be predicted from its prompt, no
 that fit one and the same other prompt better than their own.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def _uncommon(words: Sequence[Words]) -> list[Words]:
 
 
 def _with_pairs(words: Words) -> Words:
-    return (*words, *(f"{first} {second}" for first, second in zip(words, words[1:], strict=False)))
+    return (*words, *(f"{first} {second}" for first, second in itertools.pairwise(words)))
 
 
 def _mean_similarity(words: Sequence[Words], own: Ints) -> float:

@@ -133,7 +133,9 @@ def _unread_words(unread: Unread, of_text: float) -> list[str]:
             f"{unread.blank:.0%} of the responses have blank reasoning, which depends on nothing; the others show {of_text:.0%} of full dependence."
         )
     if unread.missing >= NAMED_SHARE:
-        words.append(f"{unread.missing:.0%} of the responses hold no reasoning that can be read ({unread.causes}); this is about the others.")
+        words.append(
+            f"{unread.missing:.0%} of the responses hold no reasoning that can be read ({unread.causes}); this is about the others."
+        )
     return words
 
 

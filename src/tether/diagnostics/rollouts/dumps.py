@@ -109,7 +109,9 @@ def slime_rollouts(record: values.Record, where: str) -> Iterator[Rollout]:
     if not 0 <= length <= len(tokens):
         raise BadRecord(f"response_length is {length}; expected at most the {len(tokens)} tokens")
     prompt = record["prompt"]
-    shown = {"messages": values.messages(prompt, "prompt")} if isinstance(prompt, list) else {"prompt": values.text(prompt, "prompt") or None}
+    shown = (
+        {"messages": values.messages(prompt, "prompt")} if isinstance(prompt, list) else {"prompt": values.text(prompt, "prompt") or None}
+    )
     before, after = tokens[: len(tokens) - length], tokens[len(tokens) - length :]
     group = record["group_index"]
     yield Rollout(

@@ -155,7 +155,7 @@ def _trace_turns(trace: values.Record, named: str, shared: dict[str, Any]) -> It
 
 def _path(nodes: Sequence[values.Record], index: int, place: str) -> list[values.Record]:
     """The nodes before this one, from the root."""
-    path = []
+    path: list[values.Record] = []
     parent = nodes[index].get("parent")
     while parent is not None:
         if not isinstance(parent, int) or not 0 <= parent < len(nodes) or len(path) > len(nodes):

@@ -90,7 +90,9 @@ def _in_folder(folder: Path, split: str | None) -> Files:
             raise BadInput(f"folder '{folder}' holds {len(runs)} runs of Tether ({listed([run.name for run in runs])}); name one of them")
         return Files([RolloutFile(runs[0] / _OWN_FILE)], [])
     place = folder / _TRL_FOLDER if (folder / _TRL_FOLDER).is_dir() and not any(map(_may_hold, folder.iterdir())) else folder
-    paths = sorted((path for path in place.rglob("*") if _may_hold(path) and not _is_hidden(path, place)), key=lambda path: _order(path, place))
+    paths = sorted(
+        (path for path in place.rglob("*") if _may_hold(path) and not _is_hidden(path, place)), key=lambda path: _order(path, place)
+    )
     notes = [
         f"{path.relative_to(place)} was passed over: a pickle, which can run code when it is loaded"
         for path in sorted(place.rglob("*"))
@@ -101,7 +103,9 @@ def _in_folder(folder: Path, split: str | None) -> Files:
         raise BadInput(f"folder '{folder}' holds no rollouts; expected files that end with {', '.join(SUFFIXES)}{because}")
     paths, passed = _of_split(paths, place, split)
     more = _summed(notes)
-    return Files([RolloutFile(path, named_step((place.name, *path.relative_to(place).parts)), is_given=False) for path in paths], [*passed, *more])
+    return Files(
+        [RolloutFile(path, named_step((place.name, *path.relative_to(place).parts)), is_given=False) for path in paths], [*passed, *more]
+    )
 
 
 def _summed(notes: list[str]) -> list[str]:
@@ -120,7 +124,9 @@ def _of_split(paths: list[Path], place: Path, split: str | None) -> tuple[list[P
     notes = []
     effective = {path for path in paths if path.parent.name == "effective" and path.parent.parent / "all" / path.name in paths}
     if effective:
-        notes.append(f"{len(effective)} files of folders named effective were passed over: the folders named all beside them hold the same episodes and more")
+        notes.append(
+            f"{len(effective)} files of folders named effective were passed over: the folders named all beside them hold the same episodes and more"
+        )
     paths = [path for path in paths if path not in effective]
     evaluations = {path for path in paths if _is_evaluation(path.relative_to(place))}
     if split is None or not 0 < len(evaluations) < len(paths):
@@ -128,7 +134,9 @@ def _of_split(paths: list[Path], place: Path, split: str | None) -> tuple[list[P
     wanted = "train" if split == "train" else "eval"
     kept = [path for path in paths if (path in evaluations) == (wanted == "eval")]
     others = len(paths) - len(kept)
-    notes.append(f"{others} files of {'evaluation' if wanted == 'train' else 'training'} were passed over; --split {'eval' if wanted == 'train' else 'train'} reads them")
+    notes.append(
+        f"{others} files of {'evaluation' if wanted == 'train' else 'training'} were passed over; --split {'eval' if wanted == 'train' else 'train'} reads them"
+    )
     return kept, notes
 
 
@@ -142,4 +150,6 @@ def _is_evaluation(path: Path) -> bool:
 
 def _order(path: Path, place: Path) -> list[list[tuple[int, str]]]:
     """10.jsonl comes after 9.jsonl."""
-    return [[(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)] for name in path.relative_to(place).parts]
+    return [
+        [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)] for name in path.relative_to(place).parts
+    ]

@@ -141,10 +141,16 @@ FORMATS = {
         ),
         Format("ragen", "RAGEN's evaluation JSONL", "custom_id, messages, metadata.group_id", _is_ragen, ragen_rollouts),
         Format("skyrl", "SkyRL's evaluation dump", "input_prompt, output_response, score", dumps.is_skyrl, dumps.skyrl_rollouts),
-        Format("areal", "AReaL's rollout dump", "task_id, sample_idx, tail_version, prompt, completion", dumps.is_areal, dumps.areal_rollouts),
+        Format(
+            "areal", "AReaL's rollout dump", "task_id, sample_idx, tail_version, prompt, completion", dumps.is_areal, dumps.areal_rollouts
+        ),
         Format("slime", "slime's rollout data", "group_index, prompt, tokens, response_length", dumps.is_slime, dumps.slime_rollouts),
-        Format("prime_rl", "prime-rl's and verifiers v1's traces", "id, env, task, traces", episodes.is_prime_rl, episodes.prime_rl_rollouts),
-        Format("verifiers", "verifiers' results.jsonl", "example_id, prompt, completion", episodes.is_verifiers, episodes.verifiers_rollouts),
+        Format(
+            "prime_rl", "prime-rl's and verifiers v1's traces", "id, env, task, traces", episodes.is_prime_rl, episodes.prime_rl_rollouts
+        ),
+        Format(
+            "verifiers", "verifiers' results.jsonl", "example_id, prompt, completion", episodes.is_verifiers, episodes.verifiers_rollouts
+        ),
         Format("verl", "verl's rollout dump", "input, output, score", _is_verl, verl_rollouts),
         Format("openrlhf", "OpenRLHF's batch inference", "input, output, reward", dumps.is_openrlhf, dumps.openrlhf_rollouts),
         Format("trl", "TRL's completions", "step, prompt, completion", _is_trl, trl_rollouts),
@@ -168,7 +174,10 @@ def named_format(name: str | None, fields: Mapping[str, str] | None) -> Format |
 
 
 _OTHER_RECORDS: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"token_ids", "loss_mask", "trainer_logprobs"}), "prime-rl's token export: no text, no rewards; its rollouts/ folder has both"),
+    (
+        frozenset({"token_ids", "loss_mask", "trainer_logprobs"}),
+        "prime-rl's token export: no text, no rewards; its rollouts/ folder has both",
+    ),
     (frozenset({"step", "time"}), "metrics"),
     (frozenset({"task_key", "reason"}), "verifiers' validation of a taskset"),
     (frozenset({"prompt", "chosen", "rejected"}), "pairs of preferences"),

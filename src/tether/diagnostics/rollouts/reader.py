@@ -117,7 +117,9 @@ class RolloutReader:
         tally = self.tally
         notes = list(self._notes)
         if tally.num_steps_named:
-            notes.append(f"the records hold no step; that of {tally.num_steps_named} of {tally.num_rollouts} responses was taken from the names of files or folders")
+            notes.append(
+                f"the records hold no step; that of {tally.num_steps_named} of {tally.num_rollouts} responses was taken from the names of files or folders"
+            )
         if tally.num_without_step:
             notes.append(f"{_share(tally.num_without_step, tally)} no step: they are measured together")
         if tally.num_without_group:
@@ -195,7 +197,7 @@ def _sorted_out(files: Sequence[RolloutFile], chosen: Format | None, bad_lines: 
         return list(files), decided, []
     name = max(known, key=lambda name: known[name])  # the first among equals
     decided = next(found for found in formats.values() if found is not None and found.name == name)
-    read = [file for file in files if file.is_given or (found := formats[file.path]) is not None and found.name == name]
+    read = [file for file in files if file.is_given or ((found := formats[file.path]) is not None and found.name == name)]
     passed: dict[str, list[str]] = {}
     for file in files:
         if file not in read:
@@ -258,7 +260,9 @@ def _refused(files: Sequence[RolloutFile], heads: Mapping[Path, _Head]) -> Forma
         if (head := heads[file.path]).records:
             return detect(head.records, head.where)
     problem = next((head.problem for head in heads.values() if head.problem and head.problem != "no records"), None)
-    raise BadInput(problem or f"{_listed([str(file.path) for file in files])} holds no records; expected one JSON object a line, or a parquet table")
+    raise BadInput(
+        problem or f"{_listed([str(file.path) for file in files])} holds no records; expected one JSON object a line, or a parquet table"
+    )
 
 
 def _share(count: int, tally: Tally) -> str:
