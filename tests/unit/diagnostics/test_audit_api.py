@@ -9,7 +9,7 @@ import pytest
 import tether
 from tether.core.errors import BadInput, UnknownName
 
-PLACES = ("attic", "cellar", "garden", "harbour", "kitchen", "library")
+PLACES = ("attic", "cellar", "garden", "harbour")
 
 
 def _rows(tied: bool = True, steps: int = 1) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def test_rows_and_files_give_the_same_result(tmp_path: Path) -> None:
     loaded = tether.load_model("tiny", device="cpu")
     from_rows = tether.audit(iter(_rows(steps=2)), model=loaded, bootstrap=100)
     from_file = tether.audit(path, model="tiny", out=tmp_path / "page.html", **FAST)
-    assert isinstance(from_rows, tether.Audit) and from_rows.verdict.code == "tied" and not from_rows.notes
+    assert isinstance(from_rows, tether.Audit) and from_rows.verdict.code == "tied" and from_rows.notes == from_file.notes
     assert from_rows.information == from_file.information and from_rows.verdict == from_file.verdict
     assert from_rows.trend is not None and from_rows.trend.sentences == from_file.trend.sentences  # type: ignore[union-attr]
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!")
@@ -62,8 +62,10 @@ def test_options_of_the_verb(tiny: Any) -> None:
         seed=3,
         bootstrap=100,
     )
-    assert [window.window.name for window in found.windows] == ["1"] and found.options.seed == 3 and found.document()["scope"] == "trajectory"
-    assert any("1 of 49 records could not be read" in note for note in found.notes)
+    assert (
+        [window.window.name for window in found.windows] == ["1"] and found.options.seed == 3 and found.document()["scope"] == "trajectory"
+    )
+    assert any("1 of 33 records could not be read" in note for note in found.notes)
     assert any("no group id" in note for note in found.notes)
 
 
@@ -103,7 +105,9 @@ def test_ids_of_a_whole_response_give_the_ids_of_its_reasoning(tiny: Any, chat: 
     for reasoning, drawn in zip(pairs.reasonings, pairs.drawn, strict=True):
         assert drawn.response_ids is not None
         whole = tuple(drawn.response_ids)
-        assert any(whole[start : start + len(reasoning)] == reasoning for start in range(len(whole)))  # the sampled ids, not tokenised again
+        assert any(
+            whole[start : start + len(reasoning)] == reasoning for start in range(len(whole))
+        )  # the sampled ids, not tokenised again
         assert chat.decode(reasoning) in (drawn.reasoning or "") and len(chat.decode(reasoning)) >= len(drawn.reasoning or "") - 2
     assert not any("tokenised" in note for note in found.notes)
     foreign = [{**row, "response": "<think>something else</think>"} for row in rows]

@@ -359,11 +359,19 @@ def ordered(prompt: str, rng: Rng) -> str:
     return f"{_pick(rng, OPENINGS)} I go {', then '.join(ways)}."
 
 
-@pytest.mark.parametrize("write", [german, shuffled(places)])
-def test_a_scorer_that_cannot_read_does_not_call_it_collapse(write: Write, tiny_judge: AuditScorer, tmp_path: Path) -> None:
-    found = _audited(
-        write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 24), write, 1)), tiny_judge, prompts=9, samples=8
-    )
+class Illiterate(Ignorant):
+    """A scorer to which every text is a surprise, as a small model is to shuffled words."""
+
+    def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
+        return -9.0 * len(reasoning)
+
+
+@pytest.mark.parametrize(("write", "scorer"), [(german, None), (shuffled(places), Illiterate())])
+def test_a_scorer_that_cannot_read_does_not_call_it_collapse(
+    write: Write, scorer: Illiterate | None, tiny_judge: AuditScorer, tmp_path: Path
+) -> None:
+    judge = tiny_judge if scorer is None else dataclasses.replace(tiny_judge, scorer=scorer)
+    found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 24), write, 1)), judge, prompts=9, samples=8)
     assert found.verdict.code is VerdictCode.CANNOT_BE_TOLD, found.verdict
     assert found.verdict.reasons[0].startswith(
         "This scorer cannot tell: under every prompt it finds the text no likelier than counts of its tokens"
