@@ -31,20 +31,26 @@ def _rows(tied: bool = True, steps: int = 1) -> list[dict[str, Any]]:
 FAST: dict[str, Any] = {"bootstrap": 100, "device": "cpu"}
 
 
-def test_rows_and_files_give_the_same_result(tmp_path: Path) -> None:
+def test_rows_and_files_give_the_same_result(tiny: Any, tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in _rows(steps=2)), encoding="utf-8")
-    loaded = tether.load_model("tiny", device="cpu")
-    from_rows = tether.audit(iter(_rows(steps=2)), model=loaded, bootstrap=100)
+    from_rows = tether.audit(iter(_rows(steps=2)), model=tiny, bootstrap=100)
     from_file = tether.audit(path, model="tiny", out=tmp_path / "page.html", **FAST)
-    assert isinstance(from_rows, tether.Audit) and from_rows.verdict.code == "tied" and from_rows.notes == from_file.notes
-    assert from_rows.information == from_file.information and from_rows.verdict == from_file.verdict
-    assert from_rows.trend is not None and from_rows.trend.sentences == from_file.trend.sentences  # type: ignore[union-attr]
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!")
+    assert (
+        isinstance(from_rows, tether.Audit)
+        and from_rows.verdict.code == from_file.verdict.code == "tied"
+        and from_rows.notes == from_file.notes
+    )
+    assert (
+        from_rows.information.retrieval_acc == from_file.information.retrieval_acc
+    )  # the order of the sample differs, with the names of the places
+    assert from_rows.information.mi_seq == pytest.approx(from_file.information.mi_seq)
+    assert from_rows.trend is not None and from_rows.trend.indicator == "neighbours"
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!") and from_file.verdict.headline in page
     document = from_rows.document()
-    assert document["files"] == ["rows in memory"] and document["verdict"] == from_file.document()["verdict"]
-    again = from_rows.report(tmp_path / "again.html")
-    assert from_rows.verdict.headline in again.read_text(encoding="utf-8")
+    assert document["files"] == ["rows in memory"] and from_file.document()["files"] == [str(path)]
+    assert document["verdict"]["headline"] == from_file.verdict.headline and document["model"] == "tiny"
 
 
 def test_options_of_the_verb(tiny: Any) -> None:
