@@ -218,6 +218,8 @@ def plan_windows(counts: Mapping[StepNumber, StepCounts], asked: Sequence[int] =
     steps = [step for step in counts if counts[step].num_scope > counts[step].num_empty] or list(counts)
     silent = len(counts) - len(steps)
     notes = [f"{silent} of {len(counts)} steps hold no reasoning and were not measured"] if silent else []
+    if silent and list(counts)[-1] != steps[-1]:
+        notes[0] += f", the last of all among them: the verdict is on step {steps[-1]}"
     typical = sorted(counts[step].num_groups for step in steps)[len(steps) // 2]
     if len(steps) > 1 and typical < FEW_GROUPS:
         size = max(math.ceil(ENOUGH_GROUPS / max(1, typical)), math.ceil(len(steps) / MAX_WINDOWS))
