@@ -79,7 +79,7 @@ def prime_rl_rollouts(record: values.Record, where: str) -> Iterator[Rollout]:
     rollouts/step_N/{train,eval}/{all,effective}/traces.jsonl (prime-rl 0.8.0, 559b447, src/prime_rl/monitors/file.py); or a row of the table that
     prime-rl uploads (src/prime_rl/monitors/prime.py, `episodes_to_parquet_bytes`), which holds the same episode in info.native_wrapper.
 
-    An episode has id, env, task, group, run, ok, errors, traces. Every trace of a trainable agent is a trajectory of its own, and every message
+    Episodes written by verifiers 0.4.0 are read as well. An episode has id, env, task, group, run, ok, errors, traces. Every trace of a trainable agent is a trajectory of its own, and every message
     of its graph that a model call produced is a turn; it saw the messages on the path from the root. Where the nodes carry token ids (training),
     prompt and response are those ids. The reward is the weighted sum of the trace's rewards. Groups are group.id, else the task's key; the step is
     run.work.step, else the folder's. Episodes and traces that ended in an error are left out.
