@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tether.core.version import __version__
 
 _PUBLIC = {
+    "Audit": "tether.diagnostics.audit.run",
     "BadInput": "tether.core.errors",
     "Callback": "tether.training.callbacks",
     "Completion": "tether.core.types",
@@ -35,6 +36,7 @@ _PUBLIC = {
     "Turn": "tether.core.types",
     "VectorEnv": "tether.envs.remote",
     "as_gymnasium": "tether.envs.gym_wrapper",
+    "audit": "tether.diagnostics.audit.api",
     "check_env": "tether.envs.checker",
     "cross_score": "tether.diagnostics.cross_score",
     "evaluate": "tether.training.api",
@@ -50,6 +52,7 @@ _PUBLIC = {
 
 __all__ = [
     "__version__",
+    "Audit",
     "BadInput",
     "Callback",
     "Completion",
@@ -76,6 +79,7 @@ __all__ = [
     "Turn",
     "VectorEnv",
     "as_gymnasium",
+    "audit",
     "check_env",
     "cross_score",
     "evaluate",
@@ -95,6 +99,8 @@ if TYPE_CHECKING:
     from tether.core.errors import BadInput, TetherError
     from tether.core.protocols import Env, Scorer
     from tether.core.types import Completion, Group, Observation, Step, Trajectory, Turn
+    from tether.diagnostics.audit.api import audit
+    from tether.diagnostics.audit.run import Audit
     from tether.diagnostics.cross_score import cross_score
     from tether.diagnostics.information import Information, measure_information
     from tether.diagnostics.logger import TetherLogger

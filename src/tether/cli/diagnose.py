@@ -10,18 +10,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tether.core.enums import Scope
-from tether.core.errors import BadInput, UnknownName, did_you_mean
-
 EXAMPLES = """\b
 Examples:
   tether diagnose runs/my-run
   tether diagnose rollouts.jsonl --model smollm2 --out report.html
+  tether diagnose outputs/rollouts --model Qwen/Qwen2.5-0.5B-Instruct --split eval
   tether diagnose completions/ --model Qwen/Qwen2.5-0.5B-Instruct --json
   tether diagnose dump.jsonl --model smollm2 --fields prompt=input,response=output,reward=score --pattern 'Thought:(.*?)Action:'
 """
 
-SCOPES = {"first-turn": Scope.FIRST_TURN, "trajectory": Scope.TRAJECTORY}
 TEMPLATES_SHOWN = 3
 REPORT = "diagnosis.html"
 COLOURS = {"tied": "green", "weakly_tied": "yellow", "cannot_be_told": "yellow"}
@@ -38,14 +35,19 @@ def diagnose(
         Path | None,
         typer.Option(help="Where the HTML report goes: diagnosis.html, in the run's folder if it is one; with --json only if given."),
     ] = None,
-    format: Annotated[str | None, typer.Option(help="tether, trl, verl, ragen or generic; detected if left out.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="tether, trl, verl, ragen, skyrl, openrlhf, areal, slime, verifiers, prime_rl or generic; detected if left out."),
+    ] = None,
     fields: Annotated[
         list[str] | None, typer.Option(metavar="NAME=FIELD,...", help="Field map for other names, such as prompt=input,response=output.")
     ] = None,
     pattern: Annotated[
         str | None, typer.Option(metavar="REGEX", help="Where the reasoning is, as one (group); between think tags if left out.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Which episodes of a Tether run.")] = "train",
+    split: Annotated[
+        str, typer.Option(help="Which episodes of a Tether run, or of a folder with training and evaluation: train, eval.")
+    ] = "train",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable records out and count them.")] = False,
     prompts: Annotated[int, typer.Option(help="Prompts per step.", min=2)] = 32,
     samples: Annotated[int, typer.Option(help="Reasonings per prompt; with fewer, more prompts are taken at the same cost.", min=1)] = 16,
@@ -59,70 +61,37 @@ def diagnose(
     ] = None,
 ) -> None:
     """Does the reasoning of these rollouts depend on its input?"""
-    if scope not in SCOPES:
-        raise UnknownName(f"unknown scope '{scope}': {did_you_mean(scope, SCOPES)}")
-    if out is not None and not out.parent.is_dir():  # said now, not after scoring
-        raise BadInput(f"--out is '{out}', but there is no folder '{out.parent}'; make it or choose another")
-    name, remark = _model(files, model)
-    from tether.diagnostics.audit import AuditOptions, audit, collect, load_scorer, to_document
-    from tether.diagnostics.rollouts import open_rollouts, parse_fields
+    from tether.diagnostics.audit import audit
+    from tether.diagnostics.audit.api import run_folder
 
-    options = AuditOptions(scope=SCOPES[scope], prompts=prompts, samples=samples, steps=tuple(step or ()), seed=seed, bootstrap=bootstrap)
     with _bars(quiet=as_json) as bars:
-        reader = open_rollouts(
+        found = audit(
             files,
+            model,
             format=format,
-            fields=parse_fields(fields or []),
+            fields=fields,
             pattern=pattern,
             split=split,
-            bad_lines="skip" if skip_bad else "raise",
-            progress=bars.read,
+            skip_bad=skip_bad,
+            steps=step or (),
+            scope=scope,
+            prompts=prompts,
+            samples=samples,
+            seed=seed,
+            bootstrap=bootstrap,
+            device=device,
+            tokenizer=tokenizer,
+            out=out,
+            progress=bars,
         )
-        collected = collect(reader, options)
-        scorer = load_scorer(name, tokenizer=tokenizer or _writer(files, model), device=device)
-        found = audit(collected, scorer, options, stage=bars.begin, advance=bars.advance)
-    document = to_document(found)
-    document["notes"] = [*([remark] if remark else []), *document["notes"]]
-    _deliver(document, out or (None if as_json else (_run_folder(files) or Path()) / REPORT), as_json)
-
-
-def _deliver(document: dict[str, Any], out: Path | None, as_json: bool) -> None:
-    """Write the page, then print the result."""
-    if out is not None:
-        from tether.runs.audit_report import write_audit_report
-
-        write_audit_report(document, out)
+    page = out
+    if page is None and not as_json:
+        page = found.report((run_folder(files) or Path()) / REPORT)
+    document = found.document()
     if as_json:
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
-        _show(document, out)
-
-
-def _model(files: list[str], model: str | None) -> tuple[str, str | None]:
-    """The model that scores, and a remark where it was found in a run folder; nothing heavy is loaded yet."""
-    from tether.diagnostics.audit.scorer import is_server, resolve_model, starting_model
-    from tether.models.catalog import check_name
-
-    run = _run_folder(files)
-    if model is None and run is None:
-        raise BadInput("which model should score the rollouts? add --model with the one that wrote them, or a small one such as smollm2")
-    name, remark = resolve_model(model) if model is not None else starting_model(run) if run else ("", None)
-    if not is_server(name):
-        check_name(name)
-    return name, remark
-
-
-def _run_folder(files: list[str]) -> Path | None:
-    """The run that is to be audited, if it is one."""
-    return Path(files[0]) if len(files) == 1 and (Path(files[0]) / "run.json").is_file() else None
-
-
-def _writer(files: list[str], model: str | None) -> str | None:
-    """The model whose token ids a run holds, where another one scores it."""
-    from tether.diagnostics.audit.scorer import resolve_model
-
-    run = _run_folder(files)
-    return resolve_model(str(run))[0] if run and model else None
+        _show(document, page)
 
 
 class _Bar:

@@ -64,13 +64,13 @@ def play_validation(
     sampling: Sampling,
     *,
     samples: int,
-    specs: Sequence[EnvSpec],
+    specs: Sequence[EnvSpec] | None = None,
     stage: str = "validation",
     first_turn_only: bool = False,
 ) -> list[Group]:
     """Fixed prompts as groups: the same prompts and the same seeds whenever they are played."""
-    with EnvPool(specs) as pool:
-        sizes = [num_instances(spec) for spec in specs]
+    with EnvPool(validation_specs(sampler.pool.specs) if specs is None else specs) as pool:
+        sizes = [num_instances(spec) for spec in pool.specs]
         if num_prompts is None:
             num_prompts = sizes[0] if len(sizes) == 1 and sizes[0] else DEFAULT_PROMPTS
         plan = validation_plan(num_prompts, samples, pool.weights, sizes)

@@ -30,7 +30,7 @@ from tether.training.async_rollouts import AsyncRollouts, FilterInputs
 from tether.training.batch import SampledBatch, reweight_batch, sample_batch
 from tether.training.build import Parts
 from tether.training.callbacks import Callback
-from tether.training.evaluate import play_validation, validation_specs
+from tether.training.evaluate import play_validation
 from tether.training.learner import Rates
 from tether.training.optim import learning_rate
 from tether.training.replies import replies_note
@@ -183,7 +183,6 @@ class Stages:
                 settings.diagnosis.probe_prompts,
                 settings.sampling(),
                 samples=samples,
-                specs=validation_specs(sampler.pool.specs),
                 stage="probe",
                 first_turn_only=True,
             )

@@ -1,8 +1,12 @@
 """What words alone say, against answers worked out by hand."""
 
+import math
+
+import numpy as np
 import pytest
 
-from tether.diagnostics.audit.lexical import measure_lexical
+from tether.diagnostics.audit.lexical import find_elsewhere, measure_lexical
+from tether.diagnostics.audit.measure import unigram_nats
 
 PROMPTS = [f"Find the {thing} in room {number}." for number, thing in enumerate(["key", "lamp", "rope", "coin", "book", "map"])]
 SOURCE = [column for column in range(6) for _ in range(4)]
@@ -75,3 +79,22 @@ def test_half_of_the_traces_tied_is_half_of_the_way() -> None:
 def test_same_every_time_and_case_does_not_matter() -> None:
     texts = [f"Thing{column} {n % 3}" for n, column in enumerate(SOURCE)]
     assert measure_lexical(texts, SOURCE, PROMPTS) == measure_lexical([text.upper() for text in texts], SOURCE, PROMPTS)
+
+
+def test_elsewhere_counts_what_fits_one_other_prompt_clearly() -> None:
+    always = np.ones((4, 3), dtype=bool)
+    own = np.array([0, 0, 1, 1])
+    moved = np.array(
+        [[0.0, 0.0, 9.0], [0.0, 1.0, 9.0], [9.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    )  # the last fits nothing, so the third has no company
+    assert find_elsewhere(moved, own, lambda labels: always, 0).share == 0.5
+    assert find_elsewhere(moved, own, lambda labels: ~always, 0).share == 0.0  # best, but not clearly
+    assert find_elsewhere(moved, np.array([2, 2, 0, 0]), lambda labels: always, 0).share == 0.0  # at home
+    single = find_elsewhere(moved[:3], np.array([0, 1, 2]), lambda labels: always[:3], 0)
+    assert (single.share, single.p_value) == (0.0, 1.0)
+
+
+def test_counts_of_tokens_as_a_reader() -> None:
+    first = math.log(3 / 1.5)  # of the other reasoning: token 1 once, 2 once; half a count added to both
+    second = (math.log(3 / 2.5) + math.log(3 / 0.5)) / 2
+    assert unigram_nats([[1, 1], [1, 2]]) == pytest.approx((first + second) / 2)

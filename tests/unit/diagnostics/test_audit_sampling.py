@@ -125,6 +125,8 @@ def test_silent_steps_are_left_out_and_asked_ones_taken() -> None:
     plan = plan_windows(counts)
     assert [window.steps for window in plan.windows] == [(1,), (3,)] and "1 of 3 steps hold no reasoning" in plan.notes[0]
     assert [window.steps for window in plan_windows(counts, [3, 1, 3]).windows] == [(1,), (3,)]
+    ended = plan_windows(_counts({1: 8, 2: 8, 3: 8}, empty=[3])).notes[0]
+    assert ended == "1 of 3 steps hold no reasoning and were not measured, the last of all among them: the verdict is on step 2"
     with pytest.raises(BadInput, match="step 9 is not in the rollouts, whose steps are from 1 to 3"):
         plan_windows(counts, [9])
 

@@ -15,7 +15,7 @@ import pytest
 from tether import make_env
 from tether.core.errors import BadInput
 from tether.core.seeding import generator
-from tether.diagnostics.audit import Audit, AuditOptions, AuditScorer, audit, collect, load_scorer, to_document
+from tether.diagnostics.audit import Audit, AuditOptions, AuditScorer, audit_sample, collect, load_scorer, to_document
 from tether.diagnostics.audit.verdict import VerdictCode
 from tether.diagnostics.rollouts import open_rollouts
 
@@ -152,7 +152,7 @@ def blind(tiny_judge: AuditScorer) -> AuditScorer:
 
 def _audited(path: Path, judge: AuditScorer, **options: Any) -> Audit:
     chosen = AuditOptions(**{"bootstrap": 200, **options})
-    return audit(collect(open_rollouts(path), chosen), judge, chosen)
+    return audit_sample(collect(open_rollouts(path), chosen), judge, chosen)
 
 
 TIED, WEAK = VerdictCode.TIED, VerdictCode.WEAKLY_TIED
@@ -283,3 +283,145 @@ def test_a_third_in_an_empty_template_is_a_partial_collapse(blind: AuditScorer, 
     found = _audited(write_records(tmp_path / "r.jsonl", made), blind)
     assert found.verdict.effect is not None and 0.6 <= found.verdict.effect < 0.8
     assert found.verdict.code is WEAK and found.verdict.reasons[0].startswith("Partial collapse: 33% of the reasonings")
+
+
+# ------------------------------------------------------------------------------- what a signal of dependence alone does not tell
+
+
+def test_reasoning_for_the_neighbouring_prompt_is_called_misplaced(blind: AuditScorer, tmp_path: Path) -> None:
+    for env, write in (("countdown", sums), ("searchqa", copied)):
+        prompts = env_prompts(env, 12)
+        neighbour = dict(zip(prompts, [*prompts[1:], prompts[0]], strict=True))
+        made = list(records(prompts, write, 4))
+        for record in made:  # what was written for a prompt stands beside the one before it
+            record["prompt"] = next(prompt for prompt, other in neighbour.items() if other == record["prompt"])
+        found = _audited(write_records(tmp_path / "r.jsonl", made), blind)
+        assert found.verdict.code is VerdictCode.MISPLACED, (env, found.verdict)
+        assert "the words show that" in found.verdict.reasons[0] and "fit one and the same other prompt better" in found.verdict.reasons[0]
+        assert found.verdict.effect is not None and found.verdict.effect >= 0.6  # it can be predicted from its prompt
+
+
+class Paired:
+    """A scorer that knows which prompt each reasoning stands beside, whatever the words say: a policy that learned the wrong pairs."""
+
+    def __init__(self, pairs: set[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+        self._pairs = pairs
+
+    def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
+        return (-1.0 if (tuple(prompt), tuple(reasoning)) in self._pairs else -2.0) * len(reasoning)
+
+
+def test_scores_and_words_that_disagree_are_said(tiny_judge: AuditScorer, tmp_path: Path) -> None:
+    prompts = env_prompts("countdown", 12)
+    beside = dict(zip(prompts, [prompts[-1], *prompts[:-1]], strict=True))
+    made = [{**record, "prompt": beside[record["prompt"]]} for record in records(prompts, sums, 4)]
+    path = write_records(tmp_path / "r.jsonl", made)
+    encode = tiny_judge.tokenizer.encode
+    pairs = {
+        (
+            tuple(encode(f"{record['prompt']}<think>", add_special_tokens=False)),
+            tuple(encode(record["response"][len("<think>") : record["response"].index("</think>")], add_special_tokens=False)),
+        )
+        for record in made
+    }
+    found = _audited(path, dataclasses.replace(tiny_judge, scorer=Paired(pairs)))
+    assert found.verdict.code is VerdictCode.MISPLACED
+    assert found.verdict.reasons[0].startswith("The model's scores tie the reasonings to their prompts, yet the words of 100% fit")
+    assert found.information.retrieval_acc == 1.0
+    at_home = _audited(write_records(tmp_path / "h.jsonl", records(prompts, sums, 4)), dataclasses.replace(tiny_judge, scorer=Ignorant()))
+    assert at_home.verdict.code is TIED and at_home.document()["windows"][0]["measured"]["elsewhere"]["words"]["share"] < 0.1
+
+
+GERMAN = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben")
+
+
+def german(prompt: str, rng: Rng) -> str:
+    """Tied, in a language that the scorer cannot read, without a word of the prompt."""
+    rows = [row for row in prompt.splitlines() if row and set(row) <= set("P_OG#")]
+    (y, x), (gy, gx) = ((number, row.index(sign)) for sign in "PG" for number, row in enumerate(rows) if sign in row)
+    ways = [way for way, wanted in (("oben", gy < y), ("unten", gy > y), ("links", gx < x), ("rechts", gx > x)) if wanted]
+    return f"Ich stehe in {GERMAN[y]} {GERMAN[x]}, Ziel {GERMAN[gy]} {GERMAN[gx]}: nach {' und '.join(ways)}."
+
+
+def shuffled(write: Write) -> Write:
+    """The same words in an order of chance."""
+
+    def shuffle(prompt: str, rng: Rng) -> str:
+        words = write(prompt, rng).split()
+        return " ".join(words[index] for index in rng.permutation(len(words)))
+
+    return shuffle
+
+
+def ordered(prompt: str, rng: Rng) -> str:
+    """Tied by nothing but the order of four words."""
+    ways = [WAYS[index] for index in generator("order", prompt).permutation(4)]
+    return f"{_pick(rng, OPENINGS)} I go {', then '.join(ways)}."
+
+
+class Illiterate(Ignorant):
+    """A scorer to which every text is a surprise, as a small model is to shuffled words."""
+
+    def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
+        return -9.0 * len(reasoning)
+
+
+@pytest.mark.parametrize(("write", "scorer"), [(german, None), (shuffled(places), Illiterate())])
+def test_a_scorer_that_cannot_read_does_not_call_it_collapse(
+    write: Write, scorer: Illiterate | None, tiny_judge: AuditScorer, tmp_path: Path
+) -> None:
+    judge = tiny_judge if scorer is None else dataclasses.replace(tiny_judge, scorer=scorer)
+    found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 24), write, 1)), judge, prompts=9, samples=8)
+    assert found.verdict.code is VerdictCode.CANNOT_BE_TOLD, found.verdict
+    assert found.verdict.reasons[0].startswith(
+        "This scorer cannot tell: under every prompt it finds the text no likelier than counts of its tokens"
+    )
+    measured = found.document()["windows"][0]["measured"]
+    assert not measured["scorer"]["is_read"] and measured["scorer"]["nats"] > measured["scorer"]["unigram_nats"]
+
+
+def test_a_scorer_that_reads_may_call_it_collapse(blind: AuditScorer, tmp_path: Path) -> None:
+    found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 26), german, 1)), blind)
+    assert found.last.measurement is not None and found.last.measurement.is_read  # 2 nats a token, less than the counts
+    assert found.verdict.code is TEMPLATE
+
+
+@pytest.mark.parametrize(("write", "code"), [(german, TIED), (shuffled(sums), TIED), (ordered, WEAK)])
+def test_several_reasonings_of_a_prompt_need_no_reader(write: Write, code: VerdictCode, blind: AuditScorer, tmp_path: Path) -> None:
+    prompts = env_prompts("frozen_lake" if write is german else "countdown", 12)
+    found = _audited(write_records(tmp_path / "r.jsonl", records(prompts, write, 4)), blind)
+    assert found.verdict.code is code, found.verdict
+
+
+def _emptied(made: list[dict[str, Any]], share: float, response: str) -> list[dict[str, Any]]:
+    """So many of every ten responses replaced."""
+    return [record if index % 20 >= share * 20 else {**record, "response": response} for index, record in enumerate(made)]
+
+
+@pytest.mark.parametrize(
+    ("share", "response", "code", "words"),
+    [
+        (0.05, "<think> </think> 1", TIED, None),
+        (0.5, "<think> </think> 1", WEAK, "50% of the responses have blank reasoning, which depends on nothing; the others show 100%"),
+        (0.9, "<think> </think> 1", WEAK, "90% of the responses have blank reasoning"),
+        (0.95, "<think> </think> 1", FIXED, "95% of the responses have blank reasoning"),
+        (0.5, "1", TIED, "50% of the responses hold no reasoning that can be read (120 hold no <think> ... </think>)"),
+        (
+            0.9,
+            "<think> on and on",
+            VerdictCode.CANNOT_BE_TOLD,
+            "90% of the responses hold no reasoning that can be read (216 open a think tag",
+        ),
+    ],
+)
+def test_responses_without_reasoning_are_part_of_the_verdict(
+    share: float, response: str, code: VerdictCode, words: str | None, blind: AuditScorer, tmp_path: Path
+) -> None:
+    made = _emptied(list(records(env_prompts("countdown", 12), sums, 20)), share, response)
+    found = _audited(write_records(tmp_path / "r.jsonl", made), blind)
+    assert found.verdict.code is code, found.verdict
+    if words is None:
+        assert "The model finds" in found.verdict.reasons[0]
+    else:
+        assert found.verdict.reasons[0].startswith(words), found.verdict.reasons
+    assert sum(found.document()["windows"][0]["missing"].values()) == round(share * 240)

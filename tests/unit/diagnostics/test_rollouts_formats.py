@@ -78,7 +78,7 @@ def test_tether_leaves_errored_episodes_out_and_counts_them(tmp_path: Path) -> N
     store.append_trajectories([trajectory_record(episode, 1, "train", True) for episode in (an_episode(turns), errored)])
     reader, rollouts = read(store.folder)
     assert len(rollouts) == 1 and reader.tally.num_errored == 1
-    assert "1 episodes were left out because an environment error ended them" in reader.tally.notes()
+    assert "1 episodes were left out because an error ended them" in reader.tally.notes()
 
 
 def test_tether_counts_empty_reasoning_by_its_cause(tmp_path: Path) -> None:

@@ -1,21 +1,21 @@
 """The audit of saved rollouts: does the reasoning of a run, made in any framework, still depend on its input?
 
-    collected = collect(open_rollouts("rollouts.jsonl"), AuditOptions())
-    found = audit(collected, load_scorer("smollm2"), AuditOptions())
+    found = tether.audit("rollouts.jsonl", model="smollm2")
     found.verdict.headline
 
-The files are read twice, both times in bounded memory: the first reading counts and plans the windows (`scan`), the second draws a seeded
+`api` is that door, and puts the stages together. The files are read twice, both times in bounded memory: the first reading counts and plans the windows (`scan`), the second draws a seeded
 sample of them (`sample`). The sample becomes token ids (`encode`) and is scored and measured window by window (`measure`, `lexical`). Each
 window gets a verdict (`verdict`), and several windows give a trend (`trend`). `document` is the result as plain JSON, which the report is
 made from.
 """
 
+from tether.diagnostics.audit.api import AuditProgress, audit
 from tether.diagnostics.audit.document import to_document
-from tether.diagnostics.audit.run import Audit, AuditOptions, Collected, WindowAudit, audit, collect
+from tether.diagnostics.audit.run import Audit, AuditOptions, Collected, WindowAudit, audit_sample, collect
 from tether.diagnostics.audit.scorer import AuditScorer, load_scorer, resolve_model
 from tether.diagnostics.audit.verdict import Verdict, VerdictCode
 
 __all__ = [
-    "Audit", "AuditOptions", "AuditScorer", "Collected", "Verdict", "VerdictCode", "WindowAudit",
-    "audit", "collect", "load_scorer", "resolve_model", "to_document",
+    "Audit", "AuditOptions", "AuditProgress", "AuditScorer", "Collected", "Verdict", "VerdictCode", "WindowAudit",
+    "audit", "audit_sample", "collect", "load_scorer", "resolve_model", "to_document",
 ]  # fmt: skip

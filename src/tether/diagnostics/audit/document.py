@@ -11,7 +11,7 @@ from tether.diagnostics.audit.lexical import Retrieval
 from tether.diagnostics.audit.measure import PERMUTATIONS, Measurement
 from tether.diagnostics.audit.run import Audit, WindowAudit
 from tether.diagnostics.audit.trend import INDICATORS, ChangePoint, Point, Trend
-from tether.diagnostics.audit.verdict import SIGNIFICANT, TIED, WEAKLY, Verdict
+from tether.diagnostics.audit.verdict import ELSEWHERE, SIGNIFICANT, TIED, WEAKLY, Verdict
 from tether.diagnostics.templates import Templates
 
 SCHEMA_VERSION = 2
@@ -44,7 +44,7 @@ def to_document(found: Audit) -> Json:
             "permutations": PERMUTATIONS,
             "reasoning_tokens": REASONING_TOKENS,
         },
-        "thresholds": {"tied": TIED, "weakly_tied": WEAKLY, "significant": SIGNIFICANT},
+        "thresholds": {"tied": TIED, "weakly_tied": WEAKLY, "significant": SIGNIFICANT, "elsewhere": ELSEWHERE},
         "read": {
             "records": collected.tally.num_records,
             "rollouts": collected.tally.num_rollouts,
@@ -84,6 +84,7 @@ def _window(window: WindowAudit) -> Json:
         "episodes": window.num_episodes,
         "in_scope": window.num_in_scope,
         "empty": window.num_empty,
+        "missing": dict(window.missing),
         "reward_mean": window.reward_mean,
         "success": window.success,
         "success_interval": window.success_interval,
@@ -110,6 +111,8 @@ def _measured(found: Measurement) -> Json:
             "recall": {str(k): value for k, value in information.recall.items()},
             "intervals": {name: list(ends) for name, ends in information.intervals.items()},
         },
+        "scorer": {"nats": found.scorer_nats, "unigram_nats": found.unigram_nats, "is_read": found.is_read},
+        "elsewhere": {"words": dataclasses.asdict(found.lexical.elsewhere), "model": dataclasses.asdict(found.elsewhere)},
         "adjusted_retrieval": _retrieval(found.adjusted),
         "lexical": {
             "distinct": lexical.num_distinct,

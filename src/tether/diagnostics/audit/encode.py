@@ -1,13 +1,15 @@
 """From sampled rollouts to token ids: x and z of each rollout, columns of equal x, and counts of what was cut or replaced.
 
 Token ids of the file are used where it has them, and must then be the model's own: an id outside its vocabulary, or ids that decode to another
-text than the one beside them, end the audit with a clear line. All other text is tokenised here, x apart from z, so that the border lies where
+text than the one beside them, end the audit with a clear line. Where a file has the ids of the whole response, those of the reasoning are found
+within them; a token that reaches over the border of the reasoning belongs to neither. All other text is tokenised here, x apart from z, so that the border lies where
 the reader put it. A prompt that is longer than the model's context loses its beginning, a long reasoning loses its end; both are counted.
 
 The part of a response before its reasoning belongs to x. Where the members of a group differ there, the most common beginning is used for all
 of them: a column is a prompt, not a beginning of a response.
 """
 
+import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -118,6 +120,9 @@ class Encoder:
             text = self._decoded(ids)
             if member.reasoning is not None:
                 self._compare(text, member)
+        elif member.response_ids is not None and (found := self._within(tuple(member.response_ids), member)):
+            self.num_from_ids += 1
+            text, ids = member.reasoning or "", found
         else:
             self.num_from_text += 1
             text = member.reasoning or ""
@@ -127,6 +132,20 @@ class Encoder:
             self.num_reasonings_cut += 1
             ids = ids[:most]
         return ids, text
+
+    def _within(self, response: Ids, member: SampledRollout) -> Ids:
+        """The ids of the reasoning within those of the response; none where the response decodes to another text, which is counted as foreign."""
+        self._check_vocabulary(response, member.where)
+        decoded, reasoning = self._decoded(response), member.reasoning or ""
+        start = decoded.find(reasoning)
+        self._checked += 1
+        if start < 0:
+            self._foreign.append((member.where, decoded, reasoning))
+            return ()
+        places = range(len(response) + 1)
+        first = bisect.bisect_left(places, start, key=lambda place: len(self._decoded(response[:place])))
+        last = bisect.bisect_right(places, start + len(reasoning), key=lambda place: len(self._decoded(response[:place]))) - 1
+        return response[first:last]
 
     def _prompt(self, member: SampledRollout, lead: str, longest: int) -> Ids:
         """x; the room for it is what the longest reasoning of the window leaves, the same for every prompt, so that equal ones stay equal."""

@@ -5,13 +5,18 @@ A model that scores text of another model may be too weak to see what the text d
 - similarity: how alike two reasonings of one prompt are (cosine of word counts). Near 1 there is one fixed text.
 - agreement: how much more reasonings of one prompt agree than those of different prompts, 1 where the prompt decides the text (`templates.agreement`).
 - neighbours: whether a reasoning is more similar to the other reasonings of its own prompt than to those of any other: retrieval by
-  similarity. Where a part of the reasonings ignores its prompt, that part fails.
+  similarity, over words and pairs of neighbouring words, so that an order of words that follows the prompt is seen as well. Where a part of the
+  reasonings ignores its prompt, that part fails.
 - prompt overlap: whether a reasoning uses words that its own prompt holds and others do not: retrieval by shared words. It needs no second
   reasoning of a prompt, but sees only words that are repeated.
 
 Words that most reasonings hold are left out of the last three. All three are tested by shuffling which prompt a reasoning belongs to.
+
+Agreement and neighbours show that the text can be predicted from its prompt, not that it is about it. `elsewhere` is the share of the reasonings
+that fit one and the same other prompt better than their own.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,11 +32,17 @@ from tether.diagnostics.templates.corpus import TOKEN
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Words = tuple[str, ...]
 
 COMMON_SHARE = 0.5
 """A word that more than this share of the reasonings hold tells nothing about which prompt they answer."""
 SHUFFLES = 499
+ELSEWHERE_SHUFFLES = 199
+FEWEST_ELSEWHERE = 0.1
+"""A smaller share decides nothing and is not tested."""
+CLEAR_WORDS = 2
+"""A reasoning fits another prompt clearly better if it shares so many words with it that its own prompt does not hold."""
 DECIMALS = 9
 """Scores are rounded, so that equals stay equal and share their ties."""
 
@@ -53,6 +64,15 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """How many reasonings fit another prompt best, the one that the other reasonings of their prompt fit best as well."""
+
+    share: float
+    """0 where no prompt has two reasonings: a single one may fit another prompt by chance."""
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True)
 class LexicalMeasures:
     """The lexical measures of one window."""
 
@@ -66,6 +86,8 @@ class LexicalMeasures:
     neighbours: Retrieval | None
     """None where no prompt has two reasonings."""
     prompt_overlap: Retrieval
+    elsewhere: Elsewhere
+    """By the words that a reasoning shares with prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +111,15 @@ def measure_lexical(
     own = np.asarray(source, dtype=np.int64)
     uncommon = _uncommon(words)
     resampling = _Resampling(len(prompts), bootstrap, seed)
+    overlap = _Overlap(words, prompts)
     return LexicalMeasures(
         num_distinct=len(counts),
         top_share=max(counts.values()) / len(words),
         similarity=_mean_similarity(words, own),
         agreement=measure_agreement(uncommon, own),
-        neighbours=_neighbours(uncommon, own, resampling),
-        prompt_overlap=_prompt_overlap(words, own, prompts, resampling),
+        neighbours=_neighbours(_uncommon([_with_pairs(reasoning) for reasoning in words]), own, resampling),
+        prompt_overlap=_tested(lambda labels: overlap.scores_NP, own, np.arange(len(own)), resampling),
+        elsewhere=find_elsewhere(overlap.scores_NP, own, overlap.is_clear, seed),
     )
 
 
@@ -103,6 +127,10 @@ def _uncommon(words: Sequence[Words]) -> list[Words]:
     held = Counter(word for reasoning in words for word in set(reasoning))
     common = {word for word, count in held.items() if count > COMMON_SHARE * len(words)}
     return [tuple(word for word in reasoning if word not in common) for reasoning in words]
+
+
+def _with_pairs(words: Words) -> Words:
+    return (*words, *(f"{first} {second}" for first, second in itertools.pairwise(words)))
 
 
 def _mean_similarity(words: Sequence[Words], own: Ints) -> float:
@@ -147,23 +175,67 @@ def _neighbours(words: Sequence[Words], own: Ints, resampling: _Resampling) -> R
     return _tested(scores, own, rows, resampling)
 
 
-def _prompt_overlap(words: Sequence[Words], own: Ints, prompts: Sequence[str], resampling: _Resampling) -> Retrieval:
-    """Retrieval by the words of a reasoning that a prompt holds, each weighed by how few prompts hold it."""
-    asked = [set(TOKEN.findall(prompt.casefold())) for prompt in prompts]
-    held = Counter(word for prompt in asked for word in prompt)
-    rare = {word: column for column, word in enumerate(sorted(word for word in held if held[word] < len(prompts)))}
-    weight = np.array([np.log(len(prompts) / held[word]) for word in rare])
-    prompt_PW = np.zeros((len(prompts), len(rare)))
-    for row, prompt in enumerate(asked):
-        prompt_PW[row, [rare[word] for word in prompt if word in rare]] = 1.0
-    shared_NP = np.zeros((len(words), len(prompts)))
-    for row, reasoning in enumerate(words):
-        columns = [rare[word] for word in set(reasoning) if word in rare]
-        shared_NP[row] = prompt_PW[:, columns] @ weight[columns]
-    norm_P = np.sqrt((prompt_PW * weight**2).sum(axis=1))
-    shared_NP /= np.where(norm_P > 0, norm_P, 1.0)  # a long prompt shares words with everything
-    centred = np.round(shared_NP - shared_NP.mean(axis=0), DECIMALS)  # what a prompt shares with any reasoning tells nothing
-    return _tested(lambda labels: centred, own, np.arange(len(own)), resampling)
+class _Overlap:
+    """The words that reasonings share with prompts, each weighed by how few prompts hold it."""
+
+    def __init__(self, words: Sequence[Words], prompts: Sequence[str]) -> None:
+        asked = [set(TOKEN.findall(prompt.casefold())) for prompt in prompts]
+        held = Counter(word for prompt in asked for word in prompt)
+        rare = {word: column for column, word in enumerate(sorted(word for word in held if held[word] < len(prompts)))}
+        weight = np.array([np.log(len(prompts) / held[word]) for word in rare])
+        self._prompt_PW = np.zeros((len(prompts), len(rare)))
+        for row, prompt in enumerate(asked):
+            self._prompt_PW[row, [rare[word] for word in prompt if word in rare]] = 1.0
+        self._reasoning_NW = np.zeros((len(words), len(rare)))
+        for row, reasoning in enumerate(words):
+            self._reasoning_NW[row, [rare[word] for word in set(reasoning) if word in rare]] = 1.0
+        shared_NP = (self._reasoning_NW * weight) @ self._prompt_PW.T
+        norm_P = np.sqrt((self._prompt_PW * weight**2).sum(axis=1))
+        shared_NP /= np.where(norm_P > 0, norm_P, 1.0)  # a long prompt shares words with everything
+        self.scores_NP: Floats = np.round(shared_NP - shared_NP.mean(axis=0), DECIMALS)
+        """[N, P]; what a prompt shares with any reasoning tells nothing, and is taken away."""
+        self._is_telling_W = np.array([2 * held[word] <= len(prompts) for word in rare], dtype=bool)
+
+    def is_clear(self, labels: Ints) -> Bools:
+        """Whether a reasoning shares two words or more with a prompt that its own does not hold, nor most others."""
+        telling = self._is_telling_W
+        foreign_NW = self._reasoning_NW[:, telling] * (1.0 - self._prompt_PW[labels][:, telling])
+        clear: Bools = foreign_NW @ self._prompt_PW[:, telling].T >= CLEAR_WORDS
+        return clear
+
+
+def find_elsewhere(scores_NP: Floats, own: Ints, is_clear: Callable[[Ints], Bools], seed: int) -> Elsewhere:
+    """The share of the reasonings that fit another prompt.
+
+    The prompt that a reasoning should fit is the one that the other reasonings of its own prompt fit best, without it. It counts if that is
+    another prompt, the reasoning by itself fits it best, without ties, and fits it clearly better than its own: a text that is the same for
+    every reasoning of a prompt fits some prompt best whatever it says. The p-value is that of shuffled prompts.
+
+    Args:
+        scores_NP: what a prompt gives to any reasoning is taken away.
+        is_clear: [N, P] by the prompts of the reasonings, which reasoning fits which prompt clearly better than its own.
+    """
+    rows = np.arange(len(own))
+    mine_N, is_single_N = _clear_best(scores_NP)
+
+    def share(labels: Ints) -> float:
+        member_NP = np.zeros(scores_NP.shape)
+        member_NP[rows, labels] = 1.0
+        best_N, is_best_N = _clear_best(np.round((member_NP.T @ scores_NP)[labels] - scores_NP, DECIMALS - 2))
+        return float(np.mean(is_best_N & is_single_N & (best_N == mine_N) & (best_N != labels) & is_clear(labels)[rows, best_N]))
+
+    observed = share(own)
+    if observed < FEWEST_ELSEWHERE:
+        return Elsewhere(observed, 1.0)
+    rng = generator("audit elsewhere", seed)
+    hits = sum(share(rng.permutation(own)) >= observed for _ in range(ELSEWHERE_SHUFFLES))
+    return Elsewhere(observed, (1 + hits) / (1 + ELSEWHERE_SHUFFLES))
+
+
+def _clear_best(scores_NP: Floats) -> tuple[Ints, Bools]:
+    """The best column of every row, and whether it is the only one."""
+    highest_N = scores_NP.max(axis=1, keepdims=True)
+    return scores_NP.argmax(axis=1).astype(np.int64), (scores_NP == highest_N).sum(axis=1) == 1
 
 
 def _tested(scores: Callable[[Ints], Floats], own: Ints, rows: Ints, resampling: _Resampling) -> Retrieval:

@@ -1,7 +1,10 @@
 """The run of an audit: read and sample the files, then score, measure and decide. The model is loaded in between, after the files are checked."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from tether.core.alarms import Alarm
 from tether.core.enums import Scope
@@ -14,8 +17,10 @@ from tether.diagnostics.audit.sample import SampledRollout, draw
 from tether.diagnostics.audit.scan import Plan, RewardStatistics, StepCounts, StepNumber, Window, plan_windows, reward_statistics, scan
 from tether.diagnostics.audit.scorer import AuditScorer
 from tether.diagnostics.audit.trend import MeasuredWindow, Trend, measure_trend
-from tether.diagnostics.audit.verdict import WEAKLY, Verdict, VerdictCode, decide, no_verdict
+from tether.diagnostics.audit.verdict import WEAKLY, Unread, Verdict, VerdictCode, decide, no_verdict
+from tether.diagnostics.information import Information
 from tether.diagnostics.rollouts import RolloutReader, Tally
+from tether.diagnostics.rollouts.record import BLANK, MISSING
 from tether.runs.schema import StepRecord
 
 TRAJECTORY_SAMPLES = 4
@@ -54,6 +59,8 @@ class Collected:
     drawn: list[list[SampledRollout]]
     """One sample per window."""
     tally: Tally
+    notes: tuple[str, ...] = ()
+    """What the reader passed over, left out or did not find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,8 @@ class WindowAudit:
     num_episodes: int
     num_in_scope: int
     num_empty: int
+    missing: dict[str, int]
+    """The empty ones by cause."""
     reward_mean: float | None
     num_judged: int
     num_success: int
@@ -85,7 +94,10 @@ class WindowAudit:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit. The verdict is that of the last window that could be measured."""
+    """The result of an audit. The verdict is that of the last window that could be measured.
+
+    Example: found.verdict.code, found.verdict.headline, found.information.mi_seq, found.trend, found.report("diagnosis.html").
+    """
 
     collected: Collected
     options: AuditOptions
@@ -104,11 +116,35 @@ class Audit:
     def verdict(self) -> Verdict:
         return self.last.verdict
 
+    @property
+    def information(self) -> Information:
+        """Retrieval accuracy, information and entropies of that window, with intervals and p-values."""
+        return self._measured.information
+
+    @property
+    def _measured(self) -> Measurement:
+        found = self.last.measurement
+        assert found is not None  # `last` has one
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """Everything as one plain JSON object, which `tether diagnose --json` prints."""
+        from tether.diagnostics.audit.document import to_document
+
+        return to_document(self)
+
+    def report(self, path: Path | str) -> Path:
+        """Write the HTML page, which needs no network."""
+        from tether.runs.audit_report import write_audit_report
+
+        write_audit_report(self.document(), Path(path))
+        return Path(path)
+
 
 def collect(reader: RolloutReader, options: AuditOptions) -> Collected:
     """Read the files twice: once to count, once to draw a sample."""
     counts = scan(reader, all_turns=options.all_turns, seed=options.seed)
-    tally = reader.tally
+    tally, notes = reader.tally, tuple(reader.notes())
     if all(step.num_scope == step.num_empty for step in counts.values()):
         hints = [note for note in tally.notes() if "pattern" in note]
         causes = [note for note in tally.notes() if "empty" in note]
@@ -117,13 +153,23 @@ def collect(reader: RolloutReader, options: AuditOptions) -> Collected:
     plan = plan_windows(counts, options.steps)
     samples = min(options.samples, TRAJECTORY_SAMPLES) if options.all_turns else options.samples
     drawn = draw(reader, plan.windows, all_turns=options.all_turns, prompts=options.prompts, samples=samples, seed=options.seed)
-    return Collected([str(path) for path in reader.files], reader.format.name, counts, plan, drawn, tally)
+    return Collected(reader.names, reader.format.name, counts, plan, drawn, tally, notes)
 
 
-def audit(
-    collected: Collected, model: AuditScorer, options: AuditOptions, *, stage: OnStage | None = None, advance: Advance | None = None
+def audit_sample(
+    collected: Collected,
+    model: AuditScorer,
+    options: AuditOptions,
+    *,
+    notes: Sequence[str] = (),
+    stage: OnStage | None = None,
+    advance: Advance | None = None,
 ) -> Audit:
-    """Score, measure and decide every window; where none can be measured, an error says why."""
+    """Score, measure and decide every window; where none can be measured, an error says why.
+
+    Args:
+        notes: what is already known and belongs before the notes of the result.
+    """
     encoder = Encoder(model.tokenizer, model.vocabulary, model.positions)
     encoded = [encoder.pairs(drawn) for drawn in collected.drawn]
     if stage is not None:
@@ -139,9 +185,9 @@ def audit(
         for window in windows
         if window.measurement is not None
     ]
-    notes = [*collected.plan.notes, *collected.tally.notes(), *encoder.notes(), *_remarks(windows)]
+    all_notes = [*notes, *collected.plan.notes, *collected.notes, *encoder.notes(), *_remarks(windows)]
     alarms = tuple(check(_records(collected, windows), _texts(windows)))
-    return Audit(collected, options, model.name, model.precision, windows, measure_trend(measured), alarms, tuple(notes))
+    return Audit(collected, options, model.name, model.precision, windows, measure_trend(measured), alarms, tuple(all_notes))
 
 
 def _ignore(count: int) -> None:
@@ -173,14 +219,27 @@ def _window(
         num_episodes=sum(step.num_episodes for step in counts),
         num_in_scope=sum(step.num_scope for step in counts),
         num_empty=sum(step.num_empty for step in counts),
+        missing=dict(_missing(counts)),
         reward_mean=sum(step.reward.mean * step.reward.count for step in counts) / num_rewards if num_rewards else None,
         num_judged=sum(step.num_judged for step in counts),
         num_success=sum(step.num_success for step in counts),
         rewards=reward_statistics(counts),
         measurement=found,
-        verdict=no_verdict(lack or "") if found is None else decide(found),
+        verdict=no_verdict(lack or "") if found is None else decide(found, _unread(counts)),
         pairs=pairs,
     )
+
+
+def _missing(counts: Sequence[StepCounts]) -> Counter[str]:
+    return sum((Counter(step.missing) for step in counts), Counter[str]())
+
+
+def _unread(counts: Sequence[StepCounts]) -> Unread:
+    causes = _missing(counts)
+    total = sum(step.num_scope for step in counts)
+    blank = causes.pop(BLANK, 0)
+    words = ", ".join(f"{count} {MISSING[cause]}" for cause, count in sorted(causes.items()))
+    return Unread(blank / total, causes.total() / total, words)
 
 
 def _sees(window: WindowAudit) -> bool:

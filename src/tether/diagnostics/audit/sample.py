@@ -35,6 +35,8 @@ class SampledRollout:
     prompt_ids: "array[int] | None"
     reasoning: str | None
     reasoning_ids: "array[int] | None"
+    response_ids: "array[int] | None"
+    """Only where there are no ids of the reasoning alone: it is found within them."""
     lead: str
     think_implied: bool
     reward: float | None
@@ -51,6 +53,7 @@ class SampledRollout:
             prompt_ids=_compact(rollout.prompt_ids),
             reasoning=None if rollout.reasoning is None else rollout.reasoning[:CHARS_KEPT],
             reasoning_ids=_compact(rollout.reasoning_ids),
+            response_ids=_compact(rollout.response_ids) if rollout.reasoning_ids is None else None,
             lead=rollout.lead,
             think_implied=rollout.think_implied,
             reward=rollout.reward,

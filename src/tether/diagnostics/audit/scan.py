@@ -77,6 +77,8 @@ class StepCounts:
     num_scope: int = 0
     num_empty: int = 0
     """Rollouts in scope without reasoning."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """The same by cause, a key of record.MISSING."""
     reasoning_chars: Running = field(default_factory=Running)
     reward: Running = field(default_factory=Running)
     num_judged: int = 0
@@ -101,7 +103,10 @@ class StepCounts:
         self.num_rollouts += 1
         if in_scope:
             self.num_scope += 1
-            self.num_empty += not rollout.has_reasoning
+            if not rollout.has_reasoning:
+                self.num_empty += 1
+                cause = rollout.missing or "blank"
+                self.missing[cause] = self.missing.get(cause, 0) + 1
             if rollout.has_reasoning and rollout.reasoning is not None:
                 self.reasoning_chars.add(len(rollout.reasoning))
         if rollout.turn == 0:  # the reward is that of the episode: counted once
@@ -213,6 +218,8 @@ def plan_windows(counts: Mapping[StepNumber, StepCounts], asked: Sequence[int] =
     steps = [step for step in counts if counts[step].num_scope > counts[step].num_empty] or list(counts)
     silent = len(counts) - len(steps)
     notes = [f"{silent} of {len(counts)} steps hold no reasoning and were not measured"] if silent else []
+    if silent and list(counts)[-1] != steps[-1]:
+        notes[0] += f", the last of all among them: the verdict is on step {steps[-1]}"
     typical = sorted(counts[step].num_groups for step in steps)[len(steps) // 2]
     if len(steps) > 1 and typical < FEW_GROUPS:
         size = max(math.ceil(ENOUGH_GROUPS / max(1, typical)), math.ceil(len(steps) / MAX_WINDOWS))

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tether.core.errors import BadInput
 from tether.runs.checkpoints import MODEL, newest_checkpoint
 from tether.runs.store import RunStore
+
+if TYPE_CHECKING:
+    from tether.models.load import LoadedModel
 
 ANY_ID = 2**31
 """A server does not say how many ids it knows; it refuses unknown ids itself."""
@@ -58,18 +61,25 @@ def load_scorer(name: str, *, tokenizer: str | None = None, device: str | None =
     if is_server(name):
         return _server(name, tokenizer, device)
     from tether.models.load import load_model
+
+    return loaded_scorer(load_model(name, device=device), tokenizer=tokenizer, name=name)
+
+
+def loaded_scorer(loaded: "LoadedModel", *, tokenizer: str | None = None, name: str | None = None) -> AuditScorer:
+    """A scorer over a model that is already loaded, with its tokenizer."""
     from tether.models.policy import model_positions
     from tether.models.scoring.local import PrefixScorer
     from tether.models.scoring.retokenized import RetokenizedScorer, same_tokens
 
-    loaded = load_model(name, device=device)
-    scorer = PrefixScorer(loaded.model)
-    reach = model_positions(loaded.model)
+    model, own = loaded
+    scorer = PrefixScorer(model)
+    name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+    reach = model_positions(model)
     positions = reach if reach < ANY_ID else None
-    written = loaded.tokenizer if tokenizer is None else _tokenizer(tokenizer)
-    if same_tokens(written, loaded.tokenizer):
-        return AuditScorer(name, scorer, loaded.tokenizer, scorer.vocabulary_size, positions, scorer.precision)
-    return AuditScorer(name, RetokenizedScorer(scorer, written, loaded.tokenizer), written, len(written), positions, scorer.precision)
+    written = own if tokenizer is None else _tokenizer(tokenizer)
+    if same_tokens(written, own):
+        return AuditScorer(name, scorer, own, scorer.vocabulary_size, positions, scorer.precision)
+    return AuditScorer(name, RetokenizedScorer(scorer, written, own), written, len(written), positions, scorer.precision)
 
 
 def _server(name: str, tokenizer: str | None, device: str | None) -> AuditScorer:

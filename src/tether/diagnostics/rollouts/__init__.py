@@ -2,10 +2,11 @@
 
     reader = open_rollouts("completions/", pattern=None, progress=show)
     for rollout in reader: ...
-    reader.tally.notes()          # what was skipped, empty or without a reward
+    reader.notes()                # what was passed over, skipped, empty or without a reward
 
-A file goes through three stages, each in modules of its own: the container (JSON Lines, gzip, parquet) gives plain records, the format
-(Tether, TRL, verl, RAGEN, generic) gives rollouts, the reasoning rule extracts the reasoning. Only the current record is held in memory.
+A folder is searched for files (`folders`). A file goes through three stages, each in modules of its own: the container (JSON Lines, gzip, a JSON
+array, parquet, slime's archives) gives plain records, the format (`formats`, `dumps`, `episodes`, `tether_jsonl`, `generic`) gives rollouts, the
+reasoning rule extracts the reasoning. Only the current record is held in memory.
 """
 
 from tether.diagnostics.rollouts.generic import parse_fields

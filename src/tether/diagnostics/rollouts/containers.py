@@ -1,12 +1,16 @@
-"""Files to plain records, one at a time: JSON Lines, the same compressed with gzip, and parquet.
+"""Files to plain records, one at a time: JSON Lines, the same compressed with gzip, a JSON array, parquet, and slime's torch archives.
 
 The first bytes of a file decide its container, not its name. A line is parsed only on request, so a reader can pass over it
-unparsed. Memory is bounded by the longest line, or by a batch of rows of a parquet file and the pages it lies on.
+unparsed. Memory is bounded by the longest line or element of an array, or by a batch of rows of a parquet file and the pages it lies on; a
+torch archive is loaded whole, without running any code of it.
 """
 
+import codecs
 import gzip
 import importlib.util
 import json
+import pickle
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,15 +30,21 @@ PROGRESS_BYTES = 4 * 2**20
 BATCH_ROWS = 64
 READ_BYTES = 2**20
 
+HEAD_BYTES = 256
+
 _REFUSED = {
     b"\x28\xb5\x2f\xfd": "is compressed with zstd; decompress it first (zstd -d), or use gzip",
-    b"PK\x03\x04": "is a zip archive; unpack it first",
     b"\x80\x02": "is a pickle",
     b"\x80\x03": "is a pickle",
     b"\x80\x04": "is a pickle",
     b"\x80\x05": "is a pickle",
 }
 _PICKLE = ", which can run code when it is loaded; convert it to JSON Lines first (for RAGEN: its scripts/convert_to_jsonl.py)"
+_ZIP = b"PK\x03\x04"
+_CONVERT = (
+    "if you trust the file, convert it: python -c \"import json, torch; d = torch.load('{name}', weights_only=False); "
+    "open('{name}.jsonl', 'w').writelines(json.dumps({{**s, 'step': d['rollout_id']}}, default=str) + chr(10) for s in d['samples'])\""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,10 @@ class Item:
     row: Mapping[str, Any] | None = None
     problem: str | None = None
     """Why there is no record here."""
+    step: int | None = None
+    """The step that the file as a whole belongs to; a record's own step counts more."""
+    is_step_named: bool = False
+    """The step is only that of a file's or folder's name."""
 
     def record(self) -> Mapping[str, Any]:
         """The record; BadRecord says why not."""
@@ -63,13 +77,107 @@ def items(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
     """
     try:
         with path.open("rb") as file:
-            head = file.read(4)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from error
     for magic, what in _REFUSED.items():
         if head.startswith(magic):
             raise BadInput(f"'{path}' {what}{_PICKLE if 'pickle' in what else ''}")
-    return _rows(path, report) if head == b"PAR1" else _lines(path, head.startswith(b"\x1f\x8b"), report)
+    if head.startswith(b"PAR1"):
+        return _rows(path, report)
+    if head.startswith(_ZIP):
+        if not is_samples_archive(path):
+            raise BadInput(f"'{path}' is a zip archive; unpack it first")
+        return _samples(path, report)
+    if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        return _elements(path, report)
+    return _lines(path, head.startswith(b"\x1f\x8b"), report)
+
+
+def is_samples_archive(path: Path) -> bool:
+    """Whether a zip file is a dump of slime: an archive of torch whose pickle begins with rollout_id and samples. Nothing is loaded for this."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+            if name is None:
+                return False
+            with archive.open(name) as file:
+                head = file.read(HEAD_BYTES)
+    except (OSError, zipfile.BadZipFile):
+        return False
+    return b"rollout_id" in head and b"samples" in head
+
+
+def _samples(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
+    """The samples of slime's debug rollout data; only plain values and tensors are loaded, never a class."""
+    import torch
+
+    try:
+        whole = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        cause = str(error).split("Unsupported", 1)[-1].split("\n", 1)[0].strip(" :")[:80]
+        raise BadInput(f"'{path}' holds objects that can run code when they are loaded ({cause}); {_CONVERT.format(name=path)}") from error
+    except (OSError, RuntimeError, EOFError) as error:
+        raise BadInput(f"cannot read '{path}' as an archive of torch: {' '.join(str(error).split())[:120]}; is it whole?") from error
+    samples = whole.get("samples")
+    step = whole.get("rollout_id")
+    if not isinstance(samples, list):
+        raise BadInput(f"'{path}' has no list of samples; expected slime's debug rollout data")
+    for number, sample in enumerate(samples, 1):
+        where = f"{path} sample {number}"
+        if isinstance(sample, dict):
+            yield Item(where, row=sample, step=step if isinstance(step, int) else None)
+        else:
+            yield Item(where, problem=f"holds a {type(sample).__name__}; expected a dictionary")
+    report(path.stat().st_size)
+
+
+def _elements(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
+    """The objects of a JSON array, read as a stream."""
+    decoder = json.JSONDecoder()
+    number = 0
+    text, at = "", 0
+    try:
+        with path.open("rb") as file:
+            words = codecs.getincrementaldecoder("utf-8-sig")()
+
+            def more() -> bool:
+                nonlocal text, at
+                chunk = file.read(max(READ_BYTES, len(text) - at))  # an element that spans many chunks is tried log times, not n times
+                text, at = text[at:] + words.decode(chunk, final=not chunk), 0
+                report(file.tell())
+                return bool(chunk)
+
+            more()
+            opened = False
+            while True:
+                while at < len(text) and text[at] in (" \t\r\n," if opened else " \t\r\n["):
+                    opened = opened or text[at] == "["
+                    at += 1
+                where = f"{path} item {number + 1}"
+                if at == len(text):
+                    if more():
+                        continue
+                    yield Item(where, problem="the array is not closed; is the file whole?")
+                    return
+                if text[at] == "]":
+                    return
+                if text[at] != "{":
+                    yield Item(where, problem=f"begins with {text[at : at + 10]!r}; expected an array of objects")
+                    return
+                try:
+                    record, end = decoder.raw_decode(text, at)
+                except (ValueError, RecursionError) as error:
+                    if len(text) - at <= MAX_LINE_BYTES and more():
+                        continue
+                    yield Item(where, problem=f"is not JSON: {error}; expected an array of objects")
+                    return
+                number, at = number + 1, end
+                yield Item(where, row=record)
+    except UnicodeDecodeError as error:
+        yield Item(f"{path} item {number + 1}", problem=f"is not UTF-8 ({error.reason})")
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def _lines(path: Path, compressed: bool, report: Callable[[int], None]) -> Iterator[Item]:

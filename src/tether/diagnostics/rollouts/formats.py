@@ -1,6 +1,7 @@
-"""The formats of rollout files: TRL's, verl's and RAGEN's are read here, Tether's own and generic records in modules of their own.
+"""The formats of rollout files, by name: TRL's, verl's and RAGEN's are read here, the others in modules of their own.
 
-A file's format is found from its first records: the first record that any format recognises decides.
+A file's format is found from its first records: the first record that any format recognises decides. Records that frameworks write beside their
+rollouts are known as well, so that a reader can say what it passes over.
 """
 
 import math
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tether.core.errors import BadInput, UnknownName, did_you_mean
-from tether.diagnostics.rollouts import generic, tether_jsonl, values
+from tether.diagnostics.rollouts import dumps, episodes, generic, tether_jsonl, values
 from tether.diagnostics.rollouts.record import BadRecord, Rollout
 from tether.diagnostics.rollouts.values import conversation_turns, split_conversation
 
@@ -139,7 +140,19 @@ FORMATS = {
             "tether", "Tether's trajectories.jsonl", "step, split, group, member, turns", tether_jsonl.recognises, tether_jsonl.rollouts
         ),
         Format("ragen", "RAGEN's evaluation JSONL", "custom_id, messages, metadata.group_id", _is_ragen, ragen_rollouts),
+        Format("skyrl", "SkyRL's evaluation dump", "input_prompt, output_response, score", dumps.is_skyrl, dumps.skyrl_rollouts),
+        Format(
+            "areal", "AReaL's rollout dump", "task_id, sample_idx, tail_version, prompt, completion", dumps.is_areal, dumps.areal_rollouts
+        ),
+        Format("slime", "slime's rollout data", "group_index, prompt, tokens, response_length", dumps.is_slime, dumps.slime_rollouts),
+        Format(
+            "prime_rl", "prime-rl's and verifiers v1's traces", "id, env, task, traces", episodes.is_prime_rl, episodes.prime_rl_rollouts
+        ),
+        Format(
+            "verifiers", "verifiers' results.jsonl", "example_id, prompt, completion", episodes.is_verifiers, episodes.verifiers_rollouts
+        ),
         Format("verl", "verl's rollout dump", "input, output, score", _is_verl, verl_rollouts),
+        Format("openrlhf", "OpenRLHF's batch inference", "input, output, reward", dumps.is_openrlhf, dumps.openrlhf_rollouts),
         Format("trl", "TRL's completions", "step, prompt, completion", _is_trl, trl_rollouts),
         Format(
             "generic", "generic records", "prompt or messages, response or reasoning", generic.recognises, generic.GenericFormat().rollouts
@@ -160,16 +173,45 @@ def named_format(name: str | None, fields: Mapping[str, str] | None) -> Format |
     return Format(plain.name, plain.title, plain.expects, plain.recognises, generic.GenericFormat(fields).rollouts)
 
 
+_OTHER_RECORDS: tuple[tuple[frozenset[str], str], ...] = (
+    (
+        frozenset({"token_ids", "loss_mask", "trainer_logprobs"}),
+        "prime-rl's token export: no text, no rewards; its rollouts/ folder has both",
+    ),
+    (frozenset({"step", "time"}), "metrics"),
+    (frozenset({"task_key", "reason"}), "verifiers' validation of a taskset"),
+    (frozenset({"prompt", "chosen", "rejected"}), "pairs of preferences"),
+)
+"""Fields of records that frameworks write beside their rollouts, and what those are."""
+
+
+def recognised(records: Sequence[values.Record]) -> Format | None:
+    """The format of a file's first records, if they are rollouts."""
+    for record in records:
+        for candidate in FORMATS.values():
+            if candidate.recognises(record):
+                return candidate
+    return None
+
+
+def what_else(records: Sequence[values.Record]) -> str:
+    """What records are that no format recognises."""
+    fields = records[0].keys()
+    if fields and all(isinstance(value, int | float) or value is None for value in records[0].values()):
+        return "metrics"
+    known = next((words for names, words in _OTHER_RECORDS if names <= fields), None)
+    return known or f"no rollouts: fields {', '.join(sorted(map(str, fields))[:4])}"
+
+
 def detect(records: Sequence[values.Record], where: str) -> Format:
     """The format of a file's first records.
 
     Args:
         where: the place of the first record, for the message when no format recognises any.
     """
-    for record in records:
-        for candidate in FORMATS.values():
-            if candidate.recognises(record):
-                return candidate
+    found = recognised(records)
+    if found is not None:
+        return found
     known = "; ".join(f"{candidate.title} ({candidate.expects})" for candidate in FORMATS.values())
     guess = {name: path for name, path in generic.suggestions(records[0]).items() if name != path}
     remedy = f"try the field map {','.join(f'{name}={path}' for name, path in guess.items())}" if guess else "give a field map"

@@ -1,33 +1,34 @@
-"""The reader: files in, a stream of rollouts out, with a tally of everything that was skipped or empty.
+"""The reader: files or rows in, a stream of rollouts out, with a tally of everything that was skipped or empty.
 
-A path may be a file, several, or a folder: verl and TRL write one file a step. Files of a folder are read in the order of the numbers in
-their names. The format is detected once, on the first file that holds a record. A reader can be iterated again; the tally then starts from zero.
+A path may be a file, several, or a folder (`folders`). The format is detected once, on the first records of each file: where files of a folder differ, the
+most frequent format is read; the other files are passed over and named. A reader can be iterated again; the tally then starts from zero.
 """
 
+import dataclasses
 import itertools
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput
 from tether.diagnostics.rollouts.containers import Item, Progress, items
-from tether.diagnostics.rollouts.formats import NUM_TRIED, Format, detect, named_format
+from tether.diagnostics.rollouts.folders import RolloutFile, Source, listed, rollout_files
+from tether.diagnostics.rollouts.formats import NUM_TRIED, Format, detect, named_format, recognised, what_else
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
-from tether.diagnostics.rollouts.record import BadRecord, Rollout, Tally
+from tether.diagnostics.rollouts.record import BadRecord, ErroredEpisode, Rollout, Tally
 from tether.diagnostics.rollouts.tether_jsonl import Attempts
 
-Source = str | Path | Sequence[str | Path]
+Rows = Iterable[Mapping[str, Any]]
 BadLines = Literal["raise", "skip"]
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet")
 _REMEDY = "; correct it, or have bad lines skipped (they are then counted)"
-_OWN_FILE, _TRL_FOLDER = "trajectories.jsonl", "completions"
+IN_MEMORY = "rows in memory"
 
 
 def open_rollouts(
-    source: Source,
+    source: Source | Rows,
     *,
     format: str | None = None,
     fields: Mapping[str, str] | None = None,
@@ -39,11 +40,11 @@ def open_rollouts(
     """A reader of saved rollouts; whatever is wrong with the arguments or the first records is said here.
 
     Args:
-        source: a file, a folder, or several of them.
+        source: a file, a folder, or several of them; or rows: mappings, as a file would hold them.
         format: a name of formats.FORMATS; None detects it.
         fields: a field map for generic records, such as {"prompt": "input", "response": "output"}.
         pattern: a regular expression whose one group is the reasoning; None takes the text between think tags.
-        split: which episodes of a Tether run count; None takes all.
+        split: which episodes of a Tether run count, and which files of a folder that holds training and evaluation; None takes all.
         bad_lines: "raise" stops at the first record that cannot be used, "skip" leaves it out and counts it.
         progress: called with the bytes read so far and the bytes in all.
     """
@@ -51,25 +52,79 @@ def open_rollouts(
         raise BadInput(f"bad_lines is {bad_lines!r}; expected 'raise' or 'skip'")
     rule = ReasoningRule(pattern)
     chosen = named_format(format, fields)
-    files = rollout_files(source)
-    return RolloutReader(files, chosen or _detected(files, bad_lines), rule, split, bad_lines, progress)
+    if not isinstance(source, str | Path | Mapping) and isinstance(source, Iterator):
+        source = list(source)
+    rows = _rows(source)
+    if rows is not None:
+        first = [row for row in rows[:NUM_TRIED] if isinstance(row, Mapping)]
+        if not first:
+            raise BadInput("there are no rows; give mappings with prompt and response, or the path of a file")
+        return RolloutReader([], chosen or detect(first, "row 1"), rule, split, bad_lines, progress, rows=rows)
+    found = rollout_files(source, split)  # type: ignore[arg-type]  # not rows, so paths
+    files, decided, notes = _sorted_out(found.files, chosen, bad_lines)
+    return RolloutReader(files, decided, rule, split, bad_lines, progress, notes=[*found.notes, *notes])
+
+
+def _rows(source: Any) -> list[Mapping[str, Any]] | None:
+    """The rows, if the source is rows; None for paths."""
+    if isinstance(source, str | Path):
+        return None
+    if isinstance(source, Mapping):
+        raise BadInput("the rollouts are one mapping; give a list of them, one per response")
+    if hasattr(source, "to_dict") and hasattr(source, "columns"):
+        raise BadInput("the rollouts are a table; give its rows, for pandas TABLE.to_dict('records')")
+    if not isinstance(source, Iterable):
+        raise BadInput(f"the rollouts are a {type(source).__name__}; expected a path, several, or an iterable of mappings")
+    listed_rows = list(source)
+    return None if all(isinstance(part, str | Path) for part in listed_rows) else listed_rows
 
 
 class RolloutReader:
     """Iterate over it for the rollouts; then `tally` says what was left out or empty. Made by `open_rollouts`."""
 
     def __init__(
-        self, files: Sequence[Path], format: Format, rule: ReasoningRule, split: str | None, bad_lines: BadLines, progress: Progress | None
+        self,
+        files: Sequence[RolloutFile],
+        format: Format,
+        rule: ReasoningRule,
+        split: str | None,
+        bad_lines: BadLines,
+        progress: Progress | None,
+        *,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         if format.name == "tether" and rule.pattern is not None:
             raise BadInput("Tether's trajectories carry the place of the reasoning; leave the pattern out")
-        self.files = list(files)
+        self.files = [file.path for file in files]
         self.format = format
         self.tally = Tally()
         self._rule = rule
         self._split = split
         self._bad_lines = bad_lines
         self._progress = progress
+        self._steps = [file.step for file in files]
+        self._rows = rows
+        self._notes = list(notes)
+
+    @property
+    def names(self) -> list[str]:
+        """The files, or that the rows are in memory."""
+        return [IN_MEMORY] if self._rows is not None else [str(path) for path in self.files]
+
+    def notes(self) -> list[str]:
+        """What was passed over, what the records do not say, and the notes of the tally: one sentence each. After a reading."""
+        tally = self.tally
+        notes = list(self._notes)
+        if tally.num_steps_named:
+            notes.append(
+                f"the records hold no step; that of {tally.num_steps_named} of {tally.num_rollouts} responses was taken from the names of files or folders"
+            )
+        if tally.num_without_step:
+            notes.append(f"{_share(tally.num_without_step, tally)} no step: they are measured together")
+        if tally.num_without_group:
+            notes.append(f"{_share(tally.num_without_group, tally)} no group id: responses to equal prompts are taken as one group")
+        return notes + tally.notes()
 
     def __iter__(self) -> Iterator[Rollout]:
         self.tally = tally = Tally()
@@ -84,23 +139,30 @@ class RolloutReader:
                 tally.add_bad(message)
                 continue
             for rollout in found:
-                tally.add(rollout)
-                yield rollout
+                placed = rollout.in_step(item.step)
+                tally.num_steps_named += item.is_step_named and placed is not rollout
+                tally.add(placed)
+                yield placed
         if not tally.num_rollouts:
-            raise BadInput(_nothing(self.files, self._split, tally))
+            raise BadInput(_nothing(self.names, self._split, tally))
 
     def _items(self, tally: Tally) -> Iterator[Item]:
         """The records of all files, without those that a resumed run wrote again."""
+        if self._rows is not None:
+            for number, row in enumerate(self._rows, 1):
+                problem = None if isinstance(row, Mapping) else f"is a {type(row).__name__}; expected a mapping"
+                yield Item(f"row {number}", row=None if problem else row, problem=problem)
+            return
         total = sum(path.stat().st_size for path in self.files)
         before = 0
-        for path in self.files:
+        for path, step in zip(self.files, self._steps, strict=True):
             attempts = Attempts(item.raw for item in items(path, _ignore)) if self.format.name == "tether" else None
             for item in items(path, _teller(self._progress, before, total)):
                 if attempts is not None and attempts.supersede(item.raw):
                     tally.num_records += 1
                     tally.num_superseded += 1
                 else:
-                    yield item
+                    yield item if step is None or item.step is not None else dataclasses.replace(item, step=step, is_step_named=True)
             before += path.stat().st_size
 
     def _rollouts(self, item: Item, tally: Tally) -> list[Rollout]:
@@ -116,55 +178,95 @@ class RolloutReader:
             found = [self._rule.apply(rollout) for rollout in self.format.rollouts(record, item.where)]
         except KeyError as error:
             raise BadRecord(f"has no field {error}; expected {self.format.title} ({self.format.expects})") from error
+        except ErroredEpisode:
+            tally.num_errored += 1
+            return []
         tally.num_without_turns += not found
         return found
 
 
-def rollout_files(source: Source) -> list[Path]:
-    """The files of the given paths, in the order of reading."""
-    paths = [Path(source)] if isinstance(source, str | Path) else [Path(path) for path in source]
-    if not paths:
-        raise BadInput("no rollout file was given; name a file or a folder")
-    files = []
-    for path in paths:
-        if path.is_dir():
-            files += _in_folder(path)
-        elif path.exists():
-            files.append(path)
-        else:
-            raise BadInput(f"rollout file '{path}' does not exist; check the path")
-    return files
+def _sorted_out(files: Sequence[RolloutFile], chosen: Format | None, bad_lines: BadLines) -> tuple[list[RolloutFile], Format, list[str]]:
+    """The files that are read, their format, and notes on the others."""
+    if chosen is not None and all(file.is_given for file in files):
+        return list(files), chosen, []
+    heads = {file.path: _head(file, bad_lines) for file in files}
+    formats = {path: _fitting(head, chosen) for path, head in heads.items()}
+    known = Counter(found.name for file in files if (found := formats[file.path]) is not None)
+    if not known:
+        decided = chosen or _refused(files, heads)
+        return list(files), decided, []
+    name = max(known, key=lambda name: known[name])  # the first among equals
+    decided = next(found for found in formats.values() if found is not None and found.name == name)
+    read = [file for file in files if file.is_given or ((found := formats[file.path]) is not None and found.name == name)]
+    passed: dict[str, list[str]] = {}
+    for file in files:
+        if file not in read:
+            head, found = heads[file.path], formats[file.path]
+            reason = found.title if found is not None else what_else(head.records) if head.records else head.problem or "no records"
+            passed.setdefault(reason, []).append(file.path.name)
+    return read, decided, [f"passed over ({reason}): {listed(names)}" for reason, names in passed.items()]
 
 
-def _in_folder(folder: Path) -> list[Path]:
-    if (folder / _OWN_FILE).is_file():
-        return [folder / _OWN_FILE]  # a run folder, whose other JSON Lines are no rollouts
-    for place in (folder, folder / _TRL_FOLDER):
-        if place.is_dir() and (files := [path for path in place.iterdir() if path.name.endswith(SUFFIXES) and path.is_file()]):
-            return sorted(files, key=_by_numbers)
-    raise BadInput(f"folder '{folder}' holds no rollouts; expected files that end with {', '.join(SUFFIXES)}")
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Head:
+    """The first records of a file."""
+
+    records: list[Mapping[str, Any]]
+    where: str = ""
+    """Of the first of them."""
+    problem: str | None = None
+    """Of the first that could not be read."""
 
 
-def _by_numbers(path: Path) -> list[tuple[int, str]]:
-    """10.jsonl comes after 9.jsonl."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
-
-
-def _detected(files: Sequence[Path], bad_lines: BadLines) -> Format:
-    problem = None
-    for path in files:
-        records, place = [], ""
-        for item in itertools.islice(items(path, _ignore), NUM_TRIED):
+def _head(file: RolloutFile, bad_lines: BadLines) -> _Head:
+    """A record that cannot be read ends everything where the user named the file, or where its name promises records."""
+    promised = file.is_given or not file.path.name.endswith((".json", ".pt"))
+    records: list[Mapping[str, Any]] = []
+    where, problem = "", None
+    try:
+        for item in itertools.islice(items(file.path, _ignore), NUM_TRIED):
             try:
                 records.append(item.record())
-                place = place or item.where
+                where = where or item.where
             except BadRecord as error:
                 problem = problem or _sentence(item, error)
-                if bad_lines == "raise" and not records:
+                if bad_lines == "raise" and not records and promised:
                     raise BadInput(problem + _REMEDY) from error
-        if records:
-            return detect(records, place)
-    raise BadInput(problem or f"{_listed(files)} holds no records; expected one JSON object a line, or a parquet table")
+    except BadInput as error:
+        if promised or "can run code" in str(error):
+            raise
+        return _Head([], problem="no records")
+    return _Head(records, where, problem if promised else "no records")
+
+
+def _fitting(head: _Head, chosen: Format | None) -> Format | None:
+    """The format of a file: the detected one, or the chosen one if a record can be read by it."""
+    if chosen is None:
+        return recognised(head.records)
+    for record in head.records:
+        try:
+            list(chosen.rollouts(record, head.where))
+        except (BadRecord, KeyError):
+            continue
+        except ErroredEpisode:
+            pass
+        return chosen
+    return None
+
+
+def _refused(files: Sequence[RolloutFile], heads: Mapping[Path, _Head]) -> Format:
+    """Where no file is known: the words of the detection on the first that holds records."""
+    for file in files:
+        if (head := heads[file.path]).records:
+            return detect(head.records, head.where)
+    problem = next((head.problem for head in heads.values() if head.problem and head.problem != "no records"), None)
+    raise BadInput(
+        problem or f"{_listed([str(file.path) for file in files])} holds no records; expected one JSON object a line, or a parquet table"
+    )
+
+
+def _share(count: int, tally: Tally) -> str:
+    return "the responses have" if count == tally.num_rollouts else f"{count} of {tally.num_rollouts} responses have"
 
 
 def _teller(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
@@ -179,7 +281,7 @@ def _sentence(item: Item, error: BadRecord) -> str:
     return f"{item.where}: {error}"
 
 
-def _nothing(files: Sequence[Path], split: str | None, tally: Tally) -> str:
+def _nothing(files: Sequence[str], split: str | None, tally: Tally) -> str:
     if tally.other_splits:
         others = ", ".join(sorted(tally.other_splits))
         return f"{_listed(files)} holds no rollouts of split '{split}', only of {others}; choose one of these"
@@ -188,5 +290,5 @@ def _nothing(files: Sequence[Path], split: str | None, tally: Tally) -> str:
     return f"{_listed(files)} holds no rollouts; {tally.num_without_turns} of {tally.num_records} episodes are without a response"
 
 
-def _listed(files: Sequence[Path]) -> str:
+def _listed(files: Sequence[str]) -> str:
     return f"'{files[0]}'" if len(files) == 1 else f"'{files[0]}' and {len(files) - 1} more"

@@ -15,16 +15,19 @@ from typing import Any
 
 from tether.core.grammar import THINK_OPEN
 
+BLANK = "blank"
 MISSING = {
     "untagged": "hold no <think> ... </think>",
     "unclosed": "open a think tag and never close it (cut off by the token limit?)",
-    "blank": "have blank reasoning",
+    BLANK: "have blank reasoning",
     "unmatched": "do not match the pattern",
     "absent": "give neither reasoning nor the text of a response",
 }
 """Reasons why a rollout has no reasoning, as the end of a sentence."""
 
 MAX_EXAMPLES = 5
+PROMPT_GROUP = "prompt:"
+"""How the id of a group begins that the file does not name."""
 
 _OTHER_TAGS = re.compile(r"<(reasoning|thinking|thoughts?|reason|scratchpad|analysis)>")
 """Tags that others put around reasoning; counted to suggest a pattern, never used unasked."""
@@ -32,6 +35,10 @@ _OTHER_TAGS = re.compile(r"<(reasoning|thinking|thoughts?|reason|scratchpad|anal
 
 class BadRecord(ValueError):
     """A record that cannot be used; the reader adds file and line to the message."""
+
+
+class ErroredEpisode(Exception):
+    """A record of an episode that an error ended: no evidence about the policy, so it is left out and counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +100,15 @@ class Rollout:
         """The same response at another place of its episode."""
         return dataclasses.replace(self, trajectory=trajectory, turn=turn)
 
+    def in_step(self, step: int | None) -> "Rollout":
+        """The same response with the step of its place, where it does not know its own."""
+        return self if self.step is not None or step is None else dataclasses.replace(self, step=step)
+
 
 def prompt_group(prompt: str | Sequence[Mapping[str, Any]] | Sequence[int]) -> str:
     """The id of a group that has no name: equal prompts have equal ids, whatever the file, and the prompt need not be kept."""
     canonical = prompt if isinstance(prompt, str) else json.dumps(list(prompt), sort_keys=True, ensure_ascii=False, default=str)
-    return "prompt:" + hashlib.blake2b(canonical.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return PROMPT_GROUP + hashlib.blake2b(canonical.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 @dataclass(slots=True)
@@ -121,6 +132,11 @@ class Tally:
     num_without_turns: int = 0
     """Episodes in which the model never answered."""
     num_without_reward: int = 0
+    num_without_step: int = 0
+    num_steps_named: int = 0
+    """Rollouts whose step is that of a file's or folder's name."""
+    num_without_group: int = 0
+    """Rollouts whose group is the hash of their prompt."""
     missing: dict[str, int] = field(default_factory=dict)
     """Rollouts without reasoning, by reason."""
     other_tags: dict[str, int] = field(default_factory=dict)
@@ -142,6 +158,8 @@ class Tally:
     def add(self, rollout: Rollout) -> None:
         self.num_rollouts += 1
         self.num_without_reward += rollout.reward is None
+        self.num_without_step += rollout.step is None
+        self.num_without_group += isinstance(rollout.group, str) and rollout.group.startswith(PROMPT_GROUP)
         if rollout.missing is not None:
             self.missing[rollout.missing] = self.missing.get(rollout.missing, 0) + 1
         if rollout.missing == "untagged" and (tag := _OTHER_TAGS.search(rollout.response or "")):
@@ -163,7 +181,7 @@ class Tally:
         if self.num_without_reward:
             notes.append(f"{self.num_without_reward} of {self.num_rollouts} responses have no finite reward")
         if self.num_errored:
-            notes.append(f"{self.num_errored} episodes were left out because an environment error ended them")
+            notes.append(f"{self.num_errored} episodes were left out because an error ended them")
         if self.num_without_turns:
             notes.append(f"{self.num_without_turns} episodes hold no response")
         for split, count in sorted(self.other_splits.items()):

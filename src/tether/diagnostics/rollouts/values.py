@@ -33,6 +33,7 @@ def text(value: Any, field: str) -> str | None:
 
 def number(value: Any, field: str) -> float | None:
     """A number; None for null and for what is not finite (frameworks write NaN where no reward applied)."""
+    value = _scalar(value)
     if value is None:
         return None
     if not isinstance(value, int | float):
@@ -42,6 +43,14 @@ def number(value: Any, field: str) -> float | None:
     except OverflowError:
         return None
     return result if math.isfinite(result) else None
+
+
+def total(value: Any, field: str) -> float | None:
+    """A number, or the sum of a list of numbers, such as a reward for every token; None where no number is finite."""
+    if not isinstance(value, list | tuple):
+        return number(value, field)
+    parts = [part for part in (number(part, f"{field}[{index}]") for index, part in enumerate(value)) if part is not None]
+    return math.fsum(parts) if parts else None
 
 
 def step(value: Any, field: str = "step") -> int | None:
@@ -56,6 +65,7 @@ def step(value: Any, field: str = "step") -> int | None:
 
 def flag(value: Any, field: str) -> bool | None:
     """True, false, 1, 0 or null."""
+    value = _scalar(value)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, bool | int | float) and value in (0, 1):
@@ -72,6 +82,8 @@ def token_ids(value: Any, field: str) -> tuple[int, ...] | None:
     """A list of token ids or null."""
     if value is None:
         return None
+    if hasattr(value, "tolist"):
+        value = value.tolist()  # an array or a tensor, as rows in memory hold them
     if not isinstance(value, list | tuple) or any(type(token) is not int or token < 0 for token in value):
         raise BadRecord(f"{field} is {shown(value)}; expected a list of token ids, whole numbers from 0")
     return tuple(value)
@@ -109,6 +121,11 @@ def shown(value: Any) -> str:
     whole = value[:_SHOWN] if isinstance(value, str | list | tuple) else value  # repr of a megabyte would be thrown away
     written = repr(whole)[: 2 * _SHOWN]
     return f"{written} ({type(value).__name__})"
+
+
+def _scalar(value: Any) -> Any:
+    """A number out of an array or a tensor that holds one, as rows in memory may have it."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 def _without_nulls(value: Any) -> Any:

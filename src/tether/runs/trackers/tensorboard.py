@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-from torch.utils.tensorboard import SummaryWriter
-
 from tether.runs.trackers import TrackedRun
 
 FOLDER = "tensorboard"
@@ -15,6 +13,8 @@ class TensorBoard:
     errors = (OSError,)
 
     def __init__(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         # A purge makes the reader drop what was written from that step on.
         self._writer = SummaryWriter(run.folder / FOLDER, purge_step=run.first_step)
         self._writer.add_text("settings", "\n".join(f"    {key}: {value}" for key, value in run.config.items()), run.first_step)
