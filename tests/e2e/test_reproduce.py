@@ -28,7 +28,7 @@ def test_smoke_runs_cells_and_leaves_the_experiments_alone(tmp_path: Path) -> No
 
 
 def test_an_interrupted_cell_is_resumed_and_a_finished_one_is_not_run_again(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(EXPERIMENTS, tmp_path / "experiments"))
+    folder = Path(shutil.copytree(EXPERIMENTS, tmp_path / "experiments", ignore=shutil.ignore_patterns("cells", "results")))
     shared = yaml.safe_load((folder / "scales.yaml").read_text(encoding="utf-8"))
     shared["scales"]["tiny"]["settings"] = {**shared["smoke"], "steps": 4, "diagnosis": {"every": 0}, "filter": {"strategy": "all"}}
     (folder / "scales.yaml").write_text(yaml.safe_dump(shared, sort_keys=False), encoding="utf-8")

@@ -61,7 +61,8 @@ def test_sound_environments_break_none() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENVIRONMENTS.names())
 def test_the_whole_registry_passes_the_checks(name: str) -> None:
-    report = check_env(name)
+    slow = name in ("deepcoder", "metamathqa")  # programs and formulas are judged in processes of their own
+    report = check_env(name, episodes=30) if slow else check_env(name)
     assert report.ok, str(report)
     assert {result.check for result in report.results if result.skipped} <= {"pictures"}
 
