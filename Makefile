@@ -14,7 +14,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-trackers test-vllm test-trl test-verl lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
+.PHONY: help demo test test-long test-trackers test-vllm test-trl test-verl lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,9 @@ demo: set-up ## train a small agent for a few minutes and write its report (DEMO
 # Two workers with one thread each: torch's own threads would only fight over the cores.
 test: lint ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for more workers)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+test-long: set-up-dev ## the tests that are too long for every time: more kills, ranks, servers, interruptions
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m long $(PYTEST_ARGS)
 
 # Beside what .venv holds already; these versions were tested.
 test-trackers: set-up-dev ## the tests of the experiment trackers, which this installs into .venv

@@ -110,7 +110,6 @@ class Driver:
 
     def troubled(self) -> dict[str, Any]:
         """A rollout, updates and a diagnosis that fail on one rank of two in step 1, and Ctrl-C that reaches this rank alone in step 2."""
-        self.new("mixed-1", 1, "mixed")
         run = self.folder / "troubled"
         codes = self.run("troubled", 2, self.ranks.words_of("mixed", run, QUICK), _trouble)
         records = {record.step: record for record in self.ranks.RunStore.open(run).steps()}
@@ -132,12 +131,12 @@ class Driver:
 
     def killed(self) -> dict[str, Any]:
         """A rank of a run with two environments dies in the first update of step 2; then the run goes on."""
-        out = self.folder / "killed"
+        out, alone = self.folder / "killed", self.new("mixed-1", 1, "mixed")
         start = time.monotonic()
         codes = self.run("killed", 2, self.ranks.words_of("mixed", out, QUICK), _dying)
         seconds, log = time.monotonic() - start, self.log("killed")
         self.resume("killed", 2)
-        return {"codes": codes, "seconds": seconds, "log": log, "differences": self.ranks.differences(self.folder / "mixed-1", out, 2)}
+        return {"codes": codes, "seconds": seconds, "log": log, "differences": self.ranks.differences(alone, out, 2)}
 
     def optimizer(self) -> dict[str, Any]:
         """Both optimisers of two ranks, without a run around them."""
@@ -328,7 +327,11 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def drive(folder: Path) -> None:
+LONG = ("ppo", "sharded", "troubled")
+"""Trials of the tests that are marked long."""
+
+
+def drive(folder: Path, with_long: bool) -> None:
     driver = Driver(folder)
     os.environ["TETHER_STATES"] = str(folder / "states.pt")
     trials: dict[str, Callable[[], dict[str, Any]]] = {
@@ -337,11 +340,13 @@ def drive(folder: Path) -> None:
         "ppo": lambda: driver.same("ppo"),
         "sharded": driver.sharded,
         "resumed": driver.resumed,
-        "troubled": driver.troubled,
         "killed": driver.killed,
+        "troubled": driver.troubled,
     }
     found = {}
     for name, trial in trials.items():
+        if name in LONG and not with_long:
+            continue
         start = time.monotonic()
         found[name] = {**trial(), "took": time.monotonic() - start}
         print(name, found[name], flush=True)
@@ -352,20 +357,22 @@ def drive(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
-    done = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, check=False, timeout=900)
+    which = ["--short"] if "not long" in request.config.getoption("-m") else []
+    done = subprocess.run([sys.executable, __file__, str(folder), *which], capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return json.loads((folder / "found.json").read_text())
 
 
-@pytest.mark.parametrize("kind", ["filtered", "ppo"])
+@pytest.mark.parametrize("kind", ["filtered", pytest.param("ppo", marks=pytest.mark.long)])
 def test_two_ranks_are_one(kind: str, found: dict[str, Any]) -> None:
     """Three groups are uneven shares; PPO has one group, so the second rank plays none."""
     assert found[kind]["differences"] == [] and found[kind]["ranks"] == 2
     assert found[kind]["updates"] >= 2
 
 
+@pytest.mark.long
 def test_fsdp_is_one_rank(found: dict[str, Any]) -> None:
     assert found["sharded"]["differences"] == [] and found["sharded"]["ranks"] == 2 and found["sharded"]["updates"] >= 2
 
@@ -386,6 +393,7 @@ def test_an_update_by_fsdp(found: dict[str, Any]) -> None:
     assert first["exact"] and first["saved"] and not second["saved"] and first["interchanged"] == [True, True]
 
 
+@pytest.mark.long
 def test_trouble_on_one_rank_is_everybodys(found: dict[str, Any]) -> None:
     trouble = found["troubled"]
     assert trouble["same turns"] and trouble["digests"] == 1
@@ -404,6 +412,7 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on(found: dict[str, Any]
     assert line.startswith("tether: rank 0 of 2: another rank has ended during ") and line.endswith("with --resume")
 
 
+@pytest.mark.long
 def test_ctrl_c_on_one_rank_stops_all_of_them(found: dict[str, Any]) -> None:
     stopped = found["troubled"]
     assert stopped["codes"] == [130, 130]
@@ -425,6 +434,7 @@ def test_an_update_of_two_ranks_by_hand(found: dict[str, Any]) -> None:
     assert both["0"]["saved"] == {"0": pytest.approx([0.3 / math.sqrt(73), 0, 0, 0]), "2": pytest.approx([0.8 / math.sqrt(73)])}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
 def test_the_launcher_says_which_rank_was_killed(tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -446,4 +456,4 @@ def test_the_launcher_says_which_rank_was_killed(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    drive(Path(sys.argv[1]))
+    drive(Path(sys.argv[1]), with_long="--short" not in sys.argv)

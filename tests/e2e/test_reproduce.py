@@ -27,6 +27,7 @@ def test_smoke_runs_cells_and_leaves_the_experiments_alone(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [] and {path: path.stat().st_mtime_ns for path in EXPERIMENTS.rglob("*")} == before
 
 
+@pytest.mark.long
 def test_an_interrupted_cell_is_resumed_and_a_finished_one_is_not_run_again(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(EXPERIMENTS, tmp_path / "experiments", ignore=shutil.ignore_patterns("cells", "results")))
     shared = yaml.safe_load((folder / "scales.yaml").read_text(encoding="utf-8"))

@@ -126,6 +126,7 @@ class KillAfter(tether.Callback):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_servers_killed_in_a_rollout(tiny: Any, native: RunStore, tmp_path: Path) -> None:
     """One of two: the same run. Then the last one too: one line, a checkpoint, and a resumed run that is the same."""
     first, second = Process(), Process()

@@ -39,6 +39,7 @@ def test_a_folder_that_can_be_played_with(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["format_valid"] > 0.5
 
 
+@pytest.mark.long
 def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "warm"
     words = [*TETHER, *SFT, "--out", str(out), "--steps", "100", "--set", "evaluate_every=100"]

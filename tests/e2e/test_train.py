@@ -74,6 +74,7 @@ def test_a_report_and_an_evaluation_of_the_run(run: Path, tmp_path: Path, capsys
     assert found["success"] == _records(run)[3]["metrics"]["validation/success"]  # the last checkpoint, the same prompt, the same draws
 
 
+@pytest.mark.long
 def test_interrupted_and_resumed_from_its_config_it_is_the_same_run(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "again"
     process = subprocess.Popen(

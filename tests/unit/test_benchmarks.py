@@ -294,6 +294,7 @@ class LLM:
 """
 
 
+@pytest.mark.long
 def test_vllm_runs_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM is not here; something that is called as it is called answers."""
     (tmp_path / "vllm.py").write_text(FAKE_VLLM, encoding="utf-8")
@@ -305,6 +306,7 @@ def test_vllm_runs_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert run("rollout", arguments, tmp_path)[2]["who"] == "vLLM: failed, exit code 3"
 
 
+@pytest.mark.long
 def test_learner_of_both_algorithms_and_batches(tmp_path: Path) -> None:
     batches = ["--even-rows", "2", "--even-response", "6", "--groups", "2", "--group", "2"]
     rows = run("learner", [*SIZES, *batches, "--repeats", "1", "--plain-rows", "2"], tmp_path)
@@ -325,6 +327,7 @@ def test_learner_step_is_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ours["seconds"] == pytest.approx(ours["sampling"] + ours["learning"])
 
 
+@pytest.mark.long
 def test_iteration_trains_with_and_without_the_filter(tmp_path: Path) -> None:
     sizes = ["--model", "tiny", "--device", "cpu", "--prompt", "50", "--response", "8", "--turns", "2", "--observed", "30"]
     everything, filtered = run("iteration", [*sizes, "--groups", "2", "--group", "3", "--steps", "1"], tmp_path)

@@ -90,6 +90,7 @@ def test_check_and_play_from_a_folder(folder: Path) -> None:
     assert [line for line in played if line] == [line for line in lines if line]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_train_from_a_folder(folder: Path) -> None:
     small = ["rollout.num_groups=2", "rollout.group_size=2", "rollout.max_tokens=12", "evaluation.prompts=2", "diagnosis.every=0"]
