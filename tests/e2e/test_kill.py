@@ -26,7 +26,12 @@ NUM_POINTS = 13
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algo", "words", "kills"), [("grpo", ["1", "--points"], NUM_POINTS + 1), pytest.param("ppo", ["2"], 2, marks=pytest.mark.long)]
+    ("algo", "words", "kills"),
+    [
+        ("grpo", ["0", "--points"], NUM_POINTS),
+        pytest.param("grpo", ["3"], 3, marks=pytest.mark.long),
+        pytest.param("ppo", ["2"], 2, marks=pytest.mark.long),
+    ],
 )
 def test_killed_and_resumed_it_is_the_same_run(algo: str, words: list[str], kills: int) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), *words, "--algo", algo], capture_output=True, text=True, check=False, timeout=800)
