@@ -1,4 +1,4 @@
-"""A run's trackers as a callback: the numbers of every step go to all of them, and one that fails is closed and said, never the run."""
+"""A run's trackers as a callback: the numbers of every step go to all of them, and one that fails is left out and said, and never ends the run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

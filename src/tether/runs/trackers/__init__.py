@@ -10,7 +10,7 @@
 | `mlflow` | MLFLOW_TRACKING_URI, or mlflow.db beside the run folder | always local there |
 
 metrics.jsonl stays the record of a run; a tracker gets a copy. What a tracker needs to continue its curve after a resume is kept in
-RUN/trackers.json. A tracker that fails never ends a run: it is closed and the reason is said.
+RUN/trackers.json. A tracker that fails never ends a run: it gets nothing more, and the reason is said.
 """
 
 import importlib
