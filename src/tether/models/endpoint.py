@@ -5,7 +5,7 @@ caller's mistake is not. Scorers and engines that work over HTTP share this clie
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -20,6 +20,8 @@ RETRY_DELAYS = (0.5, 1.0, 2.0, 4.0)
 PASSING_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 LONGEST_PAUSE = 30.0
 """Seconds; a server that asks for more patience than this is not waited for."""
+PIECE_BYTES = 2**20
+"""A body is handed over in pieces: of what it is given at once, the HTTP client copies the whole rest after every write to the socket."""
 
 
 class ServerUnreachable(ModelUnavailable):
@@ -93,12 +95,13 @@ class ModelEndpoint:
             timeout: seconds for this request; None for the endpoint's own.
         """
         assert self._client is not None  # used as a context
-        headers = {"Content-Type": "application/octet-stream"} if content is not None else None
+        headers = None if content is None else {"Content-Type": "application/octet-stream", "Content-Length": str(len(content))}
         limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         delays = RETRY_DELAYS if delays is None else delays
         for delay in (*delays, None):
             try:
-                reply = self._client.request(method, self.base + path, json=body, content=content, headers=headers, timeout=limit)
+                pieces = None if content is None else _pieces(content)
+                reply = self._client.request(method, self.base + path, json=body, content=pieces, headers=headers, timeout=limit)
             except httpx.TransportError as error:
                 problem, pause = f"{type(error).__name__}: {error}", delay
             except RuntimeError as error:  # the client was closed while this thread paused
@@ -165,3 +168,9 @@ def _asked_pause(reply: httpx.Response, delay: float) -> float | None:
     except ValueError:
         return delay
     return max(wished, delay) if wished <= LONGEST_PAUSE else None
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    view = memoryview(content)
+    for start in range(0, len(view), PIECE_BYTES):
+        yield bytes(view[start : start + PIECE_BYTES])
