@@ -114,8 +114,8 @@ def test_greedy_equals_generate_through_evictions(tiny: Any, chat: Any, undistur
     _assert_alike(talks, undisturbed[0.0])
 
 
-@pytest.mark.parametrize("spare", [0, 100, 400])
-@pytest.mark.parametrize("tokens_per_call", [1, 8])
+@pytest.mark.parametrize("spare", [0, 100, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("tokens_per_call", [pytest.param(1, marks=pytest.mark.long), 8])
 def test_evictions_change_no_trajectory(
     tiny: Any, chat: Any, undisturbed: Any, longest: int, spare: int, tokens_per_call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_row_that_is_evicted_is_the_one_that_came_last(tiny: Any, chat: Any, l
     assert all(len(talk.said) == 2 for talk in talks)
 
 
-@pytest.mark.parametrize("tokens_per_call", [3, 8, 50])
+@pytest.mark.parametrize("tokens_per_call", [3, pytest.param(8, marks=pytest.mark.long), pytest.param(50, marks=pytest.mark.long)])
 def test_how_many_tokens_are_drawn_at_once_changes_nothing(
     tiny: Any, chat: Any, undisturbed: Any, tokens_per_call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,7 +199,7 @@ def test_smoke_fits_any_config_into_tiny(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("env", "algo"), [("countdown", "ppo"), ("metamathqa", "dapo")])
+@pytest.mark.parametrize(("env", "algo"), [("countdown", "ppo"), pytest.param("metamathqa", "dapo", marks=pytest.mark.long)])
 def test_smoke_trains(env: str, algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cheapest two: one answer an episode. One has a critic and learns; of the other, refill and a prompt that `tiny` cannot answer."""
     monkeypatch.chdir(tmp_path)

@@ -298,7 +298,12 @@ def _really_taken(parts: Parts) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     "sections",
-    [{"model": {"dtype": "float32"}}, {}, {"lora": {"rank": 4}}, {"lora": {"rank": 4, "targets": ["q_proj", "up_proj"]}}],
+    [
+        pytest.param({"model": {"dtype": "float32"}}, marks=pytest.mark.long),
+        {},
+        pytest.param({"lora": {"rank": 4}}, marks=pytest.mark.long),
+        {"lora": {"rank": 4, "targets": ["q_proj", "up_proj"]}},
+    ],
     ids=["float32", "bfloat16", "adapters", "some adapters"],
 )
 def test_counted_is_what_is_taken(sections: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.long) if name == "bfloat16" else name for name in VARIANTS])
 def test_the_files_are_those_of_a_write_in_the_foreground(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte for byte but for state.pt, in which objects that are one in memory may be two; its tensors are equal."""
     _trainer(tmp_path / "background", **VARIANTS[variant]).run()

@@ -106,7 +106,7 @@ def test_a_conversation_of_every_kind(journal: Callable[..., Journal]) -> None:
     assert j.num_compared == 3 + 3 + 2 + 1 + 3 + 4 + 3 + 18 + 2 + 3 + 2
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_random_walk_within_a_budget(journal: Callable[..., Journal], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 90 positions in all: rows become fewer and more, positions more and fewer, and memory never exceeds the budget."""
     monkeypatch.setattr(contiguous, "INITIAL_POSITIONS", 4)

@@ -113,7 +113,7 @@ def test_a_feed_takes_the_smallest_recorded_size_that_holds_it(tokens: int, text
     assert paged._feed_size(tokens, texts) == size
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), Sampling(temperature=0.7, top_k=3)])
+@pytest.mark.parametrize("sampling", [pytest.param(Sampling(temperature=0.7), marks=pytest.mark.long), Sampling(temperature=0.7, top_k=3)])
 def test_draws_follow_the_uniforms(model: hf.PreTrainedModel, sampling: Sampling) -> None:
     """The uniform picks from the cumulative probabilities of the tokens that are not excluded; log-probs are of all tokens."""
     decoder = decoder_for(model)
