@@ -9,6 +9,8 @@ VLLM ?=
 VLLM_VERSION ?= 0.32.0
 
 BIN := .venv/bin
+# Where the shell forbids Python to keep compiled modules, every process of a run or test would compile torch and transformers again: 20 s each.
+unexport PYTHONDONTWRITEBYTECODE
 FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '$(PYTHON)' here;" \
 	"install Python 3.11, 3.12 or 3.13, or run make with PYTHON=/path/to/it" >&2; exit 1; }
 
