@@ -1,7 +1,7 @@
 """The documents do not rot: their examples run, their links lead somewhere, their tables say what the code says.
 
 Every python block of a document is run in order, in one namespace per document and in an empty folder. A line that ends with
-`# -> text` prints that text.
+`# -> text` prints that text. The tutorials are run by test_tutorials.py, with their commands.
 """
 
 import hashlib
@@ -62,7 +62,10 @@ def _anchors(page: Path) -> set[str]:
     return {_slug(heading) for heading in re.findall(r"^#+ (.*)$", _FENCED.sub("", _text(page)), re.MULTILINE)}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _BLOCK.search(_text(page))], ids=lambda page: str(page.relative_to(ROOT)))
+EXAMPLES = [page for page in PAGES if _BLOCK.search(_text(page)) and page.parent.name != "tutorials"]
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry.ENVIRONMENTS, "_entries", dict(registry.ENVIRONMENTS._entries))  # examples may register their own
