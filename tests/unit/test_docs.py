@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+import tether
 from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
@@ -97,6 +98,21 @@ def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(_text(index))}
     assert {page for page in (ROOT / "docs").rglob("*.md") if page != index} <= linked
+
+
+def test_every_page_is_in_the_site() -> None:
+    class Loader(yaml.SafeLoader):
+        """Reads the tags of mkdocs.yml that name Python objects as nothing."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+    site = yaml.load(_text(ROOT / "mkdocs.yml"), Loader)
+    named = set(re.findall(r"[\w./-]+\.md", json.dumps(site["nav"])))
+    assert {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} <= named
+
+
+def test_api_page_is_the_public_surface() -> None:
+    listed = re.findall(r"^::: tether\.(\w+)$", _text(ROOT / "docs" / "api.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(set(tether.__all__) - {"__version__"})
 
 
 def test_metrics_page_is_the_catalogue() -> None:

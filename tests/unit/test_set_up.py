@@ -167,7 +167,9 @@ def test_extras_add_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_packages_of_an_extra_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (root / "pyproject.toml").write_text('[project]\ndependencies = ["torch"]\n[project.optional-dependencies]\ndocs = ["mkdocs>=1.6", "b"]\n')
+    (root / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["torch"]\n[project.optional-dependencies]\ndocs = ["mkdocs>=1.6", "b"]\n'
+    )
     steps = _fake_steps(monkeypatch)
     monkeypatch.delenv("TETHER_TORCH_INDEX", raising=False)
     set_up.set_up(root, ["docs"], ".venv-docs", with_tether=False)

@@ -123,11 +123,16 @@ def test_notebook(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_block_or_command_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError, match="prints"):
         run_python("print(1)  # -> 2\n", "block", capsys)
+    run_python("import json\n", "first", capsys)
     with pytest.raises(NameError):
-        run_python("import json\n", "first", capsys)
         run_python("json.dumps(1)\n", "second", capsys)
     with pytest.raises(BadInput):
         run_python("import tether\ntether.train('frozen_lake', rolout={})\n", "block", capsys)
-    for line in ("tether train frozen_lake --set rolout.group_size=4", "tether trian frozen_lake", "pip install 'tether-agents[nope]'", "ls"):
+    for line in (
+        "tether train frozen_lake --set rolout.group_size=4",
+        "tether trian frozen_lake",
+        "pip install 'tether-agents[nope]'",
+        "ls",
+    ):
         with pytest.raises(AssertionError):
             run_command(line)
