@@ -63,7 +63,7 @@ test-verl: ## the tests of the verl plug-in, in .venv-verl
 docs: ## the documentation as a site of HTML pages in build/site; its tools are in .venv-docs
 	@$(FIND_PYTHON)
 	@"$(PYTHON)" scripts/set_up.py --venv .venv-docs --only-extras docs
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	@echo "build/site/index.html; for its search: $(PYTHON) -m http.server --directory build/site"
 
 lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
