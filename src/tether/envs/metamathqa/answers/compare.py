@@ -18,6 +18,7 @@ from tether.envs.metamathqa.answers.symbolic import COMPARISON, for_worker
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _SYMBOLS = re.compile(r"[\\^_+*/<>|=]")
 _LONG_WORD = re.compile(r"[A-Za-z]{3,}")
+_SPACED_GROUPS = re.compile(r"[+-]?(?:\\?\$)?[1-9]\d{0,2}(?:, \d{3})+(?:\.\d+)?(?: [A-Za-z ]+)?")
 _NUMERAL = re.compile(r"(-?(?=[0-9A-Z.]*[0-9])[0-9A-Z.]+)_\{([0-9]+)\}")
 
 
@@ -74,6 +75,8 @@ def same_mathematics(gold: str, answer: str) -> bool:
     values = number(gold), number(answer)
     if None not in values:
         return values[0] == values[1]
+    if _SPACED_GROUPS.fullmatch(answer) and number(split_unit(canonical(gold)).body) is not None:
+        answer = answer.replace(", ", ",")  # the gold answer is one number, so 58, 500 is no list
     left, right = canonical(gold), canonical(answer)
     if not left or not right:
         return False
