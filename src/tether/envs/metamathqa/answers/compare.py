@@ -7,6 +7,7 @@ Answers in words (days, names, choices, times of day) and numerals of another ba
 """
 
 import re
+import time
 from functools import lru_cache
 from typing import Literal
 
@@ -53,6 +54,8 @@ Match = Literal["math", "strict"]
 
 MAX_QUESTIONS = 40
 """Put to the worker for one answer; a list of lists of formulas could otherwise ask for hundreds."""
+MAX_SECONDS = 20.0
+"""On the clock, for the questions of one answer together; after that no further one is put, and the answer counts as wrong."""
 
 
 def same(gold: str, answer: str, match: Match) -> bool:
@@ -88,6 +91,7 @@ class _Comparison:
 
     def __init__(self) -> None:
         self._questions = MAX_QUESTIONS
+        self._seconds = 0.0
 
     def nodes(self, gold: Node, answer: Node) -> bool:
         if isinstance(gold, Scalar) and isinstance(answer, Scalar):
@@ -174,10 +178,12 @@ class _Comparison:
     def _asked(self, gold: str, answer: str) -> bool:
         """The worker's answer; formulas that it cannot compare count as different."""
         left, right = for_worker(gold), for_worker(answer)
-        if left is None or right is None or self._questions <= 0:
+        if left is None or right is None or self._questions <= 0 or self._seconds >= MAX_SECONDS:
             return False
         self._questions -= 1
+        begun = time.monotonic()
         equal_ = COMPARISON.equal(left, right)
+        self._seconds += time.monotonic() - begun
         if equal_ is None:
             self._questions = 0  # no answer may take the limit of time more than once
         return bool(equal_)
