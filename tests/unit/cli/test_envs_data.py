@@ -62,7 +62,10 @@ def test_without_a_name_every_environment_is_tried(tmp_path: Path, capsys: pytes
 
 def test_problems_that_cannot_be_judged_are_left_out_and_refuse_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tests = json.dumps({"inputs": ["1"], "outputs": ["2"]})
-    rows = [{"question": "Add one.", "input_output": tests}, {"question": "If there are many answers, print any of them.", "input_output": tests}]
+    rows = [
+        {"question": "Add one.", "input_output": tests},
+        {"question": "If there are many answers, print any of them.", "input_output": tests},
+    ]
     source = _file(tmp_path / "rows.jsonl", rows)
     assert _run(["envs", "--check", "--env", "deepcoder", "--data", source]) == 0
     out = capsys.readouterr().out
@@ -95,9 +98,15 @@ def test_reasons_that_differ_in_values_only_are_counted_as_one(tmp_path: Path) -
         (["--check", "--fields", "a=b"], "--fields names columns of a data file; add --data FILE"),
         (["--check", "--env", "metamathqa", "--data", "nothing.jsonl"], "does not exist"),
         (["--check", "--env", "metamathq", "--data", "nothing.jsonl"], "did you mean 'metamathqa'"),
-        (["--check", "--env", "webshop", "--data", "nothing.jsonl"], "reads no data file that can be checked row by row; those that do: countdown"),
+        (
+            ["--check", "--env", "webshop", "--data", "nothing.jsonl"],
+            "reads no data file that can be checked row by row; those that do: countdown",
+        ),
         (["--check", "frozen_lake", "--env", "sokoban", "--data", "x"], "got the environments 'frozen_lake' and 'sokoban'"),
-        (["--check", "--env", "metamathqa", "--data", "x.jsonl", "--fields", "question"], "--fields got 'question'; write it as NAME=COLUMN"),
+        (
+            ["--check", "--env", "metamathqa", "--data", "x.jsonl", "--fields", "question"],
+            "--fields got 'question'; write it as NAME=COLUMN",
+        ),
         (["--check", "--data", "nothing.jsonl"], "no environment reads 'nothing.jsonl'"),
     ],
 )

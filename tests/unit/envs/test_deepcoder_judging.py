@@ -146,7 +146,13 @@ def test_the_method_of_a_starter() -> None:
     assert starter_method(TWO_SUM) == ("twoSum", ["nums", "target"])
     assert starter_method(GEEKS) == ("isSubsetSum", ["N", "arr", "sum"])
     two = "class Solution:\n    def a(self, x):\n        pass\n    def b(self, x):\n        pass\n"
-    for none in ("", "def f(x):", two, "class Other:\n    def f(self, x):\n        pass", "class Solution:\n    def f(self):\n        pass"):
+    for none in (
+        "",
+        "def f(x):",
+        two,
+        "class Other:\n    def f(self, x):\n        pass",
+        "class Solution:\n    def f(self):\n        pass",
+    ):
         assert starter_method(none) is None
 
 

@@ -196,16 +196,25 @@ def test_labels_of_the_public_formats(tmp_path: Path, row: object, label: str) -
 BAD_ROWS = [
     ({"query": "Q", "response": "no label here"}, "response has no label: no 'The answer is:', no '####' and no closed \\boxed{...}"),
     ({"query": "Q", "response": "The answer is: "}, "response has an empty label"),
-    ({"query": "Q"}, "has no answer: expected query and response, question and answer, problem and solution, problem and answer, or question, choices and answer, got "),
+    (
+        {"query": "Q"},
+        "has no answer: expected query and response, question and answer, problem and solution, problem and answer, or question, choices and answer, got ",
+    ),
     ({"query": "Q", "response": 5}, "response is 5; expected text"),
-    ({"question": "Q"}, "has no answer: expected query and response, question and answer, problem and solution, problem and answer, or question, choices and answer, got "),
+    (
+        {"question": "Q"},
+        "has no answer: expected query and response, question and answer, problem and solution, problem and answer, or question, choices and answer, got ",
+    ),
     ({"question": "Q", "answer": "first line\nsecond line"}, "answer has no label"),
     ({"question": "Q", "answer": True}, "answer is True; expected text"),
     ({"question": "Q", "answer": None}, "answer is None; expected text"),
     ({"question": " ", "answer": "5"}, "question is ' '; expected text"),
     ({"question": 7, "answer": "5"}, "question is 7; expected text"),
     ({"problem": "Q", "solution": "never \\boxed{closed"}, "solution has no label"),
-    ({"problem": "Q", "level": 3}, "has no answer: expected query and response, question and answer, problem and solution, problem and answer, or question, choices and answer, got "),
+    (
+        {"problem": "Q", "level": 3},
+        "has no answer: expected query and response, question and answer, problem and solution, problem and answer, or question, choices and answer, got ",
+    ),
     ({"text": "Q"}, "has no question: expected query and response, "),
     (["Q", "5"], "is a list; expected an object with question, answer"),
 ]
@@ -297,9 +306,17 @@ def test_json_numbers_are_read_at_their_own_precision(tmp_path: Path, answer: st
 
 def test_a_float_accepts_what_it_stands_for_and_nothing_beside_it(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
-    source.write_text('{"question": "A third of 1?", "answer": 0.3333333333333333}\n{"question": "0.1 + 0.2?", "answer": 0.30000000000000004}\n')
+    source.write_text(
+        '{"question": "A third of 1?", "answer": 0.3333333333333333}\n{"question": "0.1 + 0.2?", "answer": 0.30000000000000004}\n'
+    )
     env = make_env("metamathqa", data=str(source), split="all")
-    for seed, answer, right in [(0, "1/3", True), (0, "0.33", False), (0, "0.3333333333333333", False), (1, "0.3", True), (1, "0.31", False)]:
+    for seed, answer, right in [
+        (0, "1/3", True),
+        (0, "0.33", False),
+        (0, "0.3333333333333333", False),
+        (1, "0.3", True),
+        (1, "0.31", False),
+    ]:
         env.reset(seed)
         assert env.step(answer).success is right, answer
 
@@ -344,7 +361,16 @@ def test_multiple_choice_is_answered_by_letter(tmp_path: Path, row: dict[str, ob
     source.write_text(json.dumps(row))
     env = make_env("metamathqa", data=str(source), split="all")
     shown = "What is 2 + 3?\nA. 4\nB. 6\nC. 5\nD. 7\nAnswer with the letter of the right choice."
-    for answer, right in [("C", True), ("(C)", True), ("c.", True), ("B", False), ("2", False), ("5", False), ("C or D", False), ("AC", False)]:
+    for answer, right in [
+        ("C", True),
+        ("(C)", True),
+        ("c.", True),
+        ("B", False),
+        ("2", False),
+        ("5", False),
+        ("C or D", False),
+        ("AC", False),
+    ]:
         assert env.reset(0).text.endswith(shown)
         assert env.step(answer).success is right, answer
 

@@ -120,7 +120,12 @@ print(sys.stdin.buffer.readline(), sys.stdin.buffer.peek(1)[:1], sys.stdin.isatt
 """
     ours = printed(code, "one\ntwo\n")
     theirs = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", code], input="one\ntwo\n", capture_output=True, text=True, check=True, env={"PYTHONIOENCODING": "utf-8"}
+        [sys.executable, "-X", "utf8", "-c", code],
+        input="one\ntwo\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONIOENCODING": "utf-8"},
     ).stdout
     assert ours == theirs
 

@@ -86,7 +86,11 @@ def test_answers(row: dict[str, Any], answers: tuple[str, ...], tmp_path: Path) 
 
 
 def test_kilt_questions(tmp_path: Path) -> None:
-    output = [{"answer": "Henry", "provenance": [{"wikipedia_id": "12", "title": "Bridge"}]}, {"provenance": [{"title": "Henry"}]}, {"answer": "Harry"}]
+    output = [
+        {"answer": "Henry", "provenance": [{"wikipedia_id": "12", "title": "Bridge"}]},
+        {"provenance": [{"title": "Henry"}]},
+        {"answer": "Harry"},
+    ]
     loaded = load_questions(write(tmp_path / "k.jsonl", [{"id": "1", "input": "Who built it?", "output": output}]), "error")
     assert loaded.questions == (Question("Who built it?", ("Henry", "Harry"), ("Bridge", "Henry")),)
     with pytest.raises(BadInput, match="has no answer in 'answer'"):
@@ -96,9 +100,15 @@ def test_kilt_questions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"answer": "a"}, "has no question: expected question with answer, answers, golden_answers or ground_truth, or input with output, got answer; name other"),
+        (
+            {"answer": "a"},
+            "has no question: expected question with answer, answers, golden_answers or ground_truth, or input with output, got answer; name other",
+        ),
         ({"question": " ", "answer": "a"}, "has the question ' '; expected a text"),
-        ({"question": "q?"}, "has no answer: expected question with answer, answers, golden_answers or ground_truth, or input with output, got question; name"),
+        (
+            {"question": "q?"},
+            "has no answer: expected question with answer, answers, golden_answers or ground_truth, or input with output, got question; name",
+        ),
         ({"question": "q?", "answer": ""}, "has no answer in 'answer'"),
         ({"question": "q?", "answer": {"text": "a"}}, "has answer {'text': 'a'}; expected a text or a list of texts"),
         ({"question": "q?", "answer": "a", "context": "text"}, "has neither pairs nor the columns title and sentences where they belong"),

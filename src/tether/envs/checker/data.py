@@ -88,7 +88,9 @@ def check_data(name: str, source: str, fields: Fields = ()) -> DataReport:
         raise BadInput(f"{name} reads no data file that can be checked row by row; those that do: {known}")
     report, columns = DataReport(name, source), Columns(fields)
     own_rows = getattr(cls, "data_rows", None)
-    rows: Iterable[Row] = own_rows(source) if own_rows else read_rows(source, env=name, default="the check of the environment itself", option="--data")
+    rows: Iterable[Row] = (
+        own_rows(source) if own_rows else read_rows(source, env=name, default="the check of the environment itself", option="--data")
+    )
     for row in with_progress(rows, f"{name}: reading {source}", "rows"):
         report.add(row, parse_row(row, cls.read_row, columns))  # type: ignore[attr-defined]
     report.unread = columns.unread if report.loaded else []

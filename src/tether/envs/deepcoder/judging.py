@@ -56,7 +56,9 @@ class JudgingRules:
         """The problem as it is judged; RowLeftOut if it cannot be."""
         listed = all(isinstance(case.check, Prints | Returns) for case in problem.cases)
         if listed and self.special_judge == "skip" and accepts_several_answers(problem.statement):
-            raise RowLeftOut("the statement accepts several answers, which takes a special judge; special_judge=keep takes the listed answer alone")
+            raise RowLeftOut(
+                "the statement accepts several answers, which takes a special judge; special_judge=keep takes the listed answer alone"
+            )
         ignore_case = accepts_any_case(problem.statement) if self.ignore_case is None else self.ignore_case
         if not ignore_case:
             return problem

@@ -60,9 +60,9 @@ def read_problem(row: Row) -> Problem:
     question, answer = row.fields(asked, told)
     if not isinstance(question, str) or not question.strip():
         raise RowError(f"{asked} is {question!r:.80}; expected text")
-    offered = next((name for name in CHOICES_FIELDS if names.get(name)), None)
+    offered = next((name for name in CHOICES_FIELDS if row.value.get(name)), None)
     if offered is not None:
-        choices = read_choices(offered, names[offered])
+        choices = read_choices(offered, row.value[offered])
         return Problem(f"{question.strip()}\n{choices.text}", choices.letter(told, answer))
     if told in ("answer", "answerKey"):
         return Problem(question.strip(), _plain_label(answer))

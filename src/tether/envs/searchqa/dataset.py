@@ -116,8 +116,7 @@ def _unknown(what: str, names: Iterable[Any]) -> str:
 
 def _answers(row: dict[str, Any]) -> tuple[str, ...]:
     if "input" in row and isinstance(row.get("output"), list):  # KILT: one entry for each way to answer, some without an answer
-        answers = [entry["answer"] for entry in row["output"] if isinstance(entry, dict) and entry.get("answer") is not None]
-        row = {"answer": answers}
+        row = {"answer": [entry["answer"] for entry in row["output"] if isinstance(entry, dict) and entry.get("answer") is not None]}
     for name in ("golden_answers", "ground_truth", "answer", "answers"):
         if name in row:
             found = [*_texts(name, row[name]), *_texts("answer_aliases", row.get("answer_aliases") or [])]
@@ -150,13 +149,19 @@ def _paragraphs(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _gold_titles(row: dict[str, Any]) -> Iterator[str]:
     for title, _ in _pairs(row.get("supporting_facts"), "title", "sent_id"):
         yield one_line(title)
-    for entry in row.get("output") if "input" in row and isinstance(row.get("output"), list) else []:
-        for source in (entry.get("provenance") or []) if isinstance(entry, dict) else []:
-            if isinstance(source, dict) and isinstance(source.get("title"), str):
-                yield one_line(source["title"])
+    yield from _kilt_titles(row)
     for paragraph in _musique_paragraphs(row):
         if paragraph.get("is_supporting") is True:
             yield one_line(paragraph.get("title", ""))
+
+
+def _kilt_titles(row: dict[str, Any]) -> Iterator[str]:
+    """Titles of the articles that an answer of KILT comes from."""
+    output = row.get("output") if "input" in row else None
+    for entry in output if isinstance(output, list) else []:
+        for source in (entry.get("provenance") or []) if isinstance(entry, dict) else []:
+            if isinstance(source, dict) and isinstance(source.get("title"), str):
+                yield one_line(source["title"])
 
 
 def _musique_paragraphs(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -157,7 +157,7 @@ def _stream(descriptor: int, mode: str, name: str, errors: str = "strict") -> io
     raw.name = name
     buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
     stream = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=descriptor == 2)
-    stream.mode = mode
+    stream.mode = mode  # type: ignore[misc]
     return stream
 
 

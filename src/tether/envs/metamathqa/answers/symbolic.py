@@ -112,9 +112,7 @@ _WORKER = Path(__file__).with_name("symbolic_worker.py")
 class SymbolicComparison:
     """A worker process, started when it is first needed."""
 
-    def __init__(
-        self, cpu_seconds: float = CPU_SECONDS, wall_seconds: float = WALL_SECONDS, start_seconds: float = START_SECONDS
-    ) -> None:
+    def __init__(self, cpu_seconds: float = CPU_SECONDS, wall_seconds: float = WALL_SECONDS, start_seconds: float = START_SECONDS) -> None:
         self._cpu_seconds, self._wall_seconds, self._start_seconds = cpu_seconds, wall_seconds, start_seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
