@@ -124,7 +124,7 @@ class TurnEnv(ABC, Generic[OptionsT]):
     Options: ClassVar[type[TurnOptions]]
     metrics: ClassVar[tuple[str, ...]] = ()
     """Keys of `info` whose values after the last step are averaged over episodes: numbers or truth values, 0 where a key is missing."""
-    read_row: ClassVar[staticmethod[[Row], Any] | None] = None
+    read_row: "ClassVar[staticmethod[[Row], Any] | None]" = None
     """An environment with data files: a row as an instance (with a `fingerprint` and, for people, a `summary`), or `RowError`. The check of
     data files uses it (`tether envs --check --data`)."""
 

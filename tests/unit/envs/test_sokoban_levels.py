@@ -230,17 +230,17 @@ def test_turns_fit_the_levels_of_a_file(tmp_path: Path, caplog: pytest.LogCaptur
     short, long = tmp_path / "short.txt", tmp_path / "long.txt"
     short.write_text(SHORT)
     long.write_text(f"{LONG}\n{SHORT}")
-    assert action_budget(long) == ActionBudget(usual=18, enough=48)
+    assert action_budget(long) == ActionBudget(usual=18, enough=40)
     assert make_env("sokoban", levels=short).max_turns == 5  # the default is enough
-    assert make_env("sokoban", levels=long).max_turns == 24
-    assert make_env("sokoban", levels=long, actions_per_turn=5).max_turns == 10
-    assert make_env("sokoban", levels=long, split="all").reset(0).text.startswith("Turn 1 of 24, 48 actions left.")
+    assert make_env("sokoban", levels=long).max_turns == 20
+    assert make_env("sokoban", levels=long, actions_per_turn=5).max_turns == 8
+    assert make_env("sokoban", levels=long, split="all").reset(0).text.startswith("Turn 1 of 20, 40 actions left.")
     assert not caplog.messages
     for _ in range(2):
         assert make_env("sokoban", levels=long, max_turns=5).max_turns == 5  # what the user says holds
     assert caplog.messages == [
-        f"sokoban: an episode has 10 actions (max_turns=5, actions_per_turn=2), but the levels of {long} take about 18, and up to 48; "
-        "leave max_turns out for 24 turns, or raise actions_per_turn"
+        f"sokoban: an episode has 10 actions (max_turns=5, actions_per_turn=2), but the levels of {long} take about 18, and up to 40; "
+        "leave max_turns out for 20 turns, or raise actions_per_turn"
     ]
     assert make_env("sokoban", levels=long, max_turns=9).max_turns == 9
     assert len(caplog.messages) == 1
