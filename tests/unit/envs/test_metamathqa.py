@@ -352,6 +352,7 @@ def test_labels_that_cannot_be_met_are_refused(tmp_path: Path, row: dict[str, ob
         {"question": "What is 2 + 3?", "choices": ["4", "6", "5", "7"], "answer": "(c)"},
         {"question": "What is 2 + 3?", "choices": [4, 6, 5, 7], "answer": "5"},
         {"question": "What is 2 + 3?", "options": ["4", "6", "5", "7"], "answer": "C", "answer_index": 2},
+        {"question": "What is 2 + 3?", "options": ["A)4", "B)6", "C)5", "D) 7"], "answer": "C"},
         {"question": "What is 2 + 3?", "choices": {"text": ["4", "6", "5", "7"], "label": ["A", "B", "C", "D"]}, "answerKey": "C"},
         {"question": "What is 2 + 3?", "choices": {"text": ["4", "6", "5", "7"], "label": ["1", "2", "3", "4"]}, "answerKey": "3"},
     ],

@@ -148,7 +148,10 @@ def read_choices(field: str, value: Any) -> Choices:
     labels = tuple(LETTERS[: len(texts)]) if letters is None else tuple(map(str, letters))
     if labels not in (tuple(LETTERS[: len(texts)]), tuple("123456789"[: len(texts)])):
         raise RowError(f"{field} has the labels {letters!r:.80}; expected one letter for each choice, from A on")
-    return Choices(tuple(LETTERS[: len(texts)]), tuple(str(text).strip() for text in texts), labels)
+    shown = tuple(str(text).strip() for text in texts)
+    if all(text[:1] == letter and text[1:2] in (")", ".", ":") for letter, text in zip(LETTERS, shown, strict=False)):
+        shown = tuple(text[2:].strip() for text in shown)  # AQuA writes the letters into the texts
+    return Choices(tuple(LETTERS[: len(texts)]), shown, labels)
 
 
 def _marked_label(field: str, value: Any) -> str:
