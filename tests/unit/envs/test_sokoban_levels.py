@@ -235,6 +235,9 @@ def test_turns_fit_the_levels_of_a_file(tmp_path: Path, caplog: pytest.LogCaptur
     assert make_env("sokoban", levels=long).max_turns == 20
     assert make_env("sokoban", levels=long, actions_per_turn=5).max_turns == 8
     assert make_env("sokoban", levels=long, split="all").reset(0).text.startswith("Turn 1 of 20, 40 actions left.")
+    env = make_env("sokoban", levels=long)
+    assert isinstance(env, Sokoban) and env.options.max_turns == 20  # what is recorded of it plays the same
+    assert make_env("sokoban", **env.options.model_dump()).max_turns == 20
     assert not caplog.messages
     for _ in range(2):
         assert make_env("sokoban", levels=long, max_turns=5).max_turns == 5  # what the user says holds

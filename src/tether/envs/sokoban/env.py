@@ -109,18 +109,10 @@ class Sokoban(ActionEnv[SokobanOptions]):
     read_row = staticmethod(read_level)
 
     def __init__(self, options: SokobanOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None) -> None:
-        super().__init__(options or SokobanOptions())
-        self._make: Generator = generator or _generator(self.options)
-        if isinstance(self._make, FileLevels):
-            self._fit_turns(self._make.path)
+        options = options or SokobanOptions()
+        self._make: Generator = generator or _generator(options)
+        super().__init__(_with_fitting_turns(options, self._make))
         self._pay: Reward = reward or PushReward()
-
-    def _fit_turns(self, path: Path) -> None:
-        """Turns that suffice for the levels of a file, unless the user has chosen another number."""
-        if "max_turns" in self.options.model_fields_set:
-            warn_if_short(path, self.max_turns, self.options.actions_per_turn)
-        else:
-            self.max_turns = max(self.max_turns, -(-action_budget(path).enough // self.options.actions_per_turn))
 
     @classmethod
     def data_rows(cls, source: str) -> Iterator[Row]:
@@ -202,6 +194,17 @@ class Sokoban(ActionEnv[SokobanOptions]):
 
     def _worked_example(self, level: Level) -> Example | None:
         return prompt.worked(level, self.options.observation, self.options.actions_per_turn)
+
+
+def _with_fitting_turns(options: SokobanOptions, generator: Generator) -> SokobanOptions:
+    """The options with turns that suffice for the levels of a file, unless the user has chosen another number."""
+    if not isinstance(generator, FileLevels):
+        return options
+    if "max_turns" in options.model_fields_set:
+        warn_if_short(generator.path, options.max_turns, options.actions_per_turn)
+        return options
+    turns = -(-action_budget(generator.path).enough // options.actions_per_turn)
+    return options.model_copy(update={"max_turns": max(options.max_turns, turns)})
 
 
 def _generator(options: SokobanOptions) -> Generator:
