@@ -26,6 +26,7 @@ from tether.core.errors import BadInput
 from tether.core.grammar import ACTION_SEPARATOR, ANSWER_CLOSE, FORMAT_RULE, read_actions
 from tether.core.seeding import derive_seed
 from tether.core.types import Observation, Step
+from tether.envs.dataset import Row
 from tether.envs.wording import EXAMPLE, PAPER, PLAIN, THINK_BRIEFLY, Example, replacement, unlike, with_example, with_worked
 
 Work = Literal["inline", "process", "wait"]
@@ -123,6 +124,9 @@ class TurnEnv(ABC, Generic[OptionsT]):
     Options: ClassVar[type[TurnOptions]]
     metrics: ClassVar[tuple[str, ...]] = ()
     """Keys of `info` whose values after the last step are averaged over episodes: numbers or truth values, 0 where a key is missing."""
+    read_row: "ClassVar[staticmethod[[Row], Any] | None]" = None
+    """An environment with data files: a row as an instance (with a `fingerprint` and, for people, a `summary`), or `RowError`. The check of
+    data files uses it (`tether envs --check --data`)."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

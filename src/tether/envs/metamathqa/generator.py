@@ -64,6 +64,12 @@ class Problem:
     def fingerprint(self) -> str:
         return f"{self.question}\n{self.label}"
 
+    @property
+    def summary(self) -> str:
+        """In a line, for people; the end of a long question is the part that asks."""
+        question = " ".join(self.question.split())
+        return f"{question if len(question) <= 110 else f'... {question[-106:]}'} -> {self.label}"
+
 
 @dataclass(frozen=True, slots=True)
 class WordProblems:
