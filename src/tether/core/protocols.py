@@ -210,6 +210,10 @@ class AsyncEngine(Engine, Protocol):
         """As `sync`, with the weights of a snapshot; the policy is not looked at."""
         ...
 
+    def republish(self) -> dict[str, float]:
+        """Publish again what was published last: a server has lost it. All ranks call it together."""
+        ...
+
     def cancel(self) -> None:
         """Let whatever the engine does in another thread end soon, with an error. The engine is not used again."""
         ...

@@ -10,6 +10,8 @@ which the episodes ended.
   recorded in `Group.errored` and is no evidence: not for scores, baselines, loss or success rates.
 - **Memory.** A rollout that runs out of memory is played once more from its start with half the rows. Every episode has its own seeds, so
   the trajectories are the same; only how many episodes live at a time is not. The smaller number holds for the rest of the process.
+- **Servers.** Of several ranks the first publishes weights. Where another finds no server with them (all were started again), the ranks publish
+  once more, together, and play the plan again.
 - **Ranks.** Every rank of a run on several has the same plan and plays every size-th group of it; then all ranks get all groups. What is
   computed from the groups is therefore the same on every rank, and the same as on one.
 """
@@ -27,8 +29,8 @@ import numpy as np
 import torch
 
 from tether.core.enums import StopReason
-from tether.core.errors import BadInput, OutOfMemory
-from tether.core.protocols import Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
+from tether.core.errors import BadInput, OutdatedEngine, OutOfMemory
+from tether.core.protocols import AsyncEngine, Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
 from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group, Trajectory
 from tether.envs.registry import find_class, is_address
@@ -39,6 +41,9 @@ from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
 
 SINGLE_ENV = (1.0,)
 """The weights of a run with one environment."""
+
+OUTDATED_ATTEMPTS = 3
+"""How often a plan is played again because servers had lost the weights, before that ends the run."""
 
 CENTRE = 0.5
 """The offset of validation prompts: it gives the nearest integers to the shares."""
@@ -276,13 +281,27 @@ class Sampler:
         played = pool or self.pool
         rules = dataclasses.replace(self.rules, first_turn_only=first_turn_only)
         try:
-            return self._collect(plan, sampling, stage, played, rules, quiet)
+            return self._collect_published(plan, sampling, stage, played, rules, quiet)
         except OutOfMemory:
             if self.max_rows == 1:
                 raise
         # Outside the handler: the tensors of the failed attempt live as long as its error does.
         self._halve_rows(stage, played)
-        return self._collect(plan, sampling, stage, played, rules, quiet)
+        return self._collect_published(plan, sampling, stage, played, rules, quiet)
+
+    def _collect_published(
+        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool
+    ) -> list[Group]:
+        """Play a plan, again where a rank lacks a server with the present weights."""
+        for _ in range(OUTDATED_ATTEMPTS):
+            try:
+                return self._collect(plan, sampling, stage, pool, rules, quiet)
+            except OutdatedEngine as error:
+                self._notes.append(f"weights were published again and the {stage} was played again: {error}")
+            assert isinstance(self.engine, AsyncEngine)  # no other raises this
+            pool.close()  # environments may be in the middle of an episode
+            self.engine.republish()
+        return self._collect(plan, sampling, stage, pool, rules, quiet)
 
     def _collect(
         self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool

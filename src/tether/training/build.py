@@ -65,11 +65,7 @@ def build(
     """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take, `folder` is the run's, `ranks`
     share the work."""
     timer, ranks = timer or StartTimer(), ranks or Ranks()
-    if ranks.size > 1 and settings.rollout.engine != "native":
-        raise BadInput(
-            f"rollout.engine is '{settings.rollout.engine}', but a run on {ranks.size} ranks samples with an engine of its own on each; "
-            "use rollout.engine=native, or one rank"
-        )
+    check_engine_of_ranks(settings, ranks)
     algorithm = resolve_algorithm(settings.algorithm)
     with timer.part("memory_plan"):
         plan = plan_memory(settings, algorithm, ranks)  # before anything is loaded
@@ -141,6 +137,7 @@ def build_sampler(
             max_context=rules.max_context,
             cache_gb=cache_gb,
             server=server_options(settings.server, folder),
+            ranks=ranks,
         )
 
     return Sampler(
@@ -155,6 +152,21 @@ def build_sampler(
         on_finished=callbacks.on_stage_progress,
         ranks=ranks,
     )
+
+
+def check_engine_of_ranks(settings: RunSettings, ranks: Ranks) -> None:
+    """Refuse what several ranks cannot sample with."""
+    rollout = settings.rollout
+    if ranks.size > 1 and rollout.engine == "vllm":
+        raise BadInput(
+            f"rollout.engine is vllm, which starts a vLLM beside one learner, and {ranks.size} ranks take a GPU each; start vLLM on GPUs of its "
+            "own (docs/serving.md) and give its address as rollout.engine, or place it with --ray"
+        )
+    if ranks.size > 1 and rollout.max_staleness:
+        raise BadInput(
+            f"rollout.max_staleness is {rollout.max_staleness}, and {ranks.size} ranks exchange episodes and gradients in one order, which a "
+            "thread that samples beside the update would break; set rollout.max_staleness=0, or train on one rank"
+        )
 
 
 def check_engine_trains(engine: Engine) -> None:

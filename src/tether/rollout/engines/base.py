@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from tether.core.enums import FinishReason
 from tether.core.errors import UnknownName, did_you_mean
 from tether.core.grammar import ANSWER_CLOSE
-from tether.core.protocols import ENGINES, Engine, Sampling, server_addresses
+from tether.core.protocols import ENGINES, Communicator, Engine, Sampling, server_addresses
 from tether.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def make_engine(
     max_context: int | None = None,
     cache_gb: float | None = None,
     server: "ServerOptions | None" = None,
+    ranks: Communicator | None = None,
 ) -> Engine:
     """The engine that training and evaluation sample with.
 
@@ -115,11 +116,12 @@ def make_engine(
         max_context: most tokens of a conversation; None: as many as the model allows.
         cache_gb: memory of the key/value cache in GiB; None: half of what is free.
         server: how servers are used.
+        ranks: of a run on several, which sample from the same servers.
     """
     if addresses := server_addresses(name):
         from tether.rollout.engines.server import ServerEngine
 
-        return ServerEngine(addresses, policy, max_rows=max_rows, max_context=max_context, options=server)
+        return ServerEngine(addresses, policy, max_rows=max_rows, max_context=max_context, options=server, ranks=ranks)
     if name not in ENGINES:
         raise UnknownName(f"unknown engine '{name}': {did_you_mean(name, ENGINES)}")
     if name == "vllm":

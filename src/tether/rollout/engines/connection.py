@@ -61,6 +61,8 @@ class ServerConnection:
         """On the probe, when it was last verified."""
         self.problem = ""
         """Why it cannot be used, where it cannot."""
+        self.is_outdated = False
+        """It answers, but not with the weights that this run published, and it is for another rank to publish them."""
         self._publisher: Publisher | None = None
         self._end_of_turn: tuple[int, ...] = ()
         self._sampling_checked = False
@@ -132,6 +134,7 @@ class ServerConnection:
 
     def check_health(self) -> None:
         """Raises ServerUnreachable where nothing answers."""
+        self.is_outdated = False
         self.endpoint.call("GET", "/health", delays=(), timeout=min(10.0, self._timeout))
         self.is_alive = True
 
@@ -183,6 +186,15 @@ class ServerConnection:
         if not self._sampling_checked and self.dialect.name != "llama.cpp":
             self._check_sampling(probe)
         self.is_current = True
+
+    def take_over(self, probe: Probe, label: str) -> None:
+        """On a rank that publishes nothing: use the server if it answers with the weights of this label, else leave it out."""
+        sampled = self._sample_probe(self._probe_request(probe, 1.0))
+        if set(sampled.versions) == {label}:
+            self.is_current = True
+        else:
+            self.lose(f"the server at {self.address} answers with weights '{sampled.versions[0]}', and '{label}' were published")
+            self.is_outdated = True
 
     def _scores(self, probe: Probe) -> list[float] | None:
         """The server's log-probs of the probe; None where it has none to give and is only sampled from."""
