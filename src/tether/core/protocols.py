@@ -147,9 +147,9 @@ class EngineStatistics:
     decode_calls: int = 0
 
 
-ENGINES = ("native", "vllm")
-"""Names of the engines that can train and evaluate a model; `rollout.engines.base.make_engine` builds them. An engine may also be the address
-of a server, or several of them with commas between."""
+ENGINES = ("native", "vllm", "ray")
+"""Names of the engines that can train a model; `rollout.engines.base.make_engine` builds them. An engine may also be the address of a server, or
+several of them with commas between."""
 
 
 def server_addresses(engine: str) -> list[str]:

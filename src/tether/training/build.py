@@ -5,8 +5,9 @@ master weights and gives the model a rounded copy where it computes in bfloat16.
 and reference are made as at the start and then restored, or never change. Learner, engine, scorer, reference and critic share one `Policy`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import load_checkpoint
+from tether.training.distributed.placement import joined_placement
 from tether.training.distributed.ranks import Ranks
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
@@ -181,14 +183,21 @@ def check_engine_trains(engine: Engine) -> None:
 
 def server_options(settings: ServerSettings, folder: Path | None = None) -> ServerOptions:
     """How the engine uses servers; `folder`: of the run, for the output of a server that it starts."""
+    placement = joined_placement()
     weights = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
     vllm = VllmOptions(settings.vllm_command, tuple(settings.vllm_args), settings.vllm_start_timeout, folder)
-    return ServerOptions(settings.timeout, settings.patience, settings.tolerance, weights, vllm)
+    find = None if placement is None else placement.engines
+    return ServerOptions(settings.timeout, settings.patience, settings.tolerance, weights, vllm, find)
 
 
 def env_specs(environments: Sequence[EnvSettings]) -> list[EnvSpec]:
-    """The environments of a run."""
-    return [EnvSpec(env.name, env.options, env.step_timeout, env.weight) for env in environments]
+    """The environments of a run; those that Ray has placed are played by their workers."""
+    placement = joined_placement()
+
+    def workers(name: str) -> Callable[[], list[str]] | None:
+        return partial(placement.workers, name) if placement is not None and placement.is_placed(name) else None
+
+    return [EnvSpec(env.name, env.options, env.step_timeout, env.weight, workers(env.name)) for env in environments]
 
 
 def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:

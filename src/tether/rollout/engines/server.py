@@ -82,6 +82,8 @@ class ServerOptions:
     """A folder that learner and servers see, for weights by disk; None sends them over the network."""
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """How vLLM is started, where the run starts it."""
+    find: Callable[[], list[str | None]] | None = None
+    """Where the servers are now, in their order, if that may change: asked when one cannot be reached. None stands for one without an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class ServerEngine:
         self.tokenizer = policy.tokenizer
         self.stop_rule = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._probe = Probe(policy, self.options.tolerance if self.options.tolerance is not None else default_tolerance(policy))
+        self._max_context = max_context or policy.max_positions
         self._name = secrets.token_hex(4)
         self._published: WeightsSnapshot | None = None
         self._cancelled = threading.Event()
@@ -165,7 +168,7 @@ class ServerEngine:
         ]
         with self._connections():
             for server in self.servers:
-                server.connect(self._probe, self.tokenizer, policy.end_of_turn_ids, max_context or policy.max_positions)
+                server.connect(self._probe, self.tokenizer, policy.end_of_turn_ids, self._max_context)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -259,6 +262,7 @@ class ServerEngine:
         deadline = time.monotonic() + self.options.patience
         outdated_until, wait = deadline, 0.1
         while True:
+            self._follow_moves()
             for server in self.servers:
                 if not server.is_alive or not server.is_current:
                     self._bring_back(server)
@@ -274,9 +278,19 @@ class ServerEngine:
             self.check_cancelled()
             wait = min(2 * wait, LONGEST_WAIT)
 
+    def _follow_moves(self) -> None:
+        """A server that was replaced has another address."""
+        if self.options.find is None or all(server.is_alive for server in self.servers):
+            return
+        for server, address in zip(self.servers, self.options.find(), strict=True):
+            if address is not None and address != server.address:
+                server.move(address)
+
     def _bring_back(self, server: ServerConnection) -> None:
         try:
             server.check_health()
+            if not server.is_known:
+                server.inspect(self._probe, self.tokenizer, self._policy.end_of_turn_ids, self._max_context)
             if self._ranks.rank:
                 server.take_over(self._probe, self.label)
                 return
@@ -320,7 +334,7 @@ class ServerEngine:
     def _connections(self) -> Iterator[None]:
         with ExitStack() as stack:
             for server in self.servers:
-                stack.enter_context(server.endpoint)
+                stack.enter_context(server.connected())
             yield
 
 
