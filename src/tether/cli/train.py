@@ -72,14 +72,14 @@ def train(
         given["also"] = [_weighted(text) for text in also]
     if track:
         given["trackers"] = track
-    if gpus is not None:
-        if launched_rank()[1] > 1:
-            raise BadInput("--gpus starts the ranks itself; leave it out under torchrun")
-        _launch(gpus, context.obj, run_settings(out, config, given, resume=resume, smoke=smoke))
     if ray is not None or topology is not None:
         _launch_on_ray(
             ray, topology, gpus, context.obj, out, lambda more: run_settings(out, config, merge(given, more), resume=resume, smoke=smoke)
         )
+    if gpus is not None:
+        if launched_rank()[1] > 1:
+            raise BadInput("--gpus starts the ranks itself; leave it out under torchrun")
+        _launch(gpus, context.obj, run_settings(out, config, given, resume=resume, smoke=smoke))
     ranks = join_world()
     if ranks.rank:
         logging.basicConfig(format=f"rank {ranks.rank}: %(message)s")

@@ -1,6 +1,9 @@
-"""Several ranks that sample from the same servers, over real HTTP: the first publishes for all, and a rank without weights is given them."""
+"""Several ranks that sample from the same servers, over real HTTP: the first publishes for all, and a rank without weights is given them. And
+servers that move, as those do that Ray replaces."""
 
 import copy
+import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +14,19 @@ import httpx
 import pytest
 import torch
 
-from tether.core.errors import EngineUnavailable
+from tether.core.errors import BadInput, EngineUnavailable, EnvironmentFailure
 from tether.core.protocols import Sampling
 from tether.core.types import Group
+from tether.envs.remote.http_server import serving
 from tether.models.load import LoadedModel
 from tether.models.policy import Policy
+from tether.rollout import sampler as sampler_module
 from tether.rollout.engines import server as server_module
+from tether.rollout.engines.base import make_engine
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.server import ServerEngine, ServerOptions
 from tether.rollout.episode import EpisodeRules
-from tether.rollout.sampler import EnvSpec, Sampler, training_plan
+from tether.rollout.sampler import EnvPool, EnvSpec, Sampler, play_plan, training_plan
 from tether.rollout.serving.app import serving_model
 
 SAMPLING = Sampling(max_tokens=24)
@@ -154,3 +160,60 @@ def test_what_fails_on_the_first_rank_fails_on_all(tiny: Any) -> None:
 
     said = _on_every(ranks, publish)
     assert said[0] == said[1] and "could be used for 0.2 s (server.patience)" in said[0]
+
+
+# ------------------------------------------------------------------------------------------------------ servers that move
+
+
+def test_an_engine_that_was_replaced_is_found_at_its_new_address(tiny: Any, chat: Any) -> None:
+    """Its weights are those it starts with, so it is inspected, gets the weights and is verified before it samples."""
+    policy = _changed(tiny)
+    places: list[str | None] = []
+    options = ServerOptions(patience=20.0, find=lambda: list(places))
+    with _served(tiny) as first:
+        places.append(first)
+        engine = make_engine("ray", policy, max_rows=8, max_context=900, server=options)
+        assert isinstance(engine, ServerEngine)
+        engine.sync(5)
+        before = _sampler(engine, chat).collect(PLAN, SAMPLING)
+    places[0] = None  # being replaced
+    with _served(tiny) as second:
+        threading.Timer(0.5, lambda: places.__setitem__(0, second)).start()
+        after = _sampler(engine, chat).collect(PLAN, SAMPLING)
+        assert _version(second) == engine.label and engine.servers[0].address == second
+    assert _tokens(after) == _tokens(before)
+    with pytest.raises(BadInput, match="Ray has placed no engine for this process"):
+        make_engine("ray", policy, server=ServerOptions())
+
+
+def test_environments_are_played_by_their_workers(tiny: Any, chat: Any) -> None:
+    """Two workers by turns, then one that is gone, then another in its place: the same episodes, and none is lost."""
+    engine = NativeEngine(Policy(*tiny), max_rows=8, max_context=900)
+    alone = _sampler(engine, chat).collect(PLAN, SAMPLING)
+    places: list[str] = []
+    (spec,) = _sampler(engine, chat).pool.specs
+    spec = dataclasses.replace(spec, workers=lambda: list(places))
+    with EnvPool([spec]) as pool, serving("frozen_lake") as first:
+        play = functools.partial(play_plan, pool, PLAN, engine, chat, SAMPLING, RULES, error_retries=0)
+        with serving("frozen_lake") as second:
+            places[:] = [first, second]
+            assert _rewards(play()) == _rewards(alone)
+            assert pool._places == {0: [first, second]}
+        assert _rewards(play()) == _rewards(alone)
+        assert pool._places == {0: [first]}
+    with serving("frozen_lake") as third, EnvPool([spec]) as pool:
+        threading.Timer(0.6, lambda: places.__setitem__(slice(None), [third])).start()
+        found = play_plan(pool, PLAN, engine, chat, SAMPLING, RULES, error_retries=0)
+        assert _rewards(found) == _rewards(alone) and pool._places == {0: [third]}
+    assert _tokens(found) == _tokens(alone) and found[0].env == "frozen_lake"
+
+
+def test_no_worker_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "WORKER_SECONDS", 0.1)
+    with pytest.raises(EnvironmentFailure, match=r"no worker of sokoban answered for 0.1 s \(last at: nowhere\)"):
+        sampler_module.present_workers("sokoban", lambda: [])
+
+
+def _rewards(groups: list[Group]) -> list[float]:
+    assert not any(group.errored for group in groups)
+    return [t.reward for group in groups for t in group.trajectories]
