@@ -129,7 +129,11 @@ def _launch_on_ray(
     check_environments(topology, [chosen.name for chosen in settings.environments()])
     from tether.training.distributed.ray_run import run_on_ray
 
-    sys.exit(run_on_ray(address, topology, settings, [*rest, *(["--engine", ENGINE_NAME] if engine else [])], out))
+    sys.exit(run_on_ray(address, topology, settings, [*rest, *(["--engine", ENGINE_NAME] if engine else [])], out, _print))
+
+
+def _print(line: str, *, error: bool = False) -> None:
+    print(line, file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def _without(words: list[str], *options: str) -> list[str]:

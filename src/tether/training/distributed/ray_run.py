@@ -10,14 +10,13 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from tether.core.errors import BadInput, EngineUnavailable, MissingDependency, RankFailure
 from tether.runs.checkpoints import newest_checkpoint
@@ -63,8 +62,23 @@ class _Ended:
         return len(self.codes) + len(self.gone)
 
 
-def run_on_ray(address: str, topology: Topology, settings: RunSettings, words: Sequence[str], out: Path | None) -> int:
-    """Train on a cluster; returns the exit code. `words`: the arguments of `tether` for every rank. `out`: the run folder, where it is known."""
+class Output(Protocol):
+    """Takes a line for people; `error`: it was for standard error."""
+
+    def __call__(self, line: str, *, error: bool = False) -> None: ...
+
+
+def run_on_ray(address: str, topology: Topology, settings: RunSettings, words: Sequence[str], out: Path | None, output: Output) -> int:
+    """Train on a cluster; returns the exit code.
+
+    Args:
+        address: of the cluster, or `local`.
+        topology: what is placed there.
+        settings: of the run.
+        words: the arguments of `tether` for every rank.
+        out: the run folder, where it is known.
+        output: gets what rank 0 prints, what all ranks complain about, and what happens to servers.
+    """
     try:
         import ray
     except ImportError as error:
@@ -73,7 +87,7 @@ def run_on_ray(address: str, topology: Topology, settings: RunSettings, words: S
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         check_room(topology, nodes, "this machine" if address == LOCAL else f"the cluster at {address}")
         with _reserved(ray, topology) as actors:
-            return _Run(ray, topology, settings, actors, words, out).run()
+            return _Run(ray, topology, settings, actors, words, out, output).run()
 
 
 @contextmanager
@@ -144,9 +158,17 @@ class _Run:
     """One run on its actors."""
 
     def __init__(
-        self, ray: Any, topology: Topology, settings: RunSettings, actor: Callable[..., Any], words: Sequence[str], out: Path | None
+        self,
+        ray: Any,
+        topology: Topology,
+        settings: RunSettings,
+        actor: Callable[..., Any],
+        words: Sequence[str],
+        out: Path | None,
+        output: Output,
     ) -> None:
         self._ray, self._topology, self._settings, self._words, self._out = ray, topology, settings, list(words), out
+        self._output = output
         self._token = os.environ.get("TETHER_TOKEN") or secrets.token_hex(24)
         self._stop = False
         num_ranks = topology.learners.ranks
@@ -199,7 +221,7 @@ class _Run:
                 )
             time.sleep(POLL_SECONDS)
         for server in self._servers:
-            _say(f"{server.name} at {server.address}")
+            self._say(f"{server.name} at {server.address}")
         places = self._call([learner.place.remote() for learner in self._learners])
         self._tell_learners()
         host, port, _ = places[0]
@@ -246,10 +268,10 @@ class _Run:
                 ended.gone[rank] = _one_line(error)
                 continue
             for line in printed if rank == 0 else ():
-                print(line, flush=True)
+                self._output(line)
             for line in complained:
                 if not line.startswith("tether: "):
-                    print(line, file=sys.stderr, flush=True)
+                    self._output(line, error=True)
                 ended.complaints[rank] = line if line.strip() else ended.complaints.get(rank, "")
             if code is not None:
                 ended.codes[rank] = code
@@ -300,10 +322,9 @@ class _Run:
             self._settle(server, call, starting)
             if server.address != before:
                 changed = True
-                _say(
-                    f"{server.name} {f'was replaced, now at {server.address}' if server.address else 'has ended; Ray starts it again'}",
-                    starting,
-                )
+                if not starting:
+                    now = f"was replaced, now at {server.address}" if server.address else "has ended"
+                    self._say(f"{server.name} {now}")
         return changed
 
     def _settle(self, server: _Server, call: Any, starting: bool) -> None:
@@ -316,13 +337,13 @@ class _Run:
             if starting:
                 raise EngineUnavailable(f"{server.name} could not be started: {_one_line(error)}") from error
             server.address, server.lost = None, True
-            _say(f"{server.name} is gone for good: {_one_line(error)}")
+            self._say(f"{server.name} is gone for good: {_one_line(error)}")
             return
         if problem and starting:
             raise BadInput(f"{server.name} could not be started: {problem}")
         if problem:
             server.lost = True
-            _say(f"{server.name} could not be started again: {problem}")
+            self._say(f"{server.name} could not be started again: {problem}")
         server.address = address
 
     def _tell_learners(self, ended: _Ended | None = None) -> None:
@@ -362,15 +383,13 @@ class _Run:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    def _say(self, text: str) -> None:
+        self._output(f"ray: {text}")
+
     def _close(self) -> None:
         """End every actor, and with it its process."""
         for actor in (*self._learners, *(server.actor for server in self._servers)):
             self._ray.kill(actor, no_restart=True)
-
-
-def _say(text: str, quiet: bool = False) -> None:
-    if not quiet:
-        print(f"ray: {text}", flush=True)
 
 
 def _one_line(error: BaseException) -> str:
