@@ -146,6 +146,14 @@ class Driver:
             one = self.new("served-1", 1, "mixed", f"rollout.engine={first.address}")
             return self.equal(one, self.new("served-2", 2, "mixed", f"rollout.engine={first.address},{second.address}"), 2)
 
+    def served_ahead(self) -> dict[str, Any]:
+        """Asynchronous rollouts on two ranks, beside one; validation and the fixed probe need the engine in between."""
+        chosen = ("rollout.max_staleness=1", "steps=3", "diagnosis.every=1", "diagnosis.probe_prompts=2", "diagnosis.probe_samples=2")
+        with _Server() as server:
+            one, two = (self.new(f"ahead-{size}", size, "mixed", *chosen, f"rollout.engine={server.address}") for size in (1, 2))
+        stale = [record.metrics["rollout/staleness"] for record in self.ranks.RunStore.open(two).steps()[1:]]
+        return {**self.equal(one, two, 2), "staleness": stale}
+
     def served_killed(self) -> dict[str, Any]:
         """Two ranks with FSDP, whose only server is killed in step 2 and started again, beside one rank."""
         with _Server() as server:
@@ -398,7 +406,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-LONG = ("ppo", "sharded", "troubled", "served_killed")
+LONG = ("ppo", "sharded", "troubled", "served_killed", "served_ahead")
 """Trials of the tests that are marked long."""
 
 
@@ -415,6 +423,7 @@ def drive(folder: Path, with_long: bool) -> None:
         "troubled": driver.troubled,
         "served": driver.served,
         "served_killed": driver.served_killed,
+        "served_ahead": driver.served_ahead,
     }
     found = {}
     for name, trial in trials.items():
@@ -487,6 +496,12 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on(found: dict[str, Any]
 
 def test_two_ranks_that_sample_from_servers_are_one(found: dict[str, Any]) -> None:
     assert found["served"]["differences"] == [] and found["served"]["ranks"] == 2 and found["served"]["updates"] >= 2
+
+
+@pytest.mark.long
+def test_asynchronous_rollouts_on_two_ranks_are_those_of_one(found: dict[str, Any]) -> None:
+    ahead = found["served_ahead"]
+    assert ahead["differences"] == [] and ahead["updates"] >= 3 and ahead["staleness"] == [0, 1, 1]
 
 
 @pytest.mark.long

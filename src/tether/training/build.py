@@ -63,9 +63,10 @@ def build(
     timer: StartTimer | None = None,
     folder: Path | None = None,
     ranks: Ranks | None = None,
+    sampling_ranks: Ranks | None = None,
 ) -> Parts:
     """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take, `folder` is the run's, `ranks`
-    share the work."""
+    share the work; `sampling_ranks` share episodes, where that happens beside an update."""
     timer, ranks = timer or StartTimer(), ranks or Ranks()
     check_engine_of_ranks(settings, ranks)
     algorithm = resolve_algorithm(settings.algorithm)
@@ -87,7 +88,7 @@ def build(
         ranks=ranks,
     )
     with timer.part("engine"):
-        sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder, ranks)
+        sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder, sampling_ranks or ranks)
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
         monitor = _monitor(settings, policy, ranks)
@@ -163,11 +164,6 @@ def check_engine_of_ranks(settings: RunSettings, ranks: Ranks) -> None:
         raise BadInput(
             f"rollout.engine is vllm, which starts a vLLM beside one learner, and {ranks.size} ranks take a GPU each; start vLLM on GPUs of its "
             "own (docs/serving.md) and give its address as rollout.engine, or place it with --ray"
-        )
-    if ranks.size > 1 and rollout.max_staleness:
-        raise BadInput(
-            f"rollout.max_staleness is {rollout.max_staleness}, and {ranks.size} ranks exchange episodes and gradients in one order, which a "
-            "thread that samples beside the update would break; set rollout.max_staleness=0, or train on one rank"
         )
 
 

@@ -207,7 +207,9 @@ class ServerEngine:
         return self.publish(WeightsSnapshot(version, self._probe.score() if self._ranks.rank == 0 else NO_SCORES, None))
 
     def snapshot(self, version: int) -> WeightsSnapshot:
-        """The policy's weights as they are now, copied."""
+        """The policy's weights as they are now, copied; on a rank that publishes nothing without them."""
+        if self._ranks.rank:
+            return WeightsSnapshot(version, NO_SCORES, None)
         weights = self._named(None)
         return WeightsSnapshot(version, self._probe.score(), {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()})
 
