@@ -167,6 +167,9 @@ def test_the_topology_of_the_page(alone: Path, tmp_path: Path) -> None:
     assert machine["ranks"] == 2 and machine["engine"] == "server (tether)"
     assert RunStore.open(out).config()["rollout"]["engine"] == "ray"
     assert not any("Traceback" in line for line in run.complained)
+    for port in re.findall(r"ray: .* at http://\S+:(\d+)", run.said()):
+        with pytest.raises(AssertionError, match="no process with"):  # nothing is left behind
+            _process_with(port)
 
 
 def test_a_killed_engine_and_a_killed_worker_are_replaced(cluster: str, alone: Path, topology: str, tmp_path: Path) -> None:

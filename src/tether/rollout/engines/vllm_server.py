@@ -77,9 +77,9 @@ class VllmServer:
                 self.stop()
                 raise
 
-    @property
-    def is_running(self) -> bool:
-        return self._guard.poll() is None
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._guard.wait()
 
     def _wait(self, seconds: float) -> None:
         """Until it answers; it may fail, or take too long."""

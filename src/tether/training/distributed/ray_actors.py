@@ -7,13 +7,14 @@ environment variables that torchrun sets, and keeps the file that tells the rank
 
 import collections
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +38,8 @@ class ServerPlan:
     """The arguments of `tether`; for vLLM its model and no verb."""
     token: str
     """Secret that the run's processes send."""
+    folder: str
+    """Where the run was started; names of folders and modules are found from there, on machines that have it."""
     start_timeout: float
     vllm: "VllmPlan | None" = None
 
@@ -70,20 +73,37 @@ class ServerActor:
     def __init__(self, plan: ServerPlan) -> None:
         self._address: str | None = None
         self._problem = ""
+        self._end: Callable[[], object] = lambda: None
+        self._closed = False
         try:
             self._address = self._start_vllm(plan, plan.vllm) if plan.vllm else self._start_tether(plan)
         except (TetherError, OSError) as error:
             self._problem = str(error)
 
-    def status(self) -> tuple[str | None, str, int]:
-        """The address, or why there is none, and the process id of the actor."""
-        return self._address, self._problem, os.getpid()
+    def status(self) -> tuple[str | None, str]:
+        """The address, or why there is none."""
+        return self._address, self._problem
+
+    def close(self) -> None:
+        """End the server for good."""
+        self._closed = True
+        self._end()
+
+    def _end_with(self, wait: Callable[[], object]) -> None:
+        """End this actor when the server has ended, so that Ray starts both again."""
+
+        def follow() -> None:
+            wait()
+            if not self._closed:
+                os._exit(1)
+
+        threading.Thread(target=follow, daemon=True, name="server").start()
 
     def _start_tether(self, plan: ServerPlan) -> str | None:
         host = node_ip()
         port = free_port(host)
         command = [sys.executable, "-m", "tether", *plan.words, "--host", host, "--port", str(port)]
-        process = _Child(command, {"TETHER_TOKEN": plan.token})
+        process = _Child(command, {"TETHER_TOKEN": plan.token}, plan.folder if Path(plan.folder).is_dir() else None)
         address, deadline = f"http://{host}:{port}", time.monotonic() + plan.start_timeout
         while not _answers(address):
             if process.code() is not None:
@@ -94,7 +114,8 @@ class ServerActor:
                 self._problem = f"it did not answer within {plan.start_timeout:g} s (start_timeout of the topology)"
                 return None
             time.sleep(HEALTH_SECONDS)
-        threading.Thread(target=lambda: os._exit(process.wait() or 1), daemon=True, name="server").start()
+        self._end = process.close
+        self._end_with(process.wait)
         return address
 
     def _start_vllm(self, plan: ServerPlan, vllm: VllmPlan) -> str:
@@ -102,17 +123,14 @@ class ServerActor:
         from tether.models.policy import Policy
         from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
 
+        if Path(plan.folder).is_dir():
+            os.chdir(plan.folder)
         (model,) = plan.words
         policy = Policy(*load_model(model, dtype=vllm.dtype), max_positions=vllm.max_context)
         options = VllmOptions(vllm.command, vllm.arguments, plan.start_timeout, host=node_ip(), token=plan.token)
         server = VllmServer(policy, vllm.max_context, options)
-
-        def follow() -> None:
-            while server.is_running:
-                time.sleep(1.0)
-            os._exit(1)
-
-        threading.Thread(target=follow, daemon=True, name="server").start()
+        self._end = server.stop
+        self._end_with(server.wait)
         return server.address
 
 
@@ -153,9 +171,10 @@ class LearnerActor:
             self._child.interrupt()
 
     def close(self) -> None:
-        """End the rank, at once if it was told to stop before."""
+        """End the rank, if it has not ended by itself."""
         if self._child is not None:
             self._child.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Child:
@@ -170,7 +189,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if keep_output else None,
             stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, **_hidden_gpus()},
             cwd=folder,
             text=True,
             errors="replace",
@@ -212,6 +231,13 @@ class _Child:
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
         self._process.wait()
+
+
+def _hidden_gpus() -> dict[str, str]:
+    """A process that asked for no GPU sees none; whether Ray hides them itself depends on its version."""
+    import ray
+
+    return {} if ray.get_gpu_ids() else {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def _read(pipe: IO[str] | None, lines: "collections.deque[str]") -> None:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from tether.core.errors import BadInput, EngineUnavailable, MissingDependency, RankFailure
 from tether.runs.checkpoints import newest_checkpoint
 from tether.training.distributed.ray_actors import LearnerActor, ServerActor, ServerPlan, VllmPlan
-from tether.training.distributed.topology import Topology, check_room
+from tether.training.distributed.topology import Topology, check_gpus_are_used, check_room
 from tether.training.settings import RunSettings
 
 LOCAL = "local"
@@ -31,6 +31,7 @@ CALL_SECONDS = 60.0
 REACH_SECONDS = 10.0
 STOP_SECONDS = 120.0
 """How long ranks that were told to stop, or that lost another, may take to end by themselves."""
+CLOSE_SECONDS = 30.0
 SIGNALLED = 128
 """Exit codes above this stand for a signal."""
 
@@ -85,7 +86,10 @@ def run_on_ray(address: str, topology: Topology, settings: RunSettings, words: S
         raise MissingDependency("--ray needs Ray; install it with: pip install 'tether-agents[ray]'") from error
     with _connected(ray, address):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        check_room(topology, nodes, "this machine" if address == LOCAL else f"the cluster at {address}")
+        where = "this machine" if address == LOCAL else f"the cluster at {address}"
+        check_room(topology, nodes, where)
+        if settings.model.device != "cpu":
+            check_gpus_are_used(topology, nodes, where)
         with _reserved(ray, topology) as actors:
             return _Run(ray, topology, settings, actors, words, out, output).run()
 
@@ -182,16 +186,16 @@ class _Run:
     def _plans(self) -> list[ServerPlan]:
         """What each server serves, in the order of the topology's bundles."""
         settings, engines, timeout = self._settings, self._topology.engines, self._topology.start_timeout
-        model = settings.model.name
+        model, folder = settings.model.name, os.getcwd()
         if engines.backend == "vllm":
             server = settings.server
             vllm = VllmPlan(server.vllm_command, (*server.vllm_args, *engines.args), settings.model.dtype, settings.rollout.max_context)
-            engine = ServerPlan((model,), self._token, timeout, vllm)
+            engine = ServerPlan((model,), self._token, folder, timeout, vllm)
         else:
             dtype = () if settings.model.dtype is None else ("--dtype", settings.model.dtype)
-            engine = ServerPlan(("serve", model, *dtype, *engines.args), self._token, timeout)
+            engine = ServerPlan(("serve", model, *dtype, *engines.args), self._token, folder, timeout)
         workers = [
-            ServerPlan(("serve-env", entry.env, *entry.args), self._token, timeout)
+            ServerPlan(("serve-env", entry.env, *entry.args), self._token, folder, timeout)
             for entry in self._topology.environments
             for _ in range(entry.count)
         ]
@@ -329,7 +333,7 @@ class _Run:
 
     def _settle(self, server: _Server, call: Any, starting: bool) -> None:
         try:
-            address, problem, _ = self._ray.get(call)
+            address, problem = self._ray.get(call)
         except self._ray.exceptions.ActorUnavailableError:
             server.address = None
             return
@@ -387,8 +391,10 @@ class _Run:
         self._output(f"ray: {text}")
 
     def _close(self) -> None:
-        """End every actor, and with it its process."""
-        for actor in (*self._learners, *(server.actor for server in self._servers)):
+        """End every process, as far as that takes no longer than a while, then every actor."""
+        actors = [*self._learners, *(server.actor for server in self._servers)]
+        self._ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=CLOSE_SECONDS)
+        for actor in actors:
             self._ray.kill(actor, no_restart=True)
 
 

@@ -107,3 +107,15 @@ def check_room(topology: Topology, nodes: list[dict[str, float]], where: str) ->
             raise BadInput(
                 f"the topology asks for {asked_words} for {what}, and no machine of {where} has that; lower it, or add a machine"
             )
+
+
+def check_gpus_are_used(topology: Topology, nodes: list[dict[str, float]], where: str) -> None:
+    """Refuse to compute on CPUs beside GPUs, unless that was asked for."""
+    num_gpus = sum(node.get("GPU", 0.0) for node in nodes)
+    without = [name for name, placed in (("learners", topology.learners), ("engines", topology.engines)) if not placed.num_gpus]
+    if not topology.engines.count and "engines" in without:
+        without.remove("engines")
+    if num_gpus and without:
+        raise BadInput(
+            f"{where} has {num_gpus:g} GPUs, and the topology gives its {' and '.join(without)} none; set num_gpus there, or --set model.device=cpu"
+        )

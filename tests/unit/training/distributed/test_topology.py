@@ -1,6 +1,7 @@
 """The topology file of `tether train --ray`, its checks against a cluster, and what a rank reads about its servers; no Ray is needed."""
 
 import importlib.util
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from tether.core.errors import BadInput, ConfigError
 from tether.core.guarded import GUARD
 from tether.training.build import env_specs, server_options
 from tether.training.distributed.placement import PLACEMENT_VARIABLE, Placement, joined_placement
-from tether.training.distributed.topology import Topology, check_environments, check_room, load_topology
+from tether.training.distributed.topology import Topology, check_environments, check_gpus_are_used, check_room, load_topology
 from tether.training.settings import EnvSettings, ServerSettings
 
 WHOLE = {
@@ -85,6 +86,17 @@ def test_more_than_the_cluster_has(tmp_path: Path) -> None:
         check_room(topology, [{"CPU": 4.0, "GPU": 1.0}] * 4, "the cluster")
 
 
+def test_gpus_that_nobody_uses(tmp_path: Path) -> None:
+    gpus = [{"CPU": 8.0, "GPU": 8.0}]
+    check_gpus_are_used(load_topology(_file(tmp_path, WHOLE)), gpus, "the cluster")
+    check_gpus_are_used(Topology(), [{"CPU": 8.0}], "the cluster")
+    check_gpus_are_used(load_topology(_file(tmp_path, {"learners": {"num_gpus": 1}})), gpus, "the cluster")
+    with pytest.raises(BadInput, match=r"the cluster has 8 GPUs, and the topology gives its learners none; set num_gpus there"):
+        check_gpus_are_used(Topology(), gpus, "the cluster")
+    with pytest.raises(BadInput, match=r"gives its learners and engines none"):
+        check_gpus_are_used(load_topology(_file(tmp_path, {"engines": {"count": 1}})), gpus, "the cluster")
+
+
 def test_a_placement_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert joined_placement() is None and server_options(ServerSettings()).find is None
     placement = Placement(tmp_path / "addresses.json")
@@ -130,14 +142,31 @@ def test_the_guard_exits_as_its_child(program: str, code: int) -> None:
         assert guard.wait(30) == code
 
 
-def test_the_guard_passes_ctrl_c_on() -> None:
+def test_the_guard_passes_ctrl_c_on_even_where_it_is_blocked() -> None:
     waits = "import time\ntry:\n    print('up', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise SystemExit(130)"
     command = [sys.executable, "-c", GUARD, sys.executable, "-c", waits]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as guard:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as in Ray's workers; children inherit it
+    try:
+        guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with guard:
         assert guard.stdin is not None and guard.stdout is not None and guard.stdout.readline() == "up\n"
         guard.stdin.write("INT\n")
         guard.stdin.flush()
         assert guard.wait(30) == 130
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
+def test_a_killed_guard_takes_its_child_along() -> None:
+    waits = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", GUARD, sys.executable, "-c", waits]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as guard:
+        assert guard.stdout is not None
+        child = int(guard.stdout.readline())
+        guard.kill()
+        assert guard.stdout.read() == "", "the child had the pipe open, and is gone"
+    assert not Path(f"/proc/{child}").exists() or "\tZ" in Path(f"/proc/{child}/status").read_text()
 
 
 def test_defaults_are_one_native_rank() -> None:
