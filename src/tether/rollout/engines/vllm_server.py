@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,8 @@ class VllmOptions:
     """The address of this machine that it serves on."""
     token: str | None = None
     """Secret that clients must send."""
+    own_gpus: bool = False
+    """It has GPUs that no learner uses, wherever the policy is."""
 
 
 class VllmServer:
@@ -65,7 +66,7 @@ class VllmServer:
         self.address = f"http://{options.host}:{port}"
         with tempfile.TemporaryDirectory(prefix="vllm-model-", dir=self._folder) as model:
             save_untied(policy, Path(model))
-            started = [*command, *arguments(policy, Path(model), port, max_context, options.arguments, options.host)]
+            started = [*command, *arguments(policy, Path(model), port, max_context, options)]
             with self.log.open("ab") as log:
                 self._guard = subprocess.Popen(
                     [sys.executable, "-c", GUARD, *started], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(options.token)
@@ -105,20 +106,20 @@ def find_command(name: str) -> list[str]:
     raise MissingDependency(f"rollout.engine vllm needs vLLM, and there is no command '{name}'; {INSTALL}")
 
 
-def arguments(policy: Policy, model: Path, port: int, max_context: int, further: Sequence[str], host: str = "127.0.0.1") -> list[str]:
+def arguments(policy: Policy, model: Path, port: int, max_context: int, options: VllmOptions) -> list[str]:
     """The arguments of `vllm serve`; later ones replace earlier ones."""
-    on_gpu = policy.device.type == "cuda"
+    beside_learner = ("--gpu-memory-utilization", GPU_SHARE) if policy.device.type == "cuda" else ("--enforce-eager",)
     return [
         "serve",
         str(model),
         *("--served-model-name", MODEL_NAME),
-        *("--host", host, "--port", str(port)),
+        *("--host", options.host, "--port", str(port)),
         *("--dtype", str(policy.dtype).removeprefix("torch.")),
         *("--max-model-len", str(max_context)),
         *("--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
         *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
-        *(("--gpu-memory-utilization", GPU_SHARE) if on_gpu else ("--enforce-eager",)),
-        *further,
+        *(() if options.own_gpus else beside_learner),
+        *options.arguments,
     ]
 
 

@@ -50,8 +50,10 @@ class VllmPlan:
 
     command: str
     arguments: tuple[str, ...]
-    dtype: str | None
+    dtype: str
     max_context: int
+    on_gpus: bool
+    """It has GPUs of its own."""
 
 
 def node_ip() -> str:
@@ -126,8 +128,8 @@ class ServerActor:
         if Path(plan.folder).is_dir():
             os.chdir(plan.folder)
         (model,) = plan.words
-        policy = Policy(*load_model(model, dtype=vllm.dtype), max_positions=vllm.max_context)
-        options = VllmOptions(vllm.command, vllm.arguments, plan.start_timeout, host=node_ip(), token=plan.token)
+        policy = Policy(*load_model(model, device="cpu", dtype=vllm.dtype), max_positions=vllm.max_context)
+        options = VllmOptions(vllm.command, vllm.arguments, plan.start_timeout, host=node_ip(), token=plan.token, own_gpus=vllm.on_gpus)
         server = VllmServer(policy, vllm.max_context, options)
         self._end = server.stop
         self._end_with(server.wait)

@@ -189,11 +189,13 @@ class _Run:
         model, folder = settings.model.name, os.getcwd()
         if engines.backend == "vllm":
             server = settings.server
-            vllm = VllmPlan(server.vllm_command, (*server.vllm_args, *engines.args), settings.model.dtype, settings.rollout.max_context)
+            dtype = settings.model.dtype or ("bfloat16" if engines.num_gpus else "float32")  # what the learner computes in
+            arguments = (*server.vllm_args, *engines.args)
+            vllm = VllmPlan(server.vllm_command, arguments, dtype, settings.rollout.max_context, on_gpus=engines.num_gpus > 0)
             engine = ServerPlan((model,), self._token, folder, timeout, vllm)
         else:
-            dtype = () if settings.model.dtype is None else ("--dtype", settings.model.dtype)
-            engine = ServerPlan(("serve", model, *dtype, *engines.args), self._token, folder, timeout)
+            precision = () if settings.model.dtype is None else ("--dtype", settings.model.dtype)
+            engine = ServerPlan(("serve", model, *precision, *engines.args), self._token, folder, timeout)
         workers = [
             ServerPlan(("serve-env", entry.env, *entry.args), self._token, folder, timeout)
             for entry in self._topology.environments
