@@ -57,12 +57,12 @@ test-verl: ## the tests of the verl plug-in, in .venv-verl
 	.venv-verl/bin/python -m pip install --quiet --no-deps -r tests/integrations/verl-requirements.txt
 	OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W default $(PYTEST_ARGS) tests/integrations/test_verl.py
 
-# Ray runs in an environment of its own; the version that was tested. A cluster of this machine alone needs no token.
+# Ray runs in an environment of its own; the version that was tested.
 test-ray: ## the tests of runs on Ray, in .venv-ray
 	@$(FIND_PYTHON)
 	@"$(PYTHON)" scripts/set_up.py --venv .venv-ray gguf dev
 	.venv-ray/bin/python -m pip install --quiet -c constraints.txt ray==2.60.0
-	RAY_AUTH_MODE=disabled OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest -W default $(PYTEST_ARGS) tests/ray
+	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest -W default $(PYTEST_ARGS) tests/ray
 
 lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
 

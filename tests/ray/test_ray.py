@@ -47,6 +47,9 @@ environments:
   - {env: frozen_lake, count: 1, num_cpus: 0.25}
 """
 
+QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
+"""Else Ray writes a token into the home folder, and its workers wait for everything else that runs on the machine."""
+
 
 def _compare_ranks() -> ModuleType:
     spec = importlib.util.spec_from_file_location("compare_ranks", ROOT / "scripts" / "compare_ranks.py")
@@ -66,7 +69,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray writes a token into the home folder
+    os.environ.update(QUIET)
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
@@ -85,7 +88,7 @@ class _Tether:
     """`tether train` in a process of its own; its lines are kept as they come."""
 
     def __init__(self, *words: str) -> None:
-        environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+        environment = {**os.environ, **QUIET}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tether", "train", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -98,7 +101,7 @@ class _Tether:
         for reader in self._readers:
             reader.start()
 
-    def wait_for(self, pattern: str, seconds: float = 300.0) -> "re.Match[str]":
+    def wait_for(self, pattern: str, seconds: float = 900.0) -> "re.Match[str]":
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for line in list(self.printed):
@@ -108,7 +111,7 @@ class _Tether:
             time.sleep(0.1)
         raise AssertionError(f"no line like '{pattern}': {self.said()}")
 
-    def end(self, seconds: float = 300.0) -> int:
+    def end(self, seconds: float = 900.0) -> int:
         code = self.process.wait(seconds)
         for reader in self._readers:
             reader.join(5)
