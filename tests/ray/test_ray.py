@@ -115,6 +115,9 @@ class _Tether:
         code = self.process.wait(seconds)
         for reader in self._readers:
             reader.join(5)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
         return code
 
     def said(self) -> str:
