@@ -296,8 +296,8 @@ def _alternatives(
     listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted((fitting or found).items()))
     ways = f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
     if divided:  # and no setting changes that
-        ways += f"; {plan.needs['weights'] / GB:.1f} GB of it are the whole weights that rollout.engine=native reads, which a server engine keeps"
-        ways += " on GPUs of its own"
+        ways += f"; {plan.needs['weights'] / GB:.1f} GB of it are the whole weights, which every rank holds to sample, score and save,"
+        ways += " whatever rollout.engine is"
     return ways
 
 

@@ -50,7 +50,10 @@ class RunState:
         seed_everything(settings.seed)
         checkpoint = self.ranks.first(lambda: _last_checkpoint(store.checkpoints))
         self.settings, self.store, self.callbacks = settings, store, CallbackList(callbacks)
-        self.parts = self.ranks.together(lambda: build(settings, checkpoint, self.callbacks, self._start_timer, store.folder, self.ranks))
+        beside = self.ranks.aside() if settings.rollout.max_staleness else self.ranks
+        self.parts = self.ranks.together(
+            lambda: build(settings, checkpoint, self.callbacks, self._start_timer, store.folder, self.ranks, beside)
+        )
         self.policy, self.learner, self.sampler, self.monitor = (
             self.parts.policy,
             self.parts.learner,
