@@ -14,6 +14,7 @@ import tether
 from tether.cli.main import main
 from tether.core.config import Settings
 from tether.core.errors import BadInput
+from tether.core.intervals import clustered_interval
 from tether.core.protocols import Sampling
 from tether.core.seeding import validation_seed
 from tether.core.types import Observation, Step
@@ -27,7 +28,7 @@ from tether.rollout.sampler import EnvSpec, Sampler
 from tether.runs.store import RunStore
 from tether.training.api import evaluation_settings
 from tether.training.build import env_specs
-from tether.training.evaluate import Evaluation, clustered_interval
+from tether.training.evaluate import Evaluation
 from tether.training.evaluate import evaluate as evaluate_sampler
 from tether.training.settings import EnvSettings
 

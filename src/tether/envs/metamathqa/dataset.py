@@ -45,7 +45,15 @@ def _problem(row: Row) -> Problem:
     question, answer = row.fields(asked, told)
     if not isinstance(question, str) or not question.strip():
         raise RowError(f"{asked} is {question!r:.80}; expected text")
-    return Problem(question.strip(), _plain_label(answer) if told == "answer" else _marked_label(told, answer))
+    label = _plain_label(answer) if told == "answer" else _marked_label(told, answer)
+    return Problem(question.strip(), label, categories=_categories(names))
+
+
+def _categories(row: Any) -> dict[str, str]:
+    """The subject and the level of a row: MATH has `type` and "Level 5", MATH-500 `subject` and 5."""
+    subject, level = row.get("subject") or row.get("type"), row.get("level")
+    found = {"subject": subject, "level": str(level).removeprefix("Level ") if isinstance(level, str | int) else None}
+    return {name: value for name, value in found.items() if isinstance(value, str) and value}
 
 
 def _plain_label(answer: Any) -> str:
