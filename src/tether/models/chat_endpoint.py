@@ -112,7 +112,6 @@ class ChatEndpoint:
         timeout: seconds that one request may take.
         parallel: requests at the same time.
         body: further fields of every request; None leaves out a field that would be sent.
-        delays: seconds before each further attempt.
     """
 
     def __init__(
@@ -124,12 +123,11 @@ class ChatEndpoint:
         timeout: float = 600.0,
         parallel: int = 8,
         body: Mapping[str, Any] | None = None,
-        delays: Sequence[float] = RETRY_DELAYS,
     ) -> None:
         self._endpoint = ModelEndpoint(
             model.url, token=key, token_source=key_source, timeout=timeout, parallel=parallel, longest_pause=LONGEST_PAUSE
         )
-        self._root, self._wanted, self._body, self._delays = "/v1", model.name, dict(body or {}), delays
+        self._root, self._wanted, self._body = "/v1", model.name, dict(body or {})
         self._accepted = _Accepted()
         self.name = model.name or ""
 
@@ -178,7 +176,7 @@ class ChatEndpoint:
         for _ in range(3):  # two fields may be found to be refused
             body = self._request(messages, sampling, seed)
             try:
-                return _read(self._endpoint.call("POST", f"{self._root}/chat/completions", body, delays=self._delays), self.address)
+                return _read(self._endpoint.call("POST", f"{self._root}/chat/completions", body, delays=RETRY_DELAYS), self.address)
             except (NoSuchRoute, ModelUnavailable):
                 raise
             except BadReply:
