@@ -33,7 +33,8 @@ FILE_WIDTH = 240
 
 def evaluate_model(
     targets: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Run folders (their last checkpoints), models by name, or http://HOST:PORT#NAME.")
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Run folders (their last checkpoints), models by name, or http://HOST:PORT#NAME."),
     ],
     env: Annotated[str | None, typer.Option(help="Environment; a run folder knows its own.")] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts; by default every row of a data file, 512 elsewhere.", min=1)] = None,
@@ -45,7 +46,9 @@ def evaluate_model(
     out: Annotated[Path | None, typer.Option(help="Folder for the results, their pages, and what an endpoint said.")] = None,
     concurrency: Annotated[int, typer.Option(help="Conversations with an endpoint at a time.", min=1)] = 8,
     api_key_env: Annotated[str | None, typer.Option(metavar="NAME", help="The variable that holds the endpoint's key.")] = None,
-    price: Annotated[list[str] | None, typer.Option(metavar="IN/OUT", help="Price of a million tokens; one for all endpoints, or each.")] = None,
+    price: Annotated[
+        list[str] | None, typer.Option(metavar="IN/OUT", help="Price of a million tokens; one for all endpoints, or each.")
+    ] = None,
     body: Annotated[str | None, typer.Option(metavar="JSON", help="Further fields of every request; null leaves one out.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as rollout.max_tokens=100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
@@ -87,7 +90,9 @@ def _prices(given: list[str], targets: list[str]) -> list[tuple[float, float] | 
         try:
             prompt, completion = map(float, text.split("/"))
         except ValueError:
-            raise BadInput(f"--price got '{text}'; write the prices of a million tokens of prompts and completions, such as 0.15/0.60") from None
+            raise BadInput(
+                f"--price got '{text}'; write the prices of a million tokens of prompts and completions, such as 0.15/0.60"
+            ) from None
         read.append((prompt, completion))
     endpoints = [target for target in targets if "://" in target]
     if len(read) > 1 and len(read) != len(endpoints):
@@ -102,7 +107,7 @@ def _fields(text: str | None) -> dict[str, Any]:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--body is not JSON ({error}); write an object such as '{{\"reasoning_effort\": \"low\"}}'") from error
+        raise ConfigError(f'--body is not JSON ({error}); write an object such as \'{{"reasoning_effort": "low"}}\'') from error
     if not isinstance(fields, dict):
         raise ConfigError(f"--body is a {type(fields).__name__}; write a JSON object of fields")
     return fields
@@ -124,7 +129,7 @@ def _play(
             bars.advance(task)
 
     try:
-        with Progress(console=console, transient=True) as bars:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
             task = bars.add_task(f"playing {target}", total=None)
             return run_evaluation(settings, target, [Bar()], endpoint=endpoint, price=price, out=out)
     except KeyboardInterrupt:

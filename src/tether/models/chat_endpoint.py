@@ -56,7 +56,9 @@ class RemoteModel:
     def parse(cls, address: str) -> "RemoteModel":
         url, _, name = address.partition("#")
         if "@" in url:
-            raise BadInput("the address of a model holds an '@': a key does not belong there; put it into a variable and name that: --api-key-env")
+            raise BadInput(
+                "the address of a model holds an '@': a key does not belong there; put it into a variable and name that: --api-key-env"
+            )
         return cls(url, name or None)
 
 
@@ -168,7 +170,9 @@ class ChatEndpoint:
             except NoSuchRoute:
                 continue
             self._root = root
-            return [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry] if isinstance(entries, list) else None
+            return (
+                [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry] if isinstance(entries, list) else None
+            )
         return None
 
     def complete(self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int) -> ChatReply:

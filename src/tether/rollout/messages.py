@@ -43,13 +43,9 @@ class MessageFormat:
         behind = 0 if end is None else len(reply.text) - end
         text, content = (part[: len(part) - behind] for part in (reply.text, reply.content))
         number = self._add("assistant", content, text)
-        if end is not None:
-            ids, finish = (number,), FinishReason.STOP_TEXT
-        elif reply.cut:
-            ids, finish = (number,), FinishReason.LENGTH
-        else:
-            ids, finish = (number, END_OF_TURN), FinishReason.END_OF_TURN
-        return Completion(ids, (), finish, usage=reply.usage)
+        if end is not None or reply.cut:
+            return Completion((number,), (), FinishReason.LENGTH if end is None else FinishReason.STOP_TEXT, usage=reply.usage)
+        return Completion((number, END_OF_TURN), (), FinishReason.END_OF_TURN, usage=reply.usage)
 
     def messages(self, ids: list[int]) -> list[dict[str, str]]:
         """What to send for a conversation."""

@@ -151,7 +151,9 @@ def categories(result: Result) -> dict[str, list[dict[str, Any]]]:
             if instance["successes"]:
                 played = kinds.setdefault(kind, {}).setdefault(value, {}).setdefault(instance["key"], [])
                 played += map(float, instance["successes"])
-    return {kind: [_category_row(value, list(found[value].values())) for value in sorted(found, key=_order)] for kind, found in kinds.items()}
+    return {
+        kind: [_category_row(value, list(found[value].values())) for value in sorted(found, key=_order)] for kind, found in kinds.items()
+    }
 
 
 def _category_row(value: str, outcomes: list[list[float]]) -> dict[str, Any]:

@@ -122,7 +122,9 @@ def evaluation_record(
         "cut_responses": sum(turn.finish is FinishReason.LENGTH for t in _every(result.groups) for turn in t.turns),
         "instances": [_instance(group) for group in result.groups],
         "failed": [
-            {"env": group.env, "prompt": group.index, "sample": t.member, "reason": t.error} for group in result.groups for t in group.errored
+            {"env": group.env, "prompt": group.index, "sample": t.member, "reason": t.error}
+            for group in result.groups
+            for t in group.errored
         ],
         "examples": {
             "successes": _examples(result.groups, success=True),

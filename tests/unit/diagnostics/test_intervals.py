@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tether import Information, measure_information
-from tether.core.seeding import generator
 from tether.core.intervals import student_t
+from tether.core.seeding import generator
 from tether.diagnostics.intervals import prompt_effects, studentised_intervals
 
 Sample = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -130,7 +130,7 @@ def test_every_environment(env: str) -> None:
     assert len(longest) == 2 * max(turns)
     assert [message["role"] for message in longest] == ["system", *["user", "assistant"] * (max(turns) - 1), "user"]
     assert all(message["content"] == text for message in longest if message["role"] == "assistant")
-    assert (max(turns) > 1) == (env not in ("countdown", "deepcoder")), "some environments have one turn by default"
+    assert (max(turns) > 1) == (env not in ("countdown", "deepcoder", "metamathqa")), "some environments have one turn by default"
 
 
 # ------------------------------------------------------------------------------------------------------------- what is sent
@@ -139,7 +139,14 @@ def test_every_environment(env: str) -> None:
 def test_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     with chat_server(lambda body, number: said(ANSWER)) as (url, server):
-        play(url, 1, temperature=0.7, api_key_env="MY_KEY", body={"user": "x", "seed": None}, **{"rollout.top_p": 0.9, "rollout.max_tokens": 33})
+        play(
+            url,
+            1,
+            temperature=0.7,
+            api_key_env="MY_KEY",
+            body={"user": "x", "seed": None},
+            **{"rollout.top_p": 0.9, "rollout.max_tokens": 33},
+        )
     body = server.requests[0]
     assert {name: body[name] for name in ("model", "temperature", "max_tokens", "top_p", "user")} == {
         "model": "m",
@@ -362,7 +369,7 @@ def test_one_line_for_what_concerns_all(tiny: Any, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ModelUnavailable, match=r"127.0.0.1:9 cannot be used.*check that it runs"):
         play("http://127.0.0.1:9")
     monkeypatch.setenv("MY_KEY", "wrong")
-    with serving_model(tiny, "m", token=KEY) as url, pytest.raises(ModelUnavailable, match="refuses the key.*check the key in MY_KEY"):
+    with serving_model(tiny, "m", token=KEY) as url, pytest.raises(ModelUnavailable, match=r"refuses the key.*check the key in MY_KEY"):
         play(url, api_key_env="MY_KEY")
     with chat_server(lambda body, number: said(ANSWER), ("m-large", "other")) as (url, _):
         with pytest.raises(ModelUnavailable, match="has no model 'm': known: m-large, other"):
@@ -377,10 +384,10 @@ def test_one_line_for_what_concerns_all(tiny: Any, monkeypatch: pytest.MonkeyPat
 
 def test_nothing_but_failures_is_given_up() -> None:
     with chat_server(lambda body, number: refused(400, "no such field 'x'")) as (url, server):
-        with pytest.raises(EngineUnavailable, match="20 conversations in a row failed.*no such field 'x'"):
+        with pytest.raises(EngineUnavailable, match=r"20 conversations in a row failed.*no such field 'x'"):
             play(url, 60)
         assert len(server.requests) < 40
-        with pytest.raises(tether.TetherError, match="nothing was measured.*no such field 'x'"):
+        with pytest.raises(tether.TetherError, match=r"nothing was measured.*no such field 'x'"):
             play(url, 3)
 
 
@@ -398,3 +405,98 @@ def test_keys_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     written = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
     assert "[the key]" in written
     assert KEY not in written + shown.out + shown.err + caplog.text
+
+
+# ------------------------------------------------------------------------------------------------------- several models at once
+
+
+def test_several_models_in_one_table(tmp_path: Path, tiny: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loaded model and two endpoints: each with its interval, every pair on the same instances, a file and a page each, one leaderboard."""
+    wall = "<think> hm </think> <answer> Wait </answer>"
+    options = [f"--set=env.options.{name}={value}" for name, value in LAKE.items()]
+    with chat_server(lambda body, number: said(ANSWER)) as (good, _), chat_server(lambda body, number: said(wall), ("wall",)) as (bad, _):
+        with pytest.raises(SystemExit) as ended:
+            main(
+                [
+                    "eval",
+                    "tiny",
+                    f"{good}#m",
+                    bad,
+                    "--env",
+                    "frozen_lake",
+                    "--prompts",
+                    "12",
+                    *options,
+                    "--out",
+                    str(tmp_path),
+                    "--price",
+                    "1/2",
+                ]
+            )
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        with pytest.raises(SystemExit):
+            main(["eval", f"{good}#m", f"{bad}#wall", "--env", "frozen_lake", "--prompts", "12", *options, "--json"])
+        told = json.loads(capsys.readouterr().out)
+    assert "differences on the same instances" in shown and " cost " in shown and "page: " in shown
+    assert len([line for line in shown.splitlines() if "points above" in line]) == 3 and "asked in the same way" not in shown
+    records = {record["model"]["name"]: record for record in map(json.loads, (path.read_text() for path in tmp_path.glob("*.json")))}
+    assert set(records) == {"tiny", "m", bad}
+    keys = [[instance["key"] for instance in record["instances"]] for record in records.values()]
+    assert keys[0] == keys[1] == keys[2]
+    found = tether.compare(records["m"], records[bad])
+    assert found is not None and told["differences"][0]["success"] == found.success > 0
+    assert (told["differences"][0]["success_low"], told["differences"][0]["success_high"]) == (found.low, found.high)
+    assert [one["success"] for one in told["results"]] == [records["m"]["metrics"]["success"], 0.0]
+    with pytest.raises(SystemExit):
+        main(["leaderboard", str(tmp_path)])
+    table = capsys.readouterr().out
+    assert table.count("\n| ") == 5 and f"| 3 | {bad} | 0.0% |" in table
+
+
+def test_records_tell_what_was_played(tmp_path: Path) -> None:
+    """Data files by name and hash, categories of the rows, no path of this machine."""
+    import hashlib
+
+    rows = [
+        {"problem": f"What is {n} + 1?", "answer": n + 1, "subject": "Algebra" if n % 2 else "Geometry", "level": 1 + n % 3}
+        for n in range(6)
+    ]
+    data = tmp_path / "math.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with chat_server(lambda body, number: said("<think> x </think> <answer> 4 </answer>")) as (url, _):
+        result = play(
+            url, 6, "metamathqa", options={"data": str(data), "split": "all", "attempts": 1, "max_turns": 1}, out=tmp_path / "out"
+        )
+    record = json.loads(next((tmp_path / "out").glob("*.json")).read_text())
+    assert record == result.record
+    assert record["environments"][0]["data"] == {"data": {"name": "math.jsonl", "sha256": hashlib.sha256(data.read_bytes()).hexdigest()}}
+    assert record["environments"][0]["options"]["split"] == "all" and "data" not in record["environments"][0]["options"]
+    assert [instance["categories"] for instance in record["instances"]][:2] == [
+        {"subject": "Geometry", "level": "1"},
+        {"subject": "Algebra", "level": "2"},
+    ]
+    assert [instance["successes"] for instance in record["instances"]] == [[0], [0], [0], [1], [0], [0]]
+    page = next((tmp_path / "out").glob("*.html")).read_text()
+    assert "By subject" in page and "By level" in page
+    assert str(tmp_path) not in json.dumps(record) + page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tiny", "tiny"], "given twice"),
+        (["http://a#m", "--price", "cheap"], "--price got 'cheap'"),
+        (["http://a#m", "http://b#m", "tiny", *["--price", "1/2"] * 3], "3 times for 2 endpoints"),
+        (["http://a#m", "--body", "{"], "--body is not JSON"),
+        (["http://a#m", "--body", "[]"], "--body is a list"),
+        (["http://a#m", "--best"], "--best is for run folders"),
+        (["http://a#m", "--engine", "vllm"], "has no use"),
+    ],
+)
+def test_bad_input(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *arguments, "--env", "frozen_lake"])
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert words in shown and len(shown.splitlines()) == 1
