@@ -25,7 +25,18 @@ def leaderboard(
     from tether.runs.evaluation_page import markdown, write_leaderboard
     from tether.runs.evaluations import boards, read_results
 
-    found = boards(read_results(folder))
+    results = read_results(folder)
+    found = boards(results)
     page = write_leaderboard(found, out or folder / "leaderboard.html")
     typer.echo(markdown(found))
-    typer.echo(f"page: {page}", err=True)
+    # Beside the table, so that the output is Markdown and nothing else.
+    typer.echo(f"{_count(len(results), 'result')} of {_count(len(found), 'task')}; page: {page}", err=True)
+    alone = sum(len(board.results) == 1 for board in found)
+    if alone and len(results) > 1:
+        typer.echo(
+            f"{_count(alone, 'task')} with one result: environment, options, data or number of prompts differ from the others", err=True
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

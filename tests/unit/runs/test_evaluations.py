@@ -151,7 +151,11 @@ def test_leaderboard_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "| 1 | B | 100.0% | 50.0% to 100.0% | 1.000 | 0 | A |",
     ]
     assert "- B is 50.0 points above A (+33.0 to +67.0, 40 instances): beyond chance" in shown.out
-    assert (tmp_path / "leaderboard.html").is_file() and "leaderboard.html" in shown.err
+    assert (tmp_path / "leaderboard.html").is_file() and "2 results of 1 task; page: " in shown.err and "leaderboard.html" in shown.err
+    write_result(result("C", [[1]]), tmp_path / "C.json")
+    with pytest.raises(SystemExit):
+        main(["leaderboard", str(tmp_path), "--out", str(tmp_path / "other.html")])
+    assert "1 task with one result: environment, options, data or number of prompts differ" in capsys.readouterr().err
 
 
 def test_folders_without_results(tmp_path: Path) -> None:
