@@ -48,6 +48,18 @@ def clustered_interval(outcomes: Sequence[Sequence[float]]) -> Interval:
     return wilson_interval(rate * trials, trials, student_t(count - 1))
 
 
+def instance_values(outcomes: Sequence[Sequence[float]]) -> list[float]:
+    """One value for each instance, whose mean is the mean m over all episodes: m + (s_i - n_i m) C / N, with n_i of the N episodes, and their sum
+    s_i, on instance i of C. Where all instances have as many episodes, the value is the instance's own mean.
+
+    >>> instance_values([[1.0, 0.0], [1.0, 1.0]]), instance_values([[1.0], [0.0, 0.0, 0.0]])
+    ([0.5, 1.0], [0.625, -0.125])
+    """
+    count, num_episodes = len(outcomes), sum(map(len, outcomes))
+    mean = math.fsum(math.fsum(found) for found in outcomes) / num_episodes
+    return [mean + (math.fsum(found) - len(found) * mean) * count / num_episodes for found in outcomes]
+
+
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """Student's 95% interval of a mean over instances; None where they show no spread, or there is only one: nothing can be said."""
     count = len(values)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput
-from tether.core.intervals import clustered_interval, difference_interval, mean_interval
+from tether.core.intervals import clustered_interval, difference_interval, instance_values, mean_interval
 from tether.runs.store import storage_error, write_whole
 
 KIND = "tether evaluation"
@@ -131,8 +131,9 @@ def compare(first: Result, second: Result, level: float = LEVEL) -> Difference |
     shared = [key for key in a if key in b]
     if not shared:
         return None
-    success = [_mean(a[key][0]) - _mean(b[key][0]) for key in shared]
-    reward = [_mean(a[key][1]) - _mean(b[key][1]) for key in shared]
+    success, reward = (
+        [x - y for x, y in zip(*(instance_values([played[key][part] for key in shared]) for played in (a, b)), strict=True)] for part in (0, 1)
+    )
     samples = min(len(played[key][0]) for played in (a, b) for key in shared)
     low, high = difference_interval(success, samples, level=level)
     names = (str(first["model"]["name"]), str(second["model"]["name"]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tether.core.intervals import clustered_interval, mean_interval
+from tether.core.intervals import clustered_interval, instance_values, mean_interval
 from tether.core.protocols import Sampling
 from tether.core.types import Group, Trajectory
 from tether.diagnostics.summary import pass_at_k, pass_rates, rollout_summary
@@ -52,12 +52,12 @@ class Evaluation:
         played = [group for group in self.groups if group.trajectories]
         units = list(instances(played).values())
         found: dict[str, tuple[float, float] | None] = {
-            "success": clustered_interval([[float(t.success) for t in unit] for unit in units]),
-            "reward_mean": mean_interval([sum(t.reward for t in unit) / len(unit) for unit in units]),
+            "success": clustered_interval([[float(won) for group in unit for won in group.successes] for unit in units]),
+            "reward_mean": mean_interval(instance_values([[reward for group in unit for reward in group.rewards] for unit in units])),
         }
         for name in pass_rates(self.groups):
             k = int(name.removeprefix("pass_at_"))
-            found[name] = clustered_interval([[pass_at_k(len(unit), sum(t.success for t in unit), k)] for unit in units])
+            found[name] = clustered_interval([[pass_at_k(len(g.trajectories), sum(g.successes), k) for g in unit] for unit in units])
         return found
 
     @property
@@ -126,7 +126,7 @@ def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
     played = [group for group in groups if group.trajectories]  # a prompt whose every episode errored says nothing about the policy
     if not played:  # nothing was measured: a rate of 0 would look like a collapsed policy
         return {"errors": summary["errors"], "prompts": 0}
-    outcomes = [[t.success for t in unit] for unit in instances(played).values()]
+    outcomes = [[won for group in unit for won in group.successes] for unit in instances(played).values()]
     low, high = clustered_interval(outcomes)
     if any(turn.usage is None and not turn.context_ids for group in played for t in group.trajectories for turn in t.turns):
         del summary["response_tokens"]  # of a server that does not count
@@ -140,14 +140,14 @@ def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
     }
 
 
-def instances(groups: Sequence[Group]) -> dict[tuple[str, str], list[Trajectory]]:
-    """The episodes of each distinct instance, errored ones left out. Instances are told apart by the first observation of their episodes."""
-    found: dict[tuple[str, str], list[Trajectory]] = {}
+def instances(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
+    """The prompts of each distinct instance, of those that were played. Instances are told apart by the first observation of their episodes."""
+    found: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         if group.trajectories:
             first = group.trajectories[0].turns
             shown = first[0].observation if first else f"prompt {group.index}"  # an episode without a turn is an instance of its own
-            found.setdefault((group.env, shown), []).extend(group.trajectories)
+            found.setdefault((group.env, shown), []).append(group)
     return found
 
 

@@ -83,8 +83,10 @@ def test_paired_on_what_both_played() -> None:
     a["instances"][3]["key"] = b["instances"][3]["key"] = "k2"
     found = compare(a, b)
     assert found is not None and found.num_instances == 2
-    assert found.success == pytest.approx((1 + (0 - 0.5)) / 2)
-    assert (found.low, found.high) == difference_interval([1.0, -0.5], 1)
+    # One episode of the first instance, two of the other: the difference is that of the rates over episodes, 1/3 - 1/3.
+    assert found.success == pytest.approx(0)
+    first, second = 1 / 3 + (1 - 1 / 3) * 2 / 3, 1 / 3 + (0 - 1 / 3) * 2 / 3
+    assert (found.low, found.high) == pytest.approx(difference_interval([first - second, second - first], 1))
     for instance in b["instances"]:
         instance["key"] += "other"
     assert compare(a, b) is None
