@@ -132,7 +132,8 @@ def compare(first: Result, second: Result, level: float = LEVEL) -> Difference |
     if not shared:
         return None
     success, reward = (
-        [x - y for x, y in zip(*(instance_values([played[key][part] for key in shared]) for played in (a, b)), strict=True)] for part in (0, 1)
+        [x - y for x, y in zip(*(instance_values([played[key][part] for key in shared]) for played in (a, b)), strict=True)]
+        for part in (0, 1)
     )
     samples = min(len(played[key][0]) for played in (a, b) for key in shared)
     low, high = difference_interval(success, samples, level=level)
