@@ -176,7 +176,7 @@ def _warnings(result: "Evaluation", settings: "RunSettings") -> list[str]:
     found = list(result.notes)
     failed = result.record["failed"]
     if failed:
-        found.append(f"{len(failed)} conversations failed and are in no number, the first: {failed[0]['reason']}")
+        found.append(f"conversations that failed and are in no number: {len(failed)}, the first: {failed[0]['reason']}")
     cut, responses = result.record["cut_responses"], result.tokens["responses"]
     if cut:
         found.append(f"{cut} of {responses} responses were cut at {settings.rollout.max_tokens} tokens; --max-tokens gives more")

@@ -143,8 +143,10 @@ class ModelEndpoint:
             answer = reply.text
         error = answer.get("error", answer.get("detail", answer)) if isinstance(answer, dict) else answer
         said = error.get("message", error) if isinstance(error, dict) else error
-        words = " ".join(str(said).split())
-        return (words.replace(self._token, "[the key]") if self._token else words)[:300] or "no words"
+        return self._without_key(" ".join(str(said).split()))[:300] or "no words"
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._token, "[the key]") if self._token else text
 
     def _decoded(self, reply: httpx.Response) -> dict[str, Any]:
         if not reply.content:
@@ -154,7 +156,7 @@ class ModelEndpoint:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise ModelUnavailable(f"the server at {self.base} answers no JSON object but '{reply.text[:80]}'; check the address")
+            raise ModelUnavailable(f"the server at {self.base} answers no JSON object but '{self._without_key(reply.text)[:80]}'; check the address")
         return answer
 
     def models(self) -> list[dict[str, Any]]:

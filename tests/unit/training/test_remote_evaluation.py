@@ -401,7 +401,7 @@ def test_keys_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
             main([*command, "--out", str(tmp_path / "out")])
     assert ended.value.code == 0
     shown = capsys.readouterr()
-    assert "1 conversations failed" in shown.out and "[the key]" in shown.out
+    assert "failed and are in no number: 1, the first: " in shown.out and "[the key]" in shown.out
     written = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
     assert "[the key]" in written
     assert KEY not in written + shown.out + shown.err + caplog.text
