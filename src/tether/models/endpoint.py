@@ -156,7 +156,9 @@ class ModelEndpoint:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise ModelUnavailable(f"the server at {self.base} answers no JSON object but '{self._without_key(reply.text)[:80]}'; check the address")
+            raise ModelUnavailable(
+                f"the server at {self.base} answers no JSON object but '{self._without_key(reply.text)[:80]}'; check the address"
+            )
         return answer
 
     def models(self) -> list[dict[str, Any]]:

@@ -107,7 +107,7 @@ def test_samples_draw_apart_and_repeat(tiny: Any) -> None:
     """Several turns and samples: each sample has its own seed, and the same command gives the same replies."""
     with serving_model(tiny, "tiny") as url:
         runs = [
-            tether.evaluate(f"{url}#tiny", "frozen_lake", prompts=3, samples=4, temperature=1.0, options={**LAKE, "max_turns": 3})
+            tether.evaluate(f"{url}#tiny", "frozen_lake", prompts=2, samples=4, temperature=1.0, options=LAKE, **{"rollout.max_tokens": 40})
             for _ in range(2)
         ]
     texts = [[[turn.text for turn in t.turns] for group in run.groups for t in group.trajectories] for run in runs]
