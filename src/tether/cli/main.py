@@ -17,6 +17,7 @@ from tether.cli import (
     envs,
     evaluate,
     export,
+    leaderboard,
     models,
     play,
     report,
@@ -51,6 +52,7 @@ Examples:
 app.command(epilog=train.EXAMPLES)(train.train)
 app.command(epilog=sft.EXAMPLES)(sft.sft)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate_model)
+app.command(epilog=leaderboard.EXAMPLES)(leaderboard.leaderboard)
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=diagnose.EXAMPLES)(diagnose.diagnose)
 app.command(epilog=report.EXAMPLES)(report.report)

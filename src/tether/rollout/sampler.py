@@ -30,14 +30,14 @@ import httpx
 import numpy as np
 import torch
 
-from tether.core.enums import StopReason
+from tether.core.enums import ERRORED, StopReason
 from tether.core.errors import BadInput, EnvironmentFailure, OutdatedEngine, OutOfMemory
 from tether.core.protocols import AsyncEngine, Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
 from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group, Trajectory
 from tether.envs.registry import find_class, is_address
 from tether.envs.remote import WorkerPool, make_envs
-from tether.models.chat import ChatFormat
+from tether.models.chat import ChatFormat, PromptFormat
 from tether.models.memory import forget_failed, memory_boundary
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
 
@@ -155,6 +155,12 @@ class EnvPool:
             for seeds in plan
         ]
 
+    def episode(self, seeds: EpisodeSeeds, chat: PromptFormat, rules: EpisodeRules, slot: int, num_slots: int) -> Episode:
+        """One episode in the environment of a slot: players that take one episode after the other keep an environment each."""
+        spec = self.specs[seeds.env_index]
+        env = self._environments(seeds.env_index, num_slots)[slot]
+        return Episode(env, chat, seeds, rules, spec.label, _metrics_of(spec.name))
+
     def close(self) -> None:
         for index in list(self._pools):
             self._close(index)
@@ -242,7 +248,7 @@ def group_trajectories(trajectories: Iterable[Trajectory]) -> list[Group]:
     groups: dict[int, Group] = {}
     for trajectory in trajectories:
         group = groups.setdefault(trajectory.group, Group(trajectory.group, trajectory.seed, [], env=trajectory.env))
-        (group.errored if trajectory.stop_reason is StopReason.ENV_ERROR else group.trajectories).append(trajectory)
+        (group.errored if trajectory.stop_reason in ERRORED else group.trajectories).append(trajectory)
     return list(groups.values())
 
 

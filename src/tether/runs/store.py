@@ -249,22 +249,34 @@ class RunStore:
 
     def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Write all records in one go, on lines of their own."""
-        if not self.writes:
-            return
-        path = self.folder / name
-        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
-        try:
-            with path.open("ab+") as file:
-                size = os.fstat(file.fileno()).st_size
-                torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-                file.write(b"\n" + text if torn else text)
-        except OSError as error:
-            raise storage_error(path, error) from error
+        if self.writes:
+            append_records(self.folder / name, records)
 
     def _replace(self, name: str, text: str) -> None:
         """Write a small file whole: a reader sees the old one or the new one, never half of it."""
         if self.writes:
             write_whole(self.folder / name, text)
+
+
+def append_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Add records to a JSONL file in one go, on lines of their own: what a kill tore stays alone on its line."""
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+    try:
+        with path.open("ab+") as file:
+            size = os.fstat(file.fileno()).st_size
+            torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            file.write(b"\n" + text if torn else text)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSONL file; torn lines are left out, and a file that is not there has none."""
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise storage_error(path, error, doing="read") from error
+    return [record for line in lines if (record := _parsed(line)) is not None]
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tether.core.config import Settings, dump_yaml, load, merge, validate
-from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, TetherError
+from tether.core.errors import BadInput, ConfigError, TetherError
 from tether.core.protocols import Engine, Env
 from tether.core.types import Group
 from tether.envs.factory import env_factory
 from tether.envs.registry import make_env
 from tether.models.catalog import check_name
+from tether.models.chat_endpoint import is_endpoint
 from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.run import Run
 from tether.runs.store import RunStore
@@ -27,7 +28,6 @@ from tether.training.distributed.ranks import Ranks, join_ranks
 from tether.training.settings import EnvSettings, RunSettings
 
 if TYPE_CHECKING:
-    from tether.rollout.sampler import EnvSpec
     from tether.training.callbacks import Callback
     from tether.training.evaluate import Evaluation
 
@@ -207,12 +207,18 @@ def evaluate(
     best: bool = False,
     options: Mapping[str, Any] | None = None,
     callbacks: Sequence["Callback"] = (),
+    out: Path | str | None = None,
+    concurrency: int = 8,
+    api_key_env: str | None = None,
+    price: tuple[float, float] | None = None,
+    body: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> "Evaluation":
     """Success on fixed prompts, with its 95% interval and pass@k.
 
     Args:
-        model_or_run: a run folder (its newest checkpoint) or anything `load_model` takes.
+        model_or_run: a run folder (its newest checkpoint), anything `load_model` takes, or a model behind an OpenAI-compatible chat endpoint,
+            as http://HOST:PORT#NAME.
         env: the environment; a run folder knows its own.
         prompts: how many; None plays every row of a data file once, and 512 validation prompts elsewhere.
         temperature: of sampling; 0 is greedy.
@@ -220,12 +226,23 @@ def evaluate(
         best: the run's best checkpoint instead of its newest.
         options: options of the environment; `split` is validation unless it is given here.
         callbacks: follow the progress (`on_stage_begin`, `on_stage_progress`).
+        out: a folder for the record, its page and the conversations with an endpoint; the same call continues what was interrupted.
+        concurrency: conversations with an endpoint at the same time.
+        api_key_env: the variable that holds the key of an endpoint.
+        price: of a million tokens of prompts and of completions, for the cost.
+        body: further fields of every request to an endpoint; None leaves out one that would be sent.
         settings: any other setting, as in `train`.
     """
     given = merge({"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}, nested_settings(settings))
     if options:
         given = merge(given, {"env": {"options": dict(options)}})
-    return run_evaluation(evaluation_settings(str(model_or_run), env, best, given), callbacks)
+    resolved = evaluation_settings(str(model_or_run), env, best, given)
+    from tether.training.evaluation_run import run_evaluation
+    from tether.training.remote_evaluation import EndpointOptions
+
+    endpoint = EndpointOptions(concurrency, api_key_env, body or {})
+    place = None if out is None else Path(out)
+    return run_evaluation(resolved, str(model_or_run), callbacks, endpoint=endpoint, price=price, out=place)
 
 
 def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping[str, Any]) -> RunSettings:
@@ -238,51 +255,16 @@ def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping
     settings = validate(RunSettings, merge(base, given))
     for chosen in settings.environments():
         make_env(chosen.name, **chosen.options)
-    check_name(settings.model.name)
+    if not is_endpoint(settings.model.name):
+        check_name(settings.model.name)
     return settings
-
-
-def run_evaluation(settings: RunSettings, callbacks: Sequence["Callback"] = ()) -> "Evaluation":
-    """Load the model and play the validation prompts."""
-    from tether.models.load import load_model
-    from tether.models.policy import Policy
-    from tether.rollout.sampler import error_note
-    from tether.training.build import build_sampler, compute_dtype
-    from tether.training.callbacks import CallbackList
-    from tether.training.evaluate import evaluate as evaluate_policy
-
-    loaded = load_model(settings.model.name, device=settings.model.device, dtype=compute_dtype(settings))
-    policy = Policy(loaded.model, loaded.tokenizer, max_positions=settings.rollout.max_context)
-    sampler = build_sampler(settings, policy, CallbackList(callbacks))
-    result = evaluate_policy(
-        sampler,
-        settings.evaluation.prompts,
-        settings.evaluation_sampling(),
-        samples=settings.evaluation.samples,
-        specs=_evaluated_specs(settings),
-    )
-    if not any(group.trajectories for group in result.groups):
-        raise EnvironmentFailure(f"nothing was measured: {error_note(result.groups)}")
-    return result
-
-
-def _evaluated_specs(settings: RunSettings) -> "list[EnvSpec]":
-    """The environments of an evaluation: a split that was asked for is played, otherwise it is the validation split."""
-    from tether.training.build import env_specs
-    from tether.training.evaluate import validation_specs
-
-    if settings.evaluation.env is not None:
-        return env_specs([settings.evaluation.env])
-    return [spec if "split" in spec.options else validation_specs([spec])[0] for spec in env_specs(settings.environments())]
 
 
 def _target_settings(target: str, best: bool, own_env: bool) -> dict[str, Any]:
     """Settings of a run folder with its newest or best checkpoint as the model; of a model, just its name. `own_env`: the run's environment
     is played."""
-    if "://" in target:
-        raise BadInput(f"'{target}' is an address; evaluation needs a model's name, a folder, a .gguf file or a run folder")
     folder = Path(target)
-    if not (folder / "run.json").is_file():
+    if is_endpoint(target) or not (folder / "run.json").is_file():
         if best:
             raise BadInput(f"--best is for run folders, and '{target}' is not one; leave it out")
         return {"model": {"name": target}}
