@@ -1,6 +1,8 @@
 """One update of TRL on FrozenLake, on as many processes as started it: the script of `test_two_processes_are_one`.
 
     python tests/integrations/lake_training.py MODEL OUT ROWS_PER_PROCESS LOSS_TYPE...
+
+Run by torch's launcher in two processes, and imported for one.
 """
 
 import json

@@ -171,7 +171,10 @@ def test_two_processes_are_one(tmp_path: Path, float32_tiny: Path) -> None:
     update = runpy.run_path(str(SCRIPT))["update"]
     before = load_file(float32_tiny / "model.safetensors")
     for kind in KINDS:
-        two, weights_two = json.loads((tmp_path / "two" / kind / "log.json").read_text()), torch.load(tmp_path / "two" / kind / "weights.pt")
+        two, weights_two = (
+            json.loads((tmp_path / "two" / kind / "log.json").read_text()),
+            torch.load(tmp_path / "two" / kind / "weights.pt"),
+        )
         alone = update(float32_tiny, tmp_path / "one" / kind, kind, 6)
         one = alone["log"]
         assert (alone["processes"], two["processes"]) == (1, 2)
