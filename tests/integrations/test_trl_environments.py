@@ -96,6 +96,48 @@ def test_metrics_are_those_of_tethers_own_trainer(tiny: Any) -> None:
     assert own.information == other.information and own.metrics == other.metrics
 
 
+def test_the_record_of_a_step_is_that_of_tethers_own_trainer(make_trainer: Make, tmp_path: Path) -> None:
+    """A step of `tether.train`, its episodes read from the run folder as rows of TRL, and the callback's record of them."""
+    mine = tether.train(
+        "frozen_lake",
+        model="tiny",
+        steps=1,
+        seed=3,
+        filter="top_p:0.9",
+        out=tmp_path / "mine",
+        options=LAKE["options"],
+        rollout={"num_groups": 3, "group_size": 4, "max_tokens": 40},
+        evaluation={"prompts": 1},
+        diagnosis={"every": 1, "budget": 1.0},
+    )
+    rows, rewards, successes = [], [], []
+    for episode in mine.store.trajectories(1, "train"):
+        first, *later = episode["turns"]
+        ids, sampled = list(first["response_ids"]), [True] * len(first["response_ids"])
+        for turn in later:
+            ids += [*turn["context_ids"], *turn["response_ids"]]
+            sampled += [False] * len(turn["context_ids"]) + [True] * len(turn["response_ids"])
+        rows.append(Row(str(episode["group"]), tuple(first["context_ids"]), tuple(ids), tuple(sampled), episode["success"], None))
+        rewards.append(episode["reward"])
+        successes.append(episode["success"])
+    batch = GenerationBatch(rows, rewards, successes, 4)
+    probe = TetherCallback(every=1, out=tmp_path / "theirs", budget=1.0)
+    trainer = make_trainer(TetherGRPOTrainer, group_filter="top_p:0.9", callbacks=[probe], args={"seed": 3})
+    probe.attach(trainer)
+    probe.on_train_begin(trainer.args, trainer.state, trainer.control)
+    probe.observe(trainer, batch, trainer._tether_select(batch, {}, trainer.group_filter))
+    own, (theirs,) = mine.records[-1], tether.Run(tmp_path / "theirs").records
+    shared = [name for name in theirs.metrics if name.split("/")[0] in ("rollout", "groups", "information", "information_trajectory")]
+    assert len(shared) > 50 and "information_trajectory/mi_seq" in shared and "groups/rv_mean" in shared
+    apart = {
+        name: (own.metrics[name], theirs.metrics[name])
+        for name in shared
+        if name in own.metrics and own.metrics[name] != pytest.approx(theirs.metrics[name], rel=1e-4, abs=1e-5)
+    }
+    assert not apart and own.regime == theirs.regime
+    assert {name for name in shared if name not in own.metrics} <= {"groups/sampled", "groups/kept"}
+
+
 def test_an_errored_episode_has_no_reward(make_trainer: Make, tiny: Any) -> None:
     lake = TetherEnvironment("frozen_lake", tiny.tokenizer, num_prompts=6, **LAKE)
     trainer = make_trainer(TetherGRPOTrainer, args=ARGS, group_filter="top_p:0.9", callbacks=[TetherCallback(every=0)], **lake.arguments)
