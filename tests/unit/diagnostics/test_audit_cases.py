@@ -1,6 +1,7 @@
 """Verdicts of `tether.audit` on rollouts that can be read in one look: what was written for which prompt, and the verdict it deserves.
 
-The embedded model scores them. It has never seen such text, so what is told is told by words as much as by the model.
+The embedded model scores them. It has never seen such text, so what is told is told by words as much as by the model. Generated rollouts of the same
+kinds, on prompts of real environments, are in test_audit_verdicts.py.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,9 @@ PLACES = ("attic", "cellar", "garden", "harbour", "kitchen", "library", "market"
 GERMAN = ("Dach", "Keller", "Beet", "Hafen", "Herd", "Buch", "Markt", "Baum", "Schloss", "Stein", "Stall", "Turm")
 LOOKS = ("careful", "quick", "simple", "patient", "bold", "clever", "safe")
 STEPS = ("check everything", "think twice", "plan ahead", "compare the ways", "go on")
+THINGS = ("key", "lamp", "rope", "map", "coin", "bell", "ring", "sword", "crown", "drum", "saddle", "flag")
+pytestmark = pytest.mark.long
+
 Write = Callable[[int, int], str | None]
 """From the number of the prompt and of the sample to the reasoning; None is a response that was cut off while it reasoned."""
 
@@ -45,7 +49,6 @@ CASES: list[tuple[str, Write, int, int, str]] = [
     ("in German, several samples", lambda n, k: f"Ich suche beim {GERMAN[n]}, Versuch {k}.", 12, 4, "tied"),
     ("a template with noise in its slots", template, 12, 4, "template_collapse"),
     ("one fixed text", lambda n, k: "I think about it and then I answer.", 12, 4, "low_entropy_collapse"),
-    ("about the neighbouring prompt", lambda n, k: tied((n + 1) % 12, k), 12, 4, "misplaced"),
     ("half of it a template", one_in(2, tied, template), 12, 4, "weakly_tied"),
     ("nine in ten blank", one_in(10, tied, lambda n, k: " "), 12, 10, "weakly_tied"),
     ("all but one in twenty blank", one_in(20, tied, lambda n, k: " "), 12, 20, "low_entropy_collapse"),
@@ -68,3 +71,17 @@ def test_the_verdict(write: Write, prompts: int, samples: int, verdict: str, tin
     ]
     found = tether.audit(rows, model=tiny, bootstrap=100)
     assert found.verdict.code == verdict, found.verdict
+
+
+def test_reasoning_about_the_neighbouring_prompt_is_misplaced(tiny: Any) -> None:
+    """It can be predicted from its prompt, and names the thing and the place of another. A single word would not be enough to say so."""
+    rows = [
+        {
+            "prompt": f"Where is the {THINGS[n]} of the {PLACES[n]}?",
+            "response": f"<think>The {THINGS[n - 1]} must be in the {PLACES[n - 1]}, so I {STEPS[(n + k) % 5]} there.</think> here",
+        }
+        for n in range(12)
+        for k in range(4)
+    ]
+    found = tether.audit(rows, model=tiny, bootstrap=100)
+    assert found.verdict.code == "misplaced", found.verdict
