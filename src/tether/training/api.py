@@ -6,7 +6,6 @@ Settings are checked as far as possible before torch is loaded; whatever needs t
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -128,8 +127,18 @@ def open_run(
     settings = ranks.first(lambda: run_settings(out, config, given, resume=resume, smoke=smoke))
     if ranks.size > 1:
         ranks.together(lambda: check_several_ranks(settings, ranks))
-    folder = place if resume and place else ranks.first(lambda: _create(place, settings))
-    return ranks.together(lambda: RunStore.open(folder, writes=ranks.rank == 0)), settings
+    made: list[RunStore] = []
+    folder = place if resume and place else ranks.first(lambda: _create(place, settings, made))
+    return ranks.together(lambda: made[0] if made else _opened(folder, settings if given else None, writes=ranks.rank == 0)), settings
+
+
+def _opened(folder: Path, changed: RunSettings | None, *, writes: bool) -> RunStore:
+    """The store of a run that is there, locked where this rank writes; `changed` are settings to put on its record."""
+    store = RunStore.open(folder, writes=writes)
+    store.lock()
+    if changed is not None:
+        store.replace_config(dump_yaml(changed))
+    return store
 
 
 def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
@@ -185,13 +194,17 @@ def run_training(
     if settings.trackers and ranks.rank == 0:
         callbacks = [*callbacks, Tracking(settings.trackers, _without_secrets(settings), store, callbacks)]
     try:
-        trainer = Trainer(settings, store, callbacks if ranks.rank == 0 else (), start, ranks)
-    except TetherError:
-        if not resumed and store.writes:
-            shutil.rmtree(store.folder)  # made a moment ago, holds nothing
-        raise
-    ready(trainer)
-    trainer.run()
+        with ranks.interrupts.listening():
+            try:
+                trainer = Trainer(settings, store, callbacks if ranks.rank == 0 else (), start, ranks)
+            except TetherError:
+                if not resumed and store.writes:
+                    store.discard()
+                raise
+            ready(trainer)
+            trainer.run()
+    finally:
+        store.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------- evaluate
@@ -428,8 +441,8 @@ def _all_options(chosen: EnvSettings, env: Env) -> dict[str, Any]:
     return options.model_dump(mode="json", exclude={"split"} - chosen.options.keys())
 
 
-def _create(out: Path | None, settings: RunSettings) -> Path:
-    """A new run folder."""
+def _create(out: Path | None, settings: RunSettings, made: list[RunStore]) -> Path:
+    """A new run folder; its store, which holds the lock, is put into `made`."""
     names = [chosen.name.partition("://")[2] or chosen.name for chosen in settings.environments()]
     played = "+".join(re.sub(r"\W+", "_", name) for name in names)
     folder = out or Path("runs") / f"{played}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -440,7 +453,8 @@ def _create(out: Path | None, settings: RunSettings) -> Path:
         "seed": settings.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    return RunStore.create(folder, dump_yaml(_without_secrets(settings)), about).folder
+    made.append(RunStore.create(folder, dump_yaml(_without_secrets(settings)), about))
+    return folder
 
 
 def _without_secrets(settings: RunSettings) -> RunSettings:
@@ -476,8 +490,6 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
         raise BadInput(
             f"the run has {before.steps} steps and cannot be cut to {settings.steps}; give at least {before.steps}, or no --steps"
         )
-    if settings != before:
-        store.replace_config(dump_yaml(settings))
     return settings
 
 

@@ -17,6 +17,7 @@ from tether.core.seeding import seed_everything
 from tether.core.types import Group
 from tether.models.hardware import device_name
 from tether.runs.checkpoints import newest_checkpoint
+from tether.runs.manifest import check_checkpoint
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
 from tether.training.async_rollouts import AsyncRollouts
@@ -48,7 +49,7 @@ class RunState:
         self._start_timer = start or StartTimer()
         self.ranks = ranks or Ranks()
         seed_everything(settings.seed)
-        checkpoint = self.ranks.first(lambda: _last_checkpoint(store.checkpoints))
+        checkpoint = self.ranks.first(lambda: _last_checkpoint(store))
         self.settings, self.store, self.callbacks = settings, store, CallbackList(callbacks)
         self.parts = self.ranks.together(lambda: build(settings, checkpoint, self.callbacks, self._start_timer, store.folder, self.ranks))
         self.policy, self.learner, self.sampler, self.monitor = (
@@ -129,7 +130,9 @@ class RunState:
     def amend(self, record: StepRecord) -> StepRecord:
         """Write a record, or again with something added: readers take the last record of a step. Rank 0's is that of every rank."""
         record = self.ranks.first(lambda: record)
-        self.records = [*(other for other in self.records if other.step != record.step), record]
+        if self.records and self.records[-1].step == record.step:
+            self.records.pop()
+        self.records.append(record)
         self.store.append(record)
         return record
 
@@ -179,7 +182,11 @@ class RunState:
             self.callbacks.on_note(note)
 
 
-def _last_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint to continue from, once what a kill left unfinished is cleared away."""
-    sweep(folder)
-    return newest_checkpoint(folder)
+def _last_checkpoint(store: RunStore) -> Path | None:
+    """The checkpoint to continue from, found whole, once what a kill left unfinished is cleared away."""
+    store.lock()  # before anything is cleared away: it could be another process's
+    sweep(store.checkpoints)
+    checkpoint = newest_checkpoint(store.checkpoints)
+    if checkpoint is not None:
+        check_checkpoint(checkpoint)
+    return checkpoint
