@@ -150,7 +150,7 @@ def _reading(folder: Path) -> Iterator[None]:
         yield
     except ModelUnavailable:
         raise
-    except (OSError, ValueError, SafetensorError, pickle.UnpicklingError) as error:  # a missing, torn or foreign file
+    except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:  # a missing, torn or foreign file
         raise ModelUnavailable(f"cannot read the model in '{folder}': {_reason(error)}; check or replace its files") from error
 
 

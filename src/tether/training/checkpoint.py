@@ -163,7 +163,7 @@ def load_state(checkpoint: Path, *, mapped: bool = False, verified: bool = False
     except pickle.UnpicklingError as error:  # torch's own words advise to load it unsafely
         raise CheckpointError(
             f"cannot read checkpoint '{checkpoint}': {STATE} holds something else than numbers, texts and tensors, so Tether did not write it; "
-            "nothing of it was run. Move it away to resume from the one before it"
+            "nothing of it was run; move it away to resume from the one before it"
         ) from error
     except (OSError, RuntimeError, EOFError, LookupError, ValueError) as error:
         raise CheckpointError(

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from tether.core.errors import EngineUnavailable, OutOfMemory
+from tether.core.errors import EngineUnavailable, OutOfMemory, TetherError
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.callbacks import Callback
@@ -43,7 +43,7 @@ class Trainer(RunState):
         self.hooks = [Checkpoints(), Evaluations(), self.best, Trackers(), EarlyStop()]
 
     def run(self) -> None:
-        """Train to the last step, or until a hook ends the run; on Ctrl-C or without memory write a checkpoint and re-raise."""
+        """Train to the last step, or until a hook ends the run; whatever else ends it, write a checkpoint if the weights are whole."""
         with self.sampler.pool, self.ahead or nullcontext(), self.interrupts.listening(), self.callbacks.running():
             try:
                 self._start()
@@ -57,12 +57,12 @@ class Trainer(RunState):
                 if self.whole:
                     self._say_what_is_waited_for()
                     self.save()
-                self.finish_saving()  # a second Ctrl-C does not wait
+                self.finish_saving()  # a second Ctrl-C does not wait, nor does the end of the grace time
                 raise
             except (OutOfMemory, EngineUnavailable) as error:
                 raise type(error)(f"{error}; nothing already written is lost: {self.how_to_resume()}") from error
-            except Exception:
-                self.saver.close()
+            except Exception as error:
+                self._save_after(error)
                 raise
         self.store.finish(f"stopped early after step {self.step}: {reason}" if reason else f"all {self.settings.steps} steps done")
 
@@ -81,6 +81,19 @@ class Trainer(RunState):
         self._prefetch()
         for hook in self.hooks:  # checkpoint, evaluation, best checkpoint, trackers
             record = hook.on_step(self, record)
+
+    def _save_after(self, error: Exception) -> None:
+        """Keep the last complete step of a run that ends with an error, if its weights are whole; a failure of that is a note.
+
+        Several ranks can do so only where all of them came here.
+        """
+        together = self.ranks.size == 1 or (isinstance(error, TetherError) and error.common)
+        try:
+            if self.whole and self.step and together and not self.is_saved(self.step):
+                self.save()
+            self.saver.wait()
+        except (TetherError, OSError, RuntimeError) as second:  # torch's errors are RuntimeErrors
+            self.callbacks.on_note(f"no checkpoint of step {self.step} could be written: {second}")
 
     def _say_what_is_waited_for(self) -> None:
         if self.ahead is not None and self.ahead.is_busy(self.step):

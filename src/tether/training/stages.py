@@ -241,7 +241,7 @@ class Stages:
             with self.timed("update"), self._bounded("update", self._micro_remedy()):
                 update = learner.update(batch, orders, scale, self._rates(step))
                 update |= self._publish(step)
-        except OutOfMemory:
+        except Exception:
             if not learner.updates_applied:  # the weights are still those of the last step
                 learner.nonfinite_streak = streak
             raise

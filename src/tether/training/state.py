@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tether.core.errors import OutOfMemory
 from tether.core.seeding import seed_everything
 from tether.core.types import Group
 from tether.models.hardware import device_name
@@ -147,11 +146,11 @@ class RunState:
     def atomic(self) -> Iterator[None]:
         """Hold back Ctrl-C until weights and record belong to the same step again."""
         with self.interrupts.shield():
-            self.whole = False
+            self.whole, before, self.learner.updates_applied = False, self.step, 0
             try:
                 yield
-            except OutOfMemory:
-                self.whole = not self.learner.updates_applied  # nothing was changed yet
+            except Exception:
+                self.whole = self.step == before and not self.learner.updates_applied  # nothing was changed yet
                 raise
             self.whole = True
 
