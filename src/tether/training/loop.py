@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from tether.core.errors import EngineUnavailable, OutOfMemory, TetherError
+from tether.core.errors import EngineUnavailable, EnvironmentFailure, OutOfMemory, TetherError
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
+from tether.runs.verdict import every_episode_failed
 from tether.training.callbacks import Callback
 from tether.training.distributed.ranks import Ranks
 from tether.training.hooks.early_stop import EarlyStop
@@ -59,12 +60,15 @@ class Trainer(RunState):
                     self.save()
                 self.finish_saving()  # a second Ctrl-C does not wait, nor does the end of the grace time
                 raise
-            except (OutOfMemory, EngineUnavailable) as error:
-                raise type(error)(f"{error}; nothing already written is lost: {self.how_to_resume()}") from error
+            except (OutOfMemory, EngineUnavailable, EnvironmentFailure) as error:
+                ended = type(error)(f"{error}; nothing already written is lost: {self.how_to_resume()}")
+                ended.common = error.common
+                raise ended from error
             except Exception as error:
                 self._save_after(error)
                 raise
         self.store.finish(f"stopped early after step {self.step}: {reason}" if reason else f"all {self.settings.steps} steps done")
+        self._check_evidence()
 
     def train_step(self, step: int) -> None:
         """One pass through the data flow; each line is a stage."""
@@ -81,6 +85,14 @@ class Trainer(RunState):
         self._prefetch()
         for hook in self.hooks:  # checkpoint, evaluation, best checkpoint, trackers
             record = hook.on_step(self, record)
+
+    def _check_evidence(self) -> None:
+        """A run in which no episode ever ended by itself has learned nothing: that is a failure, and it has a cause."""
+        causes = [every_episode_failed(record) for record in self.records if record.step]
+        if causes and all(causes):
+            failure = EnvironmentFailure(f"every episode of the run failed, nothing was learned; in the last step with: {causes[-1]}")
+            failure.common = True
+            raise failure
 
     def _save_after(self, error: Exception) -> None:
         """Keep the last complete step of a run that ends with an error, if its weights are whole; a failure of that is a note.
