@@ -36,9 +36,9 @@ class SafeStream:
     def _try(self, act: Callable[[], Any]) -> None:
         try:
             act()
-        except UnicodeEncodeError as error:  # a terminal that knows few letters: the others are replaced
-            encoding = self._stream.encoding or "ascii"
-            self._try(lambda: self._stream.write(str(error.object).encode(encoding, "backslashreplace").decode(encoding)))
+        except UnicodeEncodeError as unknown:  # a terminal that knows few letters: the others are replaced
+            encoding, text = self._stream.encoding or "ascii", str(unknown.object)
+            self._try(lambda: self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding)))
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             self._silent = True
             discard_output(self._stream)

@@ -116,7 +116,8 @@ def _check_if_checkpoint(folder: Path) -> bool:
 def _complete(name: Path | str, *, exact: bool = False, **options: Any) -> Any:
     """A model all of whose weights are in its files; transformers would draw the missing ones at random. Code that comes with a model is
     not run, and nobody is asked whether to. `exact`: the files hold nothing else, either."""
-    model, found = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **options)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **options)
+    model, found = loaded
     wrong = [(key, "is missing") for key in sorted(found["missing_keys"])]
     wrong += [(str(entry[0]), "has another shape") for entry in sorted(found["mismatched_keys"])]
     wrong += [(str(entry), "cannot be converted") for entry in sorted(found.get("conversion_errors") or ())]

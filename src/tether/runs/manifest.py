@@ -62,7 +62,9 @@ def damage(checkpoint: Path, *, only: str = "") -> list[str]:
     if not checkpoint.is_dir():
         return ["it is not there"]
     if not (checkpoint / MANIFEST).is_file():
-        missing = [name for name in (STATE, f"{MODEL}/config.json") if not (checkpoint / name).exists()] if has_no_adapters(checkpoint) else []
+        missing = (
+            [name for name in (STATE, f"{MODEL}/config.json") if not (checkpoint / name).exists()] if has_no_adapters(checkpoint) else []
+        )
         if not missing:
             _LOG.warning("checkpoint '%s' has no manifest (it is older than manifests, or it was removed): not verified", checkpoint)
         return [f"{name} is missing" for name in missing if name.startswith(only)]

@@ -37,6 +37,7 @@ CHECKPOINTS, REPORT = "checkpoints", "report.html"
 INDEX_WORTH_SAVING = 2**24
 """Bytes of trajectories: a reader that had to scan more keeps what it found, where nobody writes the run."""
 
+
 class RunStore:
     """One run's folder. Make it with `create` or `open`. The first write locks it, until `close`; reading needs no lock."""
 
@@ -87,7 +88,9 @@ class RunStore:
             return
         for name in (CHECKPOINTS, LOCK):
             if (self.folder / name).is_symlink():
-                raise BadInput(f"'{self.folder / name}' is a symbolic link, and a run writes only into its own folder; move what it names there")
+                raise BadInput(
+                    f"'{self.folder / name}' is a symbolic link, and a run writes only into its own folder; move what it names there"
+                )
         self._lock = weakref.finalize(self, RunLock.acquire(self.folder).release)
         for name in (ABOUT, CONFIG, INDEX):
             for draft in self.folder.glob(f".{name}.*{DRAFT}"):  # a kill left it
@@ -179,7 +182,9 @@ class RunStore:
         for record in records:
             block = (int(record["step"]), str(record["split"]))
             # The key order is what the index reads.
-            written.append({"step": block[0], "split": block[1], "attempt": attempts[block], **_without(record, "step", "split", "attempt")})
+            written.append(
+                {"step": block[0], "split": block[1], "attempt": attempts[block], **_without(record, "step", "split", "attempt")}
+            )
         # Counted even if the write fails half-way: what it left behind is then an earlier attempt.
         known.update(attempts)
         lines = _lines_of(written)

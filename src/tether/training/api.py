@@ -310,7 +310,12 @@ def _target_settings(target: str, best: bool, given: Mapping[str, Any], own_env:
     model = {**config.get("model", {}), "name": str(find_checkpoint(store.checkpoints, best=best)[0] / MODEL)}
     for chosen in (config["env"], *config.get("also", [])):
         chosen.get("options", {}).pop("split", None)  # what the run was trained on is not what it is tested on
-    return {**config, "model": model, "server": server, "rollout": {**config.get("rollout", {}), "engine": "native"}}  # its servers hold other weights by now
+    return {
+        **config,
+        "model": model,
+        "server": server,
+        "rollout": {**config.get("rollout", {}), "engine": "native"},
+    }  # its servers hold other weights by now
 
 
 # -------------------------------------------------------------------------------------------------------------------- play

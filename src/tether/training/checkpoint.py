@@ -34,8 +34,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tether.core.errors import CheckpointError, ModelUnavailable
 from tether.models.load import LoadedModel, load_model
 from tether.models.lora import save_model
-from tether.runs.manifest import check_checkpoint, file_sum, write_manifest
 from tether.runs.checkpoints import BEST, BEST_FACTS, MODEL, STATE, best_checkpoint, checkpoint_name, list_checkpoints
+from tether.runs.manifest import check_checkpoint, file_sum, write_manifest
 
 if TYPE_CHECKING:
     from tether.diagnostics.monitor import Monitor

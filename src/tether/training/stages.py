@@ -248,7 +248,7 @@ class Stages:
             if not learner.updates_applied:  # the weights are still those of the last step
                 learner.nonfinite_streak = streak
             raise
-        self._timer.count_update(batch.lengths_B.tolist(), settings.learner.epochs)
+        self._timer.count_update(settings.learner.epochs * int(batch.lengths_B.sum()), learner.work)
         return {**update, "skipped": 0}
 
     def _publish(self, step: int) -> dict[str, float]:

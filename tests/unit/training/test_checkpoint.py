@@ -204,9 +204,11 @@ def test_a_folder_without_state_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_newest_folder_that_lost_its_state_is_not_passed_over(tmp_path: Path) -> None:
     _stub(tmp_path, 1)
     (_stub(tmp_path, 2) / "state.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"step_000002' is damaged: state.pt is missing; step_000001 is there; move '.*step_000002' away"):
+    with pytest.raises(
+        CheckpointError, match=r"step_000002' is damaged: state.pt is missing; step_000001 is there; move '.*step_000002' away"
+    ):
         newest_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="state.pt is missing"):
+    with pytest.raises(CheckpointError, match=r"state.pt is missing"):
         find_checkpoint(tmp_path)
     shutil.rmtree(tmp_path / "step_000002")
     assert find_checkpoint(tmp_path) == (tmp_path / "step_000001", 1)
@@ -247,7 +249,10 @@ def test_a_flipped_bit_is_an_error_that_names_the_file_and_what_is_whole(tmp_pat
     with pytest.raises(CheckpointError) as caught:
         check_checkpoint(tmp_path / "step_000003")
     said = str(caught.value)
-    assert f"step_000003' is damaged: {name} is not what was written (its sha256 differs); step_000001 is whole; move '" in said and "\n" not in said
+    assert (
+        f"step_000003' is damaged: {name} is not what was written (its sha256 differs); step_000001 is whole; move '" in said
+        and "\n" not in said
+    )
     with pytest.raises(CheckpointError, match=re.escape(name)):
         load_state(tmp_path / "step_000003") if name == "state.pt" else load_checkpoint(tmp_path / "step_000003", "cpu")
     with pytest.raises(CheckpointError, match=r"step_000002' is damaged: model/config.json"):
@@ -326,7 +331,7 @@ def test_a_pickled_file_is_refused_without_advice_to_load_it(tmp_path: Path, tin
     path = _save(tmp_path, 1, tiny)
     (path / "manifest.json").unlink()
     torch.save({"step": 1, "learner": _Payload()}, path / "state.pt")
-    with pytest.raises(CheckpointError, match="holds something else than numbers, texts and tensors.*nothing of it was run") as caught:
+    with pytest.raises(CheckpointError, match=r"holds something else than numbers, texts and tensors.*nothing of it was run") as caught:
         load_state(path)
     (path / "model" / "model.safetensors").unlink()
     torch.save({"lm_head.weight": _Payload()}, path / "model" / "pytorch_model.bin")

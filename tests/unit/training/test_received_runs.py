@@ -104,7 +104,10 @@ def test_a_settings_file_imports_none_either(folder: Path) -> None:
     with pytest.raises(BadInput, match=rf"settings file '.*settings.yaml' {REFUSED}"):
         run_settings(None, folder / "settings.yaml", {}, resume=False, smoke=False)
     assert not _imported(folder)
-    assert run_settings(None, folder / "settings.yaml", {"env": {"name": "sent_env:Sort"}}, resume=False, smoke=False).env.name == "sent_env:Sort"
+    assert (
+        run_settings(None, folder / "settings.yaml", {"env": {"name": "sent_env:Sort"}}, resume=False, smoke=False).env.name
+        == "sent_env:Sort"
+    )
 
 
 def test_what_is_installed_or_imported_or_chosen_may_be_named_by_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +134,7 @@ def test_a_run_folder_starts_no_program(sent: Path) -> None:
     assert run_settings(sent, None, given, resume=True, smoke=False).server.vllm_command == "/tmp/evil"
     assert evaluation_settings(str(sent), None, False, {"rollout": {"engine": "vllm"}}).server.vllm_command == "vllm"
     _change(sent, server={"vllm_command": "vllm", "vllm_args": ["--middleware", "evil.Code"]})
-    with pytest.raises(BadInput, match="has server.vllm_args="):
+    with pytest.raises(BadInput, match=r"has server.vllm_args="):
         run_settings(sent, None, {}, resume=True, smoke=False)
 
 
@@ -146,7 +149,9 @@ def test_code_that_comes_with_a_model_is_not_run_and_nobody_is_asked(tmp_path: P
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text("import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n")
-    with pytest.raises(ModelUnavailable, match=r"it brings code of its own \(auto_map in its config.json\), which Tether does not run") as caught:
+    with pytest.raises(
+        ModelUnavailable, match=r"it brings code of its own \(auto_map in its config.json\), which Tether does not run"
+    ) as caught:
         load_model(str(tmp_path), device="cpu")
     assert "trust_remote_code" not in str(caught.value) and not (tmp_path / "imported").exists()
     assert shape_of(str(tmp_path)) is None
