@@ -62,7 +62,7 @@ def discard_output(stream: TextIO) -> None:
 def surviving_console(on_closed: Callable[[], None]) -> Iterator[None]:
     """Standard output and standard error cannot end what runs in this block."""
     out, err = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = SafeStream(out, on_closed, err), SafeStream(err, lambda: None)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = SafeStream(out, on_closed, err), SafeStream(err, lambda: None)
     try:
         yield
     finally:

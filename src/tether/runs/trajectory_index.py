@@ -218,7 +218,8 @@ class TrajectoryIndex:
 
     def _scan(self, until: int) -> None:
         """Make rows of the lines that have none, up to a place in the file."""
-        start, found = self.covered, []
+        start = self.covered
+        found: list[Rows] = []
         self.unfinished_line = None
         try:
             with self._data.open("rb") as file:
