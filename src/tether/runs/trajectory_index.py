@@ -239,7 +239,7 @@ class TrajectoryIndex:
             self._extend(np.concatenate(found))
 
     def _extend(self, rows: Rows) -> None:
-        self._rows = np.concatenate((self._rows, rows))
+        self._rows = np.concatenate((self._rows, rows)) if len(self._rows) else rows
         self._last = _last_attempts(self._rows)
 
 
@@ -322,8 +322,7 @@ def _block_starts(rows: Rows) -> NDArray[np.intp]:
 def _last_attempts(rows: Rows) -> NDArray[np.bool_]:
     """Which rows belong to the last attempt of their (step, split); torn lines belong to none."""
     whole = (rows["flags"] & TORN) == 0
-    places = np.flatnonzero(whole)
-    held = rows[places]
+    held = rows if whole.all() else rows[whole]  # a copy only where it must be: this is most of what opening an index costs
     starts = _block_starts(held)
     blocks = [(int(row["step"]), bytes(row["split"]), int(row["attempt"])) for row in held[starts]]
     highest: dict[tuple[int, bytes], int] = {}
@@ -331,5 +330,5 @@ def _last_attempts(rows: Rows) -> NDArray[np.bool_]:
         highest[step, split] = max(attempt, highest.get((step, split), 0))
     lasts = np.array([attempt == highest[step, split] for step, split, attempt in blocks], bool)
     mask = np.zeros(len(rows), bool)
-    mask[places] = np.repeat(lasts, np.diff(np.append(starts, len(held)))) if len(held) else False
+    mask[whole] = np.repeat(lasts, np.diff(np.append(starts, len(held)))) if len(held) else False
     return mask
