@@ -87,8 +87,12 @@ def measure_files(gigabytes: float, tokens: int, folder: Path) -> None:
         seconds.append(time.process_time() - start)
     store.close()
     tenth = max(1, len(seconds) // 10)
-    print(f"{path.stat().st_size / 1e9:.2f} GB, {128 * step:,} episodes in {step} steps; the index has {(store.folder / INDEX).stat().st_size / 1e6:.1f} MB")
-    print(f"writing a step: {1000 * statistics.median(seconds[:tenth]):.0f} ms at the start, {1000 * statistics.median(seconds[-tenth:]):.0f} ms of CPU at the end")
+    print(
+        f"{path.stat().st_size / 1e9:.2f} GB, {128 * step:,} episodes in {step} steps; the index has {(store.folder / INDEX).stat().st_size / 1e6:.1f} MB"
+    )
+    print(
+        f"writing a step: {1000 * statistics.median(seconds[:tenth]):.0f} ms at the start, {1000 * statistics.median(seconds[-tenth:]):.0f} ms of CPU at the end"
+    )
 
     def ask(what: str, **wanted: Any) -> None:
         start, worked = time.perf_counter(), time.process_time()
