@@ -40,6 +40,7 @@ from tether.envs.remote import WorkerPool, make_envs
 from tether.models.chat import ChatFormat, PromptFormat
 from tether.models.memory import forget_failed, memory_boundary
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
+from tether.runs.verdict import ENV_ERRORS
 
 SINGLE_ENV = (1.0,)
 """The weights of a run with one environment."""
@@ -275,7 +276,18 @@ def error_note(groups: Sequence[Group]) -> str | None:
     cause, count = Counter(trajectory.error or "unknown" for trajectory in errored).most_common(1)[0]
     total = sum(len(group.trajectories) + len(group.errored) for group in groups)
     share = "all with" if count == len(errored) else f"{count} of them with"
-    return f"{len(errored)} of {total} episodes ended by an environment error and were left out, {share}: {cause}"
+    return f"{len(errored)} of {total} {ENV_ERRORS}, {share}: {cause}"
+
+
+def check_resets(groups: Sequence[Group], what: str) -> None:
+    """Raise EnvironmentFailure, with the commonest error, if not one of these episodes could begin: playing on would only repeat it."""
+    if any(group.trajectories for group in groups):
+        return
+    errored = [trajectory for group in groups for trajectory in group.errored]
+    if errored and not any(trajectory.turns for trajectory in errored):
+        failure = EnvironmentFailure(f"no episode of {what} could begin: {error_note(groups)}")
+        failure.common = True  # every rank has all groups
+        raise failure
 
 
 class Sampler:

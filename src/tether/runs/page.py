@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from tether.runs.store import write_whole
+from tether.runs.files import write_whole
 from tether.runs.verdict import number, percent
 
 _PLOTLY_CONFIG = {"displayModeBar": False}
