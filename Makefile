@@ -16,7 +16,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-trackers test-vllm test-trl test-verl docs lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
+.PHONY: help demo test test-long test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,13 @@ docs: ## the documentation as a site of HTML pages in build/site; its tools are 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	@echo "build/site/index.html; for its search: $(PYTHON) -m http.server --directory build/site"
 
+# Ray runs in an environment of its own; the version that was tested.
+test-ray: ## the tests of runs on Ray, in .venv-ray
+	@$(FIND_PYTHON)
+	@"$(PYTHON)" scripts/set_up.py --venv .venv-ray gguf dev
+	.venv-ray/bin/python -m pip install --quiet -c constraints.txt ray==2.60.0
+	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest -W default $(PYTEST_ARGS) tests/ray
+
 lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
 
 format: set-up-dev ## rewrite the code in the project's format
@@ -73,7 +80,7 @@ format: set-up-dev ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and build leftovers; runs/ stays
-	rm -rf .venv .venv-vllm .venv-trl .venv-verl .venv-docs .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-vllm .venv-trl .venv-verl .venv-ray .venv-docs .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 set-up:

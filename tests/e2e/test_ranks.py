@@ -11,8 +11,10 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +140,27 @@ class Driver:
         self.resume("killed", 2)
         return {"codes": codes, "seconds": seconds, "log": log, "differences": self.ranks.differences(alone, out, 2)}
 
+    def served(self) -> dict[str, Any]:
+        """Two ranks that sample from two `tether serve`, beside one rank with one server."""
+        with _Server() as first, _Server() as second:
+            one = self.new("served-1", 1, "mixed", f"rollout.engine={first.address}")
+            return self.equal(one, self.new("served-2", 2, "mixed", f"rollout.engine={first.address},{second.address}"), 2)
+
+    def served_ahead(self) -> dict[str, Any]:
+        """Asynchronous rollouts on two ranks, beside one; validation and the fixed probe need the engine in between."""
+        chosen = ("rollout.max_staleness=1", "steps=3", "diagnosis.every=1", "diagnosis.probe_prompts=2", "diagnosis.probe_samples=2")
+        with _Server() as server:
+            one, two = (self.new(f"ahead-{size}", size, "mixed", *chosen, f"rollout.engine={server.address}") for size in (1, 2))
+        stale = [record.metrics["rollout/staleness"] for record in self.ranks.RunStore.open(two).steps()[1:]]
+        return {**self.equal(one, two, 2), "staleness": stale}
+
+    def served_killed(self) -> dict[str, Any]:
+        """Two ranks with FSDP, whose only server is killed in step 2 and started again, beside one rank."""
+        with _Server() as server:
+            chosen = ("learner.sharding=fsdp", f"rollout.engine={server.address}")
+            run = self.new("served-killed", 2, "mixed", *chosen, prepare=server.dies_in_step_2)
+            return {**self.equal(self.folder / "served-1", run, 2), "starts": server.starts()}
+
     def optimizer(self) -> dict[str, Any]:
         """Both optimisers of two ranks, without a run around them."""
 
@@ -148,6 +171,62 @@ class Driver:
         codes = self.ranks.launch(work, 2, self.folder / "optimizer.log")
         assert codes == [0, 0], self.log("optimizer")
         return {str(rank): json.loads((self.folder / f"optimizer-{rank}.json").read_text()) for rank in range(2)}
+
+
+class _Server:
+    """`tether serve tiny` on one port, started again whenever it is killed; forked like the ranks."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}"
+        self._pids = Path(tempfile.mkstemp(prefix="tether-served-")[1])
+        self._keeper = os.fork()
+        if self._keeper == 0:
+            self._keep(port)
+
+    def _keep(self, port: int) -> None:
+        """In a process of its own, until it is told to stop."""
+        while True:
+            server = os.fork()
+            if server == 0:
+                self._serve(port)
+            with self._pids.open("a") as started:
+                started.write(f"{server}\n")
+            signal.signal(signal.SIGTERM, lambda *_, server=server: (os.kill(server, signal.SIGKILL), os._exit(0)))
+            os.waitpid(server, 0)
+
+    def _serve(self, port: int) -> None:
+        from tether.cli.main import main
+
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            main(["serve", "tiny", "--port", str(port), "--max-rows", "8", "--device", "cpu"])
+        finally:
+            os._exit(1)
+
+    def dies_in_step_2(self, rank: int) -> None:
+        """Kill the server when the second rank begins its rollout of step 2."""
+        from tether.rollout import sampler
+
+        def kill(real: Any, *args: Any, **kwargs: Any) -> Any:
+            os.kill(int(self._pids.read_text().split()[-1]), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        if rank == 1:
+            _counted(sampler, "play_plan", {3: kill})  # after the validation of step 0 and the rollout of step 1
+
+    def starts(self) -> int:
+        return len(self._pids.read_text().split())
+
+    def __enter__(self) -> "_Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self._keeper, signal.SIGTERM)
+        os.waitpid(self._keeper, 0)
+        self._pids.unlink()
 
 
 def _counted(owner: Any, name: str, numbers: dict[int, Callable[..., Any]]) -> None:
@@ -291,7 +370,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     with by_two.full_precision():
         exact = {parameter.dtype for parameter in full.module.parameters()} if rank == 0 else set()
     states = [optimizer.state_dict() for optimizer in (by_one, by_two)]
-    rounded = all(torch.equal(p, s.full_tensor().to(torch.bfloat16)) for p, s in zip(by_two._full, by_two._shards, strict=True))
+    rounded = all(torch.equal(p, s.full_tensor().to(torch.bfloat16)) for p, s in zip(by_two._parameters, by_two._shards, strict=True))
     found = {
         "apart": apart,
         "norms": norms,
@@ -327,7 +406,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-LONG = ("ppo", "sharded", "troubled")
+LONG = ("ppo", "sharded", "troubled", "served_killed", "served_ahead")
 """Trials of the tests that are marked long."""
 
 
@@ -342,6 +421,9 @@ def drive(folder: Path, with_long: bool) -> None:
         "resumed": driver.resumed,
         "killed": driver.killed,
         "troubled": driver.troubled,
+        "served": driver.served,
+        "served_killed": driver.served_killed,
+        "served_ahead": driver.served_ahead,
     }
     found = {}
     for name, trial in trials.items():
@@ -410,6 +492,22 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on(found: dict[str, Any]
     assert killed["codes"] == [1, -signal.SIGKILL] and killed["differences"] == []
     (line,) = [line for line in killed["log"].splitlines() if line.startswith("tether: ")]
     assert line.startswith("tether: rank 0 of 2: another rank has ended during ") and line.endswith("with --resume")
+
+
+def test_two_ranks_that_sample_from_servers_are_one(found: dict[str, Any]) -> None:
+    assert found["served"]["differences"] == [] and found["served"]["ranks"] == 2 and found["served"]["updates"] >= 2
+
+
+@pytest.mark.long
+def test_asynchronous_rollouts_on_two_ranks_are_those_of_one(found: dict[str, Any]) -> None:
+    ahead = found["served_ahead"]
+    assert ahead["differences"] == [] and ahead["updates"] >= 3 and ahead["staleness"] == [0, 1, 1]
+
+
+@pytest.mark.long
+def test_a_server_of_two_ranks_that_is_killed_and_started_again(found: dict[str, Any]) -> None:
+    killed = found["served_killed"]
+    assert killed["differences"] == [] and killed["updates"] >= 2 and killed["starts"] == 2
 
 
 @pytest.mark.long

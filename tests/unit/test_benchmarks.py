@@ -24,6 +24,7 @@ MODULES = (
     "cross_score",
     "simulate_scaling",
     "memory_table",
+    "data_loading",
 )
 
 
@@ -52,6 +53,16 @@ def run(name: str, arguments: list[str], tmp_path: Path) -> list[dict[str, Any]]
 def size(**changes: int) -> Any:
     made = {"layer_weights": 10, "head_weights": 3, "attention_width": 2, "num_layers": 1, "weight_bytes": 100, "cache_bytes": 5}
     return module("shapes").ModelSize(**{**made, **changes})
+
+
+# --- data files ---
+
+
+def test_data_loading_says_how_many_rows_and_what_they_take(capsys: pytest.CaptureFixture[str]) -> None:
+    module("data_loading").main(["--rows", "30", "--format", "jsonl"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "30 rows, 0 MiB of jsonl"
+    assert lines[1].startswith("loaded in ") and lines[2].startswith("peak memory ")
 
 
 # --- simulation ---

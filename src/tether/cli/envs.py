@@ -1,6 +1,7 @@
-"""`tether envs`: lists the environments, shows one with its options, and checks environments."""
+"""`tether envs`: lists the environments, shows one with its options, checks environments, and says what they make of a data file."""
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated
 
@@ -10,10 +11,13 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from tether.core.errors import TetherError, environment_boundary
+from tether.core.enums import Split
+from tether.core.errors import BadInput, TetherError, environment_boundary
 from tether.envs.checker import CheckReport, CheckResult
 from tether.envs.checker.checks import CHECKS
+from tether.envs.checker.data import DataReport, check_data, data_environments
 from tether.envs.checker.runner import NUM_EPISODES, run_checks
+from tether.envs.dataset import Fields
 from tether.envs.factory import EnvFactory, env_factory
 from tether.envs.registry import ENVIRONMENTS, make_env
 
@@ -23,6 +27,8 @@ Examples:
   tether envs sokoban
   tether envs --check sokoban
   tether envs --check my_module:MyEnv --episodes 50
+  tether envs --check --data test.jsonl
+  tether envs --check --env metamathqa --data test.parquet --fields question=Question,answer=Answer
 """
 
 
@@ -30,10 +36,28 @@ def envs(
     name: Annotated[str | None, typer.Argument(help="Show this environment's rules, options and an example.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Check this environment, or all of them.")] = False,
     episodes: Annotated[int, typer.Option(help="With --check: how many episodes of unusual answers to play.", min=1)] = NUM_EPISODES,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="With --check: read this data file instead, and say which rows are loaded, refused, and why."),
+    ] = None,
+    env: Annotated[str | None, typer.Option(metavar="NAME", help="The environment, as the argument; without it each one is tried.")] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="With --data: columns under other names, as question=Question,answer=Answer."),
+    ] = None,
 ) -> None:
-    """List the environments, show one, or check them (exit code 1 if a check fails)."""
+    """List the environments, show one, or check them or a data file (exit code 1 if a check fails or a row is refused)."""
     console = Console(highlight=False)
-    if check:
+    if name is not None and env is not None and name != env:
+        raise BadInput(f"got the environments '{name}' and '{env}'; name one of them")
+    name = name or env
+    if data is not None:
+        if not check:
+            raise BadInput("--data says which file to check; add --check")
+        _check_data(console, name, data, _fields(fields or []))
+    elif fields:
+        raise BadInput("--fields names columns of a data file; add --data FILE")
+    elif check:
         _check(console, ENVIRONMENTS.names() if name is None else [name], episodes, go_on=name is None)
     elif name is not None:
         _show(console, name)
@@ -92,6 +116,61 @@ def _check(console: Console, names: list[str], episodes: int, go_on: bool) -> No
         console.print(Text(f"\n{', '.join(failed)}: failed", style="red"))
         raise typer.Exit(1)
     console.print(f"\n{len(reports)} environment{'' if len(reports) == 1 else 's'}, all pass")
+
+
+def _fields(words: list[str]) -> Fields:
+    """The columns of `question=Question,answer=Answer`, which may also be given one by one."""
+    pairs = [pair.partition("=") for word in words for pair in word.split(",")]
+    for key, equals, column in pairs:
+        if not (key.strip() and equals and column.strip()):
+            raise BadInput(f"--fields got '{key}{equals}{column}'; write it as NAME=COLUMN, such as question=Question")
+    return tuple((key.strip(), column.strip()) for key, _, column in pairs)
+
+
+def _check_data(console: Console, name: str | None, data: str, fields: Fields) -> None:
+    """One environment's report; or, where none is named, that of the environment that loads most rows, after a line about each."""
+    if name is not None:
+        report = check_data(name, data, fields)
+    else:
+        report = _best_report(console, data, fields)
+    for line in _data_lines(report):
+        console.print(line, markup=False, soft_wrap=True)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _best_report(console: Console, data: str, fields: Fields) -> DataReport:
+    reports: list[DataReport] = []
+    for name in data_environments():
+        try:
+            reports.append(check_data(name, data, fields))
+        except TetherError as error:  # a file that this environment cannot open may be another one's
+            console.print(f"{name}: {error}", markup=False, soft_wrap=True)
+        else:
+            console.print(f"{name}: {reports[-1].loaded:,} rows loaded, {reports[-1].num_refused:,} refused", markup=False)
+    if not reports:
+        raise BadInput(f"no environment reads '{data}'; name the one you mean with --env")
+    console.print()
+    return max(reports, key=lambda report: report.loaded)
+
+
+def _data_lines(report: DataReport) -> Iterator[str]:
+    """A report in lines."""
+    splits = ", ".join(f"{split} {report.splits[split]:,}" for split in (Split.TRAIN, Split.VALIDATION, Split.TEST))
+    yield f"{report.env}, {report.source}"
+    yield f"  loaded {report.loaded:,} rows" + (f" (split=all; by hash: {splits})" if report.loaded else "")
+    yield from (f"    {example}" for example in report.examples)
+    for title, kinds, remedy in (
+        ("refused", report.refused, "fix them, or leave them out with bad_rows=skip"),
+        ("left out", report.left_out, "always left out"),
+    ):
+        if kinds:
+            yield f"  {title} {sum(rows.count for rows in kinds.values()):,} rows: {remedy}"
+            for rows in sorted(kinds.values(), key=lambda rows: -rows.count):
+                yield f"    {rows.count:,} x {rows.reason}"
+                yield f"      {', '.join(rows.places)}{', ...' if rows.count > len(rows.places) else ''}"
+    if report.unread:
+        yield f"  columns that are not read: {', '.join(report.unread)}"
 
 
 def _find(name: str, go_on: bool) -> EnvFactory | TetherError:

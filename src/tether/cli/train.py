@@ -1,13 +1,16 @@
 """`tether train`: resolve every setting, train with a live view, write the report."""
 
 import logging
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
+from tether.cli.console import surviving_console
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput
 from tether.runs.checkpoints import newest_checkpoint
@@ -23,6 +26,7 @@ Examples:
   tether train sokoban --model smollm2 --engine http://127.0.0.1:8000
   tether train --resume --out runs/sokoban
   tether train sokoban --gpus 8
+  tether train sokoban --ray head:6379 --topology topology.yaml --out /shared/run
 """
 
 
@@ -51,6 +55,13 @@ def train(
     smoke: Annotated[bool, typer.Option("--smoke", help="Two small steps on `tiny`, to see that it works.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last checkpoint.")] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", help="Train on so many GPUs of this machine, one process each.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", metavar="ADDRESS", help="Train on the Ray cluster at HOST:PORT; local starts one on this machine."),
+    ] = None,
+    topology: Annotated[
+        Path | None, typer.Option("--topology", help="With --ray: a YAML file of learner ranks, engines and environment workers.")
+    ] = None,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
     from tether.training.api import join_world, named_settings, open_run, run_settings, run_training
@@ -63,6 +74,10 @@ def train(
         given["also"] = [_weighted(text) for text in also]
     if track:
         given["trackers"] = track
+    if ray is not None or topology is not None:
+        _launch_on_ray(
+            ray, topology, gpus, context.obj, out, lambda more: run_settings(out, config, merge(given, more), resume=resume, smoke=smoke)
+        )
     if gpus is not None:
         if launched_rank()[1] > 1:
             raise BadInput("--gpus starts the ranks itself; leave it out under torchrun")
@@ -71,12 +86,13 @@ def train(
     if ranks.rank:
         logging.basicConfig(format=f"rank {ranks.rank}: %(message)s")
         logging.captureWarnings(True)
-    store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
-    if ranks.rank == 0:
-        _run(settings, store, resume, ranks)
-    else:
-        run_training(settings, store, (), resumed=resume, ranks=ranks)
-    ranks.close()
+    with surviving_console(ranks.interrupts.console_closed):
+        store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
+        if ranks.rank == 0:
+            _run(settings, store, resume, ranks)
+        else:
+            run_training(settings, store, (), resumed=resume, ranks=ranks)
+        ranks.close()
 
 
 def _launch(gpus: int, words: list[str], settings: Any) -> NoReturn:
@@ -84,12 +100,52 @@ def _launch(gpus: int, words: list[str], settings: Any) -> NoReturn:
     from tether.training.distributed.launch import check_gpus, launch
 
     check_gpus(gpus, settings.model.device)
-    rest = [
+    sys.exit(launch(gpus, _without(words, "--gpus")))
+
+
+def _launch_on_ray(
+    address: str | None,
+    path: Path | None,
+    gpus: int | None,
+    words: list[str],
+    out: Path | None,
+    resolve: Callable[[dict[str, Any]], Any],
+) -> NoReturn:
+    """Have Ray place the processes of the run, wait for them, and exit as they did."""
+    from tether.training.distributed.ranks import launched_rank
+    from tether.training.distributed.topology import ENGINE_NAME, check_environments, load_topology
+
+    if address is None or path is None:
+        raise BadInput(f"{'--topology' if address is None else '--ray'} is given alone; --ray ADDRESS and --topology FILE belong together")
+    if gpus is not None or launched_rank()[1] > 1:
+        raise BadInput("--ray starts the ranks itself; leave out --gpus and torchrun, and give their number in the topology")
+    topology = load_topology(path)
+    rest = _without(words, "--ray", "--topology")
+    engine: dict[str, Any] = {"rollout": {"engine": ENGINE_NAME}} if topology.engines.count else {}
+    settings = resolve(engine)
+    if "--engine" in rest or any(word.startswith("--engine=") for word in rest):
+        raise BadInput(
+            f"--engine is given beside --ray; with engines in the topology it is {ENGINE_NAME} by itself, without them leave --ray out"
+        )
+    if not topology.engines.count and settings.rollout.engine == ENGINE_NAME:
+        raise BadInput(f"rollout.engine is {ENGINE_NAME}, but the topology has no engines; give engines.count in '{path}'")
+    check_environments(topology, [chosen.name for chosen in settings.environments()])
+    from tether.training.distributed.ray_run import run_on_ray
+
+    sys.exit(run_on_ray(address, topology, settings, [*rest, *(["--engine", ENGINE_NAME] if engine else [])], out, _print))
+
+
+def _print(line: str, *, error: bool = False) -> None:
+    print(line, file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def _without(words: list[str], *options: str) -> list[str]:
+    """The arguments without some options and their values."""
+    return [
         word
         for number, word in enumerate(words)
-        if word != "--gpus" and not word.startswith("--gpus=") and (number == 0 or words[number - 1] != "--gpus")
+        if word.partition("=")[0] not in options and (number == 0 or words[number - 1] not in options)
     ]
-    sys.exit(launch(gpus, rest))
 
 
 def _weighted(text: str) -> dict[str, Any]:
@@ -125,17 +181,22 @@ def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
     try:
         run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
-        if not trainers:  # still loading: nothing was trained
-            raise
-        console.print(
-            f"stopped after step {trainers[0].step}; the last checkpoint is {_last_checkpoint(store)}. "
-            f"Continue with: tether train --resume --out {store.folder}",
+        Console(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
+            f"{_stop_words(ranks.interrupts.received)} {f'after step {trainers[0].step}' if trainers else 'while the model was loaded'}; "
+            f"the last checkpoint is {_last_checkpoint(store)}. Continue with: tether train --resume --out {store.folder}",
             soft_wrap=True,
         )
-        sys.exit(130)
+        sys.exit(ranks.interrupts.exit_code)
     finally:
         status.stop()
     _finish(console, store)
+
+
+def _stop_words(number: int | None) -> str:
+    """How a run was told to stop."""
+    if number == signal.SIGPIPE:
+        return "nobody reads the output any more: stopped"
+    return "stopped" if number in (None, signal.SIGINT) else f"stopped by {signal.Signals(number).name}"
 
 
 def _last_checkpoint(store: RunStore) -> str:

@@ -72,6 +72,10 @@ class EngineUnavailable(TetherError):
     """The servers that sample responses cannot be used any more, or hold other weights than the learner. Nothing already written is lost."""
 
 
+class OutdatedEngine(EngineUnavailable):
+    """A rank that publishes no weights has no server with the present ones left: the ranks publish them again, together."""
+
+
 class DivergedModel(TetherError, ArithmeticError):
     """The model's numbers are not finite: nothing can be sampled from it."""
 

@@ -147,9 +147,9 @@ class EngineStatistics:
     decode_calls: int = 0
 
 
-ENGINES = ("native", "vllm")
-"""Names of the engines that can train and evaluate a model; `rollout.engines.base.make_engine` builds them. An engine may also be the address
-of a server, or several of them with commas between."""
+ENGINES = ("native", "vllm", "ray")
+"""Names of the engines that can train a model; `rollout.engines.base.make_engine` builds them. An engine may also be the address of a server, or
+several of them with commas between."""
 
 
 def server_addresses(engine: str) -> list[str]:
@@ -208,6 +208,10 @@ class AsyncEngine(Engine, Protocol):
 
     def publish(self, snapshot: Any) -> dict[str, float]:
         """As `sync`, with the weights of a snapshot; the policy is not looked at."""
+        ...
+
+    def republish(self) -> dict[str, float]:
+        """Publish again what was published last: a server has lost it. All ranks call it together."""
         ...
 
     def cancel(self) -> None:

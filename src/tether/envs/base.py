@@ -11,7 +11,7 @@ import inspect
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -26,6 +26,7 @@ from tether.core.errors import BadInput
 from tether.core.grammar import ACTION_SEPARATOR, ANSWER_CLOSE, FORMAT_RULE, read_actions
 from tether.core.seeding import derive_seed
 from tether.core.types import Observation, Step
+from tether.envs.dataset import Row
 from tether.envs.wording import EXAMPLE, PAPER, PLAIN, THINK_BRIEFLY, Example, replacement, unlike, with_example, with_worked
 
 Work = Literal["inline", "process", "wait"]
@@ -123,6 +124,9 @@ class TurnEnv(ABC, Generic[OptionsT]):
     Options: ClassVar[type[TurnOptions]]
     metrics: ClassVar[tuple[str, ...]] = ()
     """Keys of `info` whose values after the last step are averaged over episodes: numbers or truth values, 0 where a key is missing."""
+    read_row: "ClassVar[staticmethod[[Row], Any] | None]" = None
+    """An environment with data files: a row as an instance (with a `fingerprint` and, for people, a `summary`), or `RowError`. The check of
+    data files uses it (`tether envs --check --data`)."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -205,6 +209,11 @@ class TurnEnv(ABC, Generic[OptionsT]):
         """The whole instance being played as text, for comparing instances; its hash decides the split. None where it is not exposed."""
         return None
 
+    @property
+    def categories(self) -> Mapping[str, str]:
+        """What kind of instance is being played, for tables by category: {"subject": "Algebra", "level": "5"}. Empty where there are no kinds."""
+        return {}
+
     # --- the Env protocol ---
 
     @property
@@ -251,6 +260,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
             self._phase = EpisodePhase.OVER
         head = _end_line(outcome.success, truncated) if over else self.turn_line()
         info = {"valid": outcome.valid, "truncated": truncated, **outcome.info}
+        if kinds := self.categories:
+            info["categories"] = dict(kinds)
         return Step(self.observe(head, outcome.text), outcome.reward, over, outcome.success, info)
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import tomllib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,6 +22,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput, MissingDependency, did_you_mean
+from tether.envs.progress import with_progress
 from tether.envs.splits import Instance, belongs
 
 BadRows = Literal["error", "skip"]
@@ -37,6 +39,13 @@ _FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".json.gz", ".jsonl.gz")
 
 class RowError(ValueError):
     """A row that cannot be used; the message says what is wrong with it."""
+
+
+class RowLeftOut(RowError):
+    """A row with nothing wrong in it that cannot be judged fairly; it is left out and counted, whatever `bad_rows` says.
+
+    The message says why, and does not differ from row to row.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,8 @@ def load_instances(
     source: str, parse: Callable[[Row], T], *, env: str, default: str, option: str = "data", bad_rows: BadRows, fields: Fields = ()
 ) -> list[T]:
     """Every row of a source through `parse`. `option` and `default` (what is used without it) are named if the source is missing."""
-    return list(iter_instances(source, parse, env=env, default=default, option=option, bad_rows=bad_rows, fields=fields))
+    instances = iter_instances(source, parse, env=env, default=default, option=option, bad_rows=bad_rows, fields=fields)
+    return list(with_progress(instances, f"{env}: reading {source}", "rows"))
 
 
 def iter_instances(
@@ -121,23 +131,39 @@ def iter_instances(
     """The same one by one, for a source that may be larger than memory."""
     used = 0
     skipped: list[str] = []
+    left_out: Counter[str] = Counter()
     columns = Columns(fields)
     for row in read_rows(source, env=env, default=default, option=option):
-        try:
-            instance = parse(columns.named(row.checked()))
-        except RowError as error:
-            if bad_rows == "error":
-                raise BadInput(f"{row.place}: {error}; fix the row, or skip such rows with bad_rows=skip") from error
-            skipped.append(f"{row.place}: {error}")
-        else:
+        result = parse_row(row, parse, columns)
+        if isinstance(result, RowLeftOut):
+            left_out[str(result)] += 1
+        elif not isinstance(result, RowError):
             used += 1
-            yield instance
+            yield result
+        elif bad_rows == "error":
+            raise BadInput(f"{row.place}: {result}; fix the row, or skip such rows with bad_rows=skip") from result
+        else:
+            skipped.append(f"{row.place}: {result}")
+    total = len(skipped) + used + left_out.total()
     if columns.unread and used:
-        _LOG.warning("%s: of %s the columns %s are not read", env, source, ", ".join(columns.unread))
+        one = len(columns.unread) == 1
+        what, are = ("column", "is") if one else ("columns", "are")
+        _LOG.warning("%s: of %s the %s %s %s not read", env, source, what, ", ".join(columns.unread), are)
     if skipped:
-        _LOG.warning("%s: skipped %d of %d rows of %s; the first: %s", env, len(skipped), len(skipped) + used, source, skipped[0])
+        _LOG.warning("%s: skipped %d of %d rows of %s; the first: %s", env, len(skipped), total, source, skipped[0])
+    for reason, count in left_out.items():
+        _LOG.warning("%s: left out %d of %d rows of %s: %s", env, count, total, source, reason)
     if not used:
-        raise BadInput(f"{env}: {option}='{source}' holds no usable row; {default} is used where {option} is left out")
+        why = f" ({', '.join(left_out)})" if left_out else ""
+        raise BadInput(f"{env}: {option}='{source}' holds no usable row{why}; {default} is used where {option} is left out")
+
+
+def parse_row(row: Row, parse: Callable[[Row], T], columns: Columns) -> T | RowError:
+    """The instance of a row, or why there is none."""
+    try:
+        return parse(columns.named(row.checked()))
+    except RowError as error:
+        return error
 
 
 def read_rows(source: str, *, env: str, default: str, option: str = "data") -> Iterator[Row]:

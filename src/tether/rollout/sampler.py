@@ -10,6 +10,8 @@ which the episodes ended.
   recorded in `Group.errored` and is no evidence: not for scores, baselines, loss or success rates.
 - **Memory.** A rollout that runs out of memory is played once more from its start with half the rows. Every episode has its own seeds, so
   the trajectories are the same; only how many episodes live at a time is not. The smaller number holds for the rest of the process.
+- **Servers.** Of several ranks the first publishes weights. Where another finds no server with them (all were started again), the ranks publish
+  once more, together, and play the plan again.
 - **Ranks.** Every rank of a run on several has the same plan and plays every size-th group of it; then all ranks get all groups. What is
   computed from the groups is therefore the same on every rank, and the same as on one.
 """
@@ -17,28 +19,37 @@ which the episodes ended.
 import dataclasses
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import httpx
 import numpy as np
 import torch
 
-from tether.core.enums import StopReason
-from tether.core.errors import BadInput, OutOfMemory
-from tether.core.protocols import Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
+from tether.core.enums import ERRORED, StopReason
+from tether.core.errors import BadInput, EnvironmentFailure, OutdatedEngine, OutOfMemory
+from tether.core.protocols import AsyncEngine, Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
 from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group, Trajectory
 from tether.envs.registry import find_class, is_address
 from tether.envs.remote import WorkerPool, make_envs
-from tether.models.chat import ChatFormat
+from tether.models.chat import ChatFormat, PromptFormat
 from tether.models.memory import forget_failed, memory_boundary
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
+from tether.runs.verdict import ENV_ERRORS
 
 SINGLE_ENV = (1.0,)
 """The weights of a run with one environment."""
+
+OUTDATED_ATTEMPTS = 3
+"""How often a plan is played again because servers had lost the weights, before that ends the run."""
+
+WORKER_SECONDS = 300.0
+"""How long environments wait for one of their workers to come back."""
 
 CENTRE = 0.5
 """The offset of validation prompts: it gives the nearest integers to the shares."""
@@ -55,6 +66,8 @@ class EnvSpec:
     """Seconds a reset or a step may take where environments run concurrently."""
     weight: float = 1.0
     """Its share of the groups, relative to the weights of the others."""
+    workers: Callable[[], list[str]] | None = None
+    """Where it is served, if it is not played here: the addresses of its workers now."""
 
     @property
     def label(self) -> str:
@@ -118,12 +131,15 @@ class EnvPool:
     """Every environment that a run plays in.
 
     Environments are built when a plan first needs them and are kept from step to step; a plan that needs more of a kind than there are
-    replaces that kind by as many. Close the pool, best by `with`.
+    replaces that kind by as many. Environments with workers are played there, by turns; a worker that does not answer is left out before a plan is
+    played, so an episode that ended with its worker is played again elsewhere. Close the pool, best by `with`.
     """
 
     def __init__(self, specs: Sequence[EnvSpec]) -> None:
         self.specs = tuple(specs)
-        self._pools: dict[int, WorkerPool] = {}
+        self._pools: dict[int, list[WorkerPool]] = {}
+        self._places: dict[int, list[str]] = {}
+        """The addresses that the environments of a spec with workers are served at."""
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -140,10 +156,19 @@ class EnvPool:
             for seeds in plan
         ]
 
+    def episode(self, seeds: EpisodeSeeds, chat: PromptFormat, rules: EpisodeRules, slot: int, num_slots: int) -> Episode:
+        """One episode in the environment of a slot: players that take one episode after the other keep an environment each."""
+        spec = self.specs[seeds.env_index]
+        env = self._environments(seeds.env_index, num_slots)[slot]
+        return Episode(env, chat, seeds, rules, spec.label, _metrics_of(spec.name))
+
     def close(self) -> None:
-        for pool in self._pools.values():
+        for index in list(self._pools):
+            self._close(index)
+
+    def _close(self, index: int) -> None:
+        for pool in self._pools.pop(index, []):
             pool.close()
-        self._pools.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -153,13 +178,38 @@ class EnvPool:
 
     def _environments(self, index: int, count: int) -> list[Env]:
         """At least `count` environments of one spec."""
-        pool, spec = self._pools.get(index), self.specs[index]
-        if pool is not None and len(pool.envs) >= count:
-            return pool.envs
-        if pool is not None:
-            self._pools.pop(index).close()
-        self._pools[index] = make_envs(spec.name, spec.options, count, spec.step_timeout)
-        return self._pools[index].envs
+        spec = self.specs[index]
+        places = [] if spec.workers is None else present_workers(spec.name, spec.workers)
+        pools = self._pools.get(index, [])
+        if sum(len(pool.envs) for pool in pools) < count or places != self._places.get(index, []):
+            self._close(index)
+            names = places or [spec.name]
+            each = -(-count // len(names))
+            self._places[index] = places
+            pools = self._pools[index] = [make_envs(name, spec.options, each, spec.step_timeout) for name in names]
+        return [env for turn in zip(*(pool.envs for pool in pools), strict=True) for env in turn]
+
+
+def present_workers(name: str, workers: Callable[[], list[str]]) -> list[str]:
+    """The workers of an environment that answer; waits for one where none does."""
+    deadline = time.monotonic() + WORKER_SECONDS
+    while True:
+        addresses = workers()
+        found = [address for address in addresses if _answers(address)]
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise EnvironmentFailure(
+                f"no worker of {name} answered for {WORKER_SECONDS:g} s (last at: {', '.join(addresses) or 'nowhere'})"
+            )
+        time.sleep(0.5)
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health", timeout=10.0, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def _metrics_of(name: str) -> tuple[str, ...]:
@@ -199,7 +249,7 @@ def group_trajectories(trajectories: Iterable[Trajectory]) -> list[Group]:
     groups: dict[int, Group] = {}
     for trajectory in trajectories:
         group = groups.setdefault(trajectory.group, Group(trajectory.group, trajectory.seed, [], env=trajectory.env))
-        (group.errored if trajectory.stop_reason is StopReason.ENV_ERROR else group.trajectories).append(trajectory)
+        (group.errored if trajectory.stop_reason in ERRORED else group.trajectories).append(trajectory)
     return list(groups.values())
 
 
@@ -226,7 +276,18 @@ def error_note(groups: Sequence[Group]) -> str | None:
     cause, count = Counter(trajectory.error or "unknown" for trajectory in errored).most_common(1)[0]
     total = sum(len(group.trajectories) + len(group.errored) for group in groups)
     share = "all with" if count == len(errored) else f"{count} of them with"
-    return f"{len(errored)} of {total} episodes ended by an environment error and were left out, {share}: {cause}"
+    return f"{len(errored)} of {total} {ENV_ERRORS}, {share}: {cause}"
+
+
+def check_resets(groups: Sequence[Group], what: str) -> None:
+    """Raise EnvironmentFailure, with the commonest error, if not one of these episodes could begin: playing on would only repeat it."""
+    if any(group.trajectories for group in groups):
+        return
+    errored = [trajectory for group in groups for trajectory in group.errored]
+    if errored and not any(trajectory.turns for trajectory in errored):
+        failure = EnvironmentFailure(f"no episode of {what} could begin: {error_note(groups)}")
+        failure.common = True  # every rank has all groups
+        raise failure
 
 
 class Sampler:
@@ -276,13 +337,27 @@ class Sampler:
         played = pool or self.pool
         rules = dataclasses.replace(self.rules, first_turn_only=first_turn_only)
         try:
-            return self._collect(plan, sampling, stage, played, rules, quiet)
+            return self._collect_published(plan, sampling, stage, played, rules, quiet)
         except OutOfMemory:
             if self.max_rows == 1:
                 raise
         # Outside the handler: the tensors of the failed attempt live as long as its error does.
         self._halve_rows(stage, played)
-        return self._collect(plan, sampling, stage, played, rules, quiet)
+        return self._collect_published(plan, sampling, stage, played, rules, quiet)
+
+    def _collect_published(
+        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool
+    ) -> list[Group]:
+        """Play a plan, again where a rank lacks a server with the present weights."""
+        for _ in range(OUTDATED_ATTEMPTS):
+            try:
+                return self._collect(plan, sampling, stage, pool, rules, quiet)
+            except OutdatedEngine as error:
+                self._notes.append(f"weights were published again and the {stage} was played again: {error}")
+            assert isinstance(self.engine, AsyncEngine)  # no other raises this
+            pool.close()  # environments may be in the middle of an episode
+            self.engine.republish()
+        return self._collect(plan, sampling, stage, pool, rules, quiet)
 
     def _collect(
         self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool

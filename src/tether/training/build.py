@@ -5,8 +5,9 @@ master weights and gives the model a rounded copy where it computes in bfloat16.
 and reference are made as at the start and then restored, or never change. Learner, engine, scorer, reference and critic share one `Policy`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import load_checkpoint
+from tether.training.distributed.placement import joined_placement
 from tether.training.distributed.ranks import Ranks
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
@@ -61,15 +63,12 @@ def build(
     timer: StartTimer | None = None,
     folder: Path | None = None,
     ranks: Ranks | None = None,
+    sampling_ranks: Ranks | None = None,
 ) -> Parts:
     """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take, `folder` is the run's, `ranks`
-    share the work."""
+    share the work; `sampling_ranks` share episodes, where that happens beside an update."""
     timer, ranks = timer or StartTimer(), ranks or Ranks()
-    if ranks.size > 1 and settings.rollout.engine != "native":
-        raise BadInput(
-            f"rollout.engine is '{settings.rollout.engine}', but a run on {ranks.size} ranks samples with an engine of its own on each; "
-            "use rollout.engine=native, or one rank"
-        )
+    check_engine_of_ranks(settings, ranks)
     algorithm = resolve_algorithm(settings.algorithm)
     with timer.part("memory_plan"):
         plan = plan_memory(settings, algorithm, ranks)  # before anything is loaded
@@ -89,7 +88,7 @@ def build(
         ranks=ranks,
     )
     with timer.part("engine"):
-        sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder, ranks)
+        sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder, sampling_ranks or ranks)
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
         monitor = _monitor(settings, policy, ranks)
@@ -141,6 +140,7 @@ def build_sampler(
             max_context=rules.max_context,
             cache_gb=cache_gb,
             server=server_options(settings.server, folder),
+            ranks=ranks,
         )
 
     return Sampler(
@@ -157,6 +157,16 @@ def build_sampler(
     )
 
 
+def check_engine_of_ranks(settings: RunSettings, ranks: Ranks) -> None:
+    """Refuse what several ranks cannot sample with."""
+    rollout = settings.rollout
+    if ranks.size > 1 and rollout.engine == "vllm":
+        raise BadInput(
+            f"rollout.engine is vllm, which starts a vLLM beside one learner, and {ranks.size} ranks take a GPU each; start vLLM on GPUs of its "
+            "own (docs/serving.md) and give its address as rollout.engine, or place it with --ray"
+        )
+
+
 def check_engine_trains(engine: Engine) -> None:
     """Refuse an engine whose trajectories cannot be trained on."""
     needed = {"logprobs": "returns no log-probs", "weight_sync": "cannot take the policy's new weights"}
@@ -169,14 +179,21 @@ def check_engine_trains(engine: Engine) -> None:
 
 def server_options(settings: ServerSettings, folder: Path | None = None) -> ServerOptions:
     """How the engine uses servers; `folder`: of the run, for the output of a server that it starts."""
+    placement = joined_placement()
     weights = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
     vllm = VllmOptions(settings.vllm_command, tuple(settings.vllm_args), settings.vllm_start_timeout, folder)
-    return ServerOptions(settings.timeout, settings.patience, settings.tolerance, weights, vllm)
+    find = None if placement is None else placement.engines
+    return ServerOptions(settings.timeout, settings.patience, settings.tolerance, weights, vllm, find)
 
 
 def env_specs(environments: Sequence[EnvSettings]) -> list[EnvSpec]:
-    """The environments of a run."""
-    return [EnvSpec(env.name, env.options, env.step_timeout, env.weight) for env in environments]
+    """The environments of a run; those that Ray has placed are played by their workers."""
+    placement = joined_placement()
+
+    def workers(name: str) -> Callable[[], list[str]] | None:
+        return partial(placement.workers, name) if placement is not None and placement.is_placed(name) else None
+
+    return [EnvSpec(env.name, env.options, env.step_timeout, env.weight, workers(env.name)) for env in environments]
 
 
 def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:

@@ -296,8 +296,8 @@ def _alternatives(
     listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted((fitting or found).items()))
     ways = f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
     if divided:  # and no setting changes that
-        ways += f"; {plan.needs['weights'] / GB:.1f} GB of it are the whole weights that rollout.engine=native reads, which a server engine keeps"
-        ways += " on GPUs of its own"
+        ways += f"; {plan.needs['weights'] / GB:.1f} GB of it are the whole weights, which every rank holds to sample, score and save,"
+        ways += " whatever rollout.engine is"
     return ways
 
 
@@ -310,9 +310,9 @@ def shape_of(name: str) -> Shape | None:
         return None
     place: Any = tiny_folder() if name == "tiny" else smollm2_folder() if name == "smollm2" else name
     try:
-        config = AutoConfig.from_pretrained(place)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError):  # no such model, no class for it, or one that must compute
         return None
     return measured_shape(model)

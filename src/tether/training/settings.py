@@ -189,8 +189,8 @@ class RolloutSettings(Settings):
     stop_strings: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end a response, beside the closing tags."""
     engine: str = "native"
-    """What samples responses: `native` decodes on the learner's own weights; `vllm` starts vLLM on this machine; or the address of a server, or
-    several with commas between."""
+    """What samples responses: `native` decodes on the learner's own weights; `vllm` starts vLLM on this machine; `ray`: the
+    engines of `tether train --ray`; or the address of a server, or several with commas between."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many updates the weights that sample a batch are behind: 0 samples with the newest, above 0 while the learner updates."""
     error_retries: Annotated[int, Field(ge=0)] = 1

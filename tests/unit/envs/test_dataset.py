@@ -159,11 +159,11 @@ def test_a_pool_without_an_instance_of_a_split_says_so() -> None:
 
 def test_columns_under_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = tmp_path / "rows.jsonl"
-    source.write_text('{"Question": "What is 2 + 3?", "Answer": 5, "body": "x", "choices": []}\n' * 2)
+    source.write_text('{"Question": "What is 2 + 3?", "Answer": 5, "body": "x", "hints": []}\n' * 2)
     with caplog.at_level(logging.WARNING):
         env = make_env("metamathqa", data=str(source), split="all", fields={"question": "Question", "answer": "Answer"})
     assert env.reset(0).text.endswith("What is 2 + 3?") and env.step("5").success
-    assert caplog.messages == [f"metamathqa: of {source} the columns body, choices are not read"]
+    assert caplog.messages == [f"metamathqa: of {source} the columns body, hints are not read"]
 
 
 def test_a_mapped_column_that_is_not_there_is_named(tmp_path: Path) -> None:

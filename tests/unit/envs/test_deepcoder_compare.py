@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tether.envs.deepcoder.compare import same_output, same_value
-from tether.envs.deepcoder.parsing import clip, read_json, read_value, show
+from tether.envs.deepcoder.parsing import clip, read_expected, read_json, read_value, show
 
 DIGITS = "7" * 6000
 """More digits than int() and str() take by default."""
@@ -34,6 +34,15 @@ DIGITS = "7" * 6000
         ("-0.0", "0.0"),
         ("1000000000.1", "1000000000.2"),  # within a billionth of it
         (DIGITS, DIGITS + ".0"),
+        ("0.3333333333", "0.333333"),  # rounds to what is expected, at the digits it is written with
+        ("0.33333333", "0.3333"),
+        ("3.141592653589793", "3.14159"),
+        ("2.00000049", "2.000000"),
+        ("0.66666666", "0.6667"),
+        ("123456.78912", "123456.7891"),
+        ("-0.33333333", "-0.333333"),
+        ("1.23456789e-7", "1.2346e-7"),
+        ("1 0.3333333 2", "1 0.3333 2"),
     ],
 )
 def test_right_output(printed: str, expected: str) -> None:
@@ -61,10 +70,60 @@ def test_right_output(printed: str, expected: str) -> None:
         ("x", ""),
         ("1e99999999999999999999", "1"),
         ("٣", "3"),  # a digit, but not one that a judge would take
+        ("1.54", "1.5"),  # of few digits an expected number may be exact
+        ("2.504", "2.50"),
+        ("0.1254", "0.125"),
+        ("0.00014", "0.0001"),  # four decimals, one digit
+        ("0.3334", "0.3333"),
+        ("0.33336", "0.3333"),
+        ("0.333332", "0.333333"),
+        ("3.14160", "3.14159"),
+        ("0.66666", "0.666667"),  # cut off, not rounded
+        ("12345.4", "12345"),  # whole numbers are exact
+        ("-0.333333333", "0.333333"),
+        ("nan", "0.333333"),
+        ("1e9999", "0.333333"),
     ],
 )
 def test_wrong_output(printed: str, expected: str) -> None:
     assert not same_output(printed, expected)
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "right"),
+    [
+        ("yes\nNo\n", "YES\nNO", True),
+        ("Yes 1.50", "YES 1.50", True),
+        ("0.3333333333", "0.333333", True),
+        ("1E3", "1000", True),
+        ("yes\nno", "YES\nYES", False),
+        ("ye", "YES", False),
+        ("yes no", "YES", False),
+        ("4", "3", False),
+    ],
+)
+def test_output_in_any_case(printed: str, expected: str, right: bool) -> None:
+    assert same_output(printed, expected, ignore_case=True) is right
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected", "right"),
+    [
+        (0.3333333333333333, "0.33333", True),
+        (2.0000012, "2.00000", True),  # LeetCode writes five decimals: they are kept
+        ([0.3333333, 2], "[0.33333, 2.0]", True),
+        ({"a": 0.123456789}, '{"a": 0.1235}', True),
+        (0.33334, "0.33333", False),
+        (2.0001, "2.0000", False),
+        (2.04, "2.0", False),
+        (0.5000001, "0.5", False),
+        (float("nan"), "0.33333", False),
+        (float("inf"), "0.33333", False),
+        ("0.33333", "0.33333", False),
+    ],
+)
+def test_returned_numbers_have_the_digits_that_are_written(returned: object, expected: str, right: bool) -> None:
+    assert same_value(returned, read_expected(expected)) is right
 
 
 @pytest.mark.parametrize(

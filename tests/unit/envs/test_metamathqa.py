@@ -196,16 +196,25 @@ def test_labels_of_the_public_formats(tmp_path: Path, row: object, label: str) -
 BAD_ROWS = [
     ({"query": "Q", "response": "no label here"}, "response has no label: no 'The answer is:', no '####' and no closed \\boxed{...}"),
     ({"query": "Q", "response": "The answer is: "}, "response has an empty label"),
-    ({"query": "Q"}, "has no answer: expected query and response, question and answer, or problem and solution, got "),
+    (
+        {"query": "Q"},
+        "has no answer: expected query and response, question and answer, problem and solution, problem and answer, or question, choices and answer, got ",
+    ),
     ({"query": "Q", "response": 5}, "response is 5; expected text"),
-    ({"question": "Q"}, "has no answer: expected query and response, question and answer, or problem and solution, got "),
+    (
+        {"question": "Q"},
+        "has no answer: expected query and response, question and answer, problem and solution, problem and answer, or question, choices and answer, got ",
+    ),
     ({"question": "Q", "answer": "first line\nsecond line"}, "answer has no label"),
     ({"question": "Q", "answer": True}, "answer is True; expected text"),
     ({"question": "Q", "answer": None}, "answer is None; expected text"),
     ({"question": " ", "answer": "5"}, "question is ' '; expected text"),
     ({"question": 7, "answer": "5"}, "question is 7; expected text"),
     ({"problem": "Q", "solution": "never \\boxed{closed"}, "solution has no label"),
-    ({"problem": "Q", "level": 3}, "has no answer: expected query and response, question and answer, or problem and solution, got "),
+    (
+        {"problem": "Q", "level": 3},
+        "has no answer: expected query and response, question and answer, problem and solution, problem and answer, or question, choices and answer, got ",
+    ),
     ({"text": "Q"}, "has no question: expected query and response, "),
     (["Q", "5"], "is a list; expected an object with question, answer"),
 ]
@@ -278,3 +287,99 @@ def test_splits_of_real_rows_are_disjoint() -> None:
         for seed in range(100):
             env.reset(seed)
             assert split_of(env.instance) is split
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        ("2.5", "2.5"), ("72.0", "72"), ("0.30000000000000004", "0.3"), ("0.3333333333333333", "1/3"), ("0.6666666666666666", "2/3"), ("-0.1", "-0.1"),
+        ("1e-07", "1e-07"), ("123.45000000000002", "123.45"), ("33.333333333333336", "100/3"), ("0.33", "0.33"), ("1e300", "1e+300"), ("5", "5"),
+    ],
+)  # fmt: skip
+def test_json_numbers_are_read_at_their_own_precision(tmp_path: Path, answer: str, label: str) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(f'{{"question": "How much?", "answer": {answer}}}\n')
+    env = MetaMathQA(MetaMathQAOptions(data=str(source), split=Split.ALL))
+    env.reset(0)
+    assert env.problem.label == label
+
+
+def test_a_float_accepts_what_it_stands_for_and_nothing_beside_it(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(
+        '{"question": "A third of 1?", "answer": 0.3333333333333333}\n{"question": "0.1 + 0.2?", "answer": 0.30000000000000004}\n'
+    )
+    env = make_env("metamathqa", data=str(source), split="all")
+    for seed, answer, right in [
+        (0, "1/3", True),
+        (0, "0.33", False),
+        (0, "0.3333333333333333", False),
+        (1, "0.3", True),
+        (1, "0.31", False),
+    ]:
+        env.reset(seed)
+        assert env.step(answer).success is right, answer
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "q", "answer": 1.4142135623730951}, "the float 1.4142135623730951, a rounded value that no exact answer equals"),
+        ({"question": "q", "answer": float("nan")}, "answer is nan, which is no number"),
+        ({"question": "q", "answer": True}, "answer is True; expected text"),
+        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "answer is 2, which is no choice; 2 choices are numbered from 0"),
+        ({"question": "q", "choices": ["a", "b"], "answer": -1}, "answer is -1, which is no choice"),
+        ({"question": "q", "choices": ["a", "b"], "answer": "C"}, "'C', which is no choice: expected a letter from A to B"),
+        ({"question": "q", "choices": ["B", "A"], "answer": "A"}, "'A', which is more than one choice"),
+        ({"question": "q", "choices": ["a"], "answer": 0}, r"choices is \['a'\]; expected a list of 2 to 10 texts"),
+        ({"question": "q", "choices": "a, b", "answer": 0}, "choices is 'a, b'; expected a list"),
+        ({"question": "q", "choices": {"text": ["a", "b"], "label": ["X", "Y"]}, "answerKey": "X"}, "choices has the labels"),
+        ({"body": "q", "answer": 1}, "expected query and response, question and answer, problem and solution, problem and answer, or question, choices"),
+    ],
+)  # fmt: skip
+def test_labels_that_cannot_be_met_are_refused(tmp_path: Path, row: dict[str, object], reason: str) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps(row))
+    with pytest.raises(BadInput, match=reason):
+        make_env("metamathqa", data=str(source))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "What is 2 + 3?", "choices": ["4", "6", "5", "7"], "answer": 2, "subject": "arithmetic"},
+        {"question": "What is 2 + 3?", "choices": ["4", "6", "5", "7"], "answer": "C"},
+        {"question": "What is 2 + 3?", "choices": ["4", "6", "5", "7"], "answer": "(c)"},
+        {"question": "What is 2 + 3?", "choices": [4, 6, 5, 7], "answer": "5"},
+        {"question": "What is 2 + 3?", "options": ["4", "6", "5", "7"], "answer": "C", "answer_index": 2},
+        {"question": "What is 2 + 3?", "options": ["A)4", "B)6", "C)5", "D) 7"], "answer": "C"},
+        {"question": "What is 2 + 3?", "choices": {"text": ["4", "6", "5", "7"], "label": ["A", "B", "C", "D"]}, "answerKey": "C"},
+        {"question": "What is 2 + 3?", "choices": {"text": ["4", "6", "5", "7"], "label": ["1", "2", "3", "4"]}, "answerKey": "3"},
+    ],
+)
+def test_multiple_choice_is_answered_by_letter(tmp_path: Path, row: dict[str, object]) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps(row))
+    env = make_env("metamathqa", data=str(source), split="all")
+    shown = "What is 2 + 3?\nA. 4\nB. 6\nC. 5\nD. 7\nAnswer with the letter of the right choice."
+    for answer, right in [
+        ("C", True),
+        ("(C)", True),
+        ("c.", True),
+        ("B", False),
+        ("2", False),
+        ("5", False),
+        ("C or D", False),
+        ("AC", False),
+    ]:
+        assert env.reset(0).text.endswith(shown)
+        assert env.step(answer).success is right, answer
+
+
+def test_thousands_with_a_space_in_gsm8ks_mark(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"question": "q", "answer": "so\\n#### 58, 500"}\n{"question": "r", "answer": "58, 500"}\n')
+    env = make_env("metamathqa", data=str(source), split="all")
+    for seed, answer, right in [(0, "58500", True), (0, "58", False), (0, "58, 501", False), (1, "58500", False), (1, "500, 58", True)]:
+        env.reset(seed)
+        assert env.step(answer).success is right, (seed, answer)

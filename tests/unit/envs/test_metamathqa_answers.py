@@ -104,6 +104,43 @@ x=1, x=2 | 2,1
 \pm 3 | 3, -3
 \begin{pmatrix}1\\-1/2\end{pmatrix} | \begin{bmatrix} 1.0 \\ -\frac{1}{2} \end{bmatrix}
 \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} | \left( \begin{array}{cc} 1 & 2 \\ 3 & 4 \end{array} \right)
+9 (apples) | 9
+9 (apples) | 9 apples
+9 | 9 (apples)
+1,234 (people) | 1234
+120 (dollars) | $120
+1/2 (hours) | 0.5
+5 (cm) | 5 cm
+5 (cm) | 5
+5 | 5 (cm)
+5\ (\text{cm}) | 5
+5 \text{ (cm)} | 5 cm
+12 (cm^2) | 12
+12 (cm^2) | 12 square centimeters
+12 (\text{cm}^2) | 12\text{ cm}^2
+9 (apples), 5 (pears) | 9, 5
+2\frac{1}{2} \text{ hours} | 2.5 hours
+2\frac{1}{2} \text{ hours} | 2.5
+2\frac{1}{2} hours | 2.5
+2.5 | 2\frac{1}{2} hours
+2\frac12 cups | 5/2
+2 1/2 hours | 2.5
+2 1/2 hours | 5/2 hours
+-1\frac{1}{4} \text{ inches} | -1.25 inches
+\frac{68}{3} \text{ pounds} | 68/3
+\frac{1}{2} \text{ km} / \text{h} | 0.5 km/h
+58500 | 58, 500
+58,500 | 58, 500
+58500 | $58, 500
+58,500 dollars | 58, 500
+1234567 | 1, 234, 567
+\pm 1, \pm 2 | 1, -1, 2, -2
+\pm 1, 3 | 3, 1, -1
+1, -1, 3 | 3, \pm 1
+\{\pm 1, \pm 2\} | \{-2, -1, 1, 2\}
+\pm 1 \text{ and } 3 | -1, 1, 3
+x=\pm 2 | x=2, x=-2
+x=\pm 2 | 2, -2
 2\sqrt3 | 2 \sqrt{3}
 10\sqrt 2 | 10\sqrt{2}
 x^2 | x^{2}
@@ -124,6 +161,8 @@ x^2 | x**2
 x>2 | 2<x
 -2<x<3 | (-2,3)
 1 \pm \sqrt{2} | 1-\sqrt2, 1+\sqrt2
+0, \pm\sqrt{3} | 0, \sqrt{3}, -\sqrt{3}
+0, 1 \pm \sqrt{12} | 1+2\sqrt{3}, 0, 1-2\sqrt{3}
 x^2 + y^2 = 13 | 2x^2+2y^2=26
 y=2x+3 | 3+2x
 (3, \frac{\pi}{2}) | (3, pi/2)
@@ -220,6 +259,48 @@ x=1,y=2 | x=2,y=1
 \begin{pmatrix}1&2\\3&4\end{pmatrix} | \begin{pmatrix}1&2\\3&5\end{pmatrix}
 \begin{pmatrix}1&2\\3&4\end{pmatrix} | \begin{vmatrix}1&2\\3&4\end{vmatrix}
 \begin{pmatrix}1\\2\end{pmatrix} | (1,2)
+9 (apples) | 10
+9 (apples) | 9 pears
+9 | 10 (apples)
+9 | 9 (not 10)
+9 | 9 (or 10)
+9 | 9 (or ten)
+9 | 9 (ten)
+9 | 9 (approximately)
+9 | 9 (negative)
+9 | 9 (million)
+5 (cm) | 5 m
+5 (cm) | 5 cm^2
+12 (cm^2) | 12 cm
+5 (x) | 5
+5 | 5 (ab)
+5 (ab) | 5
+9 (3) | 9
+2\frac{1}{2} \text{ hours} | 21/2
+2\frac{1}{2} \text{ hours} | 2
+2\frac{1}{2} hours | 2.5 minutes
+2\frac{1}{2} hours | 1
+2 1/2 hours | 21/2 hours
+\frac{1}{2} bh | \frac{1}{2}
+\frac{1}{2} abc | \frac{1}{2}
+\frac{68}{3} \text{ pounds} | 68
+58500 | 58, 50
+58500 | 58, 5000
+58500 | 585, 00
+58500 | 58, 501
+58500 | 58 and 500
+58, 500 | 58500
+100, 200 | 100200
+100200 | 100 200 300
+1200 | 1, 2, 0, 0
+1.2 | 1, 200
+\pm 1, \pm 2 | 1, -1, 2
+\pm 1, \pm 2 | 1, 2
+\pm 1, 3 | 1, 3
+\pm 1, 3 | \pm 1, -3
+1, 3 | 3, \pm 1
+(1, \pm 2) | 1, 2, -2
+x=\pm 2 | 2
 """
 )
 

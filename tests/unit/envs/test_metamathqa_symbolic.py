@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tether.core.errors import MissingDependency, TetherError
-from tether.envs.metamathqa.answers import symbolic
-from tether.envs.metamathqa.answers.compare import same
+from tether.envs.metamathqa.answers import compare, symbolic
+from tether.envs.metamathqa.answers.compare import same, same_mathematics
 from tether.envs.metamathqa.answers.symbolic import ComparisonPool, SymbolicComparison
 
 
@@ -39,6 +39,34 @@ def test_a_hopeless_question_is_given_up_and_the_next_one_answered(comparison: S
     assert comparison.equal("5", hopeless) is not True
     assert time.monotonic() - begun < 30  # a third of a second of computing, on however loaded a machine
     assert comparison.equal("x+x", "2x") is True
+
+
+def test_time_on_the_clock_is_limited_too_and_the_first_time_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    symbolic._GIVEN_UP_SAID.clear()
+    worker = SymbolicComparison(cpu_seconds=60.0, wall_seconds=0.3)
+    try:
+        assert worker.equal("x+x", "2x") is True
+        process = worker._process
+        with caplog.at_level("WARNING"):
+            assert worker.equal("5", "100000000!") is None
+            assert worker.equal("6", "100000000!") is None
+        assert worker._process is process and worker.equal("x+x+x", "3x") is True  # it ended the comparison itself
+    finally:
+        worker.close()
+    assert caplog.messages == [
+        "metamathqa: comparing '5' and '100000000!' takes more than 60 s of CPU, 0.3 s on the clock and 2 GiB; "
+        "the answer counts as wrong, and so do later ones of the kind"
+    ]
+
+
+def test_an_answer_has_a_limit_of_time_for_all_its_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    gold = ",".join(f"x^{{2}}+{2 * n}x+{n * n}" for n in range(1, 5))
+    answer = ",".join(f"(x+{n})^2" for n in range(1, 5))
+    assert same(gold, answer, "math")
+    monkeypatch.setattr(compare, "MAX_SECONDS", 0.0)
+    same_mathematics.cache_clear()
+    assert not same(gold, answer, "math")
+    same_mathematics.cache_clear()
 
 
 def test_it_works_off_the_main_thread_and_from_many_at_once(comparison: SymbolicComparison) -> None:
@@ -83,6 +111,7 @@ def test_a_silent_worker_is_killed(comparison: SymbolicComparison, monkeypatch: 
     process = comparison._process
     assert process is not None
     monkeypatch.setattr(comparison, "_wall_seconds", 0.01)
+    monkeypatch.setattr(symbolic, "_GRACE_SECONDS", 0.0)
     assert comparison.equal("5", "100000000!") is None
     assert process.poll() is not None
     assert comparison._process is None
@@ -115,7 +144,7 @@ def test_a_worker_that_cannot_start_says_what_is_missing(monkeypatch: pytest.Mon
         SymbolicComparison().equal("x", "x")
     program.write_text("import time\ntime.sleep(60)\n", encoding="utf-8")
     with pytest.raises(TetherError, match=r"did not start within 0\.2 s"):
-        SymbolicComparison(wall_seconds=0.2).equal("x", "x")
+        SymbolicComparison(start_seconds=0.2).equal("x", "x")
 
 
 HOSTILE = [

@@ -52,6 +52,84 @@ def test_ways_to_read_and_write(code: str) -> None:
     assert printed(code, "20 22\n") == "42\n"
 
 
+FAST_IO = """
+import os, sys
+from io import BytesIO, IOBase
+
+BUFSIZE = 8192
+
+class FastIO(IOBase):
+    newlines = 0
+
+    def __init__(self, file):
+        self._fd = file.fileno()
+        self.buffer = BytesIO()
+        self.writable = "x" in file.mode or "r" not in file.mode
+        self.write = self.buffer.write if self.writable else None
+
+    def read(self):
+        while True:
+            b = os.read(self._fd, max(os.fstat(self._fd).st_size, BUFSIZE))
+            if not b:
+                break
+            ptr = self.buffer.tell()
+            self.buffer.seek(0, 2), self.buffer.write(b), self.buffer.seek(ptr)
+        self.newlines = 0
+        return self.buffer.read()
+
+    def readline(self):
+        while self.newlines == 0:
+            b = os.read(self._fd, max(os.fstat(self._fd).st_size, BUFSIZE))
+            self.newlines = b.count(b"\\n") + (not b)
+            ptr = self.buffer.tell()
+            self.buffer.seek(0, 2), self.buffer.write(b), self.buffer.seek(ptr)
+        self.newlines -= 1
+        return self.buffer.readline()
+
+    def flush(self):
+        if self.writable:
+            os.write(self._fd, self.buffer.getvalue())
+            self.buffer.truncate(0), self.buffer.seek(0)
+
+class IOWrapper(IOBase):
+    def __init__(self, file):
+        self.buffer = FastIO(file)
+        self.flush = self.buffer.flush
+        self.writable = self.buffer.writable
+        self.write = lambda s: self.buffer.write(s.encode("ascii"))
+        self.read = lambda: self.buffer.read().decode("ascii")
+        self.readline = lambda: self.buffer.readline().decode("ascii")
+
+sys.stdin, sys.stdout = IOWrapper(sys.stdin), IOWrapper(sys.stdout)
+input = lambda: sys.stdin.readline().rstrip("\\r\\n")
+print(sum(map(int, input().split())))
+"""
+"""The input and output that fast programs of Codeforces open with: it asks the streams for their `mode`."""
+
+
+def test_the_fast_input_and_output_of_contest_programs() -> None:
+    assert printed(FAST_IO, "20 22\n") == "42\n"
+
+
+def test_the_streams_have_what_pythons_own_have() -> None:
+    code = """
+import io, sys
+for stream in (sys.stdin, sys.stdout, sys.stderr):
+    print(stream.mode, stream.name, stream.fileno(), stream.encoding, type(stream.buffer).__name__, stream.buffer.raw.mode, stream.errors)
+print(sys.stdin.buffer.readline(), sys.stdin.buffer.peek(1)[:1], sys.stdin.isatty(), sys.__stdin__ is sys.stdin)
+"""
+    ours = printed(code, "one\ntwo\n")
+    theirs = subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", code],
+        input="one\ntwo\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONIOENCODING": "utf-8"},
+    ).stdout
+    assert ours == theirs
+
+
 def test_a_program_finds_an_ordinary_interpreter_and_an_empty_folder() -> None:
     code = """
 import os, sys, __main__

@@ -66,15 +66,28 @@ def test_an_episode() -> None:
     assert shelf.asked == [("Long Bridge", 5)]
     assert (step.reward, step.done, step.success) == (0.0, False, False)
     assert step.info == {
-        "valid": True, "truncated": False, "em": False, "f1": 0.0, "f1_success": False, "searches": 1,
+        "valid": True, "truncated": False, "em": False, "f1": 0.0, "f1_success": False, "searches": 1, "reward_rule": "f1",
         "titles": ["Long Bridge", "", "Henry Platt"],
     }  # fmt: skip
     step = env.step("finish[the Henry Platt]")
     assert step.observation.text == "Solved.\nYour answer 'the Henry Platt' is right."
     assert (step.reward, step.done, step.success) == (1.0, True, True)
     assert step.info == {
-        "valid": True, "truncated": False, "em": True, "f1": 1.0, "f1_success": True, "searches": 1, "titles": [],
+        "valid": True, "truncated": False, "em": True, "f1": 1.0, "f1_success": True, "searches": 1, "reward_rule": "f1", "titles": [],
     }  # fmt: skip
+
+
+def test_the_reward_may_be_exact_match_and_the_rule_is_named() -> None:
+    for answer, paid in (("Henry Platt", 1.0), ("not Henry Platt", 0.0), ("Henry Platt Jr", 0.0)):
+        env, _ = played(reward="exact_match")
+        assert env.reward_range == (0.0, 1.0)
+        step = env.step(f"finish[{answer}]")
+        assert (step.reward, step.success, step.info["reward_rule"]) == (paid, bool(paid), "exact_match")
+    own = SearchQA(generator=lambda seed, split: QUESTION, retriever=Shelf(), reward=lambda grade, searches: 0.5)
+    own.reset(0)
+    assert own.step("finish[x]").info["reward_rule"] == "<lambda>"
+    with pytest.raises(ConfigError, match="reward"):
+        make_env("searchqa", reward="em")
 
 
 def test_a_nearly_right_answer_pays_its_f1_less_the_searches() -> None:

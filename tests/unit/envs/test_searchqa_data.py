@@ -10,7 +10,8 @@ import pytest
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.envs.searchqa.corpus import Corpus, Document, of_documents, of_file
+from tether.envs.registry import make_env
+from tether.envs.searchqa.corpus import Corpus, Document, of_documents, of_file, passages
 from tether.envs.searchqa.dataset import Question, load_questions
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -75,6 +76,8 @@ def test_musique(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         ({"question": "q?", "ground_truth": ["a", " ", "b"]}, ("a", "b")),
         ({"question": "q?", "answer": 1984}, ("1984",)),
         ({"question": "q?", "answer": ["a"]}, ("a",)),
+        ({"question": "q?", "answer": 1945.0}, ("1945",)),
+        ({"question": "q?", "answer": 2.5}, ("2.5",)),
         ({"question": "q?", "answer": "a", "golden_answers": ["g"]}, ("g",)),
     ],
 )
@@ -82,12 +85,30 @@ def test_answers(row: dict[str, Any], answers: tuple[str, ...], tmp_path: Path) 
     assert load_questions(write(tmp_path / "q.jsonl", [row]), "error").questions[0].answers == answers
 
 
+def test_kilt_questions(tmp_path: Path) -> None:
+    output = [
+        {"answer": "Henry", "provenance": [{"wikipedia_id": "12", "title": "Bridge"}]},
+        {"provenance": [{"title": "Henry"}]},
+        {"answer": "Harry"},
+    ]
+    loaded = load_questions(write(tmp_path / "k.jsonl", [{"id": "1", "input": "Who built it?", "output": output}]), "error")
+    assert loaded.questions == (Question("Who built it?", ("Henry", "Harry"), ("Bridge", "Henry")),)
+    with pytest.raises(BadInput, match="has no answer in 'answer'"):
+        load_questions(write(tmp_path / "none.jsonl", [{"input": "Who?", "output": [{"provenance": []}]}]), "error")
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"answer": "a"}, "has no field 'question' (it has answer)"),
+        (
+            {"answer": "a"},
+            "has no question: expected question with answer, answers, golden_answers or ground_truth, or input with output, got answer; name other",
+        ),
         ({"question": " ", "answer": "a"}, "has the question ' '; expected a text"),
-        ({"question": "q?"}, "has none of answer, golden_answers and ground_truth (it has question)"),
+        (
+            {"question": "q?"},
+            "has no answer: expected question with answer, answers, golden_answers or ground_truth, or input with output, got question; name",
+        ),
         ({"question": "q?", "answer": ""}, "has no answer in 'answer'"),
         ({"question": "q?", "answer": {"text": "a"}}, "has answer {'text': 'a'}; expected a text or a list of texts"),
         ({"question": "q?", "answer": "a", "context": "text"}, "has neither pairs nor the columns title and sentences where they belong"),
@@ -228,7 +249,7 @@ def test_real_hotpotqa() -> None:
     assert first.text == "If Gallu is a demon Lilu is what?"
     assert first.gold_titles == ("Alû", "Lilu (mythology)")
     assert len(loaded.documents) == 994
-    corpus = documents(of_file(str(HOTPOT_CORPUS), "error"))
+    corpus = documents(of_file(str(HOTPOT_CORPUS), "error", passage_words=0))
     assert {(d.title, d.text) for d in corpus} == {(d.title, d.text) for d in loaded.documents}
     assert {title for question in loaded.questions for title in question.gold_titles} <= {document.title for document in corpus}
 
@@ -240,3 +261,41 @@ def test_real_search_r1_corpus() -> None:
     assert corpus[0].title == "Evan Morris" and corpus[0].text.startswith("Evan Morris Evan L. Morris (January 26, 1977")
     rows = [json.loads(line) for line in SEARCH_R1.read_text(encoding="utf-8").splitlines()]
     assert [document.contents for document in corpus] == [row["contents"] for row in rows]
+
+
+# --- articles ---
+
+
+def test_a_kilt_article_is_split_into_passages(tmp_path: Path) -> None:
+    sentences = [f"Sentence {number} says that thing number {number} is blue." for number in range(60)]  # 540 words
+    paragraphs = ["Henry Platt\n", " ".join(sentences[:30]) + "\n", "Section::::Early life.\n", "BULLET::::- " + " ".join(sentences[30:])]
+    row = {"_id": "12", "wikipedia_id": "12", "wikipedia_title": "Henry Platt", "text": paragraphs}
+    source = write(tmp_path / "kilt.jsonl", [row, {"_id": "13", "wikipedia_title": "Bridge", "text": ["Bridge\n", "It stands.\n"]}])
+    found = documents(of_file(source, "error"))
+    assert [document.id for document in found] == ["12-1", "12-2", "12-3", "12-4", "12-5", "13"]
+    assert {document.title for document in found[:-1]} == {"Henry Platt"} and found[-1] == Document("13", "Bridge", "It stands.")
+    assert all(60 < len(document.text.split()) <= 120 for document in found[:-2])
+    assert all(document.text.startswith(("Sentence", "Early life.")) and document.text.endswith("blue.") for document in found[:-1])
+    assert " ".join(document.text for document in found[:-1]) == " ".join([*sentences[:30], "Early life.", *sentences[30:]])
+    whole = documents(of_file(source, "error", 0))
+    assert [document.id for document in whole] == ["12", "13"]
+    assert of_file(source, "error").digest != of_file(source, "error", 0).digest
+
+
+def test_paragraphs_stay_whole_and_endless_sentences_are_cut() -> None:
+    paragraph = "word " * 299 + "end."
+    assert passages(paragraph, 120) == [paragraph]
+    cut = passages("word " * 301, 120)
+    assert [len(part.split()) for part in cut] == [120, 120, 61]
+    assert passages("word " * 301, 0) == ["word " * 301]
+
+
+def test_an_answer_deep_in_an_article_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TETHER_CACHE", str(tmp_path / "cache"))
+    article = ["Harbour\n", "The harbour is old. " * 100, "The crane was built by Henry Platt in 1902.", "Ships come and go. " * 100]
+    corpus = write(tmp_path / "c.jsonl", [{"wikipedia_id": "1", "wikipedia_title": "Harbour", "text": article}])
+    data = write(tmp_path / "q.jsonl", [{"question": "Who built the crane?", "answer": "Henry Platt"}])
+    for passage_words, is_shown in ((120, True), (0, False)):
+        env = make_env("searchqa", data=data, corpus=corpus, split="all", top_k=1, passage_words=passage_words)
+        env.reset(0)
+        assert ("Henry Platt" in env.step("search[crane built]").observation.text) is is_shown

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.envs.searchqa.reward import AnswerReward, Grade, exact_match, grade, normalise, token_f1
+from tether.envs.searchqa.reward import AnswerReward, ExactMatchReward, Grade, exact_match, grade, normalise, token_f1
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,26 @@ def test_cost_never_takes_more_than_there_is() -> None:
 def test_threshold_and_cost_are_settings() -> None:
     assert AnswerReward(f1_threshold=0.9, search_cost=0.0)(Grade(False, 0.8), 4) == 0.0
     assert AnswerReward(f1_threshold=0.0, search_cost=0.0)(Grade(False, 0.1), 4) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "by_f1", "by_exact_match"),
+    [
+        ("Henry Platt", 1.0, 1.0),
+        ("the Henry Platt.", 1.0, 1.0),
+        ("not Henry Platt", 0.8, 0.0),
+        ("Henry Platt or John Doe", 4 / 7, 0.0),
+        ("Platt", 2 / 3, 0.0),
+        ("John Doe", 0.0, 0.0),
+    ],
+)
+def test_exact_match_pays_nothing_for_shared_words(answer: str, by_f1: float, by_exact_match: float) -> None:
+    result = grade(answer, ["Henry Platt"])
+    assert AnswerReward()(result, 1) == pytest.approx(by_f1)
+    assert ExactMatchReward()(result, 1) == by_exact_match
+
+
+def test_exact_match_pays_for_fewer_searches() -> None:
+    pay = ExactMatchReward(search_cost=0.4)
+    assert [pay(Grade(True, 1.0), searches) for searches in (0, 1, 2, 3, 9)] == pytest.approx([1.0, 1.0, 0.6, 0.2, 0.0])
+    assert pay(Grade(False, 0.9), 0) == 0.0

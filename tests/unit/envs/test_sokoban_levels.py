@@ -8,6 +8,7 @@ import pytest
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.registry import make_env
+from tether.envs.sokoban.budget import ActionBudget, action_budget, fewest_pushes
 from tether.envs.sokoban.env import Sokoban
 from tether.envs.sokoban.generator import ReversePlay
 from tether.envs.sokoban.levels import FileLevels, Level, bits, load_levels
@@ -193,3 +194,76 @@ def test_a_real_boxoban_level_is_played_to_its_end() -> None:
     env.reset(0)
     steps = [env.step(action) for action in solution]
     assert [step.success for step in steps] == [False] * 25 + [True]
+
+
+# --- folders, and turns that fit ---
+
+SHORT = "#####\n#@$.#\n#####\n"
+LONG = "############\n#@$       .#\n#          #\n############\n"
+
+
+def test_a_folder_of_levels_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "001.txt").write_text(f"; 0\n{LONG}\n; 1\n{SHORT}")
+    (tmp_path / "train" / "000.txt").write_text(f"; 0\n{SHORT}")
+    (tmp_path / "valid.xsb").write_text(LONG)
+    (tmp_path / "README.md").write_text("# no level\n###\n")
+    assert [level.width for level in load_levels(tmp_path)] == [5, 12, 5, 12]
+    env = make_env("sokoban", levels=tmp_path, split="all")
+    assert env.num_instances == 4
+    (tmp_path / "train" / "002.txt").write_text("###\n#@#\n###\n")
+    load_levels.cache_clear()
+    with pytest.raises(BadInput, match=r"train/002\.txt', line 1: the level has 0 boxes"):
+        load_levels(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match=r"holds no file that ends with \.txt or \.xsb or \.sok"):
+        load_levels(tmp_path / "empty")
+
+
+def test_the_least_number_of_pushes() -> None:
+    assert fewest_pushes(Level.of(SHORT.split())) == 1
+    assert fewest_pushes(Level.of(LONG.splitlines())) == 8
+    assert fewest_pushes(Level.of(["#####", "#$ .#", "# @ #", "#####"])) is None  # in a corner
+
+
+def test_turns_fit_the_levels_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    short, long = tmp_path / "short.txt", tmp_path / "long.txt"
+    short.write_text(SHORT)
+    long.write_text(f"{LONG}\n{SHORT}")
+    assert action_budget(long) == ActionBudget(usual=18, enough=40)
+    assert make_env("sokoban", levels=short).max_turns == 5  # the default is enough
+    assert make_env("sokoban", levels=long).max_turns == 20
+    assert make_env("sokoban", levels=long, actions_per_turn=5).max_turns == 8
+    assert make_env("sokoban", levels=long, split="all").reset(0).text.startswith("Turn 1 of 20, 40 actions left.")
+    env = make_env("sokoban", levels=long)
+    assert isinstance(env, Sokoban) and env.options.max_turns == 20  # what is recorded of it plays the same
+    assert make_env("sokoban", **env.options.model_dump()).max_turns == 20
+    assert not caplog.messages
+    for _ in range(2):
+        assert make_env("sokoban", levels=long, max_turns=5).max_turns == 5  # what the user says holds
+    assert caplog.messages == [
+        f"sokoban: an episode has 10 actions (max_turns=5, actions_per_turn=2), but the levels of {long} take about 18, and up to 40; "
+        "leave max_turns out for 20 turns, or raise actions_per_turn"
+    ]
+    assert make_env("sokoban", levels=long, max_turns=9).max_turns == 9
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.skipif(not BOXOBAN.exists(), reason="the Boxoban sample is not beside the checkout")
+def test_boxoban_levels_can_be_solved_in_the_turns_they_get() -> None:
+    env = make_env("sokoban", levels=BOXOBAN, split="all")
+    assert isinstance(env, Sokoban) and env.num_instances == 2000
+    assert 50 <= env.max_turns <= 90
+    solved = 0
+    for seed in range(0, 2000, 40):
+        env.reset(seed)
+        try:
+            solution = solve(env.level, max_nodes=2000)
+        except SearchLimit:
+            continue
+        assert solution is not None and 10 < len(solution) <= 2 * env.max_turns
+        for place in range(0, len(solution), 2):
+            step = env.step(" || ".join(solution[place : place + 2]))
+        assert step.success
+        solved += 1
+    assert solved >= 3

@@ -72,7 +72,7 @@ def test_a_bad_script_is_one_line(tiny: Any, tmp_path: Path, text: str | None, m
 
 def test_names_of_engines(tiny: Any) -> None:
     policy = tether.Policy(tiny.model, tiny.tokenizer)
-    assert ENGINES == ("native", "vllm") and make_engine("native", policy).backend == "contiguous"
+    assert ENGINES == ("native", "vllm", "ray") and make_engine("native", policy).backend == "contiguous"
     with pytest.raises(BadInput, match="unknown engine 'nativ': did you mean 'native'"):
         make_engine("nativ", policy)
 

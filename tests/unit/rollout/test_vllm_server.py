@@ -43,10 +43,12 @@ def test_the_served_copy_has_a_head_of_its_own(tiny: Any, tmp_path: Path) -> Non
 
 
 def test_arguments(tiny: Any, tmp_path: Path) -> None:
-    called = arguments(Policy(*tiny), tmp_path, 8123, 900, ["--max-num-seqs", "4"])
+    called = arguments(Policy(*tiny), tmp_path, 8123, 900, VllmOptions(arguments=("--max-num-seqs", "4")))
     for pair in (["--dtype", "float32"], ["--max-model-len", "900"], ["--logprobs-mode", "processed_logprobs"], ["--port", "8123"]):
         assert called[called.index(pair[0]) + 1] == pair[1]
-    assert called[-2:] == ["--max-num-seqs", "4"] and "--enable-scale-out" in called
+    assert called[-2:] == ["--max-num-seqs", "4"] and "--enable-scale-out" in called and "--enforce-eager" in called
+    placed = arguments(Policy(*tiny), tmp_path, 8123, 900, VllmOptions(host="10.0.0.1", own_gpus=True))
+    assert placed[placed.index("--host") + 1] == "10.0.0.1" and not {"--enforce-eager", "--gpu-memory-utilization"} & set(placed)
 
 
 def test_vllm_does_not_outlive_a_killed_run(tmp_path: Path) -> None:

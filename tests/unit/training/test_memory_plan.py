@@ -136,7 +136,7 @@ def test_a_run_that_fsdp_would_fit_is_told_so(three_b: str, little_memory: None)
     with pytest.raises(BadInput, match=r"does not fit on cpu: .*try lora\.rank=16 .*learner\.sharding=fsdp \(\d+\.\d GB\)"):
         plan_memory(settings, resolve_algorithm(settings.algorithm), four)
     settings = _settings(three_b, learner={"sharding": "fsdp"}, algorithm={"name": "ppo"})
-    words = r"6\.2 GB of it are the whole weights that rollout\.engine=native reads, which a server engine keeps on GPUs of its own"
+    words = r"6\.2 GB of it are the whole weights, which every rank holds to sample, score and save, whatever rollout\.engine is"
     with pytest.raises(BadInput, match=words):
         plan_memory(settings, resolve_algorithm(settings.algorithm), four)
 

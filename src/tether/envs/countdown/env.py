@@ -14,7 +14,7 @@ from tether.core.enums import Split
 from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.countdown import prompt
 from tether.envs.countdown.expression import ExpressionResult, Use, check_answer
-from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load
+from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load, read_puzzle
 from tether.envs.countdown.prompt import puzzle_text
 from tether.envs.dataset import BadRows
 from tether.envs.splits import count_instances
@@ -88,6 +88,7 @@ class Countdown(TextEnv[CountdownOptions]):
 
     name = "countdown"
     Options = CountdownOptions
+    read_row = staticmethod(read_puzzle)
 
     def __init__(
         self, options: CountdownOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None

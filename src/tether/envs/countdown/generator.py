@@ -42,6 +42,11 @@ class Puzzle:
         """The order of the numbers does not matter to the task, so it does not matter to the split."""
         return f"{self.target} from {' '.join(map(str, sorted(self.numbers)))}"
 
+    @property
+    def summary(self) -> str:
+        """In a line, for people."""
+        return f"{self.target} from {', '.join(map(str, self.numbers))}"
+
 
 @dataclass(slots=True, eq=False)
 class _Term:
@@ -126,11 +131,18 @@ MAX_VALUE = 10**9
 @lru_cache(maxsize=8)
 def load(source: str, bad_rows: BadRows, fields: Fields = ()) -> Pool[Puzzle]:
     """The puzzles of a file or a named data set; read once per process."""
-    puzzles = load_instances(source, _puzzle, env="countdown", default="generated puzzles", bad_rows=bad_rows, fields=fields)
+    puzzles = load_instances(source, read_puzzle, env="countdown", default="generated puzzles", bad_rows=bad_rows, fields=fields)
     return Pool(puzzles, env="countdown", source=source)
 
 
-def _puzzle(row: Row) -> Puzzle:
+def read_puzzle(row: Row) -> Puzzle:
+    """The puzzle of a row {target, nums, solution?}."""
+    names = row.value if isinstance(row.value, dict) else row.fields("target", "nums")
+    if "target" not in names or "nums" not in names:
+        raise RowError(
+            f"has no {'target' if 'target' not in names else 'nums'}: expected target and nums, got {', '.join(map(str, names)) or 'no columns'}; "
+            "name other columns with fields={target: COLUMN, nums: COLUMN}"
+        )
     target, numbers = row.fields("target", "nums")
     if not isinstance(numbers, list) or not 1 <= len(numbers) <= MAX_NUMBERS:
         raise RowError(f"nums is {numbers!r:.80}; expected a list of 1 to {MAX_NUMBERS} whole numbers")

@@ -135,7 +135,7 @@ def _completed(code: str, starter: str, entry_point: str) -> str | None:
 @lru_cache(maxsize=512)
 def _body_indent(starter: str, entry_point: str) -> str | None:
     """The indentation of the body that the starter leaves open; None if it opens none."""
-    tree = _opened(starter)
+    tree = opened(starter)
     if tree is None or not tree.body:
         return None
     last: ast.stmt = tree.body[-1]
@@ -151,7 +151,7 @@ def _body_indent(starter: str, entry_point: str) -> str | None:
 @lru_cache(maxsize=512)
 def _prelude(starter: str, entry_point: str) -> str:
     """What the starter holds before the function (or class) to be written: imports and other definitions."""
-    tree = _opened(starter)
+    tree = opened(starter)
     for node in tree.body if tree else ():
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in (entry_point, _SOLUTION):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
@@ -159,7 +159,7 @@ def _prelude(starter: str, entry_point: str) -> str:
     return ""
 
 
-def _opened(starter: str) -> ast.Module | None:
+def opened(starter: str) -> ast.Module | None:
     """The tree of starter code whose last function may have no body yet."""
     try:
         return parse(_closed(starter))

@@ -6,8 +6,11 @@ expected number is written as a fraction (with a point or an exponent) one withi
 exact. LiveCodeBench allows no tolerance, APPS a hundred-thousandth; both are wrong for somebody: a sum of floats may differ in its
 last digits from one order of adding to another, and 0.33333 is not a third.
 
+An expected number of at least `ROUNDED_DIGITS` decimals and as many significant digits was rounded when the test was written, so whatever
+rounds to it is right: 0.3333333333 where 0.333333 is expected. A number of fewer decimals may be exact, and 1.54 is not 1.5.
+
 Returned values are compared as JSON would have them: a tuple is a list, a dictionary's keys are their texts, True is 1 as in Python
-itself, an expected float may be missed by `TOLERANCE`, NaN is NaN. A set is equal to a set only.
+itself, an expected float may be missed by as much as a printed one, NaN is NaN. A set is equal to a set only.
 """
 
 import math
@@ -16,16 +19,20 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from tether.envs.deepcoder.parsing import show
+from tether.envs.deepcoder.parsing import show, written
 
 TOLERANCE = 1e-9
 """Relative, and absolute below 1."""
+ROUNDED_DIGITS = 4
+"""Decimals, and significant digits, from which on an expected number counts as rounded."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]{1,4})?")
 
 
-def same_output(printed: str, expected: str) -> bool:
+def same_output(printed: str, expected: str, *, ignore_case: bool = False) -> bool:
     """Whether a program printed what was expected."""
+    if ignore_case:
+        printed, expected = printed.lower(), expected.lower()
     got_lines, expected_lines = _lines(printed), _lines(expected)
     return len(got_lines) == len(expected_lines) and all(map(_same_line, got_lines, expected_lines))
 
@@ -55,11 +62,20 @@ def _same_number(got: str, expected: str) -> bool:
         return False
     if Decimal(got) == Decimal(expected):
         return True
-    return any(wanted.groups()) and _close(float(got), float(expected))
+    return any(wanted.groups()) and (_close(float(got), float(expected)) or _rounds_to(Decimal(got), expected))
 
 
 def _close(got: float, expected: float) -> bool:
     return math.isfinite(got) and math.isfinite(expected) and abs(got - expected) <= TOLERANCE * max(1.0, abs(expected))
+
+
+def _rounds_to(got: Decimal, expected: str) -> bool:
+    """Whether a number is the expected one at the digits that are written of it, where it is written with enough of them."""
+    _, digits, exponent = Decimal(expected).as_tuple()
+    assert isinstance(exponent, int)  # a number, by the pattern that it has matched
+    if -exponent < ROUNDED_DIGITS or len(digits) < ROUNDED_DIGITS:
+        return False
+    return abs(got - Decimal(expected)) <= Decimal(5).scaleb(exponent - 1)
 
 
 def _same(got: Any, expected: Any) -> bool:
@@ -97,6 +113,8 @@ def _same_float(got: float, expected: float) -> bool:
     if math.isnan(expected):
         return isinstance(got, float) and math.isnan(got)
     try:
-        return _close(float(got), expected)
+        if not math.isfinite(got) or math.isinf(expected):
+            return False
     except OverflowError:  # an integer beyond every float
         return False
+    return _close(float(got), expected) or _rounds_to(Decimal(got), written(expected))

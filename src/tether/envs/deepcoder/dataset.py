@@ -20,11 +20,13 @@ from tether.core.errors import BadInput
 from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, load_instances
 from tether.envs.deepcoder.formats.functions import humaneval, mbpp
 from tether.envs.deepcoder.formats.pairs import deepcoder, input_output, livecodebench, verification_info
+from tether.envs.deepcoder.judging import JudgingRules
 from tether.envs.deepcoder.parsing import read_json
 from tether.envs.deepcoder.problem import Case, Prints, Problem, Returns, check_arguments, digest_of
 from tether.envs.deepcoder.sandbox.jobs import CallTask, StdinTask
 
 DEFAULT = "the built-in problems"
+DEFAULT_RULES = JudgingRules()
 
 _FORMATS: tuple[tuple[tuple[str, ...], Callable[[Row], Problem]], ...] = (
     (("question_content", "public_test_cases"), livecodebench),
@@ -49,11 +51,23 @@ def read_problem(row: Row) -> Problem:
     )
 
 
+def read_judged_problem(row: Row) -> Problem:
+    """The problem of a row as the default rules judge it."""
+    return DEFAULT_RULES.applied(read_problem(row))
+
+
 @lru_cache(maxsize=8)
-def load_pool(source: str, bad_rows: BadRows, max_tests: int | None, fields: Fields = ()) -> Pool[Problem]:
+def load_pool(
+    source: str, bad_rows: BadRows, max_tests: int | None, fields: Fields = (), rules: JudgingRules = DEFAULT_RULES
+) -> Pool[Problem]:
     """The problems of a file or named data set, by split."""
     problems = load_instances(
-        source, lambda row: read_problem(row).limited_to(max_tests), env="deepcoder", default=DEFAULT, bad_rows=bad_rows, fields=fields
+        source,
+        lambda row: rules.applied(read_problem(row)).limited_to(max_tests),
+        env="deepcoder",
+        default=DEFAULT,
+        bad_rows=bad_rows,
+        fields=fields,
     )
     return Pool(problems, env="deepcoder", source=source)
 

@@ -7,7 +7,7 @@ answer and a wrong one. There is no randomness in an episode: `env_seed` changes
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Self
 
@@ -18,8 +18,9 @@ from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.deepcoder import prompt, render
 from tether.envs.deepcoder.assemble import assemble, extract
-from tether.envs.deepcoder.dataset import LEVELS, builtin_pool, load_pool
+from tether.envs.deepcoder.dataset import LEVELS, builtin_pool, load_pool, read_judged_problem
 from tether.envs.deepcoder.grade import FractionPassed, Reward, SuiteResult, grade, reject
+from tether.envs.deepcoder.judging import JudgingRules, SpecialJudge
 from tether.envs.deepcoder.parsing import NotPython
 from tether.envs.deepcoder.problem import Problem
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
@@ -44,6 +45,10 @@ class DeepCoderOptions(TurnOptions):
     """What to do with a malformed row of it."""
     fields: dict[str, str] = {}
     """Columns of it under other names, such as {problem: statement, tests: cases}."""
+    special_judge: SpecialJudge = "skip"
+    """Problems of `data` whose statement accepts several answers: leave them out, or keep them and accept the listed answer alone."""
+    ignore_case: bool | None = None
+    """Compare printed text of `data` without regard to case; None: where the statement allows it."""
     difficulty: tuple[int, int] | None = None
     """The easiest and the hardest level of the built-in problems, from 1 to 5."""
     max_tests: int | None = Field(default=None, ge=1)
@@ -76,6 +81,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
     name = "deepcoder"
     Options = DeepCoderOptions
     metrics = ("passed", "total")
+    read_row = staticmethod(read_judged_problem)
 
     def __init__(
         self,
@@ -135,6 +141,10 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         return self.problem.fingerprint
 
     @property
+    def categories(self) -> Mapping[str, str]:
+        return {"difficulty": self.problem.difficulty} if self.problem.difficulty else {}
+
+    @property
     def task(self) -> str:
         return prompt.task(self.max_turns)
 
@@ -160,7 +170,8 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
 def _pool(options: DeepCoderOptions) -> Generator:
     if options.data is None:
         return builtin_pool(options.difficulty, options.max_tests)
-    return load_pool(options.data, options.bad_rows, options.max_tests, tuple(options.fields.items()))
+    rules = JudgingRules(options.special_judge, options.ignore_case)
+    return load_pool(options.data, options.bad_rows, options.max_tests, tuple(options.fields.items()), rules)
 
 
 def _limits(options: DeepCoderOptions) -> Limits:

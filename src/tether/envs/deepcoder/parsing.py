@@ -84,6 +84,30 @@ def read_json(text: str) -> Any:
         raise ValueError("nested too deep") from error
 
 
+class WrittenFloat(float):
+    """A number of a data file together with its digits: 2.00000 says more than 2.0 about how exact it is."""
+
+    text: str
+
+    def __new__(cls, text: str) -> "WrittenFloat":
+        value = super().__new__(cls, text)
+        value.text = text
+        return value
+
+
+def written(value: float) -> str:
+    """The digits of a float: those of the file, or else Python's own."""
+    return value.text if isinstance(value, WrittenFloat) else repr(float(value))
+
+
+def read_expected(text: str) -> Any:
+    """As `read_value`, with the digits of numbers in JSON kept."""
+    try:
+        return json.loads(text, parse_int=whole_number, parse_float=WrittenFloat)
+    except (ValueError, RecursionError):
+        return read_value(text)
+
+
 def read_value(text: str) -> Any:
     """The value of a JSON text or else of a Python literal; ValueError if it is neither."""
     try:

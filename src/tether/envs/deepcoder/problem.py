@@ -30,9 +30,10 @@ class Prints:
     """The program prints this."""
 
     expected: str
+    ignore_case: bool = False
 
     def holds(self, report: Report) -> bool:
-        return same_output(report.stdout, self.expected)
+        return same_output(report.stdout, self.expected, ignore_case=self.ignore_case)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,12 @@ class Problem:
     @property
     def fingerprint(self) -> str:
         return f"{self.statement}\n{self.starter}\n{self.digest}"
+
+    @property
+    def summary(self) -> str:
+        """In a line, for people."""
+        form = "standard input" if self.reads_stdin else f"calls of {self.entry_point}"
+        return f"{' '.join((self.statement + ' ' + self.starter).split()):.90}... ({len(self.cases)} tests, {form})"
 
     @property
     def reads_stdin(self) -> bool:

@@ -5,7 +5,7 @@ no randomness in an episode: `env_seed` changes nothing. Comparing answers as ma
 the steps of many such episodes run in threads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from tether.envs.dataset import BadRows
 from tether.envs.metamathqa import prompt
 from tether.envs.metamathqa.answers.compare import Match, same
 from tether.envs.metamathqa.answers.symbolic import NUM_WORKERS
-from tether.envs.metamathqa.dataset import load
+from tether.envs.metamathqa.dataset import load, read_problem
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
 from tether.envs.splits import count_instances
 from tether.envs.wording import Example
@@ -88,6 +88,7 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
     name = "metamathqa"
     Options = MetaMathQAOptions
     metrics = ("attempts",)
+    read_row = staticmethod(read_problem)
 
     def __init__(
         self, options: MetaMathQAOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None
@@ -136,6 +137,10 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
     @property
     def instance(self) -> str:
         return self.problem.fingerprint
+
+    @property
+    def categories(self) -> Mapping[str, str]:
+        return self.problem.categories or ({"kind": self.problem.kind} if self.problem.kind else {})
 
     @property
     def task(self) -> str:

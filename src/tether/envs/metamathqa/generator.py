@@ -59,10 +59,18 @@ class Problem:
     """The numbers in a generated question, by name."""
     steps: tuple[str, ...] = ()
     """Equations from the parameters to the answer, for a generated one."""
+    categories: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What the data says of it: its subject, its level."""
 
     @property
     def fingerprint(self) -> str:
         return f"{self.question}\n{self.label}"
+
+    @property
+    def summary(self) -> str:
+        """In a line, for people; the end of a long question is the part that asks."""
+        question = " ".join(self.question.split())
+        return f"{question if len(question) <= 110 else f'... {question[-106:]}'} -> {self.label}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class HttpEnv:
         session, self._session, self._phase = self._own_session(), None, EpisodePhase.UNSET
         if session is not None:
             try:
-                self._place.call("DELETE", f"/v1/sessions/{session}")
+                self._place.end_session(session)
             except HttpEnvError as error:  # the server drops idle sessions by itself
                 _LOG.debug("closing %s: %s", self.name, error)
 

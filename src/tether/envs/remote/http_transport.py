@@ -30,7 +30,7 @@ MAX_REPLY = 64 * 2**20
 KEEP_ALIVE = 30.0
 """Seconds that an unused connection is kept; shorter than servers keep theirs, so that it is seldom found closed."""
 CLOSING_SECONDS = 1.0
-"""Seconds for closing sessions when the process ends."""
+"""Seconds for closing a session, and for closing all of them when the process ends."""
 
 
 class HttpEnvError(TetherError):
@@ -50,6 +50,15 @@ class Endpoint:
     token: str | None
     timeout: float
     """Seconds that one request may take, further attempts included."""
+
+    def end_session(self, session: str) -> None:
+        """Tell the server that a session is not used any more; one attempt, because the server drops idle sessions by itself."""
+        status, data = 0, b""
+        try:
+            status, data = self._attempt("DELETE", f"/v1/sessions/{session}", None, None, time.monotonic() + CLOSING_SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise HttpEnvError(f"{self.base} cannot be asked ({error})") from error
+        self._read_reply(status, data)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Send a request; returns the JSON object of the reply."""

@@ -1,12 +1,15 @@
 """Documents to search, and the file formats they come in.
 
 A corpus is a digest of its content and a way to read its documents: where an index for that digest exists, the documents are not read. Formats,
-identified row by row: Search-R1's `{"id", "contents"}` with contents `"Title"` newline text; `{"title", "text"}`; plain strings; and one
-JSON object from title to text or to a list of sentences, as HotpotQA corpora come.
+identified row by row: Search-R1's `{"id", "contents"}` with contents `"Title"` newline text; `{"title", "text"}`, also as BEIR (`_id`) and
+KILT (`wikipedia_title`, a list of paragraphs) have it; plain strings; and one JSON object from title to text or to a list of sentences, as
+HotpotQA corpora come. A whole article is split into passages: a search shows the beginning of a document, and what lies behind it would never
+be seen.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +17,21 @@ from typing import Any
 
 from tether.core.errors import BadInput
 from tether.envs.dataset import BadRows, Row, RowError, iter_instances
+from tether.envs.progress import with_progress
 
 ENV = "searchqa"
 DEFAULT_CORPUS = "the built-in encyclopedia"
 
+PASSAGE_WORDS = 120
+"""Of a passage; about 700 characters, which the default `document_chars` shows whole."""
+ARTICLE_WORDS = 300
+"""A longer document is an article; a shorter one is a paragraph, and stays as it is."""
+
 _TEXT_FIELDS = ("text", "paragraph_text", "content")
+_TITLE_FIELDS = ("title", "wikipedia_title")
+_ID_FIELDS = ("id", "_id", "wikipedia_id")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_KILT_MARK = re.compile(r"^(?:Section::::|BULLET::::-?)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +86,37 @@ def of_documents(documents: list[Document]) -> Corpus:
     return Corpus(digest.hexdigest(), lambda: documents)
 
 
-def of_file(source: str, bad_rows: BadRows) -> Corpus:
+def of_file(source: str, bad_rows: BadRows, passage_words: int = PASSAGE_WORDS) -> Corpus:
     """The corpus of a file, or of a data set by name. A file is hashed as it lies there, and read only if it has to be indexed."""
     path = Path(source).expanduser()
     if not path.is_file():
-        return of_documents(list(_documents(source, bad_rows)))
+        return of_documents(list(_documents(source, bad_rows, passage_words)))
     digest = hashlib.blake2b(digest_size=16)
     try:
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
+            for block in with_progress(iter(lambda: file.read(1 << 20), b""), f"{ENV}: hashing {source}", "MiB"):
                 digest.update(block)
     except OSError as error:
         raise BadInput(f"{ENV}: cannot read corpus='{source}': {error.strerror}; check the path") from error
-    return Corpus(f"{digest.hexdigest()}-{bad_rows}", lambda: _documents(source, bad_rows))
+    return Corpus(f"{digest.hexdigest()}-{bad_rows}-{passage_words}", lambda: _documents(source, bad_rows, passage_words))
+
+
+def passages(text: str, limit: int) -> list[str]:
+    """An article in passages of at most `limit` words, whole sentences as far as possible; a paragraph, or anything with limit 0, whole.
+
+    A sentence of more words than a passage may have is cut.
+    """
+    if not limit or len(text.split()) <= ARTICLE_WORDS:
+        return [text]
+    found: list[list[str]] = [[]]
+    for sentence in _SENTENCE_END.split(text.strip()):
+        words = sentence.split()
+        if found[-1] and len(found[-1]) + len(words) > limit:
+            found.append([])
+        found[-1] += words
+        while len(found[-1]) > limit:
+            found[-1:] = [found[-1][:limit], found[-1][limit:]]
+    return [" ".join(words) for words in found if words]
 
 
 def readable(text: str) -> str:
@@ -114,11 +145,17 @@ def _has_title_line(contents: str) -> bool:
     return bool(newline) and len(first) >= 2 and first[0] == first[-1] == '"'
 
 
-def _documents(source: str, bad_rows: BadRows) -> Iterator[Document]:
-    """The documents one by one: a corpus may be larger than memory. One without an id is known by its number."""
+def _documents(source: str, bad_rows: BadRows, passage_words: int) -> Iterator[Document]:
+    """The documents one by one: a corpus may be larger than memory. One without an id is known by its number, the passages of an article by
+    its id and theirs: "12-1", "12-2"."""
     rows = iter_instances(source, _document, env=ENV, default=DEFAULT_CORPUS, option="corpus", bad_rows=bad_rows)
     for number, document in enumerate(rows):
-        yield document if document.id else replace(document, id=str(number))
+        named = document if document.id else replace(document, id=str(number))
+        parts = passages(named.text, passage_words)
+        if len(parts) == 1:
+            yield named
+        else:
+            yield from (replace(named, id=f"{named.id}-{place}", text=part) for place, part in enumerate(parts, 1))
 
 
 def _document(row: Row) -> Document:
@@ -130,10 +167,22 @@ def _document(row: Row) -> Document:
         return Document("", one_line(title), joined(sentences))
     if not isinstance(value, dict):
         raise RowError(f"is a {type(value).__name__}; expected an object with contents, or with title and text")
-    id = one_line(str(value.get("id", "")))
+    id = one_line(str(next((value[name] for name in _ID_FIELDS if value.get(name) is not None), "")))
     if isinstance(value.get("contents"), str):
         return Document.of_contents(id, value["contents"])
     text = next((value[name] for name in _TEXT_FIELDS if name in value), None)
     if text is None:
-        raise RowError(f"has neither contents nor text (it has {', '.join(map(str, value)) or 'nothing'})")
-    return Document(id, one_line(value.get("title", "")), joined(text))
+        raise RowError(
+            f"has neither contents nor text (it has {', '.join(map(str, value)) or 'nothing'}); expected contents, title and text, or "
+            "wikipedia_title and text"
+        )
+    title = one_line(next((value[name] for name in _TITLE_FIELDS if name in value), ""))
+    return Document(id, title, _article(title, text) if "wikipedia_title" in value else joined(text))
+
+
+def _article(title: str, paragraphs: Any) -> str:
+    """The text of an article of KILT: without its title, which is the first paragraph, and without the marks of headings and lists."""
+    if not isinstance(paragraphs, list) or not all(isinstance(paragraph, str) for paragraph in paragraphs):
+        return joined(paragraphs)
+    kept = [_KILT_MARK.sub("", paragraph.strip()) for paragraph in paragraphs]
+    return joined(kept[1:] if kept and kept[0] == title else kept)

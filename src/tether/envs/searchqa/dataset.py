@@ -2,18 +2,18 @@
 
 Formats, identified by their fields: HotpotQA (`question`, `answer`, `supporting_facts`, `context` as pairs or as the columns the
 `datasets` package makes of them), MuSiQue (`answer_aliases`, `paragraphs`, `answerable`), FlashRAG and Search-R1 (`golden_answers`),
-and rllm's (`ground_truth`). A question without an answer to give (MuSiQue's unanswerable ones) is left out.
+rllm's (`ground_truth`), and KILT (`input`, `output`). A question without an answer to give (MuSiQue's unanswerable ones) is left out.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, load_instances
+from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, RowLeftOut, load_instances
 from tether.envs.searchqa import corpus
 from tether.envs.searchqa.client import Retriever
 from tether.envs.searchqa.corpus import ENV, Document, joined, one_line, readable
@@ -40,6 +40,11 @@ class Question:
     @property
     def fingerprint(self) -> str:
         return self.text
+
+    @property
+    def summary(self) -> str:
+        """In a line, for people."""
+        return f"{self.text} -> {' | '.join(self.answers)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,23 @@ def load_questions(source: str, bad_rows: BadRows, fields: Fields = ()) -> Quest
     return QuestionSet(Pool(questions, env=ENV, source=source), questions, documents)
 
 
+ACCEPTED = "question with answer, answers, golden_answers or ground_truth, or input with output"
+
+
+def read_question(row: Row) -> Question:
+    """The question of a row in any known format."""
+    entry = _entry(row)
+    if not entry.answerable:
+        raise RowLeftOut("the question is marked as unanswerable")
+    return entry.question
+
+
 def _entry(row: Row) -> _Entry:
-    (text,) = row.fields("question")
+    names = row.value if isinstance(row.value, dict) else row.fields("question")
+    asked = next((name for name in ("question", "input") if name in names), None)
+    if asked is None:
+        raise RowError(_unknown("question", names))
+    (text,) = row.fields(asked)
     if not isinstance(text, str) or not text.strip():
         raise RowError(f"has the question {text!r}; expected a text")
     answers = _answers(row.value)
@@ -87,7 +107,16 @@ def _entry(row: Row) -> _Entry:
     return _Entry(question, row.value.get("answerable") is not False, paragraphs)
 
 
+def _unknown(what: str, names: Iterable[Any]) -> str:
+    return (
+        f"has no {what}: expected {ACCEPTED}, got {', '.join(map(str, names)) or 'no columns'}; "
+        "name other columns with fields={question: COLUMN, answer: COLUMN}"
+    )
+
+
 def _answers(row: dict[str, Any]) -> tuple[str, ...]:
+    if "input" in row and isinstance(row.get("output"), list):  # KILT: one entry for each way to answer, some without an answer
+        row = {"answer": [entry["answer"] for entry in row["output"] if isinstance(entry, dict) and entry.get("answer") is not None]}
     for name in ("golden_answers", "ground_truth", "answer", "answers"):
         if name in row:
             found = [*_texts(name, row[name]), *_texts("answer_aliases", row.get("answer_aliases") or [])]
@@ -95,17 +124,15 @@ def _answers(row: dict[str, Any]) -> tuple[str, ...]:
             if not answers:
                 raise RowError(f"has no answer in '{name}'")
             return answers
-    raise RowError(
-        f"has none of answer, golden_answers and ground_truth (it has {', '.join(map(str, row))}); name another column with "
-        "fields={answer: COLUMN}"
-    )
+    raise RowError(_unknown("answer", row))
 
 
 def _texts(name: str, value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(each, str | int | float) for each in values):
         raise RowError(f"has {name} {value!r}; expected a text or a list of texts")
-    return [str(each) for each in values]
+    # A table with an empty cell stores its whole numbers as floats: 1945.0 is 1945.
+    return [str(int(each)) if isinstance(each, float) and each.is_integer() else str(each) for each in values]
 
 
 def _paragraphs(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -122,9 +149,19 @@ def _paragraphs(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _gold_titles(row: dict[str, Any]) -> Iterator[str]:
     for title, _ in _pairs(row.get("supporting_facts"), "title", "sent_id"):
         yield one_line(title)
+    yield from _kilt_titles(row)
     for paragraph in _musique_paragraphs(row):
         if paragraph.get("is_supporting") is True:
             yield one_line(paragraph.get("title", ""))
+
+
+def _kilt_titles(row: dict[str, Any]) -> Iterator[str]:
+    """Titles of the articles that an answer of KILT comes from."""
+    output = row.get("output") if "input" in row else None
+    for entry in output if isinstance(output, list) else []:
+        for source in (entry.get("provenance") or []) if isinstance(entry, dict) else []:
+            if isinstance(source, dict) and isinstance(source.get("title"), str):
+                yield one_line(source["title"])
 
 
 def _musique_paragraphs(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -150,13 +187,15 @@ def _pairs(value: Any, first: str, second: str) -> list[tuple[Any, Any]]:
 
 
 @lru_cache(maxsize=8)
-def local_sources(data: str | None, documents: str | None, bad_rows: BadRows, fields: Fields = ()) -> tuple[Generator, Retriever]:
+def local_sources(
+    data: str | None, documents: str | None, bad_rows: BadRows, fields: Fields = (), passage_words: int = corpus.PASSAGE_WORDS
+) -> tuple[Generator, Retriever]:
     """Questions, and an index in this process over the documents they are about."""
     if data is None:
         return questions_alone(None, bad_rows), open_index(world_corpus())
     questions = load_questions(data, bad_rows, fields)
     if documents is not None:
-        return questions.pool, open_index(corpus.of_file(documents, bad_rows))
+        return questions.pool, open_index(corpus.of_file(documents, bad_rows, passage_words))
     if not questions.documents:
         raise BadInput(
             f"searchqa: the rows of data='{data}' bring no paragraphs with them, so there is nothing to search; "

@@ -16,11 +16,11 @@ from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.searchqa import prompt, render
 from tether.envs.searchqa.client import TOKEN_VARIABLE, Api, RemoteRetriever, Retriever
-from tether.envs.searchqa.corpus import readable
-from tether.envs.searchqa.dataset import Generator, Question, local_sources, questions_alone
+from tether.envs.searchqa.corpus import PASSAGE_WORDS, readable
+from tether.envs.searchqa.dataset import Generator, Question, local_sources, questions_alone, read_question
 from tether.envs.searchqa.prompt import ActionFormat
 from tether.envs.searchqa.render import parse
-from tether.envs.searchqa.reward import AnswerReward, Grade, Reward, grade
+from tether.envs.searchqa.reward import AnswerReward, ExactMatchReward, Grade, Reward, RewardRule, grade
 from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
@@ -39,12 +39,16 @@ class SearchQAOptions(TurnOptions):
     """Characters of all documents of a search."""
     search_cost: float = Field(default=0.02, ge=0, le=1)
     """Taken off the reward for each search after the first."""
+    reward: RewardRule = "f1"
+    """What an answer that is no exact match pays: its F1, or nothing."""
     f1_threshold: float = Field(default=0.3, ge=0, le=1)
     """An F1 below this has reward 0."""
     data: str | None = None
     """Questions: a file, or a data set by name. Without: generated ones about the built-in encyclopedia."""
     corpus: str | None = None
     """Documents: a file. Without: the paragraphs that come with the questions, or the built-in encyclopedia."""
+    passage_words: int = Field(default=PASSAGE_WORDS, ge=0)
+    """Articles of `corpus` are split into passages of so many words; 0 leaves them whole."""
     retriever: str | None = None
     """Address of a retrieval server, to be used instead of an index in this process."""
     retriever_api: Api = "queries"
@@ -83,6 +87,7 @@ class SearchQA(TextEnv[SearchQAOptions]):
     name = "searchqa"
     Options = SearchQAOptions
     metrics = ("em", "f1", "searches")
+    read_row = staticmethod(read_question)
 
     def __init__(
         self,
@@ -93,7 +98,8 @@ class SearchQA(TextEnv[SearchQAOptions]):
         reward: Reward | None = None,
     ) -> None:
         super().__init__(options or SearchQAOptions())
-        self._pay: Reward = reward or AnswerReward(self.options.f1_threshold, self.options.search_cost)
+        self._pay: Reward = reward or _reward(self.options)
+        self._rule = self.options.reward if reward is None else getattr(reward, "__name__", type(reward).__name__)
         self._make, self._retriever = generator, retriever
         if self.options.data is not None:
             self._load()  # a file that cannot be used is reported before anything is played
@@ -104,7 +110,9 @@ class SearchQA(TextEnv[SearchQAOptions]):
         if self._retriever is None and options.retriever is not None:
             self._retriever = _remote(options.retriever, options)
         if self._retriever is None:
-            generator, self._retriever = local_sources(options.data, options.corpus, options.bad_rows, tuple(options.fields.items()))
+            generator, self._retriever = local_sources(
+                options.data, options.corpus, options.bad_rows, tuple(options.fields.items()), options.passage_words
+            )
             self._make = self._make or generator
         if self._make is None:
             self._make = questions_alone(options.data, options.bad_rows, tuple(options.fields.items()))
@@ -152,6 +160,7 @@ class SearchQA(TextEnv[SearchQAOptions]):
             "f1": result.f1,
             "f1_success": result.em or (result.f1 > 0 and result.f1 >= self.options.f1_threshold),
             "searches": self._searches,
+            "reward_rule": self._rule,
             "titles": titles,
         }
 
@@ -161,7 +170,7 @@ class SearchQA(TextEnv[SearchQAOptions]):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        return (0.0, 1.0) if isinstance(self._pay, AnswerReward) else super().reward_range
+        return (0.0, 1.0) if isinstance(self._pay, AnswerReward | ExactMatchReward) else super().reward_range
 
     @property
     def instance(self) -> str:
@@ -198,6 +207,12 @@ class SearchQA(TextEnv[SearchQAOptions]):
 
     def opening(self) -> str:
         return f"Question: {self.question.text}"
+
+
+def _reward(options: SearchQAOptions) -> Reward:
+    if options.reward == "exact_match":
+        return ExactMatchReward(options.search_cost)
+    return AnswerReward(options.f1_threshold, options.search_cost)
 
 
 def _remote(url: str, options: SearchQAOptions) -> RemoteRetriever:

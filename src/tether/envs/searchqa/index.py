@@ -25,6 +25,7 @@ from tantivy import Filter, Occur, Query, TextAnalyzer, TextAnalyzerBuilder, Tok
 
 from tether.core.cache import cache_folder
 from tether.core.errors import BadInput, StorageError
+from tether.envs.progress import with_progress
 from tether.envs.searchqa.corpus import Corpus, Document, Hit, readable
 
 QUESTION_WORDS = ["what", "which", "who", "whom", "whose", "when", "where", "why", "how", "did", "does", "do"]
@@ -78,7 +79,7 @@ def write_index(folder: Path, documents: Iterable[Document]) -> int:
     writer = index.writer(heap_size=WRITER_BYTES, num_threads=1)
     place = -1
     try:
-        for place, document in enumerate(documents):
+        for place, document in enumerate(with_progress(documents, "searchqa: indexing the corpus", "documents")):
             writer.add_document(_entry(place, document, analyzer))
         writer.commit()
     finally:

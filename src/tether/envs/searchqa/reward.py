@@ -9,6 +9,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -58,6 +59,23 @@ def grade(answer: str, golds: Sequence[str]) -> Grade:
 
 Reward = Callable[[Grade, int], float]
 """From the grade of the final answer and the number of searches made to the reward."""
+
+
+RewardRule = Literal["f1", "exact_match"]
+"""What an answer that is no exact match pays: its F1, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactMatchReward:
+    """1 for an exact match, else nothing; less a cost per search after the first, never below 0.
+
+    F1 pays for shared words: "not Henry Platt" has an F1 of 0.8 against "Henry Platt". Here it pays nothing.
+    """
+
+    search_cost: float = 0.02
+
+    def __call__(self, grade: Grade, searches: int) -> float:
+        return max(0.0, float(grade.em) - self.search_cost * max(0, searches - 1)) if grade.em else 0.0
 
 
 @dataclass(frozen=True, slots=True)

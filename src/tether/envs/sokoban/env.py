@@ -4,7 +4,7 @@ Moving into a box pushes it if the cell behind is free; two boxes in a row never
 box. There is no randomness in an episode: `env_seed` changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,9 +15,11 @@ from pydantic import Field, model_validator
 
 from tether.core.enums import Split
 from tether.envs.base import ActionEnv, ActionOptions
+from tether.envs.dataset import Row
 from tether.envs.sokoban import prompt, render
+from tether.envs.sokoban.budget import action_budget, warn_if_short
 from tether.envs.sokoban.generator import Generator, ReversePlay
-from tether.envs.sokoban.levels import FileLevels, Level
+from tether.envs.sokoban.levels import FileLevels, Level, level_rows, read_level
 from tether.envs.sokoban.solver import ACTIONS
 from tether.envs.splits import count_instances
 from tether.envs.wording import Example, draw_examples
@@ -59,7 +61,7 @@ class SokobanOptions(ActionOptions):
     """Every generated level can be solved in so many actions; by default height + width - 2 for one box (10 on 6 x 6), 30 for each of
     several."""
     levels: Path | None = None
-    """An XSB or Boxoban file to take levels from instead of generating them."""
+    """An XSB or Boxoban file, or a folder of them, to take levels from instead of generating them. max_turns then fits the levels by default."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -104,11 +106,18 @@ class Sokoban(ActionEnv[SokobanOptions]):
     actions = ACTIONS
     Options = SokobanOptions
     metrics = ("boxes_on_target",)
+    read_row = staticmethod(read_level)
 
     def __init__(self, options: SokobanOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None) -> None:
-        super().__init__(options or SokobanOptions())
-        self._make: Generator = generator or _generator(self.options)
+        options = options or SokobanOptions()
+        self._make: Generator = generator or _generator(options)
+        super().__init__(_with_fitting_turns(options, self._make))
         self._pay: Reward = reward or PushReward()
+
+    @classmethod
+    def data_rows(cls, source: str) -> Iterator[Row]:
+        """The boards of a levels file or folder, for the check of data files."""
+        return level_rows(Path(source).expanduser())
 
     @property
     def num_instances(self) -> int | None:
@@ -158,6 +167,11 @@ class Sokoban(ActionEnv[SokobanOptions]):
     def instance(self) -> str:
         return self.level.fingerprint
 
+    @property
+    def categories(self) -> Mapping[str, str]:
+        """The boxes of a level from a file; generated levels all have the same number."""
+        return {} if self.options.levels is None else {"boxes": str(self.level.boxes.bit_count())}
+
     def state_text(self) -> str:
         return render.state_text(self.level, self.boxes, self.player, self.options.observation)
 
@@ -185,6 +199,17 @@ class Sokoban(ActionEnv[SokobanOptions]):
 
     def _worked_example(self, level: Level) -> Example | None:
         return prompt.worked(level, self.options.observation, self.options.actions_per_turn)
+
+
+def _with_fitting_turns(options: SokobanOptions, generator: Generator) -> SokobanOptions:
+    """The options with turns that suffice for the levels of a file, unless the user has chosen another number."""
+    if not isinstance(generator, FileLevels):
+        return options
+    if "max_turns" in options.model_fields_set:
+        warn_if_short(generator.path, options.max_turns, options.actions_per_turn)
+        return options
+    turns = -(-action_budget(generator.path).enough // options.actions_per_turn)
+    return options.model_copy(update={"max_turns": max(options.max_turns, turns)})
 
 
 def _generator(options: SokobanOptions) -> Generator:

@@ -11,8 +11,11 @@ from pathlib import Path
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
+from tether.envs.dataset import Row, RowError
+from tether.envs.progress import with_progress
 from tether.envs.splits import belongs
 
+LEVEL_ENDINGS = (".txt", ".xsb", ".sok")
 _BOARD = frozenset("#@+$*. -_")
 
 
@@ -31,6 +34,12 @@ class Level:
     @property
     def fingerprint(self) -> str:
         return f"{self.height}x{self.width} {self.walls:x} {self.targets:x} {self.boxes:x} {self.player}"
+
+    @property
+    def summary(self) -> str:
+        """In a line, for people."""
+        count = self.boxes.bit_count()
+        return f"{self.height} x {self.width}, {count} box{'' if count == 1 else 'es'}"
 
     @property
     def deltas(self) -> tuple[int, int, int, int]:
@@ -87,25 +96,50 @@ def border(height: int, width: int) -> int:
 
 @lru_cache(maxsize=8)
 def load_levels(path: Path) -> tuple[Level, ...]:
-    """Every level of an XSB file. Lines that are no part of a board (numbers, titles, blanks) separate levels."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read levels file '{path}' ({error.__class__.__name__}); give a text file in XSB format") from error
+    """Every level of an XSB file, or of the files of a folder and the folders in it, in the order of their paths."""
     levels: list[Level] = []
-    rows: list[str] = []
-    for number, line in enumerate([*lines, ""], start=1):
-        if "#" in line and not set(line.rstrip()) - _BOARD:
-            rows.append(line.rstrip())
-        elif rows:
-            try:
-                levels.append(Level.of(rows))
-            except BadInput as error:
-                raise BadInput(f"levels file '{path}', line {number - len(rows)}: {error}") from None
-            rows = []
+    for row in with_progress(level_rows(path), f"sokoban: reading {path}", "levels"):
+        try:
+            levels.append(read_level(row))
+        except RowError as error:
+            raise BadInput(f"{row.place}: {error}") from None
     if not levels:
         raise BadInput(f"levels file '{path}' holds no level; give a text file in XSB format")
     return tuple(levels)
+
+
+def read_level(row: Row) -> Level:
+    """The level of some rows of a board."""
+    try:
+        return Level.of(row.value)
+    except BadInput as error:
+        raise RowError(str(error)) from None
+
+
+def level_rows(path: Path) -> Iterator[Row]:
+    """The boards of a file or a folder as they are written. Lines that are no part of a board (numbers, titles, blanks) separate them."""
+    for file in _level_files(path):
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"cannot read levels file '{file}' ({error.__class__.__name__}); give a text file in XSB format") from error
+        rows: list[str] = []
+        for number, line in enumerate([*lines, ""], start=1):
+            if "#" in line and not set(line.rstrip()) - _BOARD:
+                rows.append(line.rstrip())
+            elif rows:
+                yield Row(rows, f"levels file '{file}', line {number - len(rows)}")
+                rows = []
+
+
+def _level_files(path: Path) -> list[Path]:
+    """The file itself, or the level files of a folder. Boxoban's folders hold nothing else but a README."""
+    if not path.is_dir():
+        return [path]
+    files = sorted((file for file in path.rglob("*") if file.suffix.lower() in LEVEL_ENDINGS and file.is_file()), key=Path.as_posix)
+    if not files:
+        raise BadInput(f"levels folder '{path}' holds no file that ends with {' or '.join(LEVEL_ENDINGS)}; give a folder of XSB files")
+    return files
 
 
 @lru_cache(maxsize=8)
@@ -116,7 +150,7 @@ def _pools(path: Path) -> Mapping[Split, tuple[Level, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class FileLevels:
-    """A generator that takes its levels from a file: seeds run through the levels of the split in the order of the file."""
+    """A generator that takes its levels from a file or a folder: seeds run through the levels of the split in the order of the files."""
 
     path: Path
 

@@ -17,6 +17,7 @@ from functools import cached_property
 import tantivy
 
 from tether.core.seeding import derive_seed
+from tether.envs.progress import with_progress
 
 MOST_HITS = 50
 MOST_TERMS = 1024
@@ -39,7 +40,7 @@ class TextIndex:
         index.register_tokenizer("english", self._analyser)
         # One thread: texts are then indexed in their order.
         writer = index.writer(heap_size=_WRITER_BYTES, num_threads=1)
-        for row, text in enumerate(texts):
+        for row, text in enumerate(with_progress(texts, "webshop: indexing the catalogue", "products")):
             document = tantivy.Document()
             document.add_text(_FIELD, _encodable(text))
             document.add_unsigned("row", row)

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from tether.core.enums import FinishReason
-from tether.core.errors import UnknownName, did_you_mean
+from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.core.grammar import ANSWER_CLOSE
-from tether.core.protocols import ENGINES, Engine, Sampling, server_addresses
+from tether.core.protocols import ENGINES, Communicator, Engine, Sampling, server_addresses
 from tether.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -105,21 +105,33 @@ def make_engine(
     max_context: int | None = None,
     cache_gb: float | None = None,
     server: "ServerOptions | None" = None,
+    ranks: Communicator | None = None,
 ) -> Engine:
     """The engine that training and evaluation sample with.
 
     Args:
-        name: `native`: the learner's own weights; `vllm`: vLLM on this machine; or the address of a server, or several with commas between.
+        name: `native`: the learner's own weights; `vllm`: vLLM on this machine; `ray`: the engines that Ray placed; or the address of a server, or several with commas between.
         policy: the model with its tokenizer.
         max_rows: conversations decoded at a time, or requests in flight.
         max_context: most tokens of a conversation; None: as many as the model allows.
         cache_gb: memory of the key/value cache in GiB; None: half of what is free.
         server: how servers are used.
+        ranks: of a run on several, which sample from the same servers.
     """
     if addresses := server_addresses(name):
         from tether.rollout.engines.server import ServerEngine
 
-        return ServerEngine(addresses, policy, max_rows=max_rows, max_context=max_context, options=server)
+        return ServerEngine(addresses, policy, max_rows=max_rows, max_context=max_context, options=server, ranks=ranks)
+    if name == "ray":
+        from tether.rollout.engines.server import ServerEngine
+
+        found = server.find() if server is not None and server.find is not None else []
+        placed = [address for address in found if address]
+        if server is None or not placed or len(placed) < len(found):
+            raise BadInput(
+                "the engine is 'ray', but Ray has placed no engine for this process; start with tether train --ray, or give --engine"
+            )
+        return ServerEngine(placed, policy, max_rows=max_rows, max_context=max_context, options=server, ranks=ranks)
     if name not in ENGINES:
         raise UnknownName(f"unknown engine '{name}': {did_you_mean(name, ENGINES)}")
     if name == "vllm":

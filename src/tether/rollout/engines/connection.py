@@ -5,7 +5,8 @@ weights are checked by the probe, before the first rollout and after every publi
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,8 @@ class ServerConnection:
         self.address, _, name = address.partition("#")
         self._wanted = name or None
         self._token = next((os.environ[variable] for variable in TOKEN_VARIABLES if os.environ.get(variable)), None)
-        source = f"set {TOKEN_VARIABLES[0]} to the server's token"
-        self.endpoint = ModelEndpoint(self.address, token=self._token, token_source=source, timeout=timeout, parallel=parallel)
-        self._timeout, self._folder, self._device = timeout, folder, device
+        self._timeout, self._folder, self._device, self._parallel = timeout, folder, device, parallel
+        self.endpoint = self._endpoint()
         self.dialect: Dialect = TetherDialect()
         self.model = ""
         self.load = 0
@@ -61,6 +61,10 @@ class ServerConnection:
         """On the probe, when it was last verified."""
         self.problem = ""
         """Why it cannot be used, where it cannot."""
+        self.is_known = False
+        """It was found to serve the policy's model."""
+        self.is_outdated = False
+        """It answers, but not with the weights that this run published, and it is for another rank to publish them."""
         self._publisher: Publisher | None = None
         self._end_of_turn: tuple[int, ...] = ()
         self._sampling_checked = False
@@ -70,13 +74,38 @@ class ServerConnection:
         """What a server needs that answers without ids or log-probs."""
         return "use tether serve, or vLLM (0.10.2 or newer) with --logprobs-mode processed_logprobs and a log-prob for every token"
 
-    def connect(self, probe: Probe, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int], max_context: int) -> None:
-        """Find out what the server is; refuse one that cannot serve the policy."""
-        self._end_of_turn = tuple(end_of_turn_ids)
+    def _endpoint(self) -> ModelEndpoint:
+        source = f"set {TOKEN_VARIABLES[0]} to the server's token"
+        return ModelEndpoint(self.address, token=self._token, token_source=source, timeout=self._timeout, parallel=self._parallel)
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Connections live as long as the block, to wherever the server is then."""
+        self.endpoint.__enter__()
         try:
-            entry = self._entry()
+            yield
+        finally:
+            self.endpoint.close()
+
+    def move(self, address: str) -> None:
+        """The server was replaced by another at this address, which has still to be inspected; inside `connected`."""
+        self.lose(f"the server at {self.address} was replaced by one at {address}")
+        self.endpoint.close()
+        self.address, self.is_known, self._sampling_checked = address, False, False
+        self.endpoint = self._endpoint()
+        self.endpoint.__enter__()
+
+    def connect(self, probe: Probe, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int], max_context: int) -> None:
+        """Find out what the server is; refuse one that cannot serve the policy, and one that is not there."""
+        try:
+            self.inspect(probe, tokenizer, end_of_turn_ids, max_context)
         except ServerUnreachable as error:
             raise ModelUnavailable(f"{error}; start one with: tether serve MODEL") from error
+
+    def inspect(self, probe: Probe, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int], max_context: int) -> None:
+        """Find out what the server is; refuse one that cannot serve the policy."""
+        self._end_of_turn = tuple(end_of_turn_ids)
+        entry = self._entry()
         self.model = str(entry["id"])
         meta = entry.get("meta") or {}  # of llama.cpp: what a slot holds, where it says so
         room = entry.get("max_model_len") or meta.get("n_ctx") or meta.get("n_ctx_train")
@@ -94,6 +123,7 @@ class ServerConnection:
                 f"text that has {len(own)} here, or other ids); serve the model that is trained"
             )
         self._sample_probe(self._probe_request(probe, 1.0))
+        self.is_known = True
 
     def _check_not_paused(self, owner: str) -> None:
         """A server whose weight update was cut off lets every request wait: refused before one does."""
@@ -132,6 +162,7 @@ class ServerConnection:
 
     def check_health(self) -> None:
         """Raises ServerUnreachable where nothing answers."""
+        self.is_outdated = False
         self.endpoint.call("GET", "/health", delays=(), timeout=min(10.0, self._timeout))
         self.is_alive = True
 
@@ -183,6 +214,15 @@ class ServerConnection:
         if not self._sampling_checked and self.dialect.name != "llama.cpp":
             self._check_sampling(probe)
         self.is_current = True
+
+    def take_over(self, probe: Probe, label: str) -> None:
+        """On a rank that publishes nothing: use the server if it answers with the weights of this label, else leave it out."""
+        sampled = self._sample_probe(self._probe_request(probe, 1.0))
+        if set(sampled.versions) == {label}:
+            self.is_current = True
+        else:
+            self.lose(f"the server at {self.address} answers with weights '{sampled.versions[0]}', and '{label}' were published")
+            self.is_outdated = True
 
     def _scores(self, probe: Probe) -> list[float] | None:
         """The server's log-probs of the probe; None where it has none to give and is only sampled from."""

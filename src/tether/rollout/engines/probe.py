@@ -27,6 +27,8 @@ MOVED = 4.0
 """An update moved the probe measurably where the mean change is so many times the difference before the update."""
 
 Scores = npt.NDArray[np.float64]
+NO_SCORES: Scores = np.zeros(0)
+"""Of a rank that verifies no server."""
 
 
 @dataclass(slots=True)

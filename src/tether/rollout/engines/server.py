@@ -10,6 +10,10 @@ A server that cannot be reached is left out, and its conversations continue else
 back; after `patience` seconds it gives up with an error that the trainer turns into a checkpoint. A server that comes back, or that answers
 with another version of the weights than the published one (it was restarted), gets the weights again before it is used.
 
+Of several ranks each samples its own conversations from all servers. The first rank alone publishes and verifies; the others take over what it
+found, and leave out a server whose answers carry other weights. A rank that has none left asks for the weights (`OutdatedEngine`): all ranks then
+publish again together, and play again.
+
 With asynchronous rollouts another thread drives the engine while the learner trains: weights are then published, also to a server that was
 restarted, from a snapshot, and the policy is not looked at.
 """
@@ -28,8 +32,9 @@ from typing import Any
 from torch import Tensor
 
 from tether.core.enums import FinishReason
-from tether.core.errors import BadInput, EngineUnavailable
+from tether.core.errors import BadInput, EngineUnavailable, OutdatedEngine
 from tether.core.protocols import (
+    Communicator,
     ContextReset,
     Conversation,
     EngineCapabilities,
@@ -37,6 +42,7 @@ from tether.core.protocols import (
     PromptFuture,
     PromptTokens,
     Sampling,
+    SingleProcess,
 )
 from tether.core.types import Completion
 from tether.models.endpoint import ServerUnreachable
@@ -44,7 +50,7 @@ from tether.models.policy import Policy
 from tether.rollout.engines.base import StopRule
 from tether.rollout.engines.connection import ServerConnection
 from tether.rollout.engines.dialects import UNVERSIONED, Malformed, SampledTokens, TokenRequest
-from tether.rollout.engines.probe import Probe, Scores, default_tolerance
+from tether.rollout.engines.probe import NO_SCORES, Probe, Scores, default_tolerance
 from tether.rollout.engines.publish import named_weights, with_head
 from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
 
@@ -56,6 +62,8 @@ REPUBLISH_ATTEMPTS = 3
 """How often one rollout may find a server with other weights than the published ones."""
 LONGEST_WAIT = 10.0
 """Seconds between two looks at servers that are all unreachable; the first wait is much shorter."""
+OUTDATED_SECONDS = 10.0
+"""How long a rank that publishes nothing waits for weights on a server that it needs, before all ranks are asked to publish again."""
 CANCEL_SECONDS = 0.2
 """How often an engine that waits looks whether it was cancelled."""
 
@@ -74,6 +82,8 @@ class ServerOptions:
     """A folder that learner and servers see, for weights by disk; None sends them over the network."""
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """How vLLM is started, where the run starts it."""
+    find: Callable[[], list[str | None]] | None = None
+    """Where the servers are now, in their order, if that may change: asked when one cannot be reached. None stands for one without an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,17 @@ class WeightsSnapshot:
     scores: Scores
     weights: Mapping[str, Tensor] | None
     """A copy in main memory; None: the policy's own, which must not change while they are published or sampled from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """What the rank that published tells the others."""
+
+    name: str
+    """Of the engine, in the labels of versions."""
+    difference: float
+    servers: list[tuple[bool, str]]
+    """Of each server: whether it has the weights, and why it cannot be used."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,9 +138,12 @@ class ServerEngine:
         max_context: int | None = None,
         options: ServerOptions | None = None,
         started: VllmServer | None = None,
+        ranks: Communicator | None = None,
     ) -> None:
-        """Connects to every server and refuses one that cannot serve this policy. A server that was started for this engine ends with it."""
+        """Connects to every server and refuses one that cannot serve this policy. A server that was started for this engine ends with it.
+        `ranks` sample from the same servers; by default there is one."""
         self._started = started
+        self._ranks: Communicator = ranks or SingleProcess()
         if policy.tokenizer is None:
             raise BadInput("the server engine needs a policy with its tokenizer; build it as Policy(model, tokenizer)")
         self.options = options or ServerOptions()
@@ -127,6 +151,7 @@ class ServerEngine:
         self.tokenizer = policy.tokenizer
         self.stop_rule = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._probe = Probe(policy, self.options.tolerance if self.options.tolerance is not None else default_tolerance(policy))
+        self._max_context = max_context or policy.max_positions
         self._name = secrets.token_hex(4)
         self._published: WeightsSnapshot | None = None
         self._cancelled = threading.Event()
@@ -143,7 +168,7 @@ class ServerEngine:
         ]
         with self._connections():
             for server in self.servers:
-                server.connect(self._probe, self.tokenizer, policy.end_of_turn_ids, max_context or policy.max_positions)
+                server.connect(self._probe, self.tokenizer, policy.end_of_turn_ids, self._max_context)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -179,21 +204,43 @@ class ServerEngine:
         """Publish the policy's weights to every server that can be reached, and score the probe there."""
         if version is None:
             version = 0 if self._published is None else self._published.version + 1
-        return self.publish(WeightsSnapshot(version, self._probe.score(), None))
+        return self.publish(WeightsSnapshot(version, self._probe.score() if self._ranks.rank == 0 else NO_SCORES, None))
 
     def snapshot(self, version: int) -> WeightsSnapshot:
-        """The policy's weights as they are now, copied."""
+        """The policy's weights as they are now, copied; on a rank that publishes nothing without them."""
+        if self._ranks.rank:
+            return WeightsSnapshot(version, NO_SCORES, None)
         weights = self._named(None)
         return WeightsSnapshot(version, self._probe.score(), {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()})
 
     def publish(self, snapshot: WeightsSnapshot) -> dict[str, float]:
-        """Publish weights to every server that can be reached, and score the probe there."""
+        """Publish weights to every server that can be reached, and score the probe there; of several ranks the first does, for all."""
         self._published = snapshot
         self._probe.adopt(snapshot.scores)
         for server in self.servers:
             server.is_current = False
+        found = self._ranks.share(self._publish_own)[0]
+        assert found is not None  # the first rank's
+        if self._ranks.rank:
+            self._name = found.name
+            for server, (has_weights, problem) in zip(self.servers, found.servers, strict=True):
+                server.is_alive = server.is_current = has_weights
+                server.num_published += has_weights
+                server.problem = problem
+        return {"probe_difference": found.difference}
+
+    def republish(self) -> dict[str, float]:
+        """Give every server the weights again that were published last."""
+        assert self._published is not None  # a run publishes before it samples
+        return self.publish(self._published)
+
+    def _publish_own(self) -> _Published | None:
+        """The part of this rank."""
+        if self._ranks.rank:
+            return None
         with self._connections():
-            return {"probe_difference": self._prepare()}
+            difference = self._prepare()
+        return _Published(self._name, difference, [(server.is_alive and server.is_current, server.problem) for server in self.servers])
 
     def cancel(self) -> None:
         """End what another thread does with this engine at its next look; requests that it waits for fail."""
@@ -215,22 +262,40 @@ class ServerEngine:
     def _prepare(self) -> float:
         """Give every server that can be reached the present weights, if it has others; returns the largest difference on the probe."""
         deadline = time.monotonic() + self.options.patience
-        wait = 0.1
+        outdated_until, wait = deadline, 0.1
         while True:
+            self._follow_moves()
             for server in self.servers:
                 if not server.is_alive or not server.is_current:
                     self._bring_back(server)
             if any(server.is_alive for server in self.servers):
                 return max(server.difference for server in self.servers if server.is_alive)
+            if any(server.is_outdated for server in self.servers):  # the rank that publishes may be about to
+                outdated_until = min(outdated_until, time.monotonic() + OUTDATED_SECONDS)
+                if time.monotonic() + wait > outdated_until:
+                    raise OutdatedEngine(self._nobody_there())
             if time.monotonic() + wait > deadline:
                 raise EngineUnavailable(self._nobody_there())
             self._cancelled.wait(wait)
             self.check_cancelled()
             wait = min(2 * wait, LONGEST_WAIT)
 
+    def _follow_moves(self) -> None:
+        """A server that was replaced has another address."""
+        if self.options.find is None or all(server.is_alive for server in self.servers):
+            return
+        for server, address in zip(self.servers, self.options.find(), strict=True):
+            if address is not None and address != server.address:
+                server.move(address)
+
     def _bring_back(self, server: ServerConnection) -> None:
         try:
             server.check_health()
+            if not server.is_known:
+                server.inspect(self._probe, self.tokenizer, self._policy.end_of_turn_ids, self._max_context)
+            if self._ranks.rank:
+                server.take_over(self._probe, self.label)
+                return
             if self._published is not None:
                 server.publish(self._named(self._published), self.label)
             server.verify(self._probe, self.label)
@@ -250,6 +315,12 @@ class ServerEngine:
             self._prepare()
             _Run(self, sampling, on_finished, min(self._max_rows, max(1, len(conversations)))).play(conversations)
 
+    def least_loaded(self) -> ServerConnection:
+        """The server that works on the fewest requests of this rank; of equal ones each rank begins with another."""
+        first = self._ranks.rank % len(self.servers)
+        alive = [server for server in (*self.servers[first:], *self.servers[:first]) if server.is_alive]
+        return min(alive, key=lambda server: server.load)
+
     def recover(self) -> None:
         """Look for servers that can be used; waits, and gives up after `patience`."""
         self._prepare()
@@ -265,7 +336,7 @@ class ServerEngine:
     def _connections(self) -> Iterator[None]:
         with ExitStack() as stack:
             for server in self.servers:
-                stack.enter_context(server.endpoint)
+                stack.enter_context(server.connected())
             yield
 
 
@@ -357,8 +428,7 @@ class _Run:
             if track.server is not None:
                 assert track.request is not None
                 self._engine.statistics.recomputed_tokens += len(track.request.ids)
-            alive = [server for server in self._engine.servers if server.is_alive]
-            track.server = min(alive, key=lambda server: server.load)
+            track.server = self._engine.least_loaded()
         track.server.load += 1
         track.sent_after = track.server.num_published
         self._flying += 1

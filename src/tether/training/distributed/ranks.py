@@ -33,6 +33,10 @@ class Ranks(SingleProcess):
         self.interrupts = Interrupts()
         """Ctrl-C: all ranks stop at the same place."""
 
+    def aside(self) -> "Ranks":
+        """The same ranks with an order of exchanges of their own, for a thread that works beside the main one: objects alone. All ranks call it."""
+        return self
+
     def gather(self, value: Value) -> list[Value]:
         """The value of every rank, in the order of the ranks."""
         return [value]

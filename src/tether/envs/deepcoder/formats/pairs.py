@@ -2,7 +2,7 @@
 
 Tests come as a list of {input, output, ...} or as {inputs, outputs, fn_name}, either as they are or as JSON (or a Python literal) in a
 text. A pair is a function call if its row or the pair itself names a function (`fn_name`, `metadata.func_name`, a testtype or type
-that says so), else text for standard input. No format but LiveCodeBench's says which tests are public; the first one is taken as
+that says so), or if the starter code is a class with one method and the tests are its arguments (`starters`); else text for standard input. No format but LiveCodeBench's says which tests are public; the first one is taken as
 such, it being the sample of the statement as a rule.
 
 LiveCodeBench publishes its private tests as base64 of zlib of a pickled JSON text. Unpickling executes whatever the file says. So the pickle
@@ -20,7 +20,8 @@ from typing import Any
 
 from tether.envs.dataset import Row, RowError
 from tether.envs.deepcoder.assemble import extract
-from tether.envs.deepcoder.parsing import NotPython, parse, read_json, read_value
+from tether.envs.deepcoder.formats.starters import are_values, call_arguments, starter_method
+from tether.envs.deepcoder.parsing import NotPython, parse, read_expected, read_json, read_value
 from tether.envs.deepcoder.problem import Case, Prints, Problem, Returns, check_arguments, digest_of
 from tether.envs.deepcoder.sandbox.jobs import CallTask, StdinTask
 
@@ -36,6 +37,8 @@ class Pair:
     expected: Any
     function: str
     """Empty for a test of standard input."""
+    says_stdin: bool = False
+    """The row says itself that it is one."""
 
 
 def deepcoder(row: Row) -> Problem:
@@ -93,7 +96,19 @@ def read_pairs(tests: Any, *, function: str, starter: str) -> list[Pair]:
         raise RowError(f"has tests of an unknown layout ({type(tests).__name__}); expected a list of pairs, or inputs and outputs")
     if not pairs:
         raise RowError("has no tests")
-    return pairs
+    return _as_calls(pairs, starter)
+
+
+def _as_calls(pairs: list[Pair], starter: str) -> list[Pair]:
+    """The tests as calls of the starter's method, where they can be nothing else; otherwise as they are."""
+    method = starter_method(starter) if not any(pair.function or pair.says_stdin for pair in pairs) else None
+    if method is None:
+        return pairs
+    name, parameters = method
+    arguments = call_arguments([pair.given for pair in pairs], parameters)
+    if arguments is None or not are_values([pair.expected for pair in pairs]):
+        return pairs
+    return [Pair(given, pair.expected, name) for pair, given in zip(pairs, arguments, strict=True)]
 
 
 def _cases(pairs: Sequence[Pair]) -> list[Case]:
@@ -134,9 +149,10 @@ def _from_entry(entry: Any, number: int, function: str, starter: str) -> Pair:
         raise RowError(f"test {number} has no input or no output")
     inner = entry.get("metadata") or {}
     named = str(entry.get("fn_name") or (inner.get("func_name") if isinstance(inner, Mapping) else "") or function)
-    kind = entry.get("testtype") or entry.get("type") or ("functional" if entry.get("fn_name") else "stdin")
+    said = entry.get("testtype") or entry.get("type")
+    kind = said or ("functional" if entry.get("fn_name") else "stdin")
     if kind not in _FUNCTION_TYPES:
-        return Pair(entry["input"], entry["output"], "")
+        return Pair(entry["input"], entry["output"], "", says_stdin=bool(said))
     named = named or _starter_function(starter)
     if not named:
         raise RowError(f"test {number} calls a function but the row does not name it (metadata.func_name)")
@@ -197,7 +213,7 @@ def _expected(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return read_value(value)
+        return read_expected(value)
     except ValueError:
         return value
 

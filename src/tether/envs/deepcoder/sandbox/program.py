@@ -142,14 +142,23 @@ def _fresh_module(name: str) -> ModuleType:
     atexit._clear()
     random.seed(0)
     sys.argv[:] = [FILE]
-    given, printed, errors = io.FileIO(0, "r", closefd=False), io.FileIO(1, "w", closefd=False), io.FileIO(2, "w", closefd=False)
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(given), "utf-8")  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.BufferedWriter(printed), "utf-8")  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = io.TextIOWrapper(io.BufferedWriter(errors), "utf-8", "backslashreplace", line_buffering=True)  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = _stream(0, "r", "<stdin>")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, "w", "<stdout>")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, "w", "<stderr>", "backslashreplace")  # type: ignore[misc]
     sys.modules["__main__"] = ModuleType("__main__")
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = FILE
     return module
+
+
+def _stream(descriptor: int, mode: str, name: str, errors: str = "strict") -> io.TextIOWrapper:
+    """A standard stream with what Python gives its own: the fast input and output of contest programs asks for `mode` and `name`."""
+    raw = io.FileIO(descriptor, mode, closefd=False)
+    raw.name = name
+    buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+    stream = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=descriptor == 2)
+    stream.mode = mode  # type: ignore[misc]
+    return stream
 
 
 def _define(module: ModuleType, code: str) -> None:

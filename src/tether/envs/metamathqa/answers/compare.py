@@ -7,6 +7,7 @@ Answers in words (days, names, choices, times of day) and numerals of another ba
 """
 
 import re
+import time
 from functools import lru_cache
 from typing import Literal
 
@@ -18,6 +19,7 @@ from tether.envs.metamathqa.answers.symbolic import COMPARISON, for_worker
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _SYMBOLS = re.compile(r"[\\^_+*/<>|=]")
 _LONG_WORD = re.compile(r"[A-Za-z]{3,}")
+_SPACED_GROUPS = re.compile(r"[+-]?(?:\\?\$)?[1-9]\d{0,2}(?:, \d{3})+(?:\.\d+)?(?: [A-Za-z ]+)?")
 _NUMERAL = re.compile(r"(-?(?=[0-9A-Z.]*[0-9])[0-9A-Z.]+)_\{([0-9]+)\}")
 
 
@@ -52,6 +54,8 @@ Match = Literal["math", "strict"]
 
 MAX_QUESTIONS = 40
 """Put to the worker for one answer; a list of lists of formulas could otherwise ask for hundreds."""
+MAX_SECONDS = 20.0
+"""On the clock, for the questions of one answer together; after that no further one is put, and the answer counts as wrong."""
 
 
 def same(gold: str, answer: str, match: Match) -> bool:
@@ -74,6 +78,8 @@ def same_mathematics(gold: str, answer: str) -> bool:
     values = number(gold), number(answer)
     if None not in values:
         return values[0] == values[1]
+    if _SPACED_GROUPS.fullmatch(answer) and number(split_unit(canonical(gold)).body) is not None:
+        answer = answer.replace(", ", ",")  # the gold answer is one number, so 58, 500 is no list
     left, right = canonical(gold), canonical(answer)
     if not left or not right:
         return False
@@ -85,6 +91,7 @@ class _Comparison:
 
     def __init__(self) -> None:
         self._questions = MAX_QUESTIONS
+        self._seconds = 0.0
 
     def nodes(self, gold: Node, answer: Node) -> bool:
         if isinstance(gold, Scalar) and isinstance(answer, Scalar):
@@ -171,10 +178,12 @@ class _Comparison:
     def _asked(self, gold: str, answer: str) -> bool:
         """The worker's answer; formulas that it cannot compare count as different."""
         left, right = for_worker(gold), for_worker(answer)
-        if left is None or right is None or self._questions <= 0:
+        if left is None or right is None or self._questions <= 0 or self._seconds >= MAX_SECONDS:
             return False
         self._questions -= 1
+        begun = time.monotonic()
         equal_ = COMPARISON.equal(left, right)
+        self._seconds += time.monotonic() - begun
         if equal_ is None:
             self._questions = 0  # no answer may take the limit of time more than once
         return bool(equal_)

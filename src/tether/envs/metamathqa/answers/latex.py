@@ -58,10 +58,11 @@ _SHORT_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]))\s*(?:\{([
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\d+|[A-Za-z])")
 _SHORT_SCRIPT = re.compile(r"([\^_])\s*(-?\d+|[A-Za-z])")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_TEXTS = re.compile(r"(?<=[^{}])\}\s*(/?)\s*\\text\{(?=[^{}]*\})")
+_TEXTS = re.compile(r"(\\text\{[^{}]+)\}\s*(/?)\s*\\text\{(?=[^{}]*\})")
 _LIST_WORD = re.compile(r"\s*(?:[,;]\s*)?(?:\\text\{(?:and|or)\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*(?=[\d\\($\-A-Za-z.])")
 _COMMA_SPACE = re.compile(r",\s+")
-_TIGHT = re.compile(r"\s*([^\w\s\\.'])\s*|\s+(?=\\)")
+_TIGHT = re.compile(r"(?P<mark>\})\s+(?=[A-Za-z]{2})|\s*([^\w\s\\.'])\s*|\s+(?=\\)")
+"""Spaces that mean nothing. After a fraction one may part it from its unit, 2\\frac{1}{2} hours; there it stays."""
 
 
 def canonical(text: str) -> str:
@@ -74,11 +75,12 @@ def canonical(text: str) -> str:
     for pattern, replacement in _COSMETIC:
         text = pattern.sub(replacement, text)
     text = _TEXT.sub(lambda match: rf"\text{{{' '.join(match.group(1).split())}}}", text)
-    text = _TEXTS.sub(lambda match: match.group(1) or " ", text)
+    while (joined := _TEXTS.sub(lambda match: f"{match.group(1)}{match.group(2) or ' '}", text)) != text:
+        text = joined  # the second of three texts belongs to two pairs
     text = _outside_text(text)
     text = _LIST_WORD.sub("; ", text)
     text = _COMMA_SPACE.sub(";", text)
-    text = _TIGHT.sub(lambda match: match.group(1) or "", text)
+    text = _TIGHT.sub(lambda match: "} " if match["mark"] else match.group(2) or "", text)
     return " ".join(text.split()).lstrip(" ;:").rstrip(" .,;:")
 
 

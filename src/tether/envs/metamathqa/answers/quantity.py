@@ -20,6 +20,10 @@ ATTACHED = frozenset(_UNITS["attached"])
 MULTIPLIERS: dict[str, int] = _UNITS["multipliers"]
 NO_UNIT = frozenset(_UNITS["no_unit"])
 """A number followed by one of these is not that number with a unit."""
+NO_REMARK = NO_UNIT | frozenset(_UNITS["no_remark"])
+"""A number followed by one of these in brackets is qualified or contradicted: 5 (approximately), 5 (six)."""
+SHORT = frozenset(_UNITS["short"])
+"""Units of two or three letters that are no product of variables."""
 
 _PERCENT = frozenset(_UNITS["percent"])
 _SPELLINGS: dict[str, str] = _UNITS["spellings"]
@@ -58,6 +62,9 @@ _NUMBER = re.compile(
 _RATIO_PARTS = re.compile(_RATIO)
 
 _CURRENCY_FIRST = re.compile(rf"([+-]?)([{''.join(CURRENCIES)}])([+-]?)(?=[\d.\\])")
+_BRACKETED_TEXT = re.compile(r"\((\\text\{[^{}\\\d$]+\}(?:\^\{[23]\})?)\)$|\\text\{\(([^(){}\\\d$]+)\)\}$")
+"""5(\\text{cm}^{2}), 5\\text{(cm)}."""
+_BRACKETED_WORDS = re.compile(r"\(((?:[A-Za-z][A-Za-z.']*)(?:[ /-][A-Za-z][A-Za-z.']*){0,3})(\^\{[23]\})?\)$")
 _LAST_TEXT = re.compile(r"\\text\{([^{}\\\d$]+)\}(?:\^\{([23])\})?$")
 _LAST_WORDS = re.compile(r"(?<=[\d.}])( ?)((?:[A-Za-z][A-Za-z.']*)(?:[ /-][A-Za-z][A-Za-z.']*){0,3})(?:\^\{([23])\})?$")
 
@@ -89,8 +96,32 @@ def split_unit(text: str) -> Measure:
     return Measure(measure.body, currency if measure.unit in ("", currency) else f"{currency} {measure.unit}", measure.multiplier)
 
 
+def _without_brackets(text: str) -> str:
+    """The answer with a unit in brackets, 9 (apples), written as a unit without them.
+
+    Letters in brackets behind a number are a product, 5(ab), unless they are longer or a known unit.
+    """
+    found = _BRACKETED_TEXT.search(text)
+    if found and text[: found.start()]:
+        return text[: found.start()] + (found.group(1) or rf"\text{{{found.group(2)}}}")
+    found = _BRACKETED_WORDS.search(text)
+    if found is None or number(text[: found.start()]) is None:
+        return text
+    names = found.group(1).lower().replace("-", " ").split()
+    if not is_unit_word(names[0]) or NO_REMARK & set(names) or MULTIPLIERS.keys() & set(names):
+        return text
+    return f"{text[: found.start()]} {found.group(1)}{found.group(2) or ''}"
+
+
+def is_unit_word(name: str) -> bool:
+    """Whether a word must be meant as a word: a known unit, or too long for a product of variables."""
+    bare = name.rstrip(".")
+    return len(bare) > 3 or bare in ATTACHED or bare in SHORT or bare in _SPELLINGS or bare.removesuffix("s") in SHORT
+
+
 def _worded(text: str) -> Measure:
-    """A unit in words, or in \\text{...}, at the end."""
+    """A unit in words, or in \\text{...}, at the end, in brackets or not."""
+    text = _without_brackets(text)
     found = _LAST_TEXT.search(text)
     if found:
         body, words, power, bare = text[: found.start()], found.group(1), found.group(2), False
@@ -99,7 +130,10 @@ def _worded(text: str) -> Measure:
         if not found or number(text[: found.start()]) is None:
             return Measure(text)
         body, words, power, bare = text[: found.start()], found.group(2), found.group(3), True
+        behind_fraction = text[found.start() - 1] == "}"
         if not found.group(1) and words.lower().rstrip(".") not in ATTACHED:
+            return Measure(text)
+        if behind_fraction and not is_unit_word(words.lower().split()[0]):  # \frac{1}{2} bh is an area
             return Measure(text)
     names = words.lower().replace("-", " ").split()
     if not body or not names or NO_UNIT & set(names) or (bare and all(len(name.strip(".")) < 2 for name in names)):

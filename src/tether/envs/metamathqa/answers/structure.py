@@ -1,7 +1,8 @@
 """The parts of an answer: lists, tuples and intervals, sets, unions, matrices. What has no parts is a scalar.
 
 Order matters in a tuple, an interval and a matrix, not in a set, a list or a union. A comma is a separator unless it groups the digits
-of one number: 1,000,000 is a number and 1,2,3 a list, but (100,200) is a pair. `a \\pm b` is the list of its two values.
+of one number: 1,000,000 is a number and 1,2,3 a list, but (100,200) is a pair. `a \\pm b` is the list of its two
+values, and two members of the list or set it stands in.
 """
 
 import re
@@ -66,10 +67,19 @@ def structure(text: str, depth: int = 0) -> Node:
         return _bracketed(text, *enclosed, depth)
     items = _split(_GROUPED.sub(_without_commas, text) if depth == 0 else text, ",;")
     if len(items) > 1 and all(items):
-        return Parts("", tuple(structure(item, depth + 1) for item in items), text)
+        return Parts("", _listed(items, depth), text)
     if len(_PLUS_MINUS.findall(text)) == 1:
         return Parts("", tuple(Scalar(_PLUS_MINUS.sub(sign, text)) for sign in "+-"), text)
     return Scalar(text)
+
+
+def _listed(items: list[str], depth: int) -> "tuple[Node, ...]":
+    """The members of a list or a set, where an item with a plus-minus sign is two of them."""
+    members: list[Node] = []
+    for item in items:
+        node = structure(item, depth + 1)
+        members += node.items if isinstance(node, Parts) and node.brackets == "" and _PLUS_MINUS.search(item) else [node]
+    return tuple(members)
 
 
 def _bracketed(text: str, opening: str, inner: str, closing: str, depth: int) -> Node:
@@ -78,7 +88,9 @@ def _bracketed(text: str, opening: str, inner: str, closing: str, depth: int) ->
         return structure(items[0], depth + 1)
     if (len(items) == 1 and opening != r"\{") or not all(items):
         return Scalar(text)
-    return Parts("{}" if closing == "}" else opening + closing, tuple(structure(item, depth + 1) for item in items), text)
+    if closing == "}":
+        return Parts("{}", _listed(items, depth), text)
+    return Parts(opening + closing, tuple(structure(item, depth + 1) for item in items), text)
 
 
 def _matrix(kind: str, body: str, depth: int) -> Matrix:

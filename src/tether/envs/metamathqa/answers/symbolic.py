@@ -1,7 +1,7 @@
 """Asks a worker process whether two expressions are equal, and never waits for it longer than a limit.
 
 sympy can run forever, or use all memory, on a short text, and math-verify's own time-outs are signals that work in the main thread only.
-So the comparison runs in `symbolic_worker.py`, which limits its own CPU time. A worker that does not answer at all is killed, and a new one
+So the comparison runs in `symbolic_worker.py`, which limits its own CPU and wall time. A worker that does not answer at all is killed, and a new one
 is started with the next question. A process has a few workers, so that one slow formula does not hold up the answers of a whole batch;
 threads take the workers in turn, and a forked process starts its own.
 
@@ -11,6 +11,7 @@ or giant factorials, spelled for the worker's parser.
 
 import atexit
 import json
+import logging
 import os
 import queue
 import re
@@ -96,8 +97,14 @@ def _as_fraction(found: re.Match[str]) -> str:
 
 CPU_SECONDS = 2.0
 """What one comparison may compute. Those of the public data take hundredths of a second."""
-WALL_SECONDS = 60.0
-"""When the worker counts as dead, however loaded the machine; also what it has to start."""
+WALL_SECONDS = 10.0
+"""What one comparison may take on the clock: a machine that swaps, or a worker that waits, spends no CPU."""
+START_SECONDS = 60.0
+"""What a worker has to start, however loaded the machine."""
+_GRACE_SECONDS = 10.0
+"""Beyond WALL_SECONDS, after which a worker that has not ended its comparison itself is killed."""
+
+_LOG = logging.getLogger(__name__)
 
 _WORKER = Path(__file__).with_name("symbolic_worker.py")
 
@@ -105,8 +112,8 @@ _WORKER = Path(__file__).with_name("symbolic_worker.py")
 class SymbolicComparison:
     """A worker process, started when it is first needed."""
 
-    def __init__(self, cpu_seconds: float = CPU_SECONDS, wall_seconds: float = WALL_SECONDS) -> None:
-        self._cpu_seconds, self._wall_seconds = cpu_seconds, wall_seconds
+    def __init__(self, cpu_seconds: float = CPU_SECONDS, wall_seconds: float = WALL_SECONDS, start_seconds: float = START_SECONDS) -> None:
+        self._cpu_seconds, self._wall_seconds, self._start_seconds = cpu_seconds, wall_seconds, start_seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -121,9 +128,18 @@ class SymbolicComparison:
                 raise
             if not reply:
                 self._stop()
+                _say_given_up(gold, answer, self)
                 return None
-            equal: bool | None = json.loads(reply)["equal"]
+            verdict = json.loads(reply)
+            if verdict["given_up"]:
+                _say_given_up(gold, answer, self)
+            equal: bool | None = verdict["equal"]
             return equal
+
+    @property
+    def limits(self) -> str:
+        """What a comparison may use, in words."""
+        return f"{self._cpu_seconds:g} s of CPU, {self._wall_seconds:g} s on the clock and 2 GiB"
 
     def close(self) -> None:
         """End the worker, if this process started one."""
@@ -139,7 +155,7 @@ class SymbolicComparison:
 
     def _start(self) -> subprocess.Popen[bytes]:
         # -P keeps the folder of the program out of its module path; a fixed hash seed makes sympy order alike in every worker.
-        command = [sys.executable, "-P", str(_WORKER), str(self._cpu_seconds)]
+        command = [sys.executable, "-P", str(_WORKER), str(self._cpu_seconds), str(self._wall_seconds)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -148,11 +164,11 @@ class SymbolicComparison:
             start_new_session=True,  # so that it can be ended with its child, and outlives no interrupt meant for us
             env={**os.environ, "PYTHONHASHSEED": "0"},
         )
-        greeting = self._reply(self._process)
+        greeting = self._reply(self._process, self._start_seconds)
         if greeting == b"":
             raise MissingDependency("metamathqa needs math-verify, which cannot be imported here; run: pip install math-verify")
         if greeting is None:
-            raise TetherError(f"metamathqa: the worker that compares answers did not start within {self._wall_seconds:g} s; try again")
+            raise TetherError(f"metamathqa: the worker that compares answers did not start within {self._start_seconds:g} s; try again")
         return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
@@ -162,14 +178,14 @@ class SymbolicComparison:
             process.stdin.flush()
         except BrokenPipeError:
             return b""
-        return self._reply(process)
+        return self._reply(process, self._wall_seconds + _GRACE_SECONDS)
 
-    def _reply(self, process: subprocess.Popen[bytes]) -> bytes | None:
+    def _reply(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
         """One line of the worker; empty if it has ended, None if it stays silent. It writes a line at a time, and only when asked."""
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            return process.stdout.readline() if selector.select(self._wall_seconds) else None
+            return process.stdout.readline() if selector.select(seconds) else None
 
     def _stop(self) -> None:
         process, self._process = self._process, None
@@ -181,6 +197,21 @@ class SymbolicComparison:
         _close_pipes(process)
 
 
+_GIVEN_UP_SAID = threading.Event()
+"""Once per process: a policy that writes hopeless formulas writes many."""
+
+
+def _say_given_up(gold: str, answer: str, worker: SymbolicComparison) -> None:
+    if not _GIVEN_UP_SAID.is_set():
+        _GIVEN_UP_SAID.set()
+        _LOG.warning(
+            "metamathqa: comparing '%.80s' and '%.80s' takes more than %s; the answer counts as wrong, and so do later ones of the kind",
+            gold,
+            answer,
+            worker.limits,
+        )
+
+
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
@@ -188,7 +219,8 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-NUM_WORKERS = max(1, min(4, os.cpu_count() or 1))
+NUM_WORKERS = max(1, min(8, os.cpu_count() or 1))
+"""Worker processes that compare formulas side by side; each is started when those before it are busy."""
 
 
 class ComparisonPool:

@@ -1,9 +1,10 @@
 """The program that compares two mathematical expressions with math-verify, in a process of its own.
 
-Started by `symbolic.py` and never imported: it reads one JSON line {"gold", "answer"} at a time and writes one {"equal"}. The process
-that is started only imports the libraries and forks; its child does the work. A comparison that takes more than its CPU seconds, more
-than its memory, or that raises, ends the child; the parent says so ({"equal": null}) and forks the next one within milliseconds.
-The limit is a timer of the kernel without a handler, so it also ends what Python could not interrupt (a power of a hundred digits).
+Started by `symbolic.py` and never imported: it reads one JSON line {"gold", "answer"} at a time and writes one {"equal", "given_up"}. The process
+that is started only imports the libraries and forks; its child does the work. A comparison that takes more than its CPU seconds, its
+seconds on the clock or its memory, or that raises, ends the child; the parent says so ({"equal": null, "given_up": true}) and forks the next
+one within milliseconds. The limits of time are timers of the kernel without a handler, so they also end what Python could not interrupt
+(a power of a hundred digits).
 It depends on math-verify alone, so that it can be run by path wherever the package lies.
 """
 
@@ -53,24 +54,26 @@ def _expression(latex: str, imaginary: bool) -> Any:
     return parsed.subs({Symbol("i"): I, Symbol("i", real=False): I}) if imaginary else parsed
 
 
-def _serve(cpu_seconds: float) -> None:
+def _serve(cpu_seconds: float, wall_seconds: float) -> None:
     """Answer requests until there are no more."""
     with suppress(OSError, ValueError):  # some systems know no such limit, or have a lower one already
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        signal.setitimer(signal.ITIMER_REAL, wall_seconds)
         result = equal(request["gold"], request["answer"])
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _reply(result)
 
 
-def _reply(result: bool | None) -> None:
-    sys.stdout.write(json.dumps({"equal": result}) + "\n")
+def _reply(result: bool | None, *, given_up: bool = False) -> None:
+    sys.stdout.write(json.dumps({"equal": result, "given_up": given_up}) + "\n")
     sys.stdout.flush()
 
 
-def main(cpu_seconds: float) -> None:
+def main(cpu_seconds: float, wall_seconds: float) -> None:
     """Fork a child that serves; when one ends over a request, answer for it and fork the next."""
     for gold, answer in _WARM_UP:
         equal(gold, answer)
@@ -80,15 +83,15 @@ def main(cpu_seconds: float) -> None:
         if child == 0:
             code = 1
             try:
-                _serve(cpu_seconds)
+                _serve(cpu_seconds, wall_seconds)
                 code = 0
             finally:
                 os._exit(code)  # at once: there is nobody to read a traceback, and nothing to clear up
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) == 0:
             return
-        _reply(None)
+        _reply(None, given_up=True)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main(float(sys.argv[1]), float(sys.argv[2]))
