@@ -1,12 +1,14 @@
 """The documents do not rot: their examples run, their links lead somewhere, their tables say what the code says.
 
-Every python block of a document is run in order, in one namespace per document and in an empty folder. A line that ends with
+Every python block of a document is run in order, each pasted alone, in an empty folder for each document. A block below "Save this as
+`NAME.py`" is also saved as that file, which later blocks may import. A line that ends with
 `# -> text` prints that text. The tutorials are run by test_tutorials.py, with their commands.
 """
 
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 every_page = pytest.mark.parametrize("page", PAGES, ids=IDS)
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_SAVED = re.compile(r"^Save this as `(\w+\.py)`.*?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _PRINTS = re.compile(r"# -> (.*)$", re.MULTILINE)
 _FENCED = re.compile(r"^```.*?^```|^    .*?$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -70,9 +73,12 @@ EXAMPLES = [page for page in PAGES if _BLOCK.search(_text(page)) and page.parent
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry.ENVIRONMENTS, "_entries", dict(registry.ENVIRONMENTS._entries))  # examples may register their own
-    namespace: dict[str, Any] = {"__name__": "example"}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, block in _SAVED.findall(_text(page)):
+        (tmp_path / name).write_text(block, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
     for number, block in enumerate(_BLOCK.findall(_text(page)), start=1):
-        exec(compile(block, f"{page.name}, python block {number}", "exec"), namespace)
+        exec(compile(block, f"{page.name}, python block {number}", "exec"), {"__name__": "example"})
         printed = capsys.readouterr().out.splitlines()
         expected = _PRINTS.findall(block)
         if expected:
