@@ -99,7 +99,7 @@ def test_tutorial(page: Path, folder: Path, capsys: pytest.CaptureFixture[str]) 
         if kind == "python":
             run_python(block, f"{page.name}, block {number}", capsys)
         elif kind == "bash":
-            for line in block.splitlines():
+            for line in block.replace("\\\n", " ").splitlines():
                 run_command(line)
         else:
             assert kind == "text", f"{page.name}, block {number}: {kind} is not run by the tests"
