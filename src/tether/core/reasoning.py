@@ -376,7 +376,9 @@ def _fixed_words(found: Evidence, start: Start | None) -> str | None:
 
 def _how_weak(found: Evidence, effect: float, start: Start | None) -> str:
     if found.texts is not None and found.texts.loose_share >= LOOSE:
-        return f"Partial collapse: {found.texts.loose_share:.0%} of the reasonings follow a template in which nothing depends on the prompt."
+        return (
+            f"Partial collapse: {found.texts.loose_share:.0%} of the reasonings follow a template in which nothing depends on the prompt."
+        )
     words = f"The strongest signal of dependence is {effect:.0%} of what full dependence would show"
     if _information_fell(found, start):
         assert start is not None and found.mi_seq is not None  # it fell from there
@@ -395,8 +397,8 @@ def _may_be_tied(found: Evidence) -> str | None:
     if _excess(high, chance) < TIED:
         return None
     return (
-        f"No dependence was found in {_sample_words(found)}, but the interval reaches to {high:.0%} of the prompts found, where chance is {chance:.0%}: "
-        "more prompts are needed."
+        f"Little or no dependence shows in {_sample_words(found)}, but the interval reaches to {high:.0%} of the prompts found, by chance "
+        f"{chance:.0%}: more prompts are needed."
     )
 
 
@@ -428,9 +430,7 @@ def _numbers(found: Evidence) -> list[str]:
     """The figures behind the verdict, a sentence on the scores and one on the words."""
     own, texts = found.retrieval, found.texts
     p_words = "" if own.p_value is None else f", p {own.p_value:.3f}"
-    ends = interval_words(own.accuracy, *found.interval, found.num_prompts if own.high - own.low <= 0 else None)
-    if own.accuracy in (0.0, 1.0):
-        ends = interval_words(own.accuracy, *found.interval, found.num_reasonings)
+    ends = interval_words(own.accuracy, *found.interval, found.num_reasonings)
     by_model = f"{found.scorer} finds the prompt of {own.accuracy:.0%} of the reasonings ({ends}; chance {own.chance:.1%}{p_words})"
     if found.mi_seq is not None and found.num_prompts > 1:
         low_high = "" if found.mi_interval is None else f"{found.mi_interval[0]:.2f} to {found.mi_interval[1]:.2f}"

@@ -15,8 +15,9 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from tether.core.shares import percent
 from tether.runs.store import write_whole
-from tether.runs.verdict import number, percent
+from tether.runs.verdict import number
 
 _PLOTLY_CONFIG = {"displayModeBar": False}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tether.core.enums import REGIME_FRACTION, Regime
 from tether.core.errors import BadInput
+from tether.core.shares import percent
 from tether.runs.alarms import AlarmSummary, alarm_history, are_recorded
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, Runs, curve, regime_plane, run_colours
 from tether.runs.gradient_buckets import TABLE, Decomposition, decompositions, norm_figure, reading, share_figure, table
@@ -21,7 +22,7 @@ from tether.runs.reasoning_view import SampleStep, StepTemplates, TemplatesView,
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import COST, StageTime, as_records, fast_path_words, machine_words, mean_rates, stage_times
-from tether.runs.verdict import Tile, change_words, comparison, failures, percent, tiles, verdict
+from tether.runs.verdict import Tile, change_words, comparison, failures, tiles, verdict
 
 _PLOTLY_CONFIG = {"displayModeBar": False}
 

@@ -16,7 +16,7 @@ from tether import make_env
 from tether.core.errors import BadInput
 from tether.core.seeding import generator
 from tether.diagnostics.audit import Audit, AuditOptions, AuditScorer, audit_sample, collect, load_scorer, to_document
-from tether.diagnostics.audit.verdict import VerdictCode
+from tether.core.reasoning import VerdictCode
 from tether.diagnostics.rollouts import open_rollouts
 
 Rng = np.random.Generator

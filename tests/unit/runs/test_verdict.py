@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tether.core.metrics import wilson_interval
+from tether.core.shares import percent
 from tether.runs.schema import StepRecord
-from tether.runs.verdict import Rate, comparison, difference_interval, percent, tiles, verdict
+from tether.runs.verdict import Rate, comparison, difference_interval, tiles, verdict
 
 
 def validated(step: int, successes: int, prompts: int = 256) -> StepRecord:
