@@ -293,6 +293,8 @@ def _decided(found: Evidence, effect: float, start: Start | None) -> tuple[Verdi
     reasons = ["A dependence shows, but too small to matter."] if counted else []
     if found.most_samples == 1:
         reasons.append("With one reasoning per prompt this rests on the model and on shared words alone; sample several to be sure.")
+    if texts is None:
+        reasons.append("This rests on the scores alone; tether diagnose compares the words of the reasonings as well.")
     return VerdictCode.TEMPLATE_COLLAPSE, reasons
 
 

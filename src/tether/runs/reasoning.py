@@ -51,6 +51,8 @@ def reasoning_words(records: Sequence[StepRecord]) -> str:
         return NOT_MEASURED
     last = found[-1].verdict
     words = [last.headline, *last.reasons]
+    if last.code is VerdictCode.CANNOT_BE_TOLD:
+        words.append("tether diagnose measures several steps together where each has few prompts.")
     if len(found) > 1:
         words.append(f"This is step {found[-1].step}; {_start_words(records, found[0])}.")
     if last.regime is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tether.core.metrics import wilson_interval
 from tether.core.shares import exact_percent, interval_words, percent
 from tether.runs.alarms import CRITICAL, alarm_history, are_recorded
+from tether.runs.causes import cause_words
 from tether.runs.reasoning import reasoning_words, step_verdicts
 from tether.runs.schema import StepRecord
 
@@ -51,7 +52,7 @@ def verdict(records: Sequence[StepRecord]) -> list[str]:
     """The headline of one run, a sentence or two per claim."""
     if not records:
         return ["No step was recorded, so there is no verdict yet."]
-    return [_success_words(records), reasoning_words(records), *_alarm_words(records), *failures(records).values()]
+    return [_success_words(records), reasoning_words(records), *cause_words(records), *_alarm_words(records), *failures(records).values()]
 
 
 def comparison(runs: Mapping[str, Sequence[StepRecord]]) -> str:

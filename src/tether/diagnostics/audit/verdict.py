@@ -7,10 +7,23 @@ scorer's retrieval and information are signals as well: the run's record and the
 The bounds were chosen on generated rollouts of twenty kinds (tests/unit/diagnostics) and on real ones of tiny.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
-from tether.core.reasoning import Evidence, Found, Signal, Start, Texts, Unread, Verdict, judge, recorded_evidence
+from tether.core.reasoning import (
+    COLLAPSES,
+    Evidence,
+    Found,
+    Signal,
+    Start,
+    Texts,
+    Unread,
+    Verdict,
+    VerdictCode,
+    judge,
+    recorded_evidence,
+)
 from tether.diagnostics.audit.lexical import Retrieval
 from tether.diagnostics.audit.measure import Measurement
 
@@ -28,7 +41,13 @@ def decide(
         start: that of the run, which regimes are relative to.
         recorded: the metrics that the run itself recorded at this step, if it is one of Tether's.
     """
-    return judge(evidence_of(found, unread, recorded), start)
+    verdict = judge(evidence_of(found, unread, recorded), start)
+    own = recorded_evidence(recorded) if recorded is not None else None
+    if own is None or judge(own).code not in COLLAPSES or verdict.code not in (VerdictCode.TIED, VerdictCode.WEAKLY_TIED):
+        return verdict
+    shown = ", ".join(item.name.replace("_", " ") for item in verdict.evidence if item.counts)
+    words = f"The run's own scorer found no dependence at this step, and its report says so; what shows it here is {shown}."
+    return dataclasses.replace(verdict, reasons=(words, *verdict.reasons))
 
 
 def evidence_of(found: Measurement, unread: Unread = Unread(), recorded: Mapping[str, float] | None = None) -> Evidence:  # noqa: B008 (immutable)
