@@ -44,27 +44,25 @@ def reasoning_label(record: StepRecord) -> str | None:
     return label if evidence.is_sufficient else f"{label} from {evidence.num_reasonings} reasonings under {evidence.num_prompts} prompts"
 
 
-def reasoning_words(records: Sequence[StepRecord]) -> str:
-    """The verdict on the last measurement: headline, reasons, numbers, regime, the start, and critical alarms about it."""
+def reasoning_words(records: Sequence[StepRecord]) -> list[str]:
+    """The verdict on the last measurement: the headline with the regime, then the reasons, the numbers, the start and critical alarms about it."""
     found = step_verdicts(records)
     if not found:
-        return NOT_MEASURED
+        return [NOT_MEASURED]
     last = found[-1].verdict
-    words = [last.headline, *last.reasons]
+    words = list(last.reasons)
     if last.code is VerdictCode.CANNOT_BE_TOLD:
         words.append("tether diagnose measures several steps together where each has few prompts.")
     if len(found) > 1:
         words.append(f"This is step {found[-1].step}; {_start_words(records, found[0])}.")
-    if last.regime is not None:
-        words.append(f"Regime: {last.regime}.")
     warned = [
         alarm.title for alarm in alarm_history(records) if alarm.stands and alarm.is_about_input and alarm.spans[-1].severity == CRITICAL
     ]
-    if warned and last.code in (VerdictCode.TIED, VerdictCode.WEAKLY_TIED):
-        words.append(f"It depends on it less than before: critical alarm {_listed(warned)}.")
-    elif warned:
-        words.append(f"Over several measurements: critical alarm {_listed(warned)}.")
-    return " ".join(words)
+    if warned:
+        less = last.code in (VerdictCode.TIED, VerdictCode.WEAKLY_TIED)
+        words.append(f"{'It depends on its input less than before' if less else 'Over several measurements'}: critical alarm {_listed(warned)}.")
+    regime = f" Regime: {last.regime}." if last.regime is not None else ""
+    return [f"{last.headline}{regime}", " ".join(words)]
 
 
 def _start_words(records: Sequence[StepRecord], first: StepVerdict) -> str:

@@ -52,7 +52,7 @@ def verdict(records: Sequence[StepRecord]) -> list[str]:
     """The headline of one run, a sentence or two per claim."""
     if not records:
         return ["No step was recorded, so there is no verdict yet."]
-    return [_success_words(records), reasoning_words(records), *cause_words(records), *_alarm_words(records), *failures(records).values()]
+    return [_success_words(records), *reasoning_words(records), *cause_words(records), *_alarm_words(records), *failures(records).values()]
 
 
 def comparison(runs: Mapping[str, Sequence[StepRecord]]) -> str:

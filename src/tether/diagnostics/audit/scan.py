@@ -222,7 +222,7 @@ def plan_windows(counts: Mapping[StepNumber, StepCounts], asked: Sequence[int] =
     typical = sorted(counts[step].num_groups for step in steps)[len(steps) // 2]
     if len(steps) > 1 and typical < FEWEST_PROMPTS:
         size = max(math.ceil(ENOUGH_GROUPS / max(1, typical)), math.ceil(len(steps) / MAX_WINDOWS))
-        windows = _pooled(steps, size)
+        windows = _pooled(steps, size, math.ceil(FEWEST_PROMPTS / max(1, typical)))
         prompts = "1 prompt" if typical == 1 else f"{typical} prompts"
         notes.append(f"a step holds {prompts}, too few to compare: up to {size} neighbouring steps were taken together")
         return Plan(windows, tuple(notes))
@@ -252,9 +252,9 @@ def _asked_windows(counts: Mapping[StepNumber, StepCounts], asked: Sequence[int]
     return Plan(tuple(Window((step,)) for step in sorted(set(asked))), ())
 
 
-def _pooled(steps: Sequence[StepNumber], size: int) -> tuple[Window, ...]:
-    """Windows of so many steps; a short rest joins the one before it."""
+def _pooled(steps: Sequence[StepNumber], size: int, fewest: int) -> tuple[Window, ...]:
+    """Windows of so many steps; a short rest, or one of fewer than `fewest` steps, joins the one before it."""
     starts = list(range(0, len(steps), size))
-    if len(starts) > 1 and len(steps) - starts[-1] < (size + 1) // 2:
+    if len(starts) > 1 and len(steps) - starts[-1] < max((size + 1) // 2, fewest):
         starts.pop()
     return tuple(Window(tuple(steps[start:stop])) for start, stop in zip(starts, [*starts[1:], len(steps)], strict=True))
