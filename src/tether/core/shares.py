@@ -67,7 +67,7 @@ def range_words(low: float, high: float) -> str:
     if high - low <= POINT:
         return percent(low)
     first, last, digits = percent(low), percent(high), 1
-    while first == last or "under" in last or "over" in first:
+    while first == last or "r" in first + last:  # "under 1%" and "over 99%" hide how far the ends are apart
         first, last, digits = f"{low:.{digits}%}", f"{high:.{digits}%}", digits + 1
     return f"{'0%' if low == 0 else first} to {last}"
 

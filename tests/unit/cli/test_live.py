@@ -33,7 +33,13 @@ def test_the_line_of_a_step_ends_with_the_alarms_that_stand() -> None:
 
 
 def measured(prompts: int, regime: str | None = None) -> StepRecord:
-    values = {"retrieval_acc": 1.0, "chance": 1 / prompts, "num_prompts": prompts, "num_reasonings": 4 * prompts, "retrieval_p_value": 0.001}
+    values = {
+        "retrieval_acc": 1.0,
+        "chance": 1 / prompts,
+        "num_prompts": prompts,
+        "num_reasonings": 4 * prompts,
+        "retrieval_p_value": 0.001,
+    }
     return StepRecord(3, {f"information/{name}": float(value) for name, value in values.items()}, regime)
 
 

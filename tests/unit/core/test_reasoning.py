@@ -191,7 +191,9 @@ def test_words_never_contradict_numbers(measured: tuple[dict[str, float], Start 
         assert not told and verdict.regime is None
     if verdict.code in COLLAPSES:
         assert not reaches and not any(effect >= WEAKLY for effect in counted)
-        assert verdict.regime is not None and verdict.regime.value.startswith(verdict.code.replace("_", " ").replace("low entropy", "low-entropy"))
+        assert verdict.regime is not None and verdict.regime.value.startswith(
+            verdict.code.replace("_", " ").replace("low entropy", "low-entropy")
+        )
     if "collapse" in str(verdict.regime) and verdict.code not in COLLAPSES:
         assert verdict.code is VerdictCode.WEAKLY_TIED and start is not None
         assert values["information/mi_seq_high"] < start.mi_seq / 2

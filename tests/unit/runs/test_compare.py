@@ -36,7 +36,10 @@ def run(folder: Path, successes: int, changes: dict[str, Any] | None = None, boa
     store.append(StepRecord(9, {**rates, "validation/prompts": 256.0}))
     if boards:
         store.append_trajectories(
-            [{"step": 9, "split": "validation", "env": "frozen_lake", "group": n, "turns": [{"observation": b}]} for n, b in enumerate(boards)]
+            [
+                {"step": 9, "split": "validation", "env": "frozen_lake", "group": n, "turns": [{"observation": b}]}
+                for n, b in enumerate(boards)
+            ]
         )
     return store
 
@@ -75,7 +78,9 @@ def test_runs_of_different_tasks_are_not(tmp_path: Path, changes: dict[str, Any]
 
 
 def test_equal_settings_with_other_prompts_are_not_ranked(tmp_path: Path) -> None:
-    first, same, other = (run(tmp_path / name, 90, boards=boards) for name, boards in (("a", ("x", "y")), ("b", ("y", "x")), ("c", ("y", "z"))))
+    first, same, other = (
+        run(tmp_path / name, 90, boards=boards) for name, boards in (("a", ("x", "y")), ("b", ("y", "x")), ("c", ("y", "z")))
+    )
     assert compared(first, same).is_ranked
     assert compared(first, run(tmp_path / "unknown", 90)).is_ranked, "prompts that are not on record are no reason"
     found = compared(first, other)
