@@ -60,7 +60,9 @@ def reasoning_words(records: Sequence[StepRecord]) -> list[str]:
     ]
     if warned:
         less = last.code in (VerdictCode.TIED, VerdictCode.WEAKLY_TIED)
-        words.append(f"{'It depends on its input less than before' if less else 'Over several measurements'}: critical alarm {_listed(warned)}.")
+        words.append(
+            f"{'It depends on its input less than before' if less else 'Over several measurements'}: critical alarm {_listed(warned)}."
+        )
     regime = f" Regime: {last.regime}." if last.regime is not None else ""
     return [f"{last.headline}{regime}", " ".join(words)]
 

@@ -8,6 +8,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +52,21 @@ def evidence(accuracy: float, p_value: float, *, prompts: int = 8, samples: int 
 
 def test_the_minimum_sample_is_the_least_at_which_whole_prompts_can_be_significant() -> None:
     assert 1 / math.factorial(FEWEST_PROMPTS) <= SIGNIFICANT < 1 / math.factorial(FEWEST_PROMPTS - 1)
+
+
+def test_the_minimum_sample_finds_what_is_called_tied() -> None:
+    """The power that docs/diagnosis.md gives: 5 x 3 reasonings of which 60% name their prompt, the others a random one, against 2 x 8."""
+    rng = np.random.default_rng(0)
+    power = {}
+    for prompts, samples in ((5, 3), (2, 8)):
+        own, found = np.repeat(np.arange(prompts), samples), 0
+        for _ in range(100):
+            named = np.where(rng.random(len(own)) < TIED, own, rng.integers(0, prompts, len(own)))
+            dealt = rng.permuted(np.tile(own, (300, 1)), axis=1)
+            p_value = (1 + int(((dealt == named).mean(axis=1) >= (own == named).mean() - 1e-12).sum())) / 301
+            found += p_value <= SIGNIFICANT
+        power[prompts] = found / 100
+    assert power[5] > 0.85 and power[2] < 0.5
 
 
 @pytest.mark.parametrize(

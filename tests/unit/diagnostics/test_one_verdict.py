@@ -49,9 +49,7 @@ def observed(tiny: Any, folder: Path, prompts: int, samples: int, tied: bool) ->
         (12, 4, False, {VerdictCode.CANNOT_BE_TOLD, *COLLAPSES}),
     ],
 )
-def test_monitor_report_and_audit_agree(
-    tiny: Any, tmp_path: Path, prompts: int, samples: int, tied: bool, codes: set[VerdictCode]
-) -> None:
+def test_monitor_report_and_audit_agree(tiny: Any, tmp_path: Path, prompts: int, samples: int, tied: bool, codes: set[VerdictCode]) -> None:
     health = observed(tiny, tmp_path / "run", prompts, samples, tied)
     store = RunStore.open(tmp_path / "run")
     (record,) = store.steps()
