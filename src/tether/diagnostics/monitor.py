@@ -35,7 +35,7 @@ from tether.algorithms.filters.select import Selection
 from tether.core.alarms import Alarm, Severity
 from tether.core.enums import Regime, Scope
 from tether.core.errors import BadInput, TetherError
-from tether.core.reasoning import FEWEST_REASONINGS, Start, Verdict, judge, recorded_evidence
+from tether.core.reasoning import FEWEST_PROMPTS, FEWEST_REASONINGS, Start, Verdict, judge, recorded_evidence
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import repetition_metrics
@@ -68,7 +68,7 @@ NO_MEMORY = "lower diagnosis.budget or set diagnosis.every=0"
 RESAMPLES = 1000
 """Of the intervals and of the p-values; they cost milliseconds."""
 FEWEST_PER_PROMPT, FEWEST_CONTEXTS = 2, 8
-"""Measured whatever the budget is: below this the numbers mean nothing. The first turn scores as many as a verdict needs."""
+"""Measured whatever the budget is: below this the numbers mean nothing. The first turn also scores as many as a verdict needs."""
 LEARNING_PASSES = 3
 """A forward pass, and a backward pass of twice its cost."""
 FOREVER = 2**40
@@ -387,7 +387,10 @@ class Monitor:
         if pairs.cost <= budget:
             return pairs
         affordable = (budget - sum(map(len, pairs.prompts))) / (len(pairs.prompts) * float(np.mean(pairs.lengths)))
-        count = min(len(pairs.reasonings), max(FEWEST_PER_PROMPT * len(pairs.prompts), FEWEST_REASONINGS, int(affordable)))
+        fewest = FEWEST_PER_PROMPT * len(pairs.prompts)
+        if len(pairs.prompts) >= FEWEST_PROMPTS:  # else there is no verdict, however many reasonings there are
+            fewest = max(fewest, FEWEST_REASONINGS)
+        count = min(len(pairs.reasonings), max(fewest, int(affordable)))
         return pairs.only(sample_reasonings(pairs.source, count, self._rng(scope, step)).rows)
 
     def _draw_contexts(self, scope: Scope, step: int, rows: Rows, budget: float) -> Pairs:
