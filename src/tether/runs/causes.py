@@ -23,7 +23,7 @@ REPLIES = re.compile(r"(none|only \d+) of \d+ replies (was|were) valid\b")
 
 
 class CauseKind(StrEnum):
-    """What a step can lack to learn from, in the order in which one hides the next."""
+    """What can leave a step with nothing to learn from."""
 
     ERRORS = "errors"
     FORMAT = "format"
@@ -46,12 +46,15 @@ class Cause:
 def find_causes(metrics: Mapping[str, float], notes: Sequence[str] = ()) -> list[Cause]:
     """The causes in the metrics of a training step, which make it useless or nearly so; none for other steps.
 
+    Groups without reward variance are a cause only where there is no other: replies that are not valid all earn the same as well.
+
     Args:
         metrics: by catalogued name; what is missing is no cause.
         notes: of the step, among which the words on its replies may be.
     """
-    found = [_errors(metrics), _format(metrics, notes), _context(metrics), _no_variance(metrics)]
-    return [cause for cause in found if cause is not None]
+    found = [cause for cause in (_errors(metrics), _format(metrics, notes), _context(metrics)) if cause is not None]
+    flat = _no_variance(metrics)
+    return [flat] if flat is not None and not found else found
 
 
 def cause_words(records: Sequence[StepRecord]) -> list[str]:

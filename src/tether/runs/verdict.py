@@ -102,13 +102,15 @@ def _success_words(records: Sequence[StepRecord]) -> str:
     if not rates:
         return _training_words(records)
     first, last = rates[0], rates[-1]
-    on = f"{last.count} prompts" if last.count else "an unrecorded number of prompts"
+    on = f"{last.count} prompt{'' if last.count == 1 else 's'}" if last.count else "an unrecorded number of prompts"
     if len(rates) == 1:
         at = f"measured once, at step {last.step}"
         return f"Validation success is {percent(last.value)} ({interval_words(last.value, last.low, last.high, last.count)}; {on}), {at}."
     low, high = difference_interval(first, last)
     gap = points(first.value, last.value)
     between = f"from {percent(first.value)} to {percent(last.value)}"
+    if first.value == last.value:
+        between = f"{percent(last.value)} at step {first.step} and at step {last.step}"
     if low <= 0 <= high:
         interval = f"its 95% interval, {_signed(low)} to {_signed(high)}, includes zero"
         return f"Validation success did not measurably change: {between} ({gap}; {on}); {interval}."

@@ -55,7 +55,7 @@ def test_each_cause_and_its_bound(changes: dict[str, float], kind: CauseKind | N
 def test_the_note_on_the_replies_stands_in_for_the_general_words() -> None:
     invalid = HEALTHY | {"rollout/format_valid": 0.0, "groups/rv_mean": 0.0, "rollout/success": 0.0}
     found = find_causes(invalid, ["97% of 239 replies were valid", NOTE])
-    assert [cause.kind for cause in found] == [CauseKind.FORMAT, CauseKind.NO_VARIANCE] and found[0].sentence() == NOTE
+    assert [cause.sentence() for cause in found] == [NOTE], "equal rewards are what invalid replies earn, not a cause beside them"
 
 
 def test_the_verdict_names_what_holds_at_the_end_and_in_half_of_the_steps() -> None:

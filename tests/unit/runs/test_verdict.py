@@ -22,6 +22,13 @@ def measured(step: int, accuracy: float, regime: str | None) -> StepRecord:
     return StepRecord(step, metrics, regime)
 
 
+def test_a_rate_that_stays_is_not_a_range() -> None:
+    sentence = verdict([validated(0, 0, 1), validated(9, 0, 1)])[0]
+    assert sentence.startswith("Validation success did not measurably change: 0% at step 0 and at step 9 (±0 points; 1 prompt);")
+    assert "0% to 0%" not in sentence
+    assert "(0 of 40; at most 9%; 40 prompts), measured once" in verdict([validated(1, 0, 40)])[0]
+
+
 def test_newcombe_interval_against_the_published_example() -> None:
     # Newcombe 1998, table II, example (a): 56/70 - 48/80 = 0.2, method 10 gives 0.0524 to 0.3339.
     first, last = (Rate(0, k / n, *wilson_interval(k, n), n) for k, n in ((48, 80), (56, 70)))
