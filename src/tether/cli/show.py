@@ -63,7 +63,7 @@ def show(
     console = Console(highlight=False, markup=False)
     if not rows:
         raise BadInput(_nothing_found(live))
-    if turns or len(rows) == 1:
+    if turns or member is not None or len(rows) == 1:
         for row in rows:
             _print_episode(console, live, row)
     else:

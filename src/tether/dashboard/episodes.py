@@ -7,6 +7,7 @@ where the next search continues. So an answer comes in time however large the fi
 
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tether.runs.trajectory_index import FAILURE, KEPT, SUCCESS, Rows
 SEARCH_SECONDS = 0.12
 """How long one search reads; the whole answer stays below 200 ms with it."""
 LONGEST_EXCERPT = 160
+_ASCII = re.compile(r"[\x00-\x7f]+")
 OUTCOMES = ("", "success", "failure")
 ORDERS = ("newest", "oldest", "reward_high", "reward_low")
 
@@ -123,7 +125,8 @@ def find(run: LiveRun, wanted: Filter, *, start: int = 0, limit: int = 50, secon
     found: list[EpisodeRow] = []
     place = start
     until = time.monotonic() + seconds
-    raw = json.dumps(wanted.text)[1:-1].lower().encode()
+    # JSON writes letters beyond ASCII as codes, which differ between cases: the longest stretch within ASCII is compared with the bytes.
+    raw = json.dumps(max(_ASCII.findall(wanted.text), key=len, default=""))[1:-1].lower().encode()
     for row, line in zip(rows[start:], run.index().read_lines(rows[start:]), strict=True):
         place += 1
         excerpt = _excerpt(line, raw, wanted.text)
@@ -137,7 +140,7 @@ def find(run: LiveRun, wanted: Filter, *, start: int = 0, limit: int = 50, secon
 def _excerpt(line: bytes, raw: bytes, text: str) -> str:
     """The text with what stands around it; empty where the episode does not hold it.
 
-    The bytes of the line are compared first, as JSON writes the text: parsing a line costs a hundred times as much.
+    A part of the text is compared with the bytes of the line first, as JSON writes it: parsing a line costs many times as much.
     """
     if raw not in line.lower():
         return ""

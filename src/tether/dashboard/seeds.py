@@ -1,7 +1,7 @@
 """Seeds of the same settings as one curve: the mean over the seeds at every step, with Student's 95% interval of that mean.
 
-The mean is of the seeds that have recorded the metric at that step, and is drawn where at least half of the seeds that ever recorded it have;
-so a curve does not jump when one of five runs is further than the others. Pooled numbers take the form of step records, so the charts of a
+The mean is of the seeds that have recorded the metric at that step, and is drawn where more than half of the seeds that ever recorded it have; so
+a curve does not jump when one of five runs is further than the others. Pooled numbers take the form of step records, so the charts of a
 report draw them like any run; the ends of the interval are metrics of their own, `<metric> low` and `<metric> high`.
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from tether.core.intervals import mean_interval
 from tether.runs.panels import Panel, Style
 from tether.runs.schema import StepRecord
+
+READING = "The mean over seeds of the same settings, with Student's 95% interval of that mean; a run without other seeds has no band here."
 
 
 def pooled(seeds: Sequence[Sequence[StepRecord]], *, share: frozenset[str] = frozenset()) -> list[StepRecord]:
@@ -29,7 +31,7 @@ def pooled(seeds: Sequence[Sequence[StepRecord]], *, share: frozenset[str] = fro
 def _summary(found: dict[str, list[float]], recorded: dict[str, int], share: frozenset[str]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for metric, values in found.items():
-        if 2 * len(values) < recorded[metric]:
+        if 2 * len(values) <= recorded[metric]:
             continue
         metrics[metric] = sum(values) / len(values)
         ends = mean_interval(values)
@@ -47,7 +49,7 @@ def over_seeds(panel: Panel) -> Panel:
         else dataclasses.replace(each, band=(f"{each.metric} low", f"{each.metric} high"))
         for each in panel.series
     )
-    return dataclasses.replace(panel, series=series, reading=f"{panel.reading} Bands around seeds are 95% intervals of their mean.")
+    return dataclasses.replace(panel, series=series, reading=READING)
 
 
 def shares(panels: Sequence[Panel]) -> frozenset[str]:
