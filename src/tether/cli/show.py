@@ -40,7 +40,9 @@ def show(
     member: Annotated[int | None, typer.Option(help="Only this member of its group; shown turn by turn.", show_default=False)] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only episodes that did not solve their task.")] = False,
     solved: Annotated[bool, typer.Option("--solved", help="Only episodes that did.")] = False,
-    stop_reason: Annotated[str, typer.Option(help="Only episodes that ended so, such as turn_limit or env_error.", show_default=False)] = "",
+    stop_reason: Annotated[
+        str, typer.Option(help="Only episodes that ended so, such as turn_limit or env_error.", show_default=False)
+    ] = "",
     split: Annotated[str, typer.Option(help="train or validation. [default: both]", show_default=False)] = "",
     text: Annotated[str, typer.Option(help="Only episodes with this text in an observation or a response.", show_default=False)] = "",
     limit: Annotated[int, typer.Option(help="At most so many episodes.", min=1)] = 20,
@@ -91,7 +93,11 @@ def _table(rows: list["EpisodeRow"]) -> Table:
         table.add_column("text", overflow="fold")
     for row in rows:
         cells: list[str | Text] = [str(row.step), row.split, str(row.group), str(row.member), _outcome(row.success)]
-        cells += ["—" if row.reward is None else f"{row.reward:.3g}", visible(row.stop_reason.replace("_", " ")), "kept" if row.kept else ""]
+        cells += [
+            "—" if row.reward is None else f"{row.reward:.3g}",
+            visible(row.stop_reason.replace("_", " ")),
+            "kept" if row.kept else "",
+        ]
         cells += [", ".join(name.replace("_", " ") for name in row.alarms)]
         table.add_row(*cells, *([visible(row.excerpt).replace("\n", " ")] if with_text else []))
     return table

@@ -2,10 +2,16 @@
 
 Pages are rendered whole by jinja2 with everything escaped. Charts are fetched as JSON by the page's own script; so no data is embedded in a script
 element, where a text of a model could end it. Work on files runs in the server's threads, never in its event loop.
+
+Live updates are a stream of server-sent events that names the runs whose files have changed. The page then asks again for what it shows, so an event
+carries no numbers, and a page that missed some is right after the next. Files are compared by inode, size and time twice a second: a watch on the
+file system would not work on network drives, where run folders often lie.
 """
 
+import asyncio
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -13,15 +19,14 @@ from urllib.parse import urlencode
 
 import jinja2
 
-from tether import __version__
 from tether.core.errors import BadInput, StorageError
 from tether.core.http import AccessControl, Refusal, make_server
+from tether.core.version import __version__
 from tether.core.visible import visible
 from tether.dashboard import pages
 from tether.dashboard.access import BrowserAccess
-from tether.dashboard.catalogue import Catalogue
+from tether.dashboard.catalogue import Catalogue, Stamp
 from tether.dashboard.charts import Charts
-from tether.dashboard.events import changes
 from tether.dashboard.pages import StepTemplateSearch, Words
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS
 from tether.runs.verdict import number
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 SCRIPT, STYLE, PLOTLY = "dashboard.js", "dashboard.css", "plotly.js"
+POLL_SECONDS = 0.5
+HEARTBEAT_SECONDS = 15.0
+"""A line is sent to a page at least this often: it shows both sides that the connection stands."""
 _KINDS = {SCRIPT: "text/javascript", STYLE: "text/css", PLOTLY: "text/javascript"}
 
 
@@ -62,14 +70,31 @@ def make_app(catalogue: Catalogue, search_templates: StepTemplateSearch, token: 
 def run(catalogue: Catalogue, search_templates: StepTemplateSearch, listener: Any, token: str | None) -> None:
     """Serve until the process is stopped."""
     app = make_app(catalogue, search_templates, token)
+    threading.Thread(target=_read_ahead, args=(catalogue, app.state.stopping), name="reading runs", daemon=True).start()
     make_server(app, app.state.stopping.set).run(sockets=[listener])
+
+
+def _read_ahead(catalogue: Catalogue, stopping: threading.Event) -> None:
+    """Read what every run has recorded, the newest first, so that the first visit of a page need not."""
+    runs = sorted(catalogue.runs().values(), key=lambda run: str(run.about().get("started", "")), reverse=True)
+    Charts().get("success", runs[:1])  # loads plotly
+    for run in runs:
+        if stopping.is_set():
+            return
+        try:
+            run.records()
+            run.index()
+        except (BadInput, StorageError):  # the page of the runs says it
+            continue
 
 
 def _add_pages(app: "FastAPI", catalogue: Catalogue, search_templates: StepTemplateSearch, render: Callable[..., str]) -> None:
     from fastapi import Request
     from fastapi.responses import HTMLResponse
 
-    def page(template: str, words: Words, title: str, values: dict[str, Any], run: Any = None, live: list[str] | None = None) -> HTMLResponse:
+    def page(
+        template: str, words: Words, title: str, values: dict[str, Any], run: Any = None, live: list[str] | None = None
+    ) -> HTMLResponse:
         text = render(template, title=title, words=words, run=run, live=live, **values)
         return HTMLResponse(text, headers={"cache-control": "no-store"})
 
@@ -138,6 +163,28 @@ def _add_data(app: "FastAPI", catalogue: Catalogue) -> None:
     @app.get("/health")
     def health() -> dict[str, Any]:
         return {"status": "ok", "version": __version__}
+
+
+async def changes(catalogue: Catalogue, names: frozenset[str], stopping: threading.Event) -> AsyncIterator[str]:
+    """Events for these runs, or for all runs of the folder where no name is given; a run that appears or vanishes is a change."""
+    before = await asyncio.to_thread(_stamps, catalogue, names)
+    silent = 0.0
+    yield "retry: 1000\nevent: ready\ndata: {}\n\n"
+    while not stopping.is_set():
+        await asyncio.sleep(POLL_SECONDS)
+        now = await asyncio.to_thread(_stamps, catalogue, names)
+        changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        before, silent = now, silent + POLL_SECONDS
+        if changed:
+            yield f"event: change\ndata: {json.dumps({'runs': changed})}\n\n"
+            silent = 0.0
+        elif silent >= HEARTBEAT_SECONDS:
+            yield ": still here\n\n"
+            silent = 0.0
+
+
+def _stamps(catalogue: Catalogue, names: frozenset[str]) -> dict[str, tuple[Stamp, bool]]:
+    return {name: (run.stamp(), run.is_training()) for name, run in catalogue.runs().items() if not names or name in names}
 
 
 def _words(request: Any) -> Words:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput, StorageError, did_you_mean
+from tether.runs.files import storage_error
 from tether.runs.lock import LOCK, STALE_SECONDS
 from tether.runs.schema import StepRecord
 from tether.runs.store import ABOUT, CONFIG, METRICS, TIMINGS, RunStore
-from tether.runs.trajectory_index import TRAJECTORIES, TrajectoryIndex
+from tether.runs.trajectory_index import TRAJECTORIES, TrajectoryIndex, parsed_line
 
 DEEPEST = 4
 RESCAN_SECONDS = 2.0
@@ -36,6 +37,7 @@ class LiveRun:
         self.name = name
         self.store = RunStore.open(folder, writes=False)
         self._guard = threading.RLock()
+        self._metrics = _RecordTail(self.folder / METRICS)
         self._kept: dict[str, tuple[Stamp, Any]] = {}
         self._computing: dict[str, threading.RLock] = {}
 
@@ -48,8 +50,8 @@ class LiveRun:
         return file_stamp(*(self.folder / name for name in (ABOUT, METRICS, TRAJECTORIES)))
 
     def records(self) -> list[StepRecord]:
-        """The last record of every step."""
-        return self._reread("records", METRICS, self.store.steps)
+        """The last record of every step. Of a file that has grown only the new lines are read."""
+        return self._reread("records", METRICS, self._metrics.read)
 
     def timings(self) -> list[dict[str, Any]]:
         """The last timings of every step."""
@@ -105,6 +107,46 @@ class LiveRun:
 
     def _reread(self, key: str, file: str, read: Any) -> Any:
         return self.once(key, (file,), read)
+
+
+class _RecordTail:
+    """The step records of a file that is appended to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records: dict[int, StepRecord] = {}
+        self._read_to, self._file = 0, (0, 0)
+
+    def read(self) -> list[StepRecord]:
+        """The last record of every step, in order of the steps; a line that a kill tore, or that has no end yet, is left out."""
+        try:
+            with self._path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if (stat.st_ino, stat.st_dev) != self._file or stat.st_size < self._read_to:  # another file than before
+                    self._forget()
+                    self._file = (stat.st_ino, stat.st_dev)
+                file.seek(self._read_to)
+                added = file.read()
+        except FileNotFoundError:
+            self._forget()
+            return []
+        except OSError as error:
+            raise storage_error(self._path, error, doing="read") from error
+        whole = added[: added.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            data = parsed_line(line)
+            if data is not None:
+                try:
+                    record = StepRecord.from_json(data)
+                except BadInput as error:
+                    raise BadInput(f"a line of '{self._path}' is {error}") from error
+                self._records[record.step] = record
+        self._read_to += len(whole)
+        return [self._records[step] for step in sorted(self._records)]
+
+    def _forget(self) -> None:
+        self._records = {}
+        self._read_to, self._file = 0, (0, 0)
 
 
 class Catalogue:

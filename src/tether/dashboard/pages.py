@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, StorageError
 from tether.core.grammar import parse_response
 from tether.dashboard.catalogue import Catalogue, LiveRun
 from tether.dashboard.charts import GRADIENTS, MOST_LINES, PAGE_SECTIONS, PANELS, gradient_steps, lines_of
@@ -87,7 +87,12 @@ class Words:
 def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
     """The list of runs: filtered, sorted, with one chart over all of them and what their settings differ in."""
     runs = catalogue.runs()
-    rows = [_run_row(run) for run in runs.values()]
+    rows, unreadable = [], dict(catalogue.unreadable)
+    for run in runs.values():
+        try:
+            rows.append(_run_row(run))
+        except (BadInput, StorageError) as error:  # one folder that cannot be read does not hide the others
+            unreadable[run.name] = str(error)
     state, tag, sort = words.text("state"), words.text("tag"), words.text("sort", "started")
     if sort not in SORTS:
         raise BadInput(f"sort is '{sort}'; choose one of {', '.join(SORTS)}")
@@ -113,7 +118,7 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
     return {
         "rows": shown_rows,
         "num_runs": len(rows),
-        "unreadable": catalogue.unreadable,
+        "unreadable": unreadable,
         "tags": sorted({tag for row in rows for tag in row.tags}),
         "states": STATES,
         "panels": [(key, each.title) for key, each in PANELS.items()],
@@ -302,7 +307,13 @@ def groups_page(run: LiveRun, words: Words) -> dict[str, Any]:
         raise BadInput(f"run '{run.name}' has no training episodes at step {step}; it has steps {_range(steps)}")
     groups = step_groups(run, step) if step is not None else []
     record = next((record for record in run.records() if record.step == step), None)
-    return {"steps": steps, "step": step, "groups": groups, "notes": record.notes if record else [], "filter": run.config().get("filter") or {}}
+    return {
+        "steps": steps,
+        "step": step,
+        "groups": groups,
+        "notes": record.notes if record else [],
+        "filter": run.config().get("filter") or {},
+    }
 
 
 def templates_page(run: LiveRun, words: Words) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def test_the_list_of_runs_filters_and_sorts_as_one_types(page: Any, address: str
     page.wait("document.querySelector('#runs td.name').textContent === 'first'")
     page.run("document.querySelector('th a[href*=\"sort=name\"]').click()")
     page.wait("document.querySelector('#runs td.name').textContent === 'second'")
-    page.run("document.querySelectorAll('#runs input').forEach(box => box.click()); document.querySelector('form[action=\"/compare\"] button').click()")
+    page.run(
+        "document.querySelectorAll('#runs input').forEach(box => box.click()); document.querySelector('form[action=\"/compare\"] button').click()"
+    )
     page.wait("location.pathname === '/compare' && document.querySelectorAll('.differences').length === 0")
     page.wait(DRAWN)
     assert _complaints(page) == []
@@ -91,7 +93,9 @@ def test_episodes_are_filtered_and_put_side_by_side(page: Any, address: str, run
     page.open(f"{address}/trajectories?run=first")
     rows = "document.querySelectorAll('#episodes input[name=key]').length"
     assert page.run(f"return {rows}") == len(episodes)
-    page.run("const field = document.querySelector('select[name=split]'); field.value = 'validation'; field.dispatchEvent(new Event('input', {bubbles: true}))")
+    page.run(
+        "const field = document.querySelector('select[name=split]'); field.value = 'validation'; field.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
     page.wait(f"{rows} === {sum(episode['split'] == 'validation' for episode in episodes)}")
     page.type("input[name=q]", "no such text")
     page.wait(f"{rows} === 0")
@@ -108,6 +112,8 @@ def test_episodes_are_filtered_and_put_side_by_side(page: Any, address: str, run
 @pytest.mark.parametrize("path", ["/groups", "/templates", "/gradients"])
 def test_the_other_pages_of_a_run_draw(page: Any, address: str, path: str) -> None:
     page.open(f"{address}{path}?run=first")
-    page.wait("document.querySelectorAll('.template').length > 0 || document.querySelector('.card .reading')" if path == "/templates" else DRAWN)
+    page.wait(
+        "document.querySelectorAll('.template').length > 0 || document.querySelector('.card .reading')" if path == "/templates" else DRAWN
+    )
     assert page.run("return document.querySelectorAll('#error').length") == 0
     assert _complaints(page) == []

@@ -25,8 +25,24 @@ TINY = Path(__file__).parents[3] / "src" / "tether" / "models" / "tiny" / "token
 
 def _episode(step: int, group: int, member: int, reward: float | None, **other: Any) -> dict[str, Any]:
     solved = bool(reward and reward > 0.5)
-    plain = {"step": step, "split": "train", "env": "e", "group": group, "member": member, "seed": group, "reward": reward, "success": solved}
-    turn = {"observation": "a board", "response": f"move {group}", "response_ids": [], "logprobs": [], "reasoning_span": None, "valid": True}
+    plain = {
+        "step": step,
+        "split": "train",
+        "env": "e",
+        "group": group,
+        "member": member,
+        "seed": group,
+        "reward": reward,
+        "success": solved,
+    }
+    turn = {
+        "observation": "a board",
+        "response": f"move {group}",
+        "response_ids": [],
+        "logprobs": [],
+        "reasoning_span": None,
+        "valid": True,
+    }
     rest = {"stop_reason": "success" if solved else "failure", "error": None, "measures": {}, "kept": False, "turns": [turn]}
     return {**plain, **rest, **other}
 
@@ -74,7 +90,11 @@ def test_settings_that_differ_and_runs_that_are_seeds_of_each_other(tmp_path: Pa
     groups = seed_groups(runs)
     assert [[run.name for run in group] for group in groups] == [["other"], ["s-0", "s-1"]]
     assert group_name(groups[1]) == "s-* (2 seeds)" and group_name(groups[0]) == "other"
-    assert differences([run.config() for run in runs]) == [("seed", ["0", "0", "1"]), ("env.name", ["b", "a", "a"]), ("tags", ["—", "—", '["x"]'])]
+    assert differences([run.config() for run in runs]) == [
+        ("seed", ["0", "0", "1"]),
+        ("env.name", ["b", "a", "a"]),
+        ("tags", ["—", "—", '["x"]']),
+    ]
     assert is_same_task(groups[1]) and not is_same_task(runs)
 
 

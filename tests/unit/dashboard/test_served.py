@@ -23,7 +23,9 @@ def write_evil_step(run: Path, step: int = 3) -> None:
     store = RunStore.open(run)
     record = next(episode for episode in store.trajectories(1, "train"))
     turn = {**record["turns"][0], "observation": EVIL, "response": EVIL, "response_ids": [], "logprobs": [], "reasoning_span": None}
-    store.append_trajectories([{**record, "step": step, "group": 0, "member": 0, "error": EVIL, "stop_reason": "env_error", "turns": [turn]}])
+    store.append_trajectories(
+        [{**record, "step": step, "group": 0, "member": 0, "error": EVIL, "stop_reason": "env_error", "turns": [turn]}]
+    )
     store.append(StepRecord(step, {"rollout/success": 0.5}, notes=[EVIL]))
     store.close()
 
@@ -64,9 +66,15 @@ def test_numbers_on_the_pages_are_those_of_the_run(address: str, runs: Path) -> 
         assert page.count('<section class="turn">') == len(episode["turns"])
         tokens = re.findall(r'<span class="token[^"]*?( think)?" title="log-prob (-?[\d.]+), id ([\d ]+)">', page)
         turns = episode["turns"]
-        assert [int(number) for _, _, ids in tokens for number in ids.split()] == [number for turn in turns for number in turn["response_ids"]]
-        assert [float(chance) for _, chance, _ in tokens] == pytest.approx([chance for turn in turns for chance in turn["logprobs"]], abs=6e-4)
-        assert sum(bool(think) for think, _, _ in tokens) == sum(end - start for start, end in (turn["reasoning_span"] or (0, 0) for turn in turns))
+        assert [int(number) for _, _, ids in tokens for number in ids.split()] == [
+            number for turn in turns for number in turn["response_ids"]
+        ]
+        assert [float(chance) for _, chance, _ in tokens] == pytest.approx(
+            [chance for turn in turns for chance in turn["logprobs"]], abs=6e-4
+        )
+        assert sum(bool(think) for think, _, _ in tokens) == sum(
+            end - start for start, end in (turn["reasoning_span"] or (0, 0) for turn in turns)
+        )
 
 
 def test_filters_and_search(address: str, runs: Path) -> None:
@@ -81,7 +89,9 @@ def test_filters_and_search(address: str, runs: Path) -> None:
         assert count(step=1) == sum(episode["step"] == 1 for episode in episodes)
         assert count(outcome="success") == sum(episode["success"] is True for episode in episodes)
         assert count(kept="yes") == sum(episode["kept"] for episode in episodes) > 0
-        assert count(split="validation", reward_min="0.5") == sum(each["split"] == "validation" and each["reward"] >= 0.5 for each in episodes)
+        assert count(split="validation", reward_min="0.5") == sum(
+            each["split"] == "validation" and each["reward"] >= 0.5 for each in episodes
+        )
         assert count(q="Turn 2 of") == sum(any("Turn 2 of" in turn["observation"] for turn in episode["turns"]) for episode in episodes)
         assert count(q="nothing like it") == 0
         for words, wrong in ({"step": "x"}, "step is"), ({"kept": "maybe"}, "kept is"), ({"outcome": "no"}, "outcome is"):
@@ -109,7 +119,9 @@ def test_markup_of_a_model_stays_text(address: str, runs: Path) -> None:
 def test_two_runs_compare_and_seeds_become_one_curve(address: str, runs: Path) -> None:
     store = RunStore.open(runs / "first")
     for name, seed in (("second", 4), ("third", 5)):
-        other = RunStore.create(runs / name, store.config_text().replace("seed: 3", f"seed: {seed}"), {**store.about(), "seed": seed, "tags": [name]})
+        other = RunStore.create(
+            runs / name, store.config_text().replace("seed: 3", f"seed: {seed}"), {**store.about(), "seed": seed, "tags": [name]}
+        )
         for record in store.steps():
             shifted = {metric: value / 2 if metric == "rollout/success" else value for metric, value in record.metrics.items()}
             other.append(StepRecord(record.step, shifted))
