@@ -156,6 +156,8 @@ class Catalogue:
         if not root.is_dir():
             raise BadInput(f"folder '{root}' does not exist; give a folder of runs, such as the parent of `tether train --out`")
         self.root = root.resolve()
+        self.shown = str(root)
+        """The folder as it was given."""
         self.unreadable: dict[str, str] = {}
         """Name to the reason, for run folders that cannot be opened."""
         self._runs: dict[str, LiveRun] = {}
@@ -178,7 +180,7 @@ class Catalogue:
                 self._scan()
                 runs = dict(self._runs)
         if name not in runs:
-            raise BadInput(f"there is no run '{name}' in '{self.root}': {did_you_mean(name, runs)}")
+            raise BadInput(f"there is no run '{name}' in '{self.shown}': {did_you_mean(name, runs)}")
         return runs[name]
 
     def _scan(self) -> None:

@@ -109,10 +109,10 @@ def _curves(name: str, lines: Lines) -> ChartData:
     panel = PANELS.get(name)
     records = _records(lines, _timed if name in _COST_KEYS else LiveRun.records)
     if panel is None:
-        missing = "Nothing to draw: no measurement of information above zero to start from."
-        return ChartData(regime_plane(records) if records else None, "" if records else missing)
+        figure = regime_plane(records)
+        return ChartData(figure, "" if figure is not None else "Nothing to draw: no measurement of information above zero to start from.")
     shown = over_seeds(panel) if lines.has_seeds else panel
-    figure = curve(shown, records) if records else None
+    figure = curve(shown, records)
     if figure is None:
         return ChartData(None, f"Not recorded: {', '.join(series.metric for series in panel.series if not series.beside)}.")
     reading = shown.reading
@@ -122,13 +122,13 @@ def _curves(name: str, lines: Lines) -> ChartData:
 
 
 def _records(lines: Lines, read: Callable[[LiveRun], Any]) -> Runs:
-    """The records to draw by the name of the line; lines without any are left out, colours are by order."""
+    """The records to draw by the name of the line. A line without any keeps its place, because colours go by it."""
     share = shares(list(PANELS.values()))
     found = {}
     for name, runs in lines.groups.items():
         records = [read(run) for run in runs]
         found[name] = records[0] if len(records) == 1 else pooled(records, share=share)
-    return {name: records for name, records in found.items() if records}
+    return found
 
 
 def _timed(run: LiveRun) -> Any:

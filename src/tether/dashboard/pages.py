@@ -132,7 +132,7 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
         "differences": differences([run.config() for run in chosen]) if 1 < len(chosen) <= 12 else [],
         "sort": sort,
         "falling": falling,
-        "folder": str(catalogue.root),
+        "folder": catalogue.shown,
     }
 
 
@@ -144,7 +144,7 @@ def _run_row(run: LiveRun) -> RunRow:
         name=run.name,
         state=run.state(),
         env=str(about.get("env", "")),
-        model=str(about.get("model", "")),
+        model=_model_name(str(about.get("model", ""))),
         algorithm=str(about.get("algorithm", "")),
         seed=shown(about.get("seed", config.get("seed", ""))),
         tags=run.tags(),
@@ -152,6 +152,11 @@ def _run_row(run: LiveRun) -> RunRow:
         started=str(about.get("started", ""))[:19].replace("T", " "),
         **facts,
     )
+
+
+def _model_name(model: str) -> str:
+    """A model's name; of a file or folder the last part of its path."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model
 
 
 def _last_facts(records: Sequence[StepRecord]) -> dict[str, Any]:

@@ -231,6 +231,19 @@ def test_records_are_read_again_when_they_change_and_only_then(tmp_path: Path, m
     store.close()
 
 
+def test_a_run_without_records_does_not_shift_the_colours_of_the_others(tmp_path: Path) -> None:
+    from tether.runs.figures import RUN_COLOURS
+
+    _run(tmp_path / "a", "seed: 0\nsteps: 1\n").close()
+    store = _run(tmp_path / "b", "seed: 0\nsteps: 2\n")
+    store.append(StepRecord(1, {"rollout/success": 0.5, "information/h_conditional": 1.0, "information/mi_seq": 1.0}))
+    store.close()
+    runs = list(Catalogue(tmp_path).runs().values())
+    for name in ("success", "plane"):
+        (trace,) = json.loads(Charts().get(name, runs, pool=True))["figure"]["data"]
+        assert (trace["name"], RUN_COLOURS[1]) == ("b", trace["marker"]["color"] if name == "success" else trace["marker"]["color"][-1])
+
+
 def test_the_list_of_runs_sorts_what_is_missing_last(tmp_path: Path) -> None:
     for name, value in {"low": 0.1, "high": 0.9, "none": None}.items():
         store = _run(tmp_path / name, "seed: 0\n", {"env": "sokoban", "seed": len(name)})
