@@ -5,6 +5,7 @@ The record of an episode holds token ids, not their texts. The tokenizer that a 
 with the log-probs of all of them. Where no checkpoint holds a tokenizer, the page shows the plain response and says why it has no colours.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 from tether.dashboard.catalogue import LiveRun
 from tether.runs.checkpoints import MODEL
 
-LEVELS = (-0.1, -0.7, -2.3, -4.6)
-"""Log-probs between the colours: probabilities of about 90%, 50%, 10% and 1%."""
+LEVELS = tuple(math.log(chance) for chance in (0.9, 0.5, 0.1, 0.01))
+"""Log-probs between the colours."""
 TOKENIZER = "tokenizer.json"
 
 
