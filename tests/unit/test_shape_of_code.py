@@ -15,7 +15,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "tether"
 FILES = sorted(SOURCE.rglob("*.py"))
 IDS = [str(path.relative_to(SOURCE)) for path in FILES]
-LIGHT = ("core", "envs", "runs", "experiments", "cli")
+LIGHT = ("core", "envs", "runs", "dashboard", "experiments", "cli")
 HEAVY = {"torch", "transformers"}
 every_file = pytest.mark.parametrize("path", FILES, ids=IDS)
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tether import __version__
 from tether.cli import (
+    dashboard,
     diagnose,
     doctor,
     envs,
@@ -28,6 +29,7 @@ from tether.cli import (
     serve_env,
     serve_search,
     sft,
+    show,
     train,
     warmstart,
 )
@@ -59,6 +61,8 @@ app.command(epilog=leaderboard.EXAMPLES)(leaderboard.leaderboard)
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=diagnose.EXAMPLES)(diagnose.diagnose)
 app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=dashboard.EXAMPLES)(dashboard.dashboard)
+app.command(epilog=show.EXAMPLES)(show.show)
 app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command(epilog=envs.EXAMPLES)(envs.envs)
 app.add_typer(models.app, name="models")

@@ -58,10 +58,11 @@ def run_templates(store: RunStore) -> list["StepTemplates"]:
         return []
     split = Split.TRAIN.value if Split.TRAIN in steps else next(iter(steps))
     ends = dict.fromkeys((steps[split][0], steps[split][-1]))
-    return [_templates(step, split, store.trajectories(step, split)) for step in ends]
+    return [step_templates(step, split, store.trajectories(step, split)) for step in ends]
 
 
-def _templates(step: int, split: str, episodes: Iterable[dict[str, Any]]) -> "StepTemplates":
+def step_templates(step: int, split: str, episodes: Iterable[dict[str, Any]]) -> "StepTemplates":
+    """The templates in the first-turn reasonings of some episodes of a step."""
     from tether.diagnostics.templates import find_templates
     from tether.runs.reasoning_view import StepTemplates
 

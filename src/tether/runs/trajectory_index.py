@@ -149,13 +149,17 @@ class TrajectoryIndex:
 
     def read(self, rows: Rows) -> Iterator[dict[str, Any] | None]:
         """The records of some rows, one at a time; None for a line that turns out to be torn."""
+        yield from map(parsed_line, self.read_lines(rows))
+
+    def read_lines(self, rows: Rows) -> Iterator[bytes]:
+        """The lines of some rows as they stand in the file, one at a time."""
         if not len(rows):
             return
         try:
             with self._data.open("rb") as file:
                 for row in rows:
                     file.seek(int(row["offset"]))
-                    yield parsed_line(file.read(int(row["length"])))
+                    yield file.read(int(row["length"]))
         except OSError as error:
             raise storage_error(self._data, error, doing="read") from error
 

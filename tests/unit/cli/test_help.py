@@ -16,6 +16,8 @@ VERBS = [
     "export",
     "diagnose",
     "report",
+    "dashboard",
+    "show",
     "reproduce",
     "envs",
     "models",

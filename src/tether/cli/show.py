@@ -1,0 +1,143 @@
+"""`tether show`: the episodes of a run in the terminal: a list, or turn by turn.
+
+Whatever a model wrote is printed with its control characters made visible, so it cannot move the cursor, colour the screen or write to the
+clipboard. Imports no torch.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tether.core.errors import BadInput
+from tether.core.visible import visible
+
+if TYPE_CHECKING:
+    from tether.dashboard.catalogue import LiveRun
+    from tether.dashboard.episodes import EpisodeRow
+    from tether.dashboard.pages import TurnView
+
+EXAMPLES = """\b
+Examples:
+  tether show runs/my-run
+  tether show runs/my-run --step 40 --failed
+  tether show runs/my-run --step 40 --group 3
+  tether show runs/my-run --step 40 --group 3 --member 0
+  tether show runs/my-run --text "no box" --limit 5 --turns
+"""
+
+_LEVELS = ("", "blue", "bold blue", "yellow", "red")
+"""The look of tokens by their log-prob, the most certain first: tether.dashboard.tokens.LEVELS."""
+
+
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    step: Annotated[int | None, typer.Option(help="Only this step. [default: all, the newest first]", show_default=False)] = None,
+    group: Annotated[int | None, typer.Option(help="Only this group (prompt) of a step.", show_default=False)] = None,
+    member: Annotated[int | None, typer.Option(help="Only this member of its group; shown turn by turn.", show_default=False)] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only episodes that did not solve their task.")] = False,
+    solved: Annotated[bool, typer.Option("--solved", help="Only episodes that did.")] = False,
+    stop_reason: Annotated[
+        str, typer.Option(help="Only episodes that ended so, such as turn_limit or env_error.", show_default=False)
+    ] = "",
+    split: Annotated[str, typer.Option(help="train or validation. [default: both]", show_default=False)] = "",
+    text: Annotated[str, typer.Option(help="Only episodes with this text in an observation or a response.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(help="At most so many episodes.", min=1)] = 20,
+    turns: Annotated[bool, typer.Option("--turns", help="Turn by turn; by default where there is one episode.")] = False,
+) -> None:
+    """Show a run's episodes: outcome, reward, why each ended, the alarms of its step; or turn by turn."""
+    from tether.dashboard.catalogue import LiveRun
+    from tether.dashboard.episodes import Filter, find
+
+    if failed and solved:
+        raise BadInput("--failed and --solved leave no episode; give one of them")
+    if member is not None and group is None:
+        raise BadInput("--member is the number within a group; give --group as well")
+    live = LiveRun(run.resolve().name, run)
+    outcome = "failure" if failed else "success" if solved else ""
+    wanted = Filter(step=step, split=split, group=group, outcome=outcome, stop_reason=stop_reason, text=text)
+    # A terminal can wait: the text is searched for in all of them.
+    found = find(live, wanted, limit=limit if member is None else 1_000_000, seconds=float("inf"))
+    rows = [row for row in found.rows if member is None or row.member == member][:limit]
+    console = Console(highlight=False, markup=False)
+    if not rows:
+        raise BadInput(_nothing_found(live))
+    if turns or member is not None or len(rows) == 1:
+        for row in rows:
+            _print_episode(console, live, row)
+    else:
+        console.print(_table(rows))
+        more = f" of {found.total} that fit" if not text else f", {found.searched} of {found.total} read for the text"
+        console.print(f"{len(rows)} shown{more}. Turn by turn: --turns, or --step S --group G --member M", style="dim")
+
+
+def _nothing_found(run: "LiveRun") -> str:
+    """One line on what there is, for a filter that left nothing."""
+    blocks = sorted(run.index().attempts())
+    if not blocks:
+        return f"run '{run.folder}' has no episodes on record yet"
+    steps = [step for step, _ in blocks]
+    splits = ", ".join(sorted({split for _, split in blocks}))
+    return f"no episode of '{run.folder}' fits; it has steps {steps[0]} to {steps[-1]} ({splits})"
+
+
+def _table(rows: list["EpisodeRow"]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("step", "split", "group", "member", "outcome", "reward", "stop reason", "kept", "alarms of the step"):
+        table.add_column(name, justify="right" if name in ("step", "group", "member", "reward") else "left")
+    with_text = any(row.excerpt for row in rows)
+    if with_text:
+        table.add_column("text", overflow="fold")
+    for row in rows:
+        cells: list[str | Text] = [str(row.step), row.split, str(row.group), str(row.member), _outcome(row.success)]
+        cells += [
+            "—" if row.reward is None else f"{row.reward:.3g}",
+            visible(row.stop_reason.replace("_", " ")),
+            "kept" if row.kept else "",
+        ]
+        cells += [", ".join(name.replace("_", " ") for name in row.alarms)]
+        table.add_row(*cells, *([visible(row.excerpt).replace("\n", " ")] if with_text else []))
+    return table
+
+
+def _outcome(success: bool | None) -> Text:
+    return Text("unknown", "dim") if success is None else Text("success", "green") if success else Text("failure", "red")
+
+
+def _print_episode(console: Console, run: "LiveRun", row: "EpisodeRow") -> None:
+    from tether.dashboard.pages import Words, episode_page
+
+    page = episode_page(run, Words([("key", row.key)]))
+    shown = page["episodes"][0]
+    record: dict[str, Any] = shown.record
+    head = Text.assemble((f"Step {row.step}, {row.split}, group {row.group}, member {row.member}", "bold"), "  ", _outcome(row.success))
+    console.print(head)
+    facts = [f"return {'—' if row.reward is None else f'{row.reward:.3g}'}", f"ended by {visible(row.stop_reason.replace('_', ' '))}"]
+    facts += ["kept" if row.kept else "not in an update", *(f"alarm: {name.replace('_', ' ')}" for name in row.alarms)]
+    console.print(Text(", ".join(facts), "dim"))
+    if record.get("error"):
+        console.print(Text(visible(str(record["error"])), "red"))
+    for turn in shown.turns:
+        _print_turn(console, turn)
+    if not page["has_tokens"]:
+        console.print(Text("Tokens are not coloured: no checkpoint in the run folder holds a tokenizer.", "dim"))
+    console.print()
+
+
+def _print_turn(console: Console, turn: "TurnView") -> None:
+    parts = [f"turn {turn.number}", f"{turn.num_tokens} tokens", turn.finish, *([] if turn.valid else ["not valid"])]
+    parts += [f"reward {turn.reward:.3g}"] if turn.reward is not None else []
+    parts += [f"penalty {turn.penalty:.3g}"] if turn.penalty else []
+    console.print(Text(f"── {', '.join(parts)}", "dim"))
+    console.print(Text(visible(turn.observation)))
+    response = Text("▸ ", "dim")
+    if turn.pieces:
+        for piece in turn.pieces:
+            look = _LEVELS[piece.level] if piece.level is not None else ""
+            response.append(visible(piece.text), f"{look} italic".strip() if piece.is_reasoning else look)
+    else:
+        response.append(visible(turn.reasoning), "italic").append(visible(turn.rest))
+    console.print(response)

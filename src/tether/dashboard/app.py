@@ -1,0 +1,243 @@
+"""The dashboard as an ASGI application: addresses to pages, errors to one line, nothing that writes.
+
+Pages are rendered whole by jinja2 with everything escaped. Charts are fetched as JSON by the page's own script; so no data is embedded in a script
+element, where a text of a model could end it. Work on files runs in the server's threads, never in its event loop.
+
+Live updates are a stream of server-sent events that names the runs whose files have changed. The page then asks again for what it shows, so an event
+carries no numbers, and a page that missed some is right after the next. Files are compared by inode, size and time twice a second: a watch on the
+file system would not work on network drives, where run folders often lie.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import jinja2
+
+from tether.core.errors import BadInput, StorageError
+from tether.core.http import AccessControl, Refusal, make_server
+from tether.core.version import __version__
+from tether.core.visible import visible
+from tether.dashboard import pages
+from tether.dashboard.access import BrowserAccess
+from tether.dashboard.catalogue import Catalogue, Stamp
+from tether.dashboard.charts import Charts
+from tether.dashboard.pages import StepTemplateSearch, Words
+from tether.runs.figures import REGIME_TINTS, RUN_COLOURS
+from tether.runs.verdict import number
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+SCRIPT, STYLE, PLOTLY = "dashboard.js", "dashboard.css", "plotly.js"
+POLL_SECONDS = 0.5
+HEARTBEAT_SECONDS = 15.0
+"""A line is sent to a page at least this often: it shows both sides that the connection stands."""
+_KINDS = {SCRIPT: "text/javascript", STYLE: "text/css", PLOTLY: "text/javascript"}
+
+
+def make_app(catalogue: Catalogue, search_templates: StepTemplateSearch, token: str | None = None) -> "FastAPI":
+    """The dashboard of a folder of runs; `app.state.stopping` ends the streams of live updates."""
+    from fastapi import FastAPI, Request, Response
+    from starlette.exceptions import HTTPException
+
+    render = _renderer()
+
+    def refused(request: Request, error: Exception) -> Response:
+        status, message = _status(error)
+        if "text/html" in request.headers.get("accept", ""):
+            return Response(render("error.html", title="Error", message=message), status, media_type="text/html")
+        from starlette.responses import JSONResponse
+
+        return JSONResponse({"error": message}, status)
+
+    handlers: dict[Any, Any] = dict.fromkeys((BadInput, StorageError, Refusal, HTTPException), refused)
+    app = FastAPI(openapi_url=None, exception_handlers=handlers)
+    app.state.stopping = threading.Event()
+    _add_pages(app, catalogue, search_templates, render)
+    _add_data(app, catalogue)
+    # The one that is added last is outermost.
+    app.add_middleware(AccessControl, token=token)
+    app.add_middleware(BrowserAccess, token=token, login_page=lambda wrong: render("login.html", title="Token", wrong=wrong))
+    return app
+
+
+def run(catalogue: Catalogue, search_templates: StepTemplateSearch, listener: Any, token: str | None) -> None:
+    """Serve until the process is stopped."""
+    app = make_app(catalogue, search_templates, token)
+    threading.Thread(target=_read_ahead, args=(catalogue, app.state.stopping), name="reading runs", daemon=True).start()
+    make_server(app, app.state.stopping.set).run(sockets=[listener])
+
+
+def _read_ahead(catalogue: Catalogue, stopping: threading.Event) -> None:
+    """Read what every run has recorded, the newest first, so that the first visit of a page need not."""
+    runs = sorted(catalogue.runs().values(), key=lambda run: str(run.about().get("started", "")), reverse=True)
+    Charts().get("success", runs[:1])  # loads plotly
+    for run in runs:
+        if stopping.is_set():
+            return
+        try:
+            run.records()
+            run.index()
+        except (BadInput, StorageError):  # the page of the runs says it
+            continue
+
+
+def _add_pages(app: "FastAPI", catalogue: Catalogue, search_templates: StepTemplateSearch, render: Callable[..., str]) -> None:
+    from fastapi import Request
+    from fastapi.responses import HTMLResponse
+
+    def page(
+        template: str, words: Words, title: str, values: dict[str, Any], run: Any = None, live: list[str] | None = None
+    ) -> HTMLResponse:
+        text = render(template, title=title, words=words, run=run, live=live, **values)
+        return HTMLResponse(text, headers={"cache-control": "no-store"})
+
+    @app.get("/")
+    def runs(request: Request) -> HTMLResponse:
+        words = _words(request)
+        return page("runs.html", words, "Runs", pages.runs_page(catalogue, words), live=[])
+
+    @app.get("/compare")
+    def compare(request: Request) -> HTMLResponse:
+        words = _words(request)
+        values = pages.compare_page(catalogue, words)
+        return page("compare.html", words, "Comparison", values, live=values["names"])
+
+    def of_run(path: str, template: str, name: str, make: Callable[[Any, Words], dict[str, Any]], *, is_live: bool) -> None:
+        """A page about one run."""
+
+        @app.get(path, name=name)
+        def answer(request: Request) -> HTMLResponse:
+            words = _words(request)
+            run = catalogue.get(words.text("run"))
+            return page(template, words, f"{run.name} · {name}", make(run, words), run=run, live=[run.name] if is_live else None)
+
+    of_run("/run", "run.html", "overview", lambda run, _: pages.run_page(run), is_live=True)
+    of_run("/trajectories", "trajectories.html", "trajectories", pages.trajectories_page, is_live=True)
+    of_run("/trajectory", "trajectory.html", "trajectory", pages.episode_page, is_live=False)
+    of_run("/groups", "groups.html", "groups", pages.groups_page, is_live=False)
+    of_run("/templates", "templates.html", "templates", pages.templates_page, is_live=False)
+    of_run("/gradients", "gradients.html", "gradients", pages.gradients_page, is_live=True)
+    of_run(
+        "/templates/found",
+        "found_templates.html",
+        "templates found",
+        lambda run, words: pages.found_templates(run, words, search_templates),
+        is_live=False,
+    )
+
+
+def _add_data(app: "FastAPI", catalogue: Catalogue) -> None:
+    from fastapi import Request, Response
+    from fastapi.responses import StreamingResponse
+
+    charts = Charts()
+
+    @app.get("/figure")
+    def figure(request: Request) -> Response:
+        words = _words(request)
+        runs = [catalogue.get(name) for name in words.every("run")]
+        pool = words.text("pool") == "yes"
+        made = charts.get(words.text("name"), runs, pool=pool, step=words.whole("step"), beside=words.whole("beside"))
+        return Response(made, media_type="application/json", headers={"cache-control": "no-store"})
+
+    @app.get("/events")
+    async def events(request: Request) -> StreamingResponse:
+        names = frozenset(_words(request).every("run"))
+        stream = changes(catalogue, names, app.state.stopping)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    @app.get("/static/{name}")
+    def static(name: str) -> Response:
+        if name not in _KINDS:
+            raise Refusal(404, f"there is no file '{name}'")
+        # The address carries the version of Tether, so a browser may keep the file.
+        return Response(_static_file(name), media_type=_KINDS[name], headers={"cache-control": "max-age=86400"})
+
+    @app.get("/health")
+    def health() -> dict[str, Any]:
+        return {"status": "ok", "version": __version__}
+
+
+async def changes(catalogue: Catalogue, names: frozenset[str], stopping: threading.Event) -> AsyncIterator[str]:
+    """Events for these runs, or for all runs of the folder where no name is given; a run that appears or vanishes is a change."""
+    before = await asyncio.to_thread(_stamps, catalogue, names)
+    silent = 0.0
+    yield "retry: 1000\nevent: ready\ndata: {}\n\n"
+    while not stopping.is_set():
+        await asyncio.sleep(POLL_SECONDS)
+        now = await asyncio.to_thread(_stamps, catalogue, names)
+        changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        before, silent = now, silent + POLL_SECONDS
+        if changed:
+            yield f"event: change\ndata: {json.dumps({'runs': changed})}\n\n"
+            silent = 0.0
+        elif silent >= HEARTBEAT_SECONDS:
+            yield ": still here\n\n"
+            silent = 0.0
+
+
+def _stamps(catalogue: Catalogue, names: frozenset[str]) -> dict[str, tuple[Stamp, bool]]:
+    return {name: (run.stamp(), run.is_training()) for name, run in catalogue.runs().items() if not names or name in names}
+
+
+def _words(request: Any) -> Words:
+    return Words(request.query_params.multi_items())
+
+
+def _status(error: Exception) -> tuple[int, str]:
+    """The HTTP status of an error, and what to say."""
+    if isinstance(error, Refusal):
+        return error.status, str(error)
+    if isinstance(error, BadInput):
+        return 400, str(error)
+    if isinstance(error, StorageError):
+        return 500, str(error)
+    status = int(getattr(error, "status_code", 500))
+    return status, "there is no such page" if status == 404 else str(getattr(error, "detail", error))
+
+
+@cache
+def _static_file(name: str) -> bytes:
+    if name == PLOTLY:
+        from plotly.offline import get_plotlyjs
+
+        return str(get_plotlyjs()).encode()
+    text = resources.files("tether.dashboard").joinpath("static", name).read_text(encoding="utf-8")
+    if name == STYLE:  # the colours of the charts; a style attribute would need a weaker policy
+        text += "".join(f".line-{place} {{ background: {colour}; }}\n" for place, colour in enumerate(RUN_COLOURS))
+        text += "".join(f".{regime.name.lower()} {{ background: {tint}; }}\n" for regime, tint in REGIME_TINTS.items())
+    return text.encode()
+
+
+def _renderer() -> Callable[..., str]:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tether.dashboard"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = lambda value: "—" if value is None else number(value)
+    environment.filters["percent"] = lambda value: "—" if value is None else f"{value:.0%}"
+    environment.filters["words"] = lambda text: str(text).replace("_", " ")
+    environment.filters["visible"] = visible
+    environment.globals["address"] = _address
+    environment.globals["version"] = __version__
+
+    def render(template: str, **values: Any) -> str:
+        values = {"words": Words([]), "run": None, "live": None, **values}
+        return environment.get_template(template).render(**values)
+
+    return render
+
+
+def _address(path: str, **words: Any) -> str:
+    """An address with its words; a list stands for several of one name, None and "" for none."""
+    return f"{path}?{urlencode({name: value for name, value in words.items() if value not in (None, '', [])}, doseq=True)}"

@@ -1,0 +1,184 @@
+"""The charts of the dashboard as data: the figures of the report, made for whatever runs a page shows.
+
+A chart is asked for by name, and answered as the JSON of a plotly figure with its reading. Figures are kept until the files they are drawn from
+change: making one takes tens of milliseconds, and a page holds a dozen.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tether.core.errors import BadInput, did_you_mean
+from tether.dashboard.catalogue import LiveRun, Stamp, file_stamp
+from tether.dashboard.groups import GroupRow, step_groups
+from tether.dashboard.seeds import over_seeds, pooled, shares
+from tether.dashboard.settings import group_name, seed_groups
+from tether.runs.figures import RUN_COLOURS, Runs, curve, dress, regime_plane
+from tether.runs.gradient_buckets import Decomposition, decompositions, norm_figure, share_figure
+from tether.runs.panels import BLUE, FAIL, SECTIONS, Section
+from tether.runs.store import METRICS, TIMINGS
+from tether.runs.timings import COST, as_records
+from tether.runs.trajectory_index import TRAJECTORIES
+from tether.runs.verdict import change_words
+
+PAGE_SECTIONS: tuple[Section, ...] = (*SECTIONS, COST)
+PANELS = {panel.key: panel for section in PAGE_SECTIONS for panel in section.panels}
+_COST_KEYS = frozenset(panel.key for panel in COST.panels)
+PLANE, GROUPS = "plane", "groups"
+GRADIENTS = ("norms_first", "norms_last", "dominance", "snr")
+MOST_LINES = len(RUN_COLOURS)
+MOST_KEPT = 512
+"""Charts that are kept, a few to a hundred kilobytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChartData:
+    """A chart, ready for the browser; `figure` is None where nothing was recorded, and `reading` then says what is missing."""
+
+    figure: go.Figure | None
+    reading: str
+
+    def to_json(self) -> str:
+        figure = "null" if self.figure is None else self.figure.to_json(validate=False)
+        return f'{{"figure": {figure}, "reading": {json.dumps(self.reading)}}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What the curves of several runs are drawn from: a name and the runs under it, several where they are seeds."""
+
+    groups: dict[str, list[LiveRun]]
+    num_left_out: int
+
+    @property
+    def has_seeds(self) -> bool:
+        return any(len(runs) > 1 for runs in self.groups.values())
+
+
+def lines_of(runs: Sequence[LiveRun], *, pool: bool) -> Lines:
+    """One line for each run, or with `pool` for each group of seeds; at most as many as there are colours."""
+    groups = seed_groups(runs) if pool else [[run] for run in runs]
+    named: dict[str, list[LiveRun]] = {}
+    for group in groups[:MOST_LINES]:
+        name = group_name(group)
+        named[name if name not in named else f"{name} · {len(named)}"] = group
+    return Lines(named, max(0, len(groups) - MOST_LINES))
+
+
+class Charts:
+    """Makes charts and keeps the latest of them."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[Any, ...], tuple[tuple[Stamp, ...], str]] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def get(self, name: str, runs: Sequence[LiveRun], *, pool: bool = False, step: int | None = None, beside: int | None = None) -> str:
+        """The JSON of one chart. `step` and `beside` are for the charts of a step: groups, and the two decompositions to compare."""
+        known = [*PANELS, PLANE, GROUPS, *GRADIENTS]
+        if name not in known:
+            raise BadInput(f"unknown chart '{name}': {did_you_mean(name, known)}")
+        if not runs:
+            return ChartData(None, "No runs are chosen.").to_json()
+        file = TRAJECTORIES if name == GROUPS else TIMINGS if name in _COST_KEYS else METRICS
+        stamps = tuple(file_stamp(run.folder / file) for run in runs)
+        key = (name, tuple(run.name for run in runs), pool, step, beside)
+        with self._guard:
+            kept = self._kept.get(key)
+            if kept is not None and kept[0] == stamps:
+                self._kept.move_to_end(key)
+                return kept[1]
+        if name == GROUPS:
+            made = _groups_chart(runs[0], step).to_json()
+        elif name in GRADIENTS:
+            made = _gradient_chart(name, decompositions(runs[0].records()), beside, step).to_json()
+        else:
+            made = _curves(name, lines_of(runs, pool=pool)).to_json()
+        with self._guard:
+            self._kept[key] = (stamps, made)
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+
+def _curves(name: str, lines: Lines) -> ChartData:
+    panel = PANELS.get(name)
+    records = _records(lines, _timed if name in _COST_KEYS else LiveRun.records)
+    if panel is None:
+        figure = regime_plane(records)
+        return ChartData(figure, "" if figure is not None else "Nothing to draw: no measurement of information above zero to start from.")
+    shown = over_seeds(panel) if lines.has_seeds else panel
+    figure = curve(shown, records)
+    if figure is None:
+        return ChartData(None, f"Not recorded: {', '.join(series.metric for series in panel.series if not series.beside)}.")
+    reading = shown.reading
+    if len(records) == 1 and (change := change_words(next(iter(records.values())), panel.series[0].metric)):
+        reading += f" {change[0].upper()}{change[1:]}."
+    return ChartData(figure, reading)
+
+
+def _records(lines: Lines, read: Callable[[LiveRun], Any]) -> Runs:
+    """The records to draw by the name of the line. A line without any keeps its place, because colours go by it."""
+    share = shares(list(PANELS.values()))
+    found = {}
+    for name, runs in lines.groups.items():
+        records = [read(run) for run in runs]
+        found[name] = records[0] if len(records) == 1 else pooled(records, share=share)
+    return found
+
+
+def _timed(run: LiveRun) -> Any:
+    return as_records(run.timings())
+
+
+def _gradient_chart(name: str, found: Sequence[Decomposition], first: int | None, last: int | None) -> ChartData:
+    """One chart of the gradients by reward variance, at two steps that share their axes."""
+    if not found:
+        return ChartData(None, "Not recorded: the gradients by reward variance. Set diagnosis.gradients.every to decompose them.")
+    by_step = {each.step: each for each in found}
+    compared = [by_step.get(first, found[0]) if first is not None else found[0]]
+    end = by_step.get(last, found[-1]) if last is not None else found[-1]
+    if end.step != compared[0].step:
+        compared.append(end)
+    if name.startswith("norms"):
+        shown = compared[0] if name == "norms_first" else compared[-1]
+        return ChartData(norm_figure(shown, compared), f"Norms of the task and the regulariser gradient at step {shown.step}.")
+    figure = share_figure(name, compared, percent=name == "dominance")
+    return ChartData(figure, "" if figure is not None else f"Not recorded: gradients/{name}_1, ...")
+
+
+def _groups_chart(run: LiveRun, step: int | None) -> ChartData:
+    groups = step_groups(run, step) if step is not None else []
+    measured = [group for group in groups if group.reward_variance is not None]
+    if not measured:
+        return ChartData(None, "No training episodes are on record for this step.")
+    figure = go.Figure()
+    for kept, label, colour in ((True, "kept", BLUE), (False, "dropped", FAIL)):
+        figure.add_trace(_bars(measured, kept, label, colour))
+    dress(figure, right_margin=20)
+    figure.update_layout(barmode="overlay", bargap=0.25, hovermode="closest", showlegend=True)
+    figure.update_layout(legend={"orientation": "h", "y": 1.14, "x": 0})
+    figure.update_xaxes(type="category", title_text="group, most reward variance first", categoryorder="array")
+    figure.update_xaxes(categoryarray=[str(group.number) for group in measured])
+    figure.update_yaxes(rangemode="tozero", tickformat="~g", nticks=5)
+    return ChartData(figure, "Reward variance of each group of the step, and what the filter kept of them.")
+
+
+def _bars(groups: Sequence[GroupRow], kept: bool, label: str, colour: str) -> go.Bar:
+    held = [group for group in groups if group.kept is kept]
+    return go.Bar(
+        x=[str(group.number) for group in held],
+        y=[group.reward_variance for group in held],
+        name=label,
+        marker={"color": colour},
+        hovertemplate="group %{x}: %{y:.4~g}<extra></extra>",
+    )
+
+
+def gradient_steps(run: LiveRun) -> list[int]:
+    """The steps whose gradients were decomposed."""
+    return [found.step for found in decompositions(run.records())]

@@ -1,0 +1,119 @@
+"""The dashboard in a real browser: pages draw, filters filter as one types, updates arrive, and what a model wrote is never run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tether.runs.schema import StepRecord
+from tether.runs.store import RunStore
+
+EVIL = "<script>document.title='gone'</script><img src=x onerror=\"document.title='gone'\"> </script>"
+DRAWN = "document.querySelectorAll('.chart .main-svg').length > 0"
+
+
+def _write_step(run: Path, step: int, text: str) -> None:
+    """Add a step to a run as its trainer does, with one episode in which the model wrote this text."""
+    store = RunStore.open(run)
+    record = next(iter(store.trajectories(1, "train")))
+    turn = {**record["turns"][0], "observation": text, "response": text, "response_ids": [], "logprobs": [], "reasoning_span": None}
+    store.append_trajectories([{**record, "step": step, "group": 0, "member": 0, "turns": [turn]}])
+    store.append(StepRecord(step, {"rollout/success": 0.5}, notes=[text]))
+    store.close()
+
+
+def _complaints(browser: Any) -> list[str]:
+    """What the browser complained about, but for the style of plotly's maps, which the policy keeps out on purpose."""
+    return [line for line in browser.messages() if "Applying inline style" not in line]
+
+
+@pytest.fixture
+def page(chromium: Any, address: str) -> Any:
+    """The browser, at the list of runs."""
+    chromium.messages()
+    chromium.open(f"{address}/")
+    yield chromium
+    chromium.open("about:blank")  # closes the stream of updates, so that the server can stop
+
+
+def test_pages_draw_updates_arrive_and_a_script_stays_text(page: Any, address: str, runs: Path) -> None:
+    page.wait(DRAWN)
+    page.open(f"{address}/run?run=first")
+    page.wait("document.getElementById('live').textContent === 'live'")
+    page.wait(DRAWN)
+    assert page.text("#steps") == "3"
+    _write_step(runs / "first", 3, EVIL)
+    page.wait("document.getElementById('steps').textContent === '4'")
+    last = "Math.max(...document.querySelector('[data-figure*=\"name=success\"]').data.flatMap(trace => trace.x))"
+    page.wait(f"{last} === 3")
+    page.open(f"{address}/trajectory?run=first&key=3/train/0/0")
+    assert page.text("pre.observation") == EVIL and page.text(".response").strip() == EVIL
+    assert page.run("return document.querySelectorAll('main script, main img').length") == 0
+    assert "gone" not in page.run("return document.title")
+    assert _complaints(page) == []
+
+
+@pytest.mark.long
+def test_the_policy_itself_stops_a_script(page: Any) -> None:
+    """Were the text not escaped: an element with a handler and a script are put into the page, and neither runs."""
+    page.run("document.body.insertAdjacentHTML('beforeend', arguments[0])", EVIL)
+    page.run("const tag = document.createElement('script'); tag.textContent = \"document.title = 'gone'\"; document.body.append(tag)")
+    page.wait("document.images.length > 0")
+    assert "gone" not in page.run("return document.title")
+    assert any("Content Security Policy" in line for line in page.messages())
+
+
+@pytest.mark.long
+def test_the_list_of_runs_filters_and_sorts_as_one_types(page: Any, address: str, runs: Path) -> None:
+    store = RunStore.open(runs / "first")
+    RunStore.create(runs / "second", store.config_text(), {**store.about(), "env": "sokoban", "tags": ["kept"]}).close()
+    count = "document.getElementById('count').textContent"
+    page.wait(f"{count}.startsWith('2 of 2')")  # it appeared by itself
+    page.type("input[name=q]", "sokoban")
+    page.wait(f"{count}.startsWith('1 of 2')")
+    assert page.run("return [...document.querySelectorAll('#runs td.name')].map(cell => cell.textContent)") == ["second"]
+    assert "q=sokoban" in page.run("return location.search"), "the address can be shared"
+    page.type("input[name=q]", " ")
+    page.wait(f"{count}.startsWith('2 of 2')")
+    page.run("document.querySelector('th a[href*=\"sort=name\"]').click()")
+    page.wait("document.querySelector('#runs td.name').textContent === 'first'")
+    page.run("document.querySelector('th a[href*=\"sort=name\"]').click()")
+    page.wait("document.querySelector('#runs td.name').textContent === 'second'")
+    page.run(
+        "document.querySelectorAll('#runs input').forEach(box => box.click()); document.querySelector('form[action=\"/compare\"] button').click()"
+    )
+    page.wait("location.pathname === '/compare' && document.querySelectorAll('.differences').length === 0")
+    page.wait(DRAWN)
+    assert _complaints(page) == []
+
+
+@pytest.mark.long
+def test_episodes_are_filtered_and_put_side_by_side(page: Any, address: str, runs: Path) -> None:
+    episodes = list(RunStore.open(runs / "first").trajectories())
+    page.open(f"{address}/trajectories?run=first")
+    rows = "document.querySelectorAll('#episodes input[name=key]').length"
+    assert page.run(f"return {rows}") == len(episodes)
+    page.run(
+        "const field = document.querySelector('select[name=split]'); field.value = 'validation'; field.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    page.wait(f"{rows} === {sum(episode['split'] == 'validation' for episode in episodes)}")
+    page.type("input[name=q]", "no such text")
+    page.wait(f"{rows} === 0")
+    page.open(f"{address}/trajectory?run=first&key=2/train/0/0")
+    assert page.run("return document.querySelectorAll('.token.think').length") > 0
+    page.run("document.getElementById('beside').click()")
+    page.wait("document.querySelectorAll('article.episode').length === 2")
+    keys = page.run("return [...document.querySelectorAll('article')].map(each => each.dataset.key)")
+    assert keys[0] == "2/train/0/0" and keys[1].split("/")[2] != "0"
+    assert _complaints(page) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["/groups", "/templates", "/gradients"])
+def test_the_other_pages_of_a_run_draw(page: Any, address: str, path: str) -> None:
+    page.open(f"{address}{path}?run=first")
+    page.wait(
+        "document.querySelectorAll('.template').length > 0 || document.querySelector('.card .reading')" if path == "/templates" else DRAWN
+    )
+    assert page.run("return document.querySelectorAll('#error').length") == 0
+    assert _complaints(page) == []
