@@ -127,6 +127,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
     read_row: "ClassVar[staticmethod[[Row], Any] | None]" = None
     """An environment with data files: a row as an instance (with a `fingerprint` and, for people, a `summary`), or `RowError`. The check of
     data files uses it (`tether envs --check --data`)."""
+    owner_options: ClassVar[tuple[str, ...]] = ()
+    """Options that decide which code runs or which files are read. Where the environment is served, its clients cannot set them."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
