@@ -25,6 +25,7 @@ from tether.cli import (
     serve_env,
     serve_search,
     sft,
+    sweep,
     train,
     warmstart,
 )
@@ -49,6 +50,7 @@ Examples:
 """,
 )
 app.command(epilog=train.EXAMPLES)(train.train)
+app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command(epilog=sft.EXAMPLES)(sft.sft)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate_model)
 app.command(epilog=export.EXAMPLES)(export.export)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tether.core.config import Settings, dump_yaml, load, merge, validate
+from tether.core.config import Settings, dump_yaml, find_config, load, merge, validate
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, TetherError
 from tether.core.protocols import Engine, Env
 from tether.core.types import Group
@@ -95,7 +95,7 @@ def train(
         callbacks: `tether.Callback` objects that follow the run; of several ranks, rank 0's are called.
         options: options of the environment.
         seed: seed of everything.
-        config: a TOML or YAML file of settings.
+        config: a TOML or YAML file of settings, or the name of a config that comes with Tether, such as "sokoban/ppo".
         resume: continue the run in `out` from its last checkpoint.
         smoke: two small steps on `tiny`, to see that it works.
         settings: any other setting by section, such as rollout={"group_size": 8}, or dotted: **{"rollout.group_size": 8}.
@@ -134,7 +134,7 @@ def open_run(
 
 def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
     """The resolved settings of a new or a resumed run."""
-    out, config = Path(out) if out is not None else None, Path(config) if config is not None else None
+    out, config = Path(out) if out is not None else None, find_config(config) if config is not None else None
     if not resume:
         return resolve_settings(config, given, SMOKE if smoke else {})
     if smoke:

@@ -11,6 +11,7 @@ VERBS = [
     "",
     "train",
     "sft",
+    "sweep",
     "eval",
     "export",
     "diagnose",

@@ -75,7 +75,7 @@ def test_a_reward_of_ones_own_gets_the_row_and_says_what_was_wrong(module: Path)
     assert env.step("hello").observation.text == "Turn 2 of 2.\nb: shorter"
     assert env.item.row["limit"] == 3
     assert env.step("hello").reward == 0.5
-    assert env.example is None and "your answer" in env.instructions  # nobody knows what the reward asks for
+    assert env.example.reply in env.instructions and "your thoughts" not in env.instructions  # which small models copy
 
 
 @pytest.mark.parametrize(

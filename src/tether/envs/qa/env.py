@@ -116,7 +116,7 @@ class QA(TextEnv[QAOptions]):
         return self._wording.task(self.max_turns)
 
     @property
-    def example(self) -> Example | None:
+    def example(self) -> Example:
         return self._wording.example
 
     @property

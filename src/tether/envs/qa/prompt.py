@@ -1,6 +1,7 @@
 """What an agent is told about a question: the task, examples of replies, and the paper's frame, by how answers are graded.
 
-A reward of the user's own may ask for anything, so it has no example: its instructions are the task and the form of a reply.
+A reward of the user's own may ask for anything; its example is a plain question all the same, because small models that are only told the
+form of a reply in general terms copy the terms.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from tether.envs.deepcoder import prompt as code
 from tether.envs.metamathqa import prompt as math
 from tether.envs.wording import Example, in_papers_frame
 
+EXAMPLE = Example("How many legs does a spider have?", "Spiders are arachnids, which have eight legs.", "8")
 AGAIN = " A wrong answer is told as such, and you may answer again."
 
 
@@ -19,9 +21,9 @@ class Wording:
 
     task: Callable[[int], str]
     """From the number of turns."""
-    example: Example | None = None
-    worked: tuple[Example, ...] = ()
-    refused: str = ""
+    example: Example
+    worked: tuple[Example, ...]
+    refused: str
 
 
 def _task(text: str) -> Callable[[int], str]:
@@ -31,7 +33,7 @@ def _task(text: str) -> Callable[[int], str]:
 WORDINGS: dict[str, Wording] = {
     "exact_match": Wording(
         _task("Answer the question. Answer with a name, a number or a few words."),
-        Example("How many legs does a spider have?", "Spiders are arachnids, which have eight legs.", "8"),
+        EXAMPLE,
         (
             Example(
                 "Which gas do plants take in from the air?", "Photosynthesis uses carbon dioxide and gives off oxygen.", "carbon dioxide"
@@ -49,7 +51,12 @@ WORDINGS: dict[str, Wording] = {
     ),
     "code": Wording(code.task, code.EXAMPLE, code.WORKED, code.REFUSED),
 }
-OWN = Wording(_task("Answer the question."))
+OWN = Wording(
+    _task("Answer the question."),
+    EXAMPLE,
+    WORDINGS["exact_match"].worked,
+    "Between the answer tags write only the answer. Stop after </answer>.",
+)
 """For a reward of the user's own."""
 
 
