@@ -2,13 +2,14 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,13 +48,16 @@ def doctor(
         typer.Option(help="Also check that training this model fits into memory, and which parts of the fast path serve it; loads it."),
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of that training.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as a JSON array.")] = False,
 ) -> None:
     """Check this machine; exits 1 if training cannot work here."""
     if set_ and model is None:
         raise BadInput("--set changes the training of a model; add --model NAME")
     console = Console()
     findings = [*examine(), *(_model(model, set_ or []) if model is not None else [])]
-    for finding in findings:
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+    for finding in [] if as_json else findings:
         mark = "[green]ok  [/]" if finding.good else "[red]FAIL[/]" if finding.needed else "[yellow]note[/]"
         console.print(f"{mark} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
     if any(finding.needed and not finding.good for finding in findings):

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tether.cli.completion import complete_env
 from tether.core.config import merge, parse_overrides
 
 if TYPE_CHECKING:
@@ -27,13 +28,14 @@ FILE_WIDTH = 240
 
 def evaluate_model(
     target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its last checkpoint) or a model's name.")],
-    env: Annotated[str | None, typer.Option(help="Environment; a run folder knows its own.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment; a run folder knows its own.", autocompletion=complete_env)] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts; by default every row of a data file, 512 elsewhere.", min=1)] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0.0)] = 0.5,
     samples: Annotated[int, typer.Option(help="Episodes per prompt; pass@k needs k of them.", min=1)] = 1,
     best: Annotated[bool, typer.Option("--best", help="The run's best checkpoint instead of its last.")] = False,
     engine: Annotated[str | None, typer.Option(help="What samples: native, vllm, or the address of a server.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as rollout.max_tokens=100.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
     """Measure success on fixed validation prompts, with its 95% interval and pass@k."""
@@ -42,6 +44,8 @@ def evaluate_model(
     overrides: dict[str, Any] = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}
     if engine is not None:
         overrides["rollout"] = {"engine": engine}
+    if device is not None:
+        overrides["model"] = {"device": device}
     settings = evaluation_settings(target, env, best, merge(overrides, parse_overrides(set_ or [])))
     result = _play(settings, quiet=as_json)
     if not as_json:

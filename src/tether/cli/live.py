@@ -125,6 +125,20 @@ class LiveView(Callback):
         return line
 
 
+class Notes(Callback):
+    """The view of --quiet: what is worth knowing, and nothing about steps that go well."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def on_note(self, text: str) -> None:
+        self._console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+    def on_step_end(self, record: StepRecord, timings: StepTimings) -> None:
+        for note in record.notes:
+            self.on_note(f"step {record.step}: {note}")
+
+
 def _alarms(record: StepRecord) -> str:
     """How many alarms stand, by severity; empty where none does. Example: "alarms: 1 critical, 2 warning"."""
     counts = [(round(record.metrics.get(f"alarms/{severity}", 0)), severity) for severity in ("critical", "warning")]

@@ -24,6 +24,7 @@ from tether.cli import (
     serve,
     serve_env,
     serve_search,
+    settings,
     sft,
     sweep,
     train,
@@ -42,6 +43,7 @@ app = typer.Typer(
     help="Train LLM agents with reinforcement learning and keep their reasoning tied to its input.",
     rich_markup_mode=None,  # rich mode would swallow the line breaks of the examples
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="""\b
 Examples:
   tether train frozen_lake --steps 20
@@ -58,6 +60,7 @@ app.command(epilog=diagnose.EXAMPLES)(diagnose.diagnose)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command(epilog=envs.EXAMPLES)(envs.envs)
+app.command(epilog=settings.EXAMPLES)(settings.settings)
 app.add_typer(models.app, name="models")
 app.command(epilog=play.EXAMPLES)(play.play)
 app.command(epilog=serve.EXAMPLES)(serve.serve)

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tether.cli.completion import complete_algorithm, complete_config_or_env, complete_model, complete_override
 from tether.cli.side_by_side import end, memory_bound, run_side_by_side
 from tether.core.config import find_config, is_config, merge, read_file
 from tether.core.errors import BadInput
@@ -27,14 +28,26 @@ FILE_WIDTH = 240
 
 
 def sweep(
-    what: Annotated[str, typer.Argument(metavar="CONFIG|ENV", help="A config, by file or by name, or an environment.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG|ENV", help="A config, by file or by name, or an environment.", autocompletion=complete_config_or_env
+        ),
+    ],
     seeds: Annotated[str, typer.Option(help="Seeds of every combination, such as 0-4 or 0,2.")] = "0-2",
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE[,VALUE]", help="A setting; one with several values is varied. May be given again."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE[,VALUE]",
+            help="A setting; one with several values is varied. May be given again.",
+            autocompletion=complete_override,
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = None,
-    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.", autocompletion=complete_model)
+    ] = None,
+    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.", autocompletion=complete_algorithm)] = None,
     filter_: Annotated[str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,

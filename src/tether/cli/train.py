@@ -1,5 +1,6 @@
 """`tether train`: resolve every setting, train with a live view, write the report."""
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from tether.cli.completion import complete_algorithm, complete_config, complete_env, complete_filter, complete_model, complete_override
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput
 from tether.runs.checkpoints import newest_checkpoint
@@ -17,7 +19,7 @@ EXAMPLES = """\b
 Examples:
   tether train frozen_lake --steps 20 --set rollout.group_size=8
   tether train sokoban --model smollm2 --filter top_p:0.9 --out runs/sokoban
-  tether train --config configs/sokoban/ppo.yaml --smoke
+  tether train --config sokoban/ppo --smoke
   tether train sokoban --also frozen_lake=0.5 --algo dapo
   tether train frozen_lake --track tensorboard --track wandb
   tether train sokoban --model smollm2 --engine http://127.0.0.1:8000
@@ -28,14 +30,25 @@ Examples:
 
 def train(
     context: typer.Context,
-    env: Annotated[str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.")] = None,
-    model: Annotated[str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = None,
-    also: Annotated[
-        list[str] | None, typer.Option("--also", metavar="ENV[=WEIGHT]", help="A further environment of the same run; its weight is 1.")
+    env: Annotated[
+        str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.", autocompletion=complete_env)
     ] = None,
-    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.", autocompletion=complete_model),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also", metavar="ENV[=WEIGHT]", help="A further environment of the same run; its weight is 1.", autocompletion=complete_env
+        ),
+    ] = None,
+    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.", autocompletion=complete_algorithm)] = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5, auto or all.")
+        str | None,
+        typer.Option(
+            "--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5, auto or all.", autocompletion=complete_filter
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
@@ -43,14 +56,30 @@ def train(
         str | None, typer.Option(help="What samples: native, vllm, or the address of a server (several with commas between).")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new unless --resume.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML or YAML file of settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as rollout.group_size=8.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="A TOML or YAML file of settings, or a config that comes with Tether, such as sokoban/ppo.", autocompletion=complete_config
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any setting, such as rollout.group_size=8; `tether settings` lists them.",
+            autocompletion=complete_override,
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
     track: Annotated[
         list[str] | None, typer.Option("--track", help="A tracker: tensorboard, wandb, trackio or mlflow; may be given again.")
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two small steps on `tiny`, to see that it works.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last checkpoint.")] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", help="Train on so many GPUs of this machine, one process each.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only notes, the verdict and the report's path.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print how the run ended as one JSON object; everything else to stderr.")] = False,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
     from tether.training.api import join_world, named_settings, open_run, run_settings, run_training
@@ -59,6 +88,8 @@ def train(
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
     if engine is not None:
         given = merge(given, {"rollout": {"engine": engine}})
+    if device is not None:
+        given = merge(given, {"model": {"device": device}})
     if also:
         given["also"] = [_weighted(text) for text in also]
     if track:
@@ -73,7 +104,9 @@ def train(
         logging.captureWarnings(True)
     store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
     if ranks.rank == 0:
-        _run(settings, store, resume, ranks)
+        _run(settings, store, resume, ranks, Console(stderr=as_json), quiet=quiet or as_json)
+        if as_json:
+            typer.echo(json.dumps(_outcome(store)))
     else:
         run_training(settings, store, (), resumed=resume, ranks=ranks)
     ranks.close()
@@ -103,10 +136,9 @@ def _weighted(text: str) -> dict[str, Any]:
         raise BadInput(f"--also got '{text}'; write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5") from None
 
 
-def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
+def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any, console: Console, *, quiet: bool) -> None:
     from tether.training.api import run_training
 
-    console = Console()
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
@@ -114,8 +146,9 @@ def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
     console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {store.folder}", highlight=False)
     status = console.status("loading the model")
     status.start()
-    from tether.cli.live import LiveView
+    from tether.cli.live import LiveView, Notes
 
+    view = Notes(console) if quiet else LiveView(console, settings.steps)
     trainers: list[Any] = []
 
     def ready(trainer: Any) -> None:
@@ -123,7 +156,7 @@ def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
         status.stop()
 
     try:
-        run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ranks=ranks, ready=ready)
+        run_training(settings, store, [view], resumed=resumed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
         if not trainers:  # still loading: nothing was trained
             raise
@@ -136,6 +169,20 @@ def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
     finally:
         status.stop()
     _finish(console, store)
+
+
+def _outcome(store: RunStore) -> dict[str, Any]:
+    """What --json prints."""
+    steps = store.steps()
+    validation = {record.step: record.metrics["validation/success"] for record in steps if "validation/success" in record.metrics}
+    return {
+        "run": str(store.folder),
+        "finished": store.finished,
+        "step": steps[-1].step if steps else 0,
+        "validation_success": validation,
+        "metrics": steps[-1].metrics if steps else {},
+        "report": str(store.folder / "report.html"),
+    }
 
 
 def _last_checkpoint(store: RunStore) -> str:
