@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -55,7 +56,7 @@ def field_meanings(model: type[BaseModel]) -> dict[str, str]:
         except (OSError, TypeError):  # a class typed into a session has no source, and so no texts
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for field, below in zip(body, body[1:], strict=False):
+        for field, below in pairwise(body):
             if (
                 isinstance(field, ast.AnnAssign)
                 and isinstance(field.target, ast.Name)
@@ -64,7 +65,7 @@ def field_meanings(model: type[BaseModel]) -> dict[str, str]:
                 and isinstance(below.value.value, str)
             ):
                 found[field.target.id] = " ".join(below.value.value.split())
-    return found
+    return {name: text for name, text in found.items() if name in model.model_fields}
 
 
 def _default(field: FieldInfo) -> str:

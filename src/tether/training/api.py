@@ -134,9 +134,9 @@ def open_run(
 
 def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
     """The resolved settings of a new or a resumed run."""
-    out, config = Path(out) if out is not None else None, find_config(config) if config is not None else None
+    out = Path(out) if out is not None else None
     if not resume:
-        return resolve_settings(config, given, SMOKE if smoke else {})
+        return resolve_settings(find_config(config) if config is not None else None, given, SMOKE if smoke else {})
     if smoke:
         raise ConfigError("--smoke starts a run of its own; leave it out with --resume")
     return _reopen(out, config, given)
@@ -454,7 +454,7 @@ def _without_secrets(settings: RunSettings) -> RunSettings:
     return _with_options(settings, shown)
 
 
-def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> RunSettings:
+def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any]) -> RunSettings:
     """The settings of the run in `out`; the number of steps may be raised, and memory may be saved."""
     if out is None:
         raise BadInput("--resume needs to know which run; add --out FOLDER")

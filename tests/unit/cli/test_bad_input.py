@@ -61,7 +61,7 @@ TRAIN = [
     (["train", "frozen_lake", "--steps", "0"], "steps"),
     (["train", "frozen_lake", "--steps", "many"], "--steps"),
     (["train", "frozen_lake", "--seed", "-1"], "seed"),
-    (["train", "--config", "missing.yaml"], "cannot read config file 'missing.yaml': No such file or directory; check the path"),
+    (["train", "--config", "missing.yaml"], "config file 'missing.yaml' does not exist; check the path"),
     (["train", "frozen_lake", "--stepz", "2"], "--stepz"),
     (["train", "--resume"], "--resume needs to know which run; add --out FOLDER"),
     (["train", "--resume", "--out", "nowhere"], "run folder 'nowhere' does not exist"),

@@ -12,6 +12,7 @@ VERBS = [
     "train",
     "sft",
     "sweep",
+    "settings",
     "eval",
     "export",
     "diagnose",
