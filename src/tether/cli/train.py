@@ -12,7 +12,7 @@ from rich.console import Console
 from tether.cli.completion import complete_algorithm, complete_config, complete_env, complete_filter, complete_model, complete_override
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput
-from tether.runs.checkpoints import newest_checkpoint
+from tether.runs.checkpoints import newest_checkpoint, step_of
 from tether.runs.store import RunStore
 
 EXAMPLES = """\b
@@ -137,13 +137,19 @@ def _weighted(text: str) -> dict[str, Any]:
 
 
 def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any, console: Console, *, quiet: bool) -> None:
-    from tether.training.api import run_training
+    from tether.training.api import CPU_PROMPTS, run_training
 
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
     console.print(f"{share}, {settings.steps} steps, seed {settings.seed}", end="", highlight=False)
     console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {store.folder}", highlight=False)
+    if settings.evaluation.prompts == CPU_PROMPTS:
+        console.print(
+            f"validation on {CPU_PROMPTS} prompts, as this is a CPU; --set evaluation.prompts=512 for the paper's", highlight=False
+        )
+    if resumed:
+        console.print(_continues(store, settings.steps), highlight=False)
     status = console.status("loading the model")
     status.start()
     from tether.cli.live import LiveView, Notes
@@ -169,6 +175,19 @@ def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any, console: Con
     finally:
         status.stop()
     _finish(console, store)
+
+
+def _continues(store: RunStore, steps: int) -> str:
+    """Where a resumed run continues."""
+    checkpoint = newest_checkpoint(store.checkpoints)
+    if checkpoint is None:
+        return "resuming: there is no checkpoint yet, so the run starts from scratch"
+    step = step_of(checkpoint)
+    lost = max((record.step for record in store.steps()), default=step) - step
+    again = f"; steps {step + 1} to {step + lost} are trained again" if lost > 0 else ""
+    if step >= steps:
+        return f"all {steps} steps are done; --steps with a larger number continues the run"
+    return f"resuming after step {step} of {steps}{again}"
 
 
 def _outcome(store: RunStore) -> dict[str, Any]:

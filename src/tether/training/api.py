@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tether.core.config import Settings, dump_yaml, find_config, load, merge, validate
+from tether.core.config import Settings, dump_yaml, find_config, load, merge, read_file, validate
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, TetherError
 from tether.core.protocols import Engine, Env
 from tether.core.types import Group
@@ -24,7 +24,7 @@ from tether.runs.run import Run
 from tether.runs.store import RunStore
 from tether.runs.trackers import check_tracker
 from tether.training.distributed.ranks import Ranks, join_ranks
-from tether.training.settings import EnvSettings, RunSettings
+from tether.training.settings import EnvSettings, EvaluationSettings, RunSettings
 
 if TYPE_CHECKING:
     from tether.rollout.sampler import EnvSpec
@@ -42,6 +42,9 @@ SMOKE: dict[str, Any] = {
     "steps": 2,
 }
 """Any run, reduced to what shows within a minute whether it works."""
+
+CPU_PROMPTS = 128
+"""Validation prompts by default where a CPU plays them; the paper's 512 elsewhere."""
 
 FREE_ON_RESUME = {
     "steps": (),
@@ -129,17 +132,36 @@ def open_run(
     if ranks.size > 1:
         ranks.together(lambda: check_several_ranks(settings, ranks))
     folder = place if resume and place else ranks.first(lambda: _create(place, settings))
-    return ranks.together(lambda: RunStore.open(folder, writes=ranks.rank == 0)), settings
+    store = ranks.together(lambda: RunStore.open(folder, writes=ranks.rank == 0))
+    if resume and store.writes:
+        store.reopen()
+    return store, settings
 
 
 def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
     """The resolved settings of a new or a resumed run."""
     out = Path(out) if out is not None else None
     if not resume:
-        return resolve_settings(find_config(config) if config is not None else None, given, SMOKE if smoke else {})
+        file = find_config(config) if config is not None else None
+        return _fewer_prompts_on_cpu(resolve_settings(file, given, SMOKE if smoke else {}), file, given)
     if smoke:
         raise ConfigError("--smoke starts a run of its own; leave it out with --resume")
     return _reopen(out, config, given)
+
+
+def _fewer_prompts_on_cpu(settings: RunSettings, file: Path | None, given: Mapping[str, Any]) -> RunSettings:
+    """The settings with fewer validation prompts where a CPU would play the default number of them: that takes longer than some steps."""
+    asked = merge(read_file(file) if file is not None else {}, given).get("evaluation") or {}
+    default = EvaluationSettings.model_fields["prompts"].default
+    if "prompts" in asked or settings.evaluation.prompts != default or not _on_cpu(settings):
+        return settings
+    return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"prompts": CPU_PROMPTS})})
+
+
+def _on_cpu(settings: RunSettings) -> bool:
+    from tether.models.hardware import default_device
+
+    return (settings.model.device or default_device()) == "cpu"
 
 
 def check_several_ranks(settings: RunSettings, ranks: Ranks) -> None:
@@ -233,6 +255,8 @@ def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping
     base = _target_settings(target, best, own_env=env is None)
     if env is not None:
         base = {**base, "env": {"name": env}, "also": []}
+    if "env" not in base and "/" in target and not Path(target).exists():
+        raise BadInput(f"run folder '{target}' does not exist; check the path, or, where it is a model, add --env")
     if "env" not in base:
         raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
     settings = validate(RunSettings, merge(base, given))

@@ -5,14 +5,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tether
 from tether.cli.main import main
+from tether.cli.train import _continues
 from tether.core.config import ConfigError, config_names, find_config, known_keys
 from tether.core.setting_docs import field_meanings, setting_docs
 from tether.envs.qa.env import QAOptions
 from tether.envs.registry import ENVIRONMENTS, find_class
+from tether.runs.store import RunStore
+from tether.training.api import CPU_PROMPTS, run_settings
 from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[3]
@@ -120,6 +125,23 @@ def test_the_shell_completes_names(typed: str, offered: list[str]) -> None:
     assert done.stdout.split() == offered and done.stderr.split()[-1] == "False"
 
 
+# --- validation on a CPU ---
+
+
+def test_a_cpu_plays_fewer_validation_prompts_unless_told_otherwise(tmp_path: Path) -> None:
+    def prompts(given: dict[str, Any], config: Path | None = None, *, smoke: bool = False) -> int | None:
+        on_cpu = {"env": {"name": "frozen_lake"}, "model": {"device": "cpu"}, **given}
+        return run_settings(None, config, on_cpu, resume=False, smoke=smoke).evaluation.prompts
+
+    assert prompts({}) == CPU_PROMPTS == 128
+    assert prompts({"evaluation": {"prompts": 512}}) == 512
+    assert prompts({}, smoke=True) == 4
+    config = tmp_path / "config.yaml"
+    config.write_text("evaluation: {prompts: 512}\n")
+    assert prompts({}, config) == 512
+    assert prompts({"model": {"device": "cuda"}}) == 512
+
+
 # --- output ---
 
 
@@ -142,6 +164,16 @@ def test_json_and_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert (told["run"], told["finished"], told["step"], sorted(told["validation_success"])) == ("run", "all 1 steps done", 1, ["0", "1"])
     assert "report: run/report.html" in err and "step 1/1" not in err
     assert "device: cpu" in Path("run/config.yaml").read_text()
+    assert _continues(RunStore.open(Path("run")), 3) == "resuming after step 1 of 3"
+    assert _continues(RunStore.open(Path("run")), 1) == "all 1 steps are done; --steps with a larger number continues the run"
+    seen: list[str | None] = []
+
+    class Look(tether.Callback):
+        def on_step_end(self, record: Any, timings: Any) -> None:
+            seen.append(RunStore.open(Path("run")).finished)
+
+    run = tether.train(out="run", resume=True, steps=2, callbacks=[Look()])
+    assert (seen, run.finished) == ([None], "all 2 steps done")  # while it goes on, an extended run is not finished
     for words in (["models"], ["envs"], ["envs", "qa"]):
         assert _run([*words, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)
