@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tether.algorithms.filters.scores import find_score
 from tether.core.config import Settings, dump_yaml, find_config, load, merge, read_file, validate
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, TetherError
 from tether.core.protocols import Engine, Env
@@ -433,6 +434,7 @@ def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mappin
         raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
     settings = load(RunSettings, config, merge(base, given))
     check_name(settings.model.name)
+    find_score(settings.filter.score)  # a function of the user's is imported here, so that its mistakes are told before anything runs
     for name in settings.trackers:
         check_tracker(name)
     return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options)))
@@ -494,6 +496,7 @@ def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any
     stored = _stored_config(store)
     before = validate(RunSettings, stored)
     settings = validate(RunSettings, merge(stored, given)) if given else before
+    find_score(settings.filter.score)
     for name in settings.trackers:
         check_tracker(name)
     if settings.steps < before.steps:

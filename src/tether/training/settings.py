@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, field_validator, model_validator
 
 from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
-from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES
+from tether.algorithms.filters.scores import SPREAD_SCORES, check_score
 from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
 from tether.algorithms.presets import AGGREGATIONS, DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
 from tether.core.config import Settings, merge
@@ -161,7 +161,7 @@ class FilterSettings(Settings):
     keep: Share = 0.9
     """The share to keep; what it is a share of depends on the strategy."""
     score: str = "reward_variance"
-    """What groups are ranked by: a name of tether.algorithms.filters.scores.SCORES, one of an installed package, or a function of yours as module:function."""
+    """What groups are ranked by: reward_variance, reward_std, outcome_variance, reward_sum, entropy, entropy_variance, length, or a function of yours as module:function."""
     order: str = "largest"
     """Which end of the ranking is kept: largest or smallest."""
     include_zero: bool = True
@@ -186,7 +186,9 @@ class FilterSettings(Settings):
     @field_validator("strategy", "score", "order", "loss_scale")
     @classmethod
     def _names(cls, name: str, info: Any) -> str:
-        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "score": SCORES, "order": ORDERS, "loss_scale": LOSS_SCALES}
+        if info.field_name == "score":
+            return check_score(name)
+        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "order": ORDERS, "loss_scale": LOSS_SCALES}
         return _known(f"filter {info.field_name}", name, known[info.field_name])
 
     @model_validator(mode="after")
