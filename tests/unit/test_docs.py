@@ -156,7 +156,7 @@ def test_names_that_settings_accept_are_documented() -> None:
     }
     assert allowed["algorithm.name"] == set(PRESETS)
     assert allowed["filter.strategy"] == {*STRATEGIES, AUTO}
-    assert allowed["filter.score"] == set(SCORES)
+    assert allowed["filter.score"] == {*SCORES, "module:function"}
     assert allowed["filter.order"] == set(ORDERS)
     assert allowed["filter.loss_scale"] == set(LOSS_SCALES)
     assert allowed["algorithm.advantages"] == set(ESTIMATORS)

@@ -3,13 +3,14 @@ a run folder, which of its files are damaged and which checkpoint is whole."""
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +53,7 @@ def doctor(
         typer.Option(help="Also check that training this model fits into memory, and which parts of the fast path serve it; loads it."),
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of that training.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as a JSON array.")] = False,
 ) -> None:
     """Check this machine, or a run folder; exits 1 if training cannot work here, or if the run is damaged."""
     if set_ and model is None:
@@ -60,7 +62,9 @@ def doctor(
         raise BadInput("give a run folder or --model, not both: the one checks files, the other this machine")
     console = Console()
     findings = list(examine_run(run)) if run is not None else [*examine(), *(_model(model, set_ or []) if model is not None else [])]
-    for finding in findings:
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+    for finding in [] if as_json else findings:
         mark = "[green]ok  [/]" if finding.good else "[red]FAIL[/]" if finding.needed else "[yellow]note[/]"
         console.print(f"{mark} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
     if any(finding.needed and not finding.good for finding in findings):

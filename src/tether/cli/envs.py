@@ -1,9 +1,11 @@
 """`tether envs`: lists the environments, shows one with its options, checks environments, and says what they make of a data file."""
 
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,8 +13,10 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
+from tether.cli.completion import complete_env
 from tether.core.enums import Split
 from tether.core.errors import BadInput, TetherError, environment_boundary
+from tether.core.setting_docs import setting_docs
 from tether.envs.checker import CheckReport, CheckResult
 from tether.envs.checker.checks import CHECKS
 from tether.envs.checker.data import DataReport, check_data, data_environments
@@ -33,7 +37,9 @@ Examples:
 
 
 def envs(
-    name: Annotated[str | None, typer.Argument(help="Show this environment's rules, options and an example.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this environment's rules, options and an example.", autocompletion=complete_env)
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Check this environment, or all of them.")] = False,
     episodes: Annotated[int, typer.Option(help="With --check: how many episodes of unusual answers to play.", min=1)] = NUM_EPISODES,
     data: Annotated[
@@ -45,12 +51,18 @@ def envs(
         list[str] | None,
         typer.Option(metavar="NAME=COLUMN", help="With --data: columns under other names, as question=Question,answer=Answer."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list, or the environment with its options, as JSON.")] = False,
 ) -> None:
     """List the environments, show one, or check them or a data file (exit code 1 if a check fails or a row is refused)."""
     console = Console(highlight=False)
     if name is not None and env is not None and name != env:
         raise BadInput(f"got the environments '{name}' and '{env}'; name one of them")
     name = name or env
+    if as_json and check:
+        raise BadInput("--json prints the list or one environment; leave out --check")
+    if as_json:
+        typer.echo(json.dumps([_described(known) for known in ENVIRONMENTS.names()] if name is None else _described(name), indent=1))
+        return
     if data is not None:
         if not check:
             raise BadInput("--data says which file to check; add --check")
@@ -63,6 +75,19 @@ def envs(
         _show(console, name)
     else:
         _list(console)
+
+
+def _described(name: str) -> dict[str, Any]:
+    """An environment for --json; one that cannot be used says why."""
+    try:
+        plan = env_factory(name)
+        env = plan.make()
+        with environment_boundary(name):
+            about = {"name": name, "turns": env.max_turns, "instructions": env.instructions}
+    except TetherError as error:
+        return {"name": name, "error": str(error)}
+    options = [] if plan.options is None else [asdict(doc) for doc in setting_docs(plan.options)]
+    return {**about, "options": options}
 
 
 def _list(console: Console) -> None:
@@ -91,11 +116,10 @@ def _show(console: Console, name: str) -> None:
     if plan.options is None:
         return
     table = Table(title="options", title_justify="left", box=None, pad_edge=False)
-    for title in ("name", "default", "type"):
-        table.add_column(title)
-    for key, field in plan.options.model_fields.items():
-        default = "required" if field.is_required() else str(field.default)
-        table.add_row(key, default, str(getattr(field.annotation, "__name__", field.annotation)).replace("typing.", ""))
+    for title in ("name", "default", "allowed", "meaning"):
+        table.add_column(title, overflow="fold")
+    for doc in setting_docs(plan.options):
+        table.add_row(doc.key, Text(doc.default), Text(doc.allowed), Text(doc.meaning))
     console.print(table)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tether.cli.completion import complete_env
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput, ConfigError
 
@@ -36,7 +37,7 @@ def evaluate_model(
         list[str],
         typer.Argument(metavar="MODEL...", help="Run folders (their last checkpoints), models by name, or http://HOST:PORT#NAME."),
     ],
-    env: Annotated[str | None, typer.Option(help="Environment; a run folder knows its own.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment; a run folder knows its own.", autocompletion=complete_env)] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts; by default every row of a data file, 512 elsewhere.", min=1)] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0.0)] = 0.5,
     samples: Annotated[int, typer.Option(help="Episodes per prompt; pass@k needs k of them.", min=1)] = 1,
@@ -51,6 +52,7 @@ def evaluate_model(
     ] = None,
     body: Annotated[str | None, typer.Option(metavar="JSON", help="Further fields of every request; null leaves one out.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as rollout.max_tokens=100.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
     """Measure success on fixed validation prompts, with its 95% interval and pass@k; several models are compared on the same instances."""
@@ -61,6 +63,8 @@ def evaluate_model(
         overrides["rollout"]["engine"] = engine
     if max_tokens is not None:
         overrides["rollout"]["max_tokens"] = max_tokens
+    if device is not None:
+        overrides["model"] = {"device": device}
     given = merge(overrides, parse_overrides(set_ or []))
     if len(set(targets)) < len(targets):
         raise BadInput(f"a model is given twice among {', '.join(targets)}; give each once")

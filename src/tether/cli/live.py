@@ -1,9 +1,11 @@
 """The live view of a run: a bar over the steps with the time left, a bar over the current stage, and the latest numbers.
 
-On a terminal it redraws in place; piped into a file it writes one line per step. The number of standing alarms is red. A separate
+On a terminal it redraws in place; piped into a file it writes one line per step, and one a minute while a step takes longer. The number of standing alarms is red. A separate
 line shows the cost of the last step: where its time went, tokens per second, share of the device's peak, memory.
 """
 
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +44,11 @@ COLUMNS = (
     ("validation", "validation/success", "{:.1%}"),
 )
 
+PACE_SECONDS = 24 * 3600.0
+"""The time left is estimated from the steps of this time. A shorter one than a step (rich has 30 s) would never see two of them."""
+HEARTBEAT_SECONDS = 60.0
+"""Piped, a run says at least this often that it lives, and what it does."""
+
 ALARM_STYLE = "bold red"
 SHOWN_SHARE = 0.02
 """A stage with less than this share of the time is not named."""
@@ -63,10 +70,12 @@ class LiveView(Callback):
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=PACE_SECONDS,
         )
         self._run = self._bars.add_task("run", total=steps)
         self._stage = self._bars.add_task("starting", total=1)
         self._live: Live | None = None
+        self._said = time.monotonic()
 
     def on_stage_begin(self, name: str, total: int) -> None:
         self._bars.reset(self._stage, total=total, description=STAGES.get(name, name))
@@ -91,16 +100,45 @@ class LiveView(Callback):
         if self._live is not None:
             self._live.update(self._view())
         else:
+            self._said = time.monotonic()
             self._console.print(self._line(record), highlight=False, soft_wrap=True)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Draw in place while the run goes on, where there is a terminal to draw on."""
         if not self._console.is_terminal:
-            yield
+            with self._beating():
+                yield
             return
         with Live(self._view(), console=self._console, refresh_per_second=4) as self._live:
             yield
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """A line now and then from a thread of its own, so that a stage without progress is seen too."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(HEARTBEAT_SECONDS / 10):
+                if time.monotonic() - self._said >= HEARTBEAT_SECONDS:
+                    self._said = time.monotonic()
+                    self._console.print(self._heartbeat(), highlight=False, soft_wrap=True)
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _heartbeat(self) -> str:
+        """Example: "step 3/20: sampling 12/128, 95 s"."""
+        run, stage = self._bars.tasks[0], self._bars.tasks[1]
+        step = min(int(run.completed) + bool(self._records), int(run.total or 0))
+        done = f" {stage.completed:.0f}/{stage.total:.0f}" if stage.total else ""
+        left = f", about {run.time_remaining / 60:.0f} min left" if run.time_remaining else ""
+        return f"step {step}/{run.total:.0f}: {stage.description}{done}, {stage.elapsed or 0:.0f} s{left}"
 
     def _view(self) -> Group:
         return Group(self._table(), Text(self._cost, style="dim"), self._bars)
@@ -125,6 +163,20 @@ class LiveView(Callback):
         if self._cost:
             line.append(f"  ({self._cost})")
         return line
+
+
+class Notes(Callback):
+    """The view of --quiet: what is worth knowing, and nothing about steps that go well."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def on_note(self, text: str) -> None:
+        self._console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+    def on_step_end(self, record: StepRecord, timings: StepTimings) -> None:
+        for note in record.notes:
+            self.on_note(f"step {record.step}: {note}")
 
 
 def _alarms(record: StepRecord) -> str:

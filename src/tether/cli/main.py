@@ -28,8 +28,10 @@ from tether.cli import (
     serve,
     serve_env,
     serve_search,
+    settings,
     sft,
     show,
+    sweep,
     train,
     warmstart,
 )
@@ -47,6 +49,7 @@ app = typer.Typer(
     help="Train LLM agents with reinforcement learning and keep their reasoning tied to its input.",
     rich_markup_mode=None,  # rich mode would swallow the line breaks of the examples
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="""\b
 Examples:
   tether train frozen_lake --steps 20
@@ -55,6 +58,7 @@ Examples:
 """,
 )
 app.command(epilog=train.EXAMPLES)(train.train)
+app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command(epilog=sft.EXAMPLES)(sft.sft)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate_model)
 app.command(epilog=leaderboard.EXAMPLES)(leaderboard.leaderboard)
@@ -65,6 +69,7 @@ app.command(epilog=dashboard.EXAMPLES)(dashboard.dashboard)
 app.command(epilog=show.EXAMPLES)(show.show)
 app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command(epilog=envs.EXAMPLES)(envs.envs)
+app.command(epilog=settings.EXAMPLES)(settings.settings)
 app.add_typer(models.app, name="models")
 app.command(epilog=play.EXAMPLES)(play.play)
 app.command(epilog=serve.EXAMPLES)(serve.serve)

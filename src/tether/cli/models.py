@@ -1,11 +1,13 @@
 """`tether models`: what is at hand, and how to get what is not."""
 
+import json
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from tether.cli.completion import complete_model
 from tether.core.errors import UnknownName, did_you_mean
 
 EXAMPLES = """\b
@@ -18,12 +20,17 @@ app = typer.Typer(help="List the embedded models, or fetch one.", rich_markup_mo
 
 
 @app.callback()
-def models(context: typer.Context) -> None:
+def models(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print the list as a JSON array.")] = False
+) -> None:
     """List the embedded models, or fetch one."""
     if context.invoked_subcommand is not None:
         return
     from tether.models.catalog import EMBEDDED, is_at_hand
 
+    if as_json:
+        typer.echo(json.dumps([{"name": name, "at_hand": is_at_hand(name), "about": about} for name, about in EMBEDDED.items()], indent=1))
+        return
     table = Table(box=None, pad_edge=False)
     for title in ("name", "at hand", "what it is"):
         table.add_column(title)
@@ -35,7 +42,7 @@ def models(context: typer.Context) -> None:
 
 
 @app.command(epilog=EXAMPLES)
-def get(name: Annotated[str, typer.Argument(help="smollm2")]) -> None:
+def get(name: Annotated[str, typer.Argument(help="smollm2", autocompletion=complete_model)]) -> None:
     """Fetch an embedded model and convert it once."""
     from tether.models.catalog import EMBEDDED, fetch_smollm2, tiny_folder
 

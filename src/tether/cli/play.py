@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from tether.cli.completion import complete_env
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, StorageError, TetherError, environment_boundary
 from tether.core.grammar import ACTION_SEPARATOR
@@ -57,7 +58,9 @@ _STYLES = {
 
 
 def play(
-    env: Annotated[str, typer.Argument(help="Environment to play; `tether envs` lists them.", show_default=False)],
+    env: Annotated[
+        str, typer.Argument(help="Environment to play; `tether envs` lists them.", show_default=False, autocompletion=complete_env)
+    ],
     seed: Annotated[int, typer.Option(help="Which instance to play.")] = 0,
     observation: Annotated[
         str | None, typer.Option(help="What is shown: grid, coordinates, grid_coordinates or image. [default: grid]", show_default=False)

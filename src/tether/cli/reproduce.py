@@ -1,26 +1,19 @@
 """`tether reproduce`: run the grid of a table or figure, resume it, write its results and verdicts."""
 
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
+from tether.cli.side_by_side import end, run_side_by_side
 from tether.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from tether.experiments.cells import Cell, CellRecord
     from tether.experiments.grid import Library
-    from tether.experiments.schedule import State
 
 EXAMPLES = """\b
 Examples:
@@ -31,9 +24,6 @@ Examples:
   tether reproduce figure_5_14 --scale qwen-1.5b --seeds 0
   tether reproduce table_6 --again --seeds 3-5
 """
-
-STATUS_EVERY = 60.0
-"""Seconds between two lines of progress where there is no terminal to draw on."""
 
 
 def reproduce(
@@ -91,9 +81,11 @@ def _reproduce(
     cells = list({cell.id: cell for name in names for cell in library.cells(name, scale, seeds)}.values())
     if not cells:
         raise BadInput(f"{', '.join(names)} has no cells at scale {scale}; see `tether reproduce --list`")
-    state = _run(cells, CellFiles(library.folder, scale), runs / scale, jobs, max_minutes, console)
+    state = run_side_by_side(
+        cells, CellFiles(library.folder, scale), runs / scale, console, noun="cells", jobs=jobs, max_minutes=max_minutes
+    )
     _pages(library, names, scale, console)
-    _end(state, console)
+    end(state, console, "cells")
 
 
 def _again(
@@ -112,7 +104,15 @@ def _again(
     from tether.experiments.results import compare, read_results
 
     folder = runs / "again"
-    state = _run(library.cells(name, scale, seeds), CellFiles(folder, scale), folder / scale, jobs, max_minutes, console)
+    state = run_side_by_side(
+        library.cells(name, scale, seeds),
+        CellFiles(folder, scale),
+        folder / scale,
+        console,
+        noun="cells",
+        jobs=jobs,
+        max_minutes=max_minutes,
+    )
     published = read_results(library, name, scale, CellFiles(library.folder, scale))
     others = read_results(library, name, scale, CellFiles(folder, scale), seeds)
     shown = Table("environment", "arm", "quantity", "published", "again", "agrees", box=None, pad_edge=False)
@@ -128,7 +128,7 @@ def _again(
     )
     for (claim, before), (_, after) in zip(published.judgements, others.judgements, strict=True):
         console.print(f"{claim.text} published: {before.verdict}; again: {after.verdict}", highlight=False, markup=False)
-    _end(state, console)
+    end(state, console, "cells")
 
 
 def _smoke(library: "Library", name: str, seeds: list[int] | None, jobs: int | None, folder: Path, console: Console) -> None:
@@ -142,78 +142,13 @@ def _smoke(library: "Library", name: str, seeds: list[int] | None, jobs: int | N
     small = dataclasses.replace(library.in_small(name), folder=folder)
     cells = small.cells(name, "tiny", seeds)
     files = CellFiles(folder, "tiny")
-    state = _run(cells, files, folder / "runs", jobs, None, console)
+    state = run_side_by_side(cells, files, folder / "runs", console, noun="cells", jobs=jobs)
     results = read_results(small, name, "tiny", files, seeds)
     written = write_experiment(small, name, [results])
     console.print(
         f"{name}: {len(results.records)} of {len(cells)} cells, {len(written)} files, verdicts: {results.verdict()} (of no meaning)"
     )
-    _end(state, console)
-
-
-def _run(cells: Sequence["Cell"], files: Any, runs: Path, jobs: int | None, max_minutes: float | None, console: Console) -> "State":
-    from tether.experiments.capacity import Capacity, count_cores, read_gpu
-    from tether.experiments.schedule import run_cells
-
-    if jobs is not None:
-        capacity = Capacity.fixed(jobs)
-    elif (gpu := read_gpu()) is not None:
-        capacity = Capacity.of_gpu(gpu, count_cores(), runs / "side_by_side.json")
-    else:
-        capacity = Capacity.of_cores(count_cores())
-    view = _View(console)
-    seconds = None if max_minutes is None else 60 * max_minutes
-    with view.drawing():
-        return run_cells(cells, files, runs, capacity, view, commit=_commit(), max_seconds=seconds)
-
-
-class _View:
-    """Progress in the terminal: redrawn in place, or a line per finished cell and a line a minute."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Live | None = None
-        self._told = 0.0
-        self._state: State | None = None
-
-    @contextmanager
-    def drawing(self) -> Iterator[None]:
-        if not self._console.is_terminal:
-            yield
-            return
-        with Live(console=self._console, refresh_per_second=2) as self._live:
-            yield
-        self._live = None
-
-    def on_change(self, state: "State") -> None:
-        import time
-
-        self._state = state
-        if self._live is not None:
-            running = Table("running", "step", "success", box=None, pad_edge=False)
-            for job in state.running:
-                success = "" if job.success is None else f"{job.success:.1%}"
-                running.add_row(job.cell.id, f"{job.step}/{job.cell.steps}", success)
-            running.title, running.title_justify = Text(self._summary(state)), "left"
-            self._live.update(running)
-        elif state.running and time.monotonic() - self._told >= STATUS_EVERY:
-            self._told = time.monotonic()
-            steps = ", ".join(f"{job.cell.id} {job.step}/{job.cell.steps}" for job in state.running)
-            self._console.print(f"{self._summary(state)}: {steps}", highlight=False)
-
-    def on_done(self, cell: "Cell", record: "CellRecord") -> None:
-        curve = record.curves.get("validation/success", {})
-        peak = f", peak success {max(curve.values()):.1%}" if curve else ""
-        self._console.print(f"done: {cell.id}: {record.finished}{peak}", highlight=False, markup=False)
-
-    def on_failed(self, cell: "Cell", reason: str) -> None:
-        self._console.print(f"failed: {cell.id}: {reason}", style="red", highlight=False, markup=False)
-
-    def _summary(self, state: "State") -> str:
-        left = state.seconds_left()
-        time_left = "" if left is None else f", about {left / 60:.0f} min left"
-        failed = f", {len(state.failed)} failed" if state.failed else ""
-        return f"{state.present + len(state.done)} of {state.total} cells done, {len(state.running)} running{failed}{time_left}"
+    end(state, console, "cells")
 
 
 def _pages(library: "Library", names: Sequence[str], scale: str, console: Console) -> None:
@@ -234,19 +169,6 @@ def _pages(library: "Library", names: Sequence[str], scale: str, console: Consol
                 console.print(f"    {finding_words(finding)}", highlight=False, markup=False)
         if len(names) == 1:
             console.print(f"written: {library.folder / name / 'README.md'}", highlight=False)
-
-
-def _end(state: "State", console: Console) -> None:
-    """What is left to do, and the exit code."""
-    if state.failed:
-        console.print(f"{len(state.failed)} cells failed; the next call tries them again; their logs lie beside the runs", style="red")
-    if state.stopped is not None:
-        left = len(state.waiting) + len(state.running)
-        console.print(f"stopped: {state.stopped}; {left} cells are left, and the same command continues them", highlight=False)
-    if state.stopped == "interrupted":
-        sys.exit(130)
-    if state.failed:
-        sys.exit(1)
 
 
 def _list(library: "Library", console: Console) -> None:
@@ -273,15 +195,3 @@ def _list(library: "Library", console: Console) -> None:
         done = sum(CellFiles(library.folder, scale).has(cell) for cell in every.values())
         minutes = (len(every) - done) * library.scale(scale).minutes
         console.print(f"all at {scale}: {done} of {len(every)} cells, about {minutes:.0f} min of one GPU left", highlight=False)
-
-
-def _commit() -> str:
-    """TETHER_COMMIT where it is set; otherwise the commit of the code that runs, with a plus if it was changed since."""
-    if named := os.environ.get("TETHER_COMMIT"):
-        return named
-    folder = Path(__file__).parent
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
-    if head.returncode != 0:
-        return "unknown"
-    changed = subprocess.run(["git", "status", "--porcelain", "--", "."], cwd=folder.parent, capture_output=True, text=True, check=False)
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tether.cli.completion import complete_env
 from tether.core.config import parse_overrides
 
 EXAMPLES = """\b
@@ -20,7 +21,7 @@ Examples:
 
 
 def serve_env(
-    env: Annotated[str, typer.Argument(help="Environment to serve, such as sokoban.", show_default=False)],
+    env: Annotated[str, typer.Argument(help="Environment to serve, such as sokoban.", show_default=False, autocompletion=complete_env)],
     host: Annotated[
         str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")
     ] = "127.0.0.1",

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tether.cli.completion import complete_model
 from tether.core.config import merge, parse_overrides
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def sft(
         typer.Argument(metavar="SOURCE...", help="Environments whose expert plays, a .jsonl file of conversations, or a run folder."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the new model; must not exist yet.")],
-    model: Annotated[str, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = "tiny",
+    model: Annotated[
+        str, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.", autocompletion=complete_model)
+    ] = "tiny",
     lora: Annotated[bool, typer.Option("--lora", help="Train adapters instead of all weights.")] = False,
     steps: Annotated[int | None, typer.Option(help="Optimiser updates; by default as many as the epochs take.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the demonstrations.")] = None,
@@ -40,21 +43,28 @@ def sft(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.learning_rate=1e-5.")
     ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only what was learned and the next command.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record, sft.json, as one JSON object; all else to stderr.")] = False,
 ) -> None:
     """Fine-tune a model on demonstrations (supervised warm start), stopping by held-out loss."""
     from tether.training.sft.api import named_settings, resolve, run_sft
 
     given = merge(named_settings(model, lora, steps, epochs, episodes, seed), parse_overrides(set_ or []))
+    if device is not None:
+        given = merge(given, {"model": {"device": device}})
     settings, found = resolve(source, out, given)
-    console = Console()
+    console = Console(stderr=as_json)
     weights = f"adapters of rank {settings.lora.rank}" if settings.lora.rank else "all weights"
     console.print(f"[bold]{', '.join(found.names)}[/] -> {settings.model.name}, {weights}, seed {settings.seed} -> {out}", highlight=False)
     try:
-        with progress_bars(console) as report:
+        with progress_bars(Console(quiet=True) if quiet or as_json else console) as report:
             result = run_sft(found, settings, out, report)
     except KeyboardInterrupt:
         console.print(_what_is_kept(out), highlight=False, soft_wrap=True)
         sys.exit(130)
+    if as_json:
+        typer.echo(json.dumps(result.record))
     console.print(summary(result.record), highlight=False, soft_wrap=True)
     env, *others = result.environments or ("ENV",)
     also = "".join(f" --also {name}" for name in others)

@@ -1,5 +1,6 @@
 """`tether train`: resolve every setting, train with a live view, write the report."""
 
+import json
 import logging
 import signal
 import sys
@@ -10,17 +11,18 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from tether.cli.completion import complete_algorithm, complete_config, complete_env, complete_filter, complete_model, complete_override
 from tether.cli.console import surviving_console
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput
-from tether.runs.checkpoints import newest_checkpoint
+from tether.runs.checkpoints import newest_checkpoint, step_of
 from tether.runs.store import RunStore
 
 EXAMPLES = """\b
 Examples:
   tether train frozen_lake --steps 20 --set rollout.group_size=8
   tether train sokoban --model smollm2 --filter top_p:0.9 --out runs/sokoban
-  tether train --config configs/sokoban/ppo.yaml --smoke
+  tether train --config sokoban/ppo --smoke
   tether train sokoban --also frozen_lake=0.5 --algo dapo
   tether train frozen_lake --track tensorboard --track wandb
   tether train sokoban --model smollm2 --engine http://127.0.0.1:8000
@@ -32,14 +34,25 @@ Examples:
 
 def train(
     context: typer.Context,
-    env: Annotated[str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.")] = None,
-    model: Annotated[str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.")] = None,
-    also: Annotated[
-        list[str] | None, typer.Option("--also", metavar="ENV[=WEIGHT]", help="A further environment of the same run; its weight is 1.")
+    env: Annotated[
+        str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.", autocompletion=complete_env)
     ] = None,
-    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.", autocompletion=complete_model),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also", metavar="ENV[=WEIGHT]", help="A further environment of the same run; its weight is 1.", autocompletion=complete_env
+        ),
+    ] = None,
+    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.", autocompletion=complete_algorithm)] = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5, auto or all.")
+        str | None,
+        typer.Option(
+            "--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5, auto or all.", autocompletion=complete_filter
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
@@ -47,8 +60,22 @@ def train(
         str | None, typer.Option(help="What samples: native, vllm, or the address of a server (several with commas between).")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new unless --resume.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML or YAML file of settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as rollout.group_size=8.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="A TOML or YAML file of settings, or a config that comes with Tether, such as sokoban/ppo.", autocompletion=complete_config
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any setting, such as rollout.group_size=8; `tether settings` lists them.",
+            autocompletion=complete_override,
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
     track: Annotated[
         list[str] | None, typer.Option("--track", help="A tracker: tensorboard, wandb, trackio or mlflow; may be given again.")
     ] = None,
@@ -62,6 +89,8 @@ def train(
     topology: Annotated[
         Path | None, typer.Option("--topology", help="With --ray: a YAML file of learner ranks, engines and environment workers.")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only notes, the verdict and the report's path.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print how the run ended as one JSON object; everything else to stderr.")] = False,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
     from tether.training.api import join_world, named_settings, open_run, run_settings, run_training
@@ -70,6 +99,8 @@ def train(
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
     if engine is not None:
         given = merge(given, {"rollout": {"engine": engine}})
+    if device is not None:
+        given = merge(given, {"model": {"device": device}})
     if also:
         given["also"] = [_weighted(text) for text in also]
     if track:
@@ -89,7 +120,9 @@ def train(
     with surviving_console(ranks.interrupts.console_closed):
         store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
         if ranks.rank == 0:
-            _run(settings, store, resume, ranks)
+            _run(settings, store, resume, ranks, Console(stderr=as_json), quiet=quiet or as_json)
+            if as_json:
+                typer.echo(json.dumps(_outcome(store)))
         else:
             run_training(settings, store, (), resumed=resume, ranks=ranks)
         ranks.close()
@@ -159,19 +192,25 @@ def _weighted(text: str) -> dict[str, Any]:
         raise BadInput(f"--also got '{text}'; write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5") from None
 
 
-def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
-    from tether.training.api import run_training
+def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any, console: Console, *, quiet: bool) -> None:
+    from tether.training.api import CPU_PROMPTS, run_training
 
-    console = Console()
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
     console.print(f"{share}, {settings.steps} steps, seed {settings.seed}", end="", highlight=False)
     console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {store.folder}", highlight=False)
+    if settings.evaluation.prompts == CPU_PROMPTS:
+        console.print(
+            f"validation on {CPU_PROMPTS} prompts, as this is a CPU; --set evaluation.prompts=512 for the paper's", highlight=False
+        )
+    if resumed:
+        console.print(_continues(store, settings.steps), highlight=False)
     status = console.status("loading the model")
     status.start()
-    from tether.cli.live import LiveView
+    from tether.cli.live import LiveView, Notes
 
+    view = Notes(console) if quiet else LiveView(console, settings.steps)
     trainers: list[Any] = []
 
     def ready(trainer: Any) -> None:
@@ -179,7 +218,7 @@ def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
         status.stop()
 
     try:
-        run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ranks=ranks, ready=ready)
+        run_training(settings, store, [view], resumed=resumed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
         Console(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
             f"{_stop_words(ranks.interrupts.received)} {f'after step {trainers[0].step}' if trainers else 'while the model was loaded'}; "
@@ -197,6 +236,33 @@ def _stop_words(number: int | None) -> str:
     if number == signal.SIGPIPE:
         return "nobody reads the output any more: stopped"
     return "stopped" if number in (None, signal.SIGINT) else f"stopped by {signal.Signals(number).name}"
+
+
+def _continues(store: RunStore, steps: int) -> str:
+    """Where a resumed run continues."""
+    checkpoint = newest_checkpoint(store.checkpoints)
+    if checkpoint is None:
+        return "resuming: there is no checkpoint yet, so the run starts from scratch"
+    step = step_of(checkpoint)
+    lost = max((record.step for record in store.steps()), default=step) - step
+    again = f"; steps {step + 1} to {step + lost} are trained again" if lost > 0 else ""
+    if step >= steps:
+        return f"all {steps} steps are done; --steps with a larger number continues the run"
+    return f"resuming after step {step} of {steps}{again}"
+
+
+def _outcome(store: RunStore) -> dict[str, Any]:
+    """What --json prints."""
+    steps = store.steps()
+    validation = {record.step: record.metrics["validation/success"] for record in steps if "validation/success" in record.metrics}
+    return {
+        "run": str(store.folder),
+        "finished": store.finished,
+        "step": steps[-1].step if steps else 0,
+        "validation_success": validation,
+        "metrics": steps[-1].metrics if steps else {},
+        "report": str(store.folder / "report.html"),
+    }
 
 
 def _last_checkpoint(store: RunStore) -> str:

@@ -24,6 +24,7 @@ def warmstart(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe, such as skill.steps=500.")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the last line.")] = False,
 ) -> None:
     """Train the small embedded model from scratch, to imitate a fallible solver of the grid environments."""
     from tether.training.sft.settings import WarmstartSettings
@@ -36,6 +37,6 @@ def warmstart(
         from tether.models.hardware import default_device
         from tether.training.sft.recipe import warmstart as make
 
-    with progress_bars(console) as progress:
+    with progress_bars(Console(quiet=True) if quiet else console) as progress:
         make(settings, out, device or default_device(), progress)
     console.print(f"model: {out}; try: tether eval {out} --env frozen_lake --prompts 256", highlight=False, soft_wrap=True)

@@ -66,7 +66,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read config file '{path}': {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config file '{path}' is not UTF-8 text; save it as UTF-8") from error
-    if path.suffix not in (".toml", ".yaml", ".yml"):
+    if path.suffix not in _ENDINGS:
         raise ConfigError(f"config file '{path}' has ending '{path.suffix}'; use .toml, .yaml or .yml")
     try:
         data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
@@ -77,6 +77,44 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"config file '{path}' holds a {type(data).__name__}; use sections of key = value")
     return data
+
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+"""The configs that come with Tether: configs/ of the repository, as a part of the package."""
+_ENDINGS = (".toml", ".yaml", ".yml")
+
+
+def config_names() -> list[str]:
+    """The names of the configs that come with Tether, such as "sokoban/ppo"."""
+    return sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.rglob("*.yaml"))
+
+
+def is_config(name: str) -> bool:
+    """Whether a name is that of a config file, there or not, or of a config that comes with Tether."""
+    return name.endswith(_ENDINGS) or _short(name) in config_names()
+
+
+def find_config(name: Path | str, also: Iterable[str] = ()) -> Path:
+    """The file of a config, by its path or by the name of one that comes with Tether. `also`: further names to suggest."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    short, known = _short(str(name)), config_names()
+    if short in known:
+        return CONFIGS / f"{short}.yaml"
+    if path.is_dir():
+        own = [known_name for known_name in known if known_name.startswith(f"{short}/")]
+        raise ConfigError(f"config '{name}' is a folder; give a file{', or one of ' + ', '.join(own) if own else ''}")
+    if path.suffix in _ENDINGS:
+        raise ConfigError(
+            f"config file '{name}' does not exist; check the path, or name a config that comes with Tether: {did_you_mean(short, known)}"
+        )
+    raise ConfigError(f"unknown config '{name}', and no such file: {did_you_mean(short, [*known, *also])}")
+
+
+def _short(name: str) -> str:
+    """A config as it is named: "configs/sokoban/ppo.yaml", as the documents write it, is "sokoban/ppo"."""
+    return name.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:

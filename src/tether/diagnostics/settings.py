@@ -32,6 +32,7 @@ class GradientSettings(Settings):
     prompts: Annotated[int, Field(ge=0)] = 0
     """Prompts that are played only for the decomposition; 0 uses the step's own prompts, before the filter."""
     buckets: Positive = 6
+    """Buckets into which prompts are sorted by reward variance."""
     parameters: str | list[str] = "last"
     """`all`, `last` (the last layer, cheap), or names of parameters or modules."""
     bound: bool = True

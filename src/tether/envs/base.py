@@ -69,7 +69,9 @@ class TurnOptions(Settings):
     """Options of every built-in environment."""
 
     max_turns: int = Field(default=1, ge=1)
+    """Answers per episode."""
     split: Split = Split.TRAIN
+    """Which instances: train, validation, test, or all; the trainer sets it."""
     instructions: str = EXAMPLE
     """The wording of the system message: a preset (example, plain, paper), or the path of a text file that takes its place."""
     examples: int = Field(default=0, ge=0)
@@ -80,8 +82,11 @@ class ActionOptions(TurnOptions):
     """Options of every environment with named actions."""
 
     observation: ObservationMode = "grid"
+    """What is shown of the state."""
     max_turns: int = Field(default=5, ge=1)
+    """Answers per episode."""
     actions_per_turn: int = Field(default=2, ge=1)
+    """Actions executed per answer."""
     lenient: bool = True
     """Read an answer that names its actions unambiguously in another form than the one asked for, such as "Up, Left"."""
 
@@ -127,6 +132,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
     read_row: "ClassVar[staticmethod[[Row], Any] | None]" = None
     """An environment with data files: a row as an instance (with a `fingerprint` and, for people, a `summary`), or `RowError`. The check of
     data files uses it (`tether envs --check --data`)."""
+    owner_options: ClassVar[tuple[str, ...]] = ()
+    """Options that decide which code runs or which files are read. Where the environment is served, its clients cannot set them."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -1,10 +1,11 @@
 """Rows of the public data sets, from a file or by name, each with its origin.
 
-A source is the path of a .jsonl, .json or .parquet file (the first two also gzipped), or the name of a data set that the `datasets`
+A source is the path of a .jsonl, .json, .csv or .parquet file (all but the last also gzipped), or the name of a data set that the `datasets`
 package can fetch (`owner/name`, or with its configuration and split `owner/name@configuration:split`). A loader turns each row into an instance and raises `RowError` for
 one it cannot use: that is reported with file and line, or counted and skipped where the user asked for it.
 """
 
+import csv
 import gzip
 import importlib.util
 import json
@@ -12,7 +13,7 @@ import logging
 import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -34,7 +35,7 @@ Fields = tuple[tuple[str, str], ...]
 _LOG = logging.getLogger(__name__)
 PARQUET_ROWS = 1024
 """Rows of a parquet file that are in memory at a time."""
-_FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".json.gz", ".jsonl.gz")
+_FILE_ENDINGS = (".json", ".jsonl", ".csv", ".parquet", ".json.gz", ".jsonl.gz", ".csv.gz")
 
 
 class RowError(ValueError):
@@ -72,6 +73,11 @@ class Row:
             raise RowError(f"has no field '{missing[0]}' (it has {', '.join(map(str, self.value)) or 'none'})")
         return [self.value[name] for name in names]
 
+    def plus(self, values: Mapping[str, Any]) -> "Row":
+        """The row with further or other columns. What is read of it still counts as read of this row."""
+        whole = {**self.value, **values}
+        return Row(_Record(whole, self.value.noted) if isinstance(self.value, _Record) else whole, self.place)
+
 
 T = TypeVar("T")
 InstanceT = TypeVar("InstanceT", bound=Instance)
@@ -106,14 +112,14 @@ class _Record(dict[str, Any]):
 
     def __init__(self, values: dict[str, Any], read: set[str]) -> None:
         super().__init__(values)
-        self._noted = read
+        self.noted = read
 
     def __getitem__(self, key: str) -> Any:
-        self._noted.add(key)
+        self.noted.add(key)
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._noted.add(key)
+        self.noted.add(key)
         return super().get(key, default)
 
 
@@ -218,6 +224,8 @@ def _file_rows(path: Path, env: str) -> Iterator[Row]:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             if ".jsonl" in path.name:
                 yield from _line_rows(file, path)
+            elif ".csv" in path.name:
+                yield from _csv_rows(file, path)
             else:
                 yield from _array_rows(file.read(), path)
     except (OSError, EOFError, zlib.error) as error:
@@ -230,6 +238,34 @@ def _line_rows(lines: Any, path: Path) -> Iterator[Row]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield Row(_decoded(line), f"{path}:{number}")
+
+
+def _csv_rows(lines: Any, path: Path) -> Iterator[Row]:
+    """The rows of a CSV file whose first line names the columns. Every value is text; a cell may hold line breaks in quotes."""
+    csv.field_size_limit(_MAX_CELL)
+    reader = csv.DictReader(lines, restkey=_SURPLUS, restval=None, strict=True)
+    if not reader.fieldnames or any(not name.strip() for name in reader.fieldnames):
+        raise BadInput(f"{path}:1: has no name for every column; the first line of a CSV file names them")
+    names = [name.strip().removeprefix("\ufeff") for name in reader.fieldnames]
+    if len(set(names)) < len(names):
+        raise BadInput(f"{path}:1: has a column twice ({', '.join(names)}); give each a name of its own")
+    reader.fieldnames = names
+    while True:
+        try:
+            value: Any = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise BadInput(f"{path}:{reader.line_num}: is not CSV ({error}); quote cells that hold quotes or line breaks") from error
+        cells = len(names) + len(value.get(_SURPLUS) or ()) - sum(cell is None for cell in value.values())
+        if cells != len(names):
+            value = _Broken(f"has {cells} cells; the first line names {len(names)} columns")
+        yield Row(value, f"{path}:{reader.line_num}")
+
+
+_SURPLUS = "\0"
+"""Where csv puts the cells beyond the last column; no column is called so."""
+_MAX_CELL = 2**27
 
 
 def _decoded(line: str) -> Any:

@@ -5,7 +5,6 @@ A name is one of: a built-in; one that user code registered; one that an install
 An environment class has an attribute `Options` (a Settings class) and takes an instance of it as its only required argument.
 """
 
-import importlib
 import inspect
 import os
 import sys
@@ -13,11 +12,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
 from typing import Any, Protocol, cast
 
 from tether.core.config import Settings, validate
-from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, TetherError, UnknownName, did_you_mean
+from tether.core.errors import BadInput, EnvironmentFailure, TetherError, UnknownName, did_you_mean
+from tether.core.importing import import_object, in_one_line
 from tether.core.protocols import Env
 from tether.core.registry import Registry
 from tether.envs.base import check_reset_signature
@@ -71,6 +70,7 @@ ENVIRONMENTS = EnvRegistry(
         "deepcoder": "tether.envs.deepcoder.env:DeepCoder",
         "frozen_lake": "tether.envs.frozen_lake.env:FrozenLake",
         "metamathqa": "tether.envs.metamathqa.env:MetaMathQA",
+        "qa": "tether.envs.qa.env:QA",
         "searchqa": "tether.envs.searchqa.env:SearchQA",
         "sokoban": "tether.envs.sokoban.env:Sokoban",
         "webshop": "tether.envs.webshop.env:WebShop",
@@ -104,7 +104,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_received(name: str, where: str) -> None:
+def check_received(name: str, where: str, what: str = "environment") -> None:
     """Refuse to import a module because a file says so, unless it is installed: a run folder or a settings file may have come from somebody else,
     with a module beside it.
 
@@ -119,20 +119,29 @@ def check_received(name: str, where: str) -> None:
     finders = [(finder, installed if finder is PathFinder else None) for finder in sys.meta_path]  # the others are of editable installs
     if module in sys.modules or any(finder.find_spec(module, path) is not None for finder, path in finders):
         return
+    named = (
+        f"add {name} to the command (tether train {name} ..., tether eval ... --env {name})"
+        if what == "environment"
+        else "set PYTHONPATH=."
+    )
     raise BadInput(
-        f"{where} names the environment '{name}', and '{module}' is not installed; a module of this folder is imported only if you name it "
-        f"yourself: add {name} to the command (tether train {name} ..., tether eval ... --env {name}), or install it"
+        f"{where} names the {what} '{name}', and '{module}' is not installed; a module of this folder is imported only if you name it "
+        f"yourself: {named}, or install it"
     )
 
 
 def find_class(name: str) -> EnvClass:
     """The class of a name that is no address."""
-    found = _import(name) if ":" in name else ENVIRONMENTS.get(name)
+    found = import_object(name, "environment", _is_env_class) if ":" in name else ENVIRONMENTS.get(name)
     if not callable(found) or not hasattr(found, "Options"):
         raise BadInput(
             f"environment '{name}' has no Options; give its class an attribute Options, a subclass of tether.envs.base.TurnOptions"
         )
     return cast(EnvClass, found)
+
+
+def _is_env_class(value: Any) -> bool:
+    return inspect.isclass(value) and hasattr(value, "Options")
 
 
 def build(cls: EnvClass, name: str, options: Mapping[str, Any]) -> Env:
@@ -145,13 +154,9 @@ def build(cls: EnvClass, name: str, options: Mapping[str, Any]) -> Env:
     except TetherError:
         raise
     except Exception as error:
-        raise EnvironmentFailure(f"environment '{name}' cannot be built: {_in_one_line(error)}") from error
+        raise EnvironmentFailure(f"environment '{name}' cannot be built: {in_one_line(error)}") from error
     check_reset_signature(env, name)
     return env
-
-
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _offers() -> dict[str, list[EntryPoint]]:
@@ -178,50 +183,5 @@ def _load(offer: EntryPoint) -> Any:
     except Exception as error:
         raise BadInput(
             f"environment '{offer.name}' of {_origin(offer)} cannot be loaded from '{offer.value}': "
-            f"{_in_one_line(error)}; fix or uninstall that distribution"
+            f"{in_one_line(error)}; fix or uninstall that distribution"
         ) from error
-
-
-def _import(path: str) -> Any:
-    """The object of "package.module:Class"."""
-    module_name, _, attribute = path.partition(":")
-    if module_name.endswith(".py") or "/" in module_name:
-        stem = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        raise BadInput(f"environment '{path}' is written as a file; write it as a module, '{stem}:{attribute or 'Class'}'")
-    try:
-        module = _import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise _not_found(path, module_name, error) from error
-    except Exception as error:
-        raise BadInput(f"environment '{path}': importing '{module_name}' failed: {_in_one_line(error)}") from error
-    if not hasattr(module, attribute):
-        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and hasattr(value, "Options")]
-        raise UnknownName(f"module '{module_name}' has no environment '{attribute}': {did_you_mean(attribute, classes)}")
-    return getattr(module, attribute)
-
-
-def _import_module(name: str) -> ModuleType:
-    """A module from the search path, else from the current folder, which is then searched last so that it hides nothing installed."""
-    here = os.getcwd()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0] or here in sys.path:
-            raise
-    sys.path.append(here)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name.partition(".")[0]:
-            sys.path.remove(here)
-        raise
-
-
-def _not_found(path: str, module_name: str, error: ModuleNotFoundError) -> TetherError:
-    """Either the module itself cannot be found, or one that it imports."""
-    missing = error.name or ""
-    if module_name == missing or module_name.startswith(f"{missing}."):
-        return BadInput(
-            f"environment '{path}': there is no module '{missing}', neither installed nor in this folder; check the name, or run from its folder"
-        )
-    return MissingDependency(f"environment '{path}' needs the package '{missing}', which is not installed; run: pip install {missing}")

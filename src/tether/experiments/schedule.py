@@ -2,7 +2,7 @@
 
 A cell's run lies in RUNS/SCALE/ID, its log and its settings beside it. While its process lives, the process holds a lock on ID.lock (it
 inherits the locked file), so two schedulers, or a scheduler and the orphan of a killed one, never run a cell twice. A finished run is
-harvested at once into a small file; its checkpoints, trajectories and report are then deleted. A run that failed is put on record, with the
+harvested at once into a small file; its checkpoints, trajectories and report are then deleted, unless they are asked to stay. A run that failed is put on record, with the
 last line of its log, and does not stop the others. Ctrl-C, SIGTERM and the deadline end the processes as Ctrl-C would: they write a
 checkpoint, and the next start resumes them.
 """
@@ -110,6 +110,7 @@ def run_cells(
     commit: str,
     max_seconds: float | None = None,
     command: Callable[[Cell, Path, Path], list[str]] | None = None,
+    keep_runs: bool = False,
 ) -> State:
     """Run the cells that have no file yet.
 
@@ -122,6 +123,7 @@ def run_cells(
         commit: of the code, for the record.
         max_seconds: end cleanly after this time; runs are resumed by the next call.
         command: the process of a cell, from the cell, its run folder and its file of settings; by default `tether train`.
+        keep_runs: leave run folders whole: checkpoints, trajectories and report stay.
     """
     runs.mkdir(parents=True, exist_ok=True)
     missing = [cell for cell in cells if not files.has(cell)]
@@ -139,7 +141,7 @@ def run_cells(
                 _start(state, files, runs, capacity, command or train_command)
                 observer.on_change(state)
                 if state.ended:  # one at a time, and only after others were started: harvesting takes seconds
-                    _harvest(state.ended.pop(0), files, state, observer, commit)
+                    _harvest(state.ended.pop(0), files, state, observer, commit, keep_runs)
                 elif state.running or state.waiting:
                     time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
@@ -148,7 +150,7 @@ def run_cells(
             _interrupt(state.running)
             _retire(state)
             for ended in state.ended:
-                _harvest(ended, files, state, observer, commit, interrupted=True)
+                _harvest(ended, files, state, observer, commit, keep_runs, interrupted=True)
             state.ended.clear()
     return state
 
@@ -201,14 +203,17 @@ def _retire(state: State) -> None:
             state.ended.append(Ended(job.cell, job.folder, code, job.lock))
 
 
-def _harvest(ended: Ended, files: CellFiles, state: State, observer: Observer, commit: str, *, interrupted: bool = False) -> None:
+def _harvest(
+    ended: Ended, files: CellFiles, state: State, observer: Observer, commit: str, keep_runs: bool, *, interrupted: bool = False
+) -> None:
     """Keep the numbers of a finished run; one that did not finish is a failure, unless it was `interrupted`."""
     cell, folder = ended.cell, ended.folder
     try:
         if _finished(folder):
             record = harvest(cell, folder, commit=commit)
             files.write(cell, record)
-            _delete_leftovers(folder)
+            if not keep_runs:
+                _delete_leftovers(folder)
             state.done.append(cell)
             observer.on_done(cell, record)
         elif interrupted:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tether.algorithms.filters.rules import AUTO, LOSS_SCALES, auto_strategy
-from tether.algorithms.filters.scores import SCORES
+from tether.algorithms.filters.scores import check_score
 from tether.algorithms.filters.select import ORDERS, STRATEGIES, Selection, check_band, select_groups
 from tether.core.errors import BadInput, did_you_mean
 
@@ -44,10 +44,11 @@ class GroupFilter:
     """rv_ratio of the recent steps, for auto."""
 
     def __post_init__(self) -> None:
-        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "score": SCORES, "order": ORDERS, "loss_scale": LOSS_SCALES}
+        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "order": ORDERS, "loss_scale": LOSS_SCALES}
         for name, names in known.items():
             if getattr(self, name) not in names:
                 raise BadInput(f"unknown {name} {getattr(self, name)!r} of the filter: {did_you_mean(str(getattr(self, name)), names)}")
+        check_score(self.score)
         if not 0 < self.keep <= 1:
             raise BadInput(f"keep of the filter is {self.keep}; it must be in (0, 1]")
         if self.eps < 0:

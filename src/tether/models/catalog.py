@@ -94,7 +94,11 @@ def check_name(name: str) -> None:
     elif path.suffix == ".gguf":
         if not path.is_file():
             raise ModelUnavailable(f"model file '{name}' does not exist; check the path")
-    elif name.startswith((".", "/", "~")) or name.count("/") != 1 or not all(name.split("/")):
+    elif name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1:
+        raise ModelUnavailable(
+            f"model folder '{name}' does not exist; check the path, or name an embedded model: {', '.join(sorted(EMBEDDED))}"
+        )
+    elif name.count("/") != 1 or not all(name.split("/")):
         raise ModelUnavailable(
             f"unknown model '{name}': {did_you_mean(name, EMBEDDED)}; or give a folder, a .gguf file or a Hugging Face id such as org/name"
         )

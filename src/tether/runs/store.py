@@ -254,6 +254,10 @@ class RunStore:
         """Record how the run ended."""
         self._replace(ABOUT, _pretty({**self._run_json(), "finished": note}))
 
+    def reopen(self) -> None:
+        """The run continues: it is no longer finished."""
+        self._replace(ABOUT, _pretty({**self._run_json(), "finished": None}))
+
     def _run_json(self) -> dict[str, Any]:
         path = self.folder / ABOUT
         try:

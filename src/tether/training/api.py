@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tether.core.config import Settings, dump_yaml, load, merge, validate
+from tether.algorithms.filters.scores import find_score
+from tether.core.config import Settings, dump_yaml, find_config, load, merge, read_file, validate
 from tether.core.errors import BadInput, ConfigError, TetherError
+from tether.core.importing import is_import_path
 from tether.core.protocols import Engine, Env
 from tether.core.types import Group
 from tether.envs.factory import env_factory
@@ -25,7 +27,7 @@ from tether.runs.run import Run
 from tether.runs.store import CONFIG, RunStore
 from tether.runs.trackers import check_tracker
 from tether.training.distributed.ranks import Ranks, join_ranks
-from tether.training.settings import EnvSettings, RunSettings, ServerSettings
+from tether.training.settings import EnvSettings, EvaluationSettings, RunSettings, ServerSettings
 
 if TYPE_CHECKING:
     from tether.training.callbacks import Callback
@@ -42,6 +44,9 @@ SMOKE: dict[str, Any] = {
     "steps": 2,
 }
 """Any run, reduced to what shows within a minute whether it works."""
+
+CPU_PROMPTS = 128
+"""Validation prompts by default where a CPU plays them; the paper's 512 elsewhere."""
 
 FREE_ON_RESUME = {
     "steps": (),
@@ -98,7 +103,7 @@ def train(
         callbacks: `tether.Callback` objects that follow the run; of several ranks, rank 0's are called.
         options: options of the environment.
         seed: seed of everything.
-        config: a TOML or YAML file of settings.
+        config: a TOML or YAML file of settings, or the name of a config that comes with Tether, such as "sokoban/ppo".
         resume: continue the run in `out` from its last checkpoint.
         smoke: two small steps on `tiny`, to see that it works.
         settings: any other setting by section, such as rollout={"group_size": 8}, or dotted: **{"rollout.group_size": 8}.
@@ -142,17 +147,35 @@ def _opened(folder: Path, changed: RunSettings | None, *, writes: bool) -> RunSt
     store.lock()
     if changed is not None:
         store.replace_config(dump_yaml(changed))
+    if writes:
+        store.reopen()
     return store
 
 
 def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
     """The resolved settings of a new or a resumed run."""
-    out, config = Path(out) if out is not None else None, Path(config) if config is not None else None
+    out = Path(out) if out is not None else None
     if not resume:
-        return resolve_settings(config, given, SMOKE if smoke else {})
+        file = find_config(config) if config is not None else None
+        return _fewer_prompts_on_cpu(resolve_settings(file, given, SMOKE if smoke else {}), file, given)
     if smoke:
         raise ConfigError("--smoke starts a run of its own; leave it out with --resume")
     return _reopen(out, config, given)
+
+
+def _fewer_prompts_on_cpu(settings: RunSettings, file: Path | None, given: Mapping[str, Any]) -> RunSettings:
+    """The settings with fewer validation prompts where a CPU would play the default number of them: that takes longer than some steps."""
+    asked = merge(read_file(file) if file is not None else {}, given).get("evaluation") or {}
+    default = EvaluationSettings.model_fields["prompts"].default
+    if "prompts" in asked or settings.evaluation.prompts != default or not _on_cpu(settings):
+        return settings
+    return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"prompts": CPU_PROMPTS})})
+
+
+def _on_cpu(settings: RunSettings) -> bool:
+    from tether.models.hardware import default_device
+
+    return (settings.model.device or default_device()) == "cpu"
 
 
 def check_several_ranks(settings: RunSettings, ranks: Ranks) -> None:
@@ -268,6 +291,8 @@ def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping
     base = _target_settings(target, best, named, own_env=env is None)
     if env is not None:
         base = {**base, "env": {"name": env}, "also": []}
+    if "env" not in base and "/" in target and not Path(target).exists():
+        raise BadInput(f"run folder '{target}' does not exist; check the path, or, where it is a model, add --env")
     if "env" not in base:
         raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
     settings = validate(RunSettings, merge(base, given))
@@ -417,6 +442,7 @@ def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mappin
     if config is not None:
         _check_received(settings, given, f"settings file '{config}'")
     check_name(settings.model.name)
+    find_score(settings.filter.score)  # a function of the user's is imported here, so that its mistakes are told before anything runs
     for name in settings.trackers:
         check_tracker(name)
     return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options)))
@@ -479,7 +505,7 @@ def _without_secrets(settings: RunSettings) -> RunSettings:
     return _with_options(settings, shown)
 
 
-def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> RunSettings:
+def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any]) -> RunSettings:
     """The settings of the run in `out`; the number of steps may be raised, and memory may be saved."""
     if out is None:
         raise BadInput("--resume needs to know which run; add --out FOLDER")
@@ -497,6 +523,7 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
     _check_commands(stored, given, store.folder)
     before = validate(RunSettings, stored)
     settings = validate(RunSettings, merge(stored, given)) if given else before
+    find_score(settings.filter.score)
     for name in settings.trackers:
         check_tracker(name)
     if settings.steps < before.steps:
@@ -544,6 +571,10 @@ def _stored_config(store: RunStore, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in sorted(_named_environments(config) - _named_environments(given)):
         check_received(name, f"'{store.folder / CONFIG}'")
     environments = [config.get("env"), *config.get("also", [])]
+    rewards = [(env.get("options") or {}).get("reward") for env in environments if isinstance(env, dict)]
+    for what, function in (("score", (config.get("filter") or {}).get("score")), *(("reward", reward) for reward in rewards)):
+        if isinstance(function, str) and is_import_path(function):
+            check_received(function, f"'{store.folder / CONFIG}'", what)
     younger = [_keep_former_wording(env) for env in environments if isinstance(env, dict) and "name" in env]
     if any(younger):
         _LOG.warning(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, field_validator, model_validator
 
 from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
-from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES
+from tether.algorithms.filters.scores import SPREAD_SCORES, check_score
 from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
 from tether.algorithms.presets import AGGREGATIONS, DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
 from tether.core.config import Settings, merge
@@ -55,6 +55,7 @@ class EnvSettings(Settings):
 
 class ModelSettings(Settings):
     name: str = "tiny"
+    """The model to train: tiny, smollm2, a Hugging Face id or folder, or a .gguf file."""
     device: str | None = None
     """Where the model lives; null takes the GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -91,24 +92,41 @@ class AlgorithmSettings(Settings):
     renamed = {"scale_by_std": "normalize_std", "lam": "gae_lambda", "reward_at": "reward_placement", "kl_in": "kl_mode"}
 
     name: str = "grpo"
+    """The preset: ppo, grpo, dapo or dr_grpo."""
     advantages: str | None = None
+    """How advantages are estimated: group_relative, gae or bilevel_gae; the last two need a critic. Null, here and below: as the preset has it."""
     aggregation: str | None = None
+    """How token losses become one number: token_mean, sequence_mean_token_mean or sequence_mean_token_sum."""
     normalize_std: bool | None = None
+    """group_relative: divide by the standard deviation within the group."""
     constant_length: bool | None = None
+    """sequence_mean_token_sum: divide by `rollout.max_tokens`."""
     whiten: bool | None = None
+    """gae, bilevel_gae: advantages of the step get mean 0 and variance 1."""
     gamma: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Discount from token to token."""
     gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Lambda of GAE."""
     turn_gamma: Annotated[float, Field(gt=0, le=1)] | None = None
+    """bilevel_gae: discount from turn to turn."""
     reward_placement: Literal["turn", "trajectory"] | None = None
+    """gae, bilevel_gae: rewards stand at the end of the turn that earned them, or all at the last token."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Lower clip bound of the ratio: 1 - clip_low."""
     clip_high: Annotated[float, Field(gt=0)] | None = None
+    """Upper clip bound of the ratio: 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound on the ratio of tokens with a negative advantage; null: none."""
     importance_cap: Annotated[float, Field(gt=0)] | None = None
     """Truncated importance sampling: weigh every token by min(old / behavior, this cap); null turns it off, as the native engine needs none."""
     entropy_coef: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the entropy bonus."""
     kl_coef: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the divergence from the reference; 0 needs no reference."""
     kl_mode: Literal["loss", "reward"] | None = None
+    """Whether the divergence is added to the loss or subtracted from the reward."""
     divergence: str | None = None
+    """How the divergence is estimated: k1, k2 or k3."""
     reference: str | None = None
     """Model that the divergence is taken from; null: the model the run starts with."""
 
@@ -139,13 +157,21 @@ class CriticSettings(Settings):
 
 class FilterSettings(Settings):
     strategy: str = "top_p"
+    """Which part of the ranked groups is kept: top_p, top_k, min_p, band, all, or auto (top_p where filtering helps, else all)."""
     keep: Share = 0.9
+    """The share to keep; what it is a share of depends on the strategy."""
     score: str = "reward_variance"
+    """What groups are ranked by: reward_variance, reward_std, outcome_variance, reward_sum, entropy, entropy_variance, length, or a function of yours as module:function."""
     order: str = "largest"
+    """Which end of the ranking is kept: largest or smallest."""
     include_zero: bool = True
+    """False drops zero-variance groups before anything else."""
     eps: Annotated[float, Field(ge=0)] = 0.01
+    """Slack of top_p, in units of the summed score."""
     band: tuple[float, float] | None = None
+    """Strategy band: the interval of quantiles, [low, high]."""
     loss_scale: str = "kept_ratio"
+    """Factor on the loss after filtering: kept_ratio, sqrt or none."""
     auto_ratio: Annotated[float, Field(gt=0)] = 0.75
     """Strategy `auto` filters where Std(RV) / Mean(RV) is at least this, on average over the recent steps."""
     auto_steps: Positive = 5
@@ -160,7 +186,9 @@ class FilterSettings(Settings):
     @field_validator("strategy", "score", "order", "loss_scale")
     @classmethod
     def _names(cls, name: str, info: Any) -> str:
-        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "score": SCORES, "order": ORDERS, "loss_scale": LOSS_SCALES}
+        if info.field_name == "score":
+            return check_score(name)
+        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "order": ORDERS, "loss_scale": LOSS_SCALES}
         return _known(f"filter {info.field_name}", name, known[info.field_name])
 
     @model_validator(mode="after")
@@ -176,6 +204,7 @@ class RolloutSettings(Settings):
     group_size: Positive = 16
     """Trajectories per prompt, G."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Sampling temperature of training."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Draw from so many most likely tokens; 0 for all."""
     top_p: Share = 1.0
@@ -202,6 +231,7 @@ class RolloutSettings(Settings):
     cache_gb: Annotated[float, Field(gt=0)] | None = None
     """Memory for keys and values, in GiB; null takes a quarter of what training leaves free. Where it runs out, episodes wait for others to end."""
     format_penalty: Annotated[float, Field(le=0)] = -0.1
+    """Added to the reward of a turn whose response is malformed or whose action is unknown."""
     context: Literal["full", "last_k", "single_turn"] = "full"
     """What the agent sees of the turns before: all, the last k, or a summary."""
     last_k: Positive = 2
@@ -262,9 +292,13 @@ class LearnerSettings(Settings):
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Null: 1e-6 (the paper's), or 1e-4 for the embedded `tiny`."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Adam's decay of the mean of the gradient."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Adam's decay of the mean of its square."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Of AdamW."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Longer gradients are scaled down to this norm."""
     update_batch: Positive = 32
     """Trajectories per optimiser update."""
     epochs: Positive = 1
@@ -303,6 +337,7 @@ class EvaluationSettings(Settings):
     prompts: Positive | None = 512
     """Prompts to play; of a data file at most its rows. null: every row of a data file, 512 elsewhere."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.5
+    """Sampling temperature of evaluation; 0 is greedy."""
     samples: Positive = 1
     """Episodes per prompt; with more than one, pass@k is measured."""
     env: EnvSettings | None = None
@@ -332,6 +367,7 @@ class EarlyStopSettings(Settings):
 
 class CheckpointSettings(Settings):
     every: Positive = 20
+    """Steps between two checkpoints."""
     keep: Positive = 2
     """How many of the newest checkpoints stay on disk."""
     best: bool = True
@@ -360,7 +396,9 @@ class RunSettings(Settings):
     trackers: list[str] = []
     """Experiment trackers that get a copy of the metrics: tensorboard, wandb, trackio, mlflow."""
     steps: Positive = 100
+    """Training steps."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of everything."""
 
     @field_validator("trackers")
     @classmethod

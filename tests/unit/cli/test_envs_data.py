@@ -57,7 +57,7 @@ def test_without_a_name_every_environment_is_tried(tmp_path: Path, capsys: pytes
     out = capsys.readouterr().out
     assert "countdown: 4 rows loaded, 0 refused" in out and "metamathqa: 0 rows loaded, 4 refused" in out
     assert "\n\ncountdown, " in out and "    98 from 44, 19, 35" in out
-    assert data_environments() == ["countdown", "deepcoder", "metamathqa", "searchqa", "sokoban"]
+    assert data_environments() == ["countdown", "deepcoder", "metamathqa", "qa", "searchqa", "sokoban"]
 
 
 def test_problems_that_cannot_be_judged_are_left_out_and_refuse_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

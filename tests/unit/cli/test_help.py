@@ -11,6 +11,8 @@ VERBS = [
     "",
     "train",
     "sft",
+    "sweep",
+    "settings",
     "eval",
     "leaderboard",
     "export",

@@ -1,9 +1,12 @@
 """The live view says how many alarms stand, in red, and prints notes as they are."""
 
 import io
+import time
 
+import pytest
 from rich.console import Console
 
+from tether.cli import live
 from tether.cli.live import LiveView
 from tether.runs.schema import StepRecord
 from tether.runs.timings import StepTimings
@@ -70,6 +73,31 @@ def test_notes_are_printed_whole_and_as_they_are() -> None:
     coloured = shown(StepRecord(2, {}, None, ["critical: x", "an ordinary note"]), terminal=True).splitlines()
     assert any(RED in line and "step 2: critical: x" in line for line in coloured)
     assert any("\x1b[33m" in line and "an ordinary note" in line for line in coloured)
+
+
+def test_the_time_left_is_told_for_steps_of_any_length() -> None:
+    clock = [0.0]
+    view = LiveView(Console(file=io.StringIO(), get_time=lambda: clock[0]), 9)
+    for step in range(4):
+        view.on_step_end(StepRecord(step, {}), UNTIMED)
+        clock[0] += 100.0
+    assert view._bars.tasks[0].time_remaining == 600.0  # 6 steps of 100 s
+
+
+def test_a_piped_run_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
+    file = io.StringIO()
+    view = LiveView(Console(file=file, force_terminal=False, width=100), 9)
+    with view.running():
+        view.on_step_end(StepRecord(2, {}), UNTIMED)
+        view.on_stage_begin("rollout", 128)
+        view.on_stage_progress()
+        time.sleep(0.2)
+    lines = file.getvalue().splitlines()
+    assert lines[0].startswith("step 2/9") and any(line.startswith("step 3/9: sampling 1/128, 0 s") for line in lines[1:])
+    told = file.getvalue()
+    time.sleep(0.1)
+    assert file.getvalue() == told  # it ends with the run
 
 
 COSTLY = StepTimings(

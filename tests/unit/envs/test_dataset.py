@@ -175,3 +175,33 @@ def test_a_mapped_column_that_is_not_there_is_named(tmp_path: Path) -> None:
         BadInput, match=r"has no question: expected query and response, .* got Question, Answer; name other columns with fields="
     ):
         make_env("metamathqa", data=str(source))
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufeffa, b\n1,"x, ""y""\nz"\n\n2,w\n', encoding="utf-8")
+    rows = list(read_rows(str(path), env="sums", default="d"))
+    assert [row.value for row in rows] == [{"a": "1", "b": 'x, "y"\nz'}, {"a": "2", "b": "w"}]
+    assert [row.place for row in rows] == [f"{path}:3", f"{path}:5"]  # the line on which a row ends
+    packed = tmp_path / "rows.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert [row.value for row in read_rows(str(packed), env="sums", default="d")] == [row.value for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b\n1\n", "rows.csv:2: has 1 cells; the first line names 2 columns"),
+        ("a,b\n1,2,3,4\n", "rows.csv:2: has 4 cells; the first line names 2 columns"),
+        ("a,a\n1,2\n", "rows.csv:1: has a column twice (a, a)"),
+        ("a,\n1,2\n", "rows.csv:1: has no name for every column"),
+        ("", "rows.csv:1: has no name for every column"),
+        ('a,b\n1,"2\n', "is not CSV"),
+    ],
+)
+def test_a_csv_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        load_instances(str(path), lambda row: row.value, env="sums", default="d", bad_rows="error")
+    assert said in str(caught.value)

@@ -84,7 +84,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         del sys.modules[name]
 
 
-BUILT_IN = ["countdown", "deepcoder", "frozen_lake", "metamathqa", "searchqa", "sokoban", "webshop"]
+BUILT_IN = ["countdown", "deepcoder", "frozen_lake", "metamathqa", "qa", "searchqa", "sokoban", "webshop"]
 
 
 def test_an_installed_environment_is_found_by_its_name(install: Install) -> None:

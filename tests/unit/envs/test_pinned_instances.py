@@ -1,6 +1,6 @@
 """Instances follow from their seeds, for good: a recorded run plays the same episodes with a later version of Tether.
 
-The digests were made with tether 0.1.0, whose tables were Python modules; they pin the data files and the seed streams.
+The digests were made with tether 0.1.0, whose tables were Python modules (qa: with 0.2.0); they pin the data files and the seed streams.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ PINNED = {
     "deepcoder": "3d350b67eef64f0e",
     "frozen_lake": "d2e2b6fa20379e38",
     "metamathqa": "c5ccb28d50ca829d",
+    "qa": "19865bb1bd0be00e",
     "searchqa": "be3c6b15c9b28b2d",
     "sokoban": "dc5d7b5fda68d1a8",
     "webshop": "476eae2a48270526",

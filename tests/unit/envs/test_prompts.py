@@ -22,7 +22,7 @@ from tether.envs.splits import split_of
 from tether.envs.wording import Example, draw_examples, replacement, way
 
 ROOT = Path(__file__).parents[3]
-NAMES = ["countdown", "deepcoder", "frozen_lake", "metamathqa", "searchqa", "sokoban", "webshop"]
+NAMES = ["countdown", "deepcoder", "frozen_lake", "metamathqa", "qa", "searchqa", "sokoban", "webshop"]
 GENERATED = ["frozen_lake", "sokoban", "countdown"]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in NAMES),

@@ -83,6 +83,7 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("sokoban", {"observation": "image", "height": 8, "width": 7, "boxes": 2, "max_turns": 9}, 10),
     ("countdown", {}, 40),
     ("metamathqa", {"attempts": 3}, 6),
+    ("qa", {"max_turns": 2}, 10),
     ("searchqa", {}, 8),
     ("webshop", {}, 6),
     ("deepcoder", {}, 3),

@@ -27,8 +27,9 @@ def test_tiny_is_ready_to_use(tiny: Any) -> None:
     ("name", "words"),
     [
         ("tiney", r"unknown model 'tiney': did you mean 'tiny'\? \(known: smollm2, tiny\); or give a folder"),
-        ("./nowhere", r"unknown model './nowhere': known: smollm2, tiny"),
-        ("a/b/c", r"unknown model 'a/b/c'"),
+        ("./nowhere", r"model folder './nowhere' does not exist; check the path, or name an embedded model: smollm2, tiny"),
+        ("a/b/c", r"model folder 'a/b/c' does not exist"),
+        ("runs/nowhere", r"model folder 'runs/nowhere' does not exist"),
         ("nowhere.gguf", r"model file 'nowhere.gguf' does not exist; check the path"),
         ("nobody/nothing-0b", r"Hugging Face model 'nobody/nothing-0b' is neither cached here nor reachable \(HF_HUB_OFFLINE is set\)"),
     ],

@@ -248,7 +248,7 @@ def test_a_base_in_a_folder_is_named_by_its_whole_path(tiny: Any, tmp_path: Path
     (tmp_path / "base" / "config.json").unlink()
     (tmp_path / "base").rename(tmp_path / "moved")
     with pytest.raises(
-        ModelUnavailable, match=r"the adapters in '.*adapters' belong to model '.*base', which cannot be had: unknown model"
+        ModelUnavailable, match=r"the adapters in '.*adapters' belong to model '.*base', which cannot be had: model folder"
     ) as caught:
         load_model(str(tmp_path / "adapters"), device="cpu")
     assert "\n" not in str(caught.value)

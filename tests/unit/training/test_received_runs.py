@@ -126,6 +126,22 @@ def test_what_is_installed_or_imported_or_chosen_may_be_named_by_a_file(folder: 
     check_received("sent_env:Sort", "a file")
 
 
+@pytest.mark.parametrize(
+    ("what", "sections"),
+    [("score", {"filter": {"score": "sent_env:Sort"}}), ("reward", {"env": {"name": "qa", "options": {"reward": "sent_env:Sort"}}})],
+)
+def test_functions_that_a_run_folder_names_are_not_imported_either(
+    folder: Path, sent: Path, monkeypatch: pytest.MonkeyPatch, what: str, sections: dict[str, Any]
+) -> None:
+    _change(sent, **{"env": {"name": "frozen_lake"}, **sections})
+    with pytest.raises(BadInput, match=f"names the {what} 'sent_env:Sort', and 'sent_env' is not installed; .* set PYTHONPATH=."):
+        run_settings(sent, None, {}, resume=True, smoke=False)
+    assert not _imported(folder)
+    monkeypatch.setenv("PYTHONPATH", ".")
+    monkeypatch.syspath_prepend(folder)  # as Python does with that variable
+    run_settings(sent, None, {}, resume=True, smoke=False)  # chosen by the user
+
+
 def test_a_run_folder_starts_no_program(sent: Path) -> None:
     _change(sent, env={"name": "frozen_lake"}, rollout={"engine": "vllm"}, server={"vllm_command": "/tmp/evil"})
     with pytest.raises(BadInput, match=r"has server.vllm_command='/tmp/evil', and starts a program with it; .* --set server.vllm_command="):

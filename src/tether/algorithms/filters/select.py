@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tether.algorithms.filters.scores import SCORES, SPREAD_SCORES, ZERO, Floats, GroupedColumns
+from tether.algorithms.filters.scores import SPREAD_SCORES, ZERO, Floats, GroupedColumns, check_score, find_score
 from tether.core.errors import BadInput, did_you_mean
 
 Numbers = npt.NDArray[np.intp]
@@ -125,7 +125,8 @@ def select_groups(
         groups: N hashable ids saying which group each trajectory belongs to, in any order; groups may be uneven.
         strategy: top_p, top_k, min_p, band or all.
         keep: the share to keep, in (0, 1]; what it is a share of depends on the strategy.
-        score: reward_variance, reward_std, outcome_variance, reward_sum, entropy, entropy_variance or length.
+        score: reward_variance, reward_std, outcome_variance, reward_sum, entropy, entropy_variance, length, or a function of yours as
+            "module:function", which gets one group (`GroupValues`) and returns a number.
         order: "largest" keeps the highest scores, "smallest" reverses the rule.
         include_zero: False drops zero-variance groups before anything else.
         eps: slack of top_p, in units of the summed score.
@@ -149,7 +150,7 @@ def select_groups(
 
     names, index = _numbered(ids)
     grouped = _grouped(columns, index, len(names))
-    scores = _with_exact_ties(SCORES[score](grouped))
+    scores = _with_exact_ties(find_score(score)(grouped))
     variances = grouped.variances(grouped.rewards)
 
     smallest = order == "smallest"
@@ -258,9 +259,10 @@ def _selection(names: list[Hashable], index: Numbers, ranking: Numbers, kept: Nu
 
 
 def _check_names(strategy: str, keep: float, score: str, order: str, eps: float) -> None:
-    for what, name, known in (("strategy", strategy, STRATEGIES), ("score", score, SCORES), ("order", order, ORDERS)):
+    for what, name, known in (("strategy", strategy, STRATEGIES), ("order", order, ORDERS)):
         if name not in known:
             raise BadInput(f"unknown {what} {name!r}: {did_you_mean(str(name), known)}")
+    check_score(str(score))
     if not 0 < keep <= 1:
         raise BadInput(f"keep is {keep}; it must be in (0, 1]")
     if not (math.isfinite(eps) and eps >= 0):

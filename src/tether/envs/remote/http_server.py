@@ -20,7 +20,7 @@ from tether.core.errors import BadInput, TetherError, did_you_mean, environment_
 from tether.core.http import AccessControl, Refusal, make_server, server_token, serving_app
 from tether.core.protocols import Env
 from tether.core.version import __version__
-from tether.envs.registry import make_env
+from tether.envs.registry import find_class, is_address, make_env
 from tether.envs.remote.calls import EnvDescription, close_in_thread
 from tether.envs.remote.sessions import SessionLimits, SessionTable
 from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, decode, encode
@@ -48,6 +48,9 @@ class Service:
         """An environment with a client's options."""
         if self.lock_options and (locked := sorted(set(wanted) - {"split"})):
             raise BadInput(f"option '{locked[0]}' is locked by the server (--lock-options); only split may be chosen")
+        owned = () if is_address(self.name) else getattr(find_class(self.name), "owner_options", ())
+        if chosen := [name for name in owned if name in wanted and wanted[name] != self.options.get(name)]:
+            raise BadInput(f"option '{chosen[0]}' decides what the server runs or reads; set it where the server is started (--set)")
         return make_env(self.name, **merge(self.options, wanted))
 
     def describe(self, wanted: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,142 @@
+"""`tether sweep`: every combination of some settings under several seeds, side by side, and one table with intervals."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tether.cli.completion import complete_algorithm, complete_config_or_env, complete_model, complete_override
+from tether.cli.side_by_side import end, memory_bound, run_side_by_side
+from tether.core.config import find_config, is_config, merge, read_file
+from tether.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from tether.experiments.sweep import Row
+
+EXAMPLES = """\b
+Examples:
+  tether sweep frozen_lake --seeds 0-4 --set learner.learning_rate=1e-5,1e-4 --steps 20
+  tether sweep tiny/frozen_lake --seeds 0-2 --set filter.strategy=top_p,all --set rollout.group_size=4,8 --out runs/filters
+  tether sweep my_config.yaml --seeds 0,1 --jobs 2 --metric "peak validation/success" --json
+"""
+
+METRICS = ("last validation/success", "peak validation/success", "last information/retrieval_acc")
+FILE_WIDTH = 240
+
+
+def sweep(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG|ENV", help="A config, by file or by name, or an environment.", autocompletion=complete_config_or_env
+        ),
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds of every combination, such as 0-4 or 0,2.")] = "0-2",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE[,VALUE]",
+            help="A setting; one with several values is varied. May be given again.",
+            autocompletion=complete_override,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.", autocompletion=complete_model)
+    ] = None,
+    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.", autocompletion=complete_algorithm)] = None,
+    filter_: Annotated[str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; the same folder resumes. [default: runs/sweep-NAME]")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs side by side; by default as many as the device takes, measured.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="End cleanly after this time; the same command continues.")] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar='"WINDOW METRIC"', help='A column, such as "last validation/success"; may be given again.'),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON object, and nothing else to stdout.")] = False,
+) -> None:
+    """Train every combination of settings under every seed, side by side; finished runs are never made again; one table at the end."""
+    from tether.experiments.cells import CellFiles
+    from tether.experiments.grid import parse_seeds
+    from tether.experiments.quantities import Quantity
+    from tether.experiments.sweep import RESULT, SCALE, sweep_cells, table_rows, to_json, variants
+    from tether.runs.store import write_whole
+    from tether.training.api import named_settings
+
+    if max_minutes is not None and max_minutes <= 0:
+        raise BadInput(f"--max-minutes is {max_minutes:g}; give more than 0")
+    chosen, quantities = variants(set_ or []), [Quantity.parse(text) for text in metric or METRICS]
+    base = _base(what)
+    base = merge(base, named_settings(None, model, algo, filter_, steps, None))
+    if device is not None:
+        base = merge(base, {"model": {"device": device}})
+    cells = sweep_cells(base, chosen, parse_seeds(seeds))
+    folder = out or Path("runs") / f"sweep-{Path(what).with_suffix('').as_posix().replace('/', '-').replace(':', '-')}"
+    console = Console(soft_wrap=True, stderr=as_json)
+    console.print(f"{len(chosen)} x {len({cell.seed for cell in cells})} runs -> {folder}", highlight=False)
+    files = CellFiles(folder, SCALE)
+    bound = None if jobs is not None or all(files.has(cell) for cell in cells) else _bound(cells)
+    state = run_side_by_side(cells, files, folder, console, noun="runs", jobs=jobs, most=bound, max_minutes=max_minutes, keep_runs=True)
+    rows = table_rows(cells, chosen, files, quantities)
+    write_whole(folder / RESULT, to_json(rows, state.failed))
+    if as_json:
+        typer.echo(json.dumps(json.loads(to_json(rows, state.failed))))
+    else:
+        _show(rows, [str(quantity) for quantity in quantities])
+    for name, reason in state.failed.items():
+        console.print(f"failed: {name}: {reason} (log: {folder / name}.log)", style="red", highlight=False, markup=False)
+    if not as_json:
+        console.print(f"table: {folder / RESULT}; a run: tether report {folder / cells[0].id}", highlight=False)
+    end(state, console, "runs")
+
+
+def _base(what: str) -> dict[str, Any]:
+    """The settings of a config, or of an environment with everything else at its default."""
+    from tether.envs.registry import ENVIRONMENTS, is_address
+
+    if what in ENVIRONMENTS.names() or is_address(what) or (":" in what and not is_config(what)):
+        return {"env": {"name": what}}
+    return read_file(find_config(what, also=ENVIRONMENTS.names()))
+
+
+def _bound(cells: Any) -> int | None:
+    """How many runs fit into memory side by side. The embedded model always fits: nothing is loaded to find that out."""
+    from tether.training.api import resolve_settings
+
+    different = list({json.dumps({**cell.settings, "seed": 0}, sort_keys=True, default=str): cell.settings for cell in cells}.values())
+    large = [settings for one in different if (settings := resolve_settings(None, one, {})).model.name != "tiny"]
+    return memory_bound(large) if large else None
+
+
+def _show(rows: "list[Row]", quantities: list[str]) -> None:
+    """The table: a row for each combination, intervals over seeds, and the difference to the first row."""
+    from tether.experiments.quantities import Quantity
+    from tether.experiments.sweep import words
+
+    keys = list(rows[0].values)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for key in keys or ["settings"]:
+        table.add_column(key)
+    table.add_column("runs", justify="right")
+    parsed = {name: Quantity.parse(name) for name in quantities}
+    for name, quantity in parsed.items():
+        table.add_column(f"{name}{' (%)' if quantity.is_share else ''}")
+    if len(rows) > 1:
+        table.add_column("against the first row")
+    for row in rows:
+        cells = [row.values[key] for key in keys] or ["as given"]
+        cells.append(f"{row.done} of {row.planned}")
+        cells += [words(row.levels[name], quantity) if name in row.levels else "-" for name, quantity in parsed.items()]
+        if len(rows) > 1:
+            cells.append(words(row.difference, parsed[quantities[0]], signed=True) if row.difference is not None else "-")
+        table.add_row(*cells)
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(table)
+    console.print("Mean over seeds [95% interval].", style="dim")
