@@ -393,7 +393,9 @@ def test_a_backend_that_is_down_is_no_reward_variance(tmp_path: Path, half_down:
     assert (metrics["groups/kept"], metrics["groups/zero_variance"], metrics["groups/rv_mean"], metrics["update/skipped"]) == (0, 4, 0, 1)
     assert metrics["rollout/success"] == 1 and metrics["rollout/reward_mean"] == 0.75
     notes = trainer.store.steps()[1].notes
-    assert DOWN in notes and not any("no group has reward variance" in note for note in notes), "the errors are the cause, and have their note"
+    assert DOWN in notes and not any("no group has reward variance" in note for note in notes), (
+        "the errors are the cause, and have their note"
+    )
     assert all(torch.equal(a, b) for a, b in zip(trainer.policy.module.parameters(), tiny.model.parameters(), strict=True))
 
 
