@@ -69,6 +69,9 @@ def serve(
             run(served, listener, secret)
         except KeyboardInterrupt:  # the way to stop a server; everything is closed by now
             console.print("Stopped.")
+        except SystemExit:  # SIGTERM
+            console.print("Stopped.")
+            raise
 
 
 def _model_of(target: str) -> str:

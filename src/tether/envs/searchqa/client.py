@@ -24,7 +24,8 @@ from tether.envs.searchqa.corpus import Document, Hit
 
 Api = Literal["queries", "query"]
 
-TOKEN_VARIABLE = "TETHER_TOKEN"
+TOKEN_VARIABLES = ("TETHER_RETRIEVER_TOKEN", "TETHER_TOKEN")
+"""Where the token of a retrieval server comes from, the first that is set."""
 MAX_ANSWER_BYTES = 32_000_000
 
 
