@@ -26,7 +26,7 @@ from tether.envs.remote.http_server import serving
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tether.envs.remote.http_transport.RETRY_DELAYS", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("tether.core.outages.STRANGER_SECONDS", 0.1)
 
 
 def _message(connection: socket.socket) -> bytes:
@@ -103,12 +103,12 @@ def test_a_server_killed_in_the_middle_of_an_episode() -> None:
     try:
         assert server.stdout is not None
         url = re.findall(r"http://[\d.:]+", server.stdout.readline())[0]
-        env = make_env(url)
+        env = connect(url, timeout=2)
         env.reset(0)
         assert not env.step("Up").done
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
-        for call in (lambda: env.step("Up"), lambda: env.reset(0), lambda: connect(url, size=5)):
+        for call in (lambda: env.step("Up"), lambda: env.reset(0), lambda: connect(url, split="test", timeout=2)):
             began = time.monotonic()
             with pytest.raises(HttpEnvError, match=rf"^nothing answers at {re.escape(url)} \(.*\); start it with `tether serve-env NAME`"):
                 call()

@@ -28,7 +28,7 @@ _PLACES: dict[str, pages.PageName] = {
     "reviews": "reviews",
     "attributes": "attributes",
 }
-LONGEST_ACTION = 2_000
+LONGEST_ACTION = 32_000
 """Characters of an action; keywords and texts of a page have far fewer."""
 
 
