@@ -26,7 +26,7 @@ from tether.envs.remote.http_server import serving
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tether.core.outages.STRANGER_SECONDS", 0.1)
+    monkeypatch.setattr("tether.core.outages.STRANGER_SECONDS", 0.8)
 
 
 def _message(connection: socket.socket) -> bytes:
@@ -329,8 +329,11 @@ def test_something_that_is_no_http_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
-            for _ in range(4):
-                connection, _ = listener.accept()
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:  # closed
+                    return
                 with connection:
                     connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
                     connection.recv(65536)
@@ -339,4 +342,5 @@ def test_something_that_is_no_http_server() -> None:
         thread.start()
         with pytest.raises(HttpEnvError, match=r"^nothing answers at http://127\.0\.0\.1:\d+ \(.+\); start it with"):
             connect(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join()
