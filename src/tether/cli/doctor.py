@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from tether.cli.terminal import SafeConsole
 from tether.core.errors import BadInput, TetherError
 
 EXAMPLES = """\b
@@ -51,7 +51,7 @@ def doctor(
     """Check this machine; exits 1 if training cannot work here."""
     if set_ and model is None:
         raise BadInput("--set changes the training of a model; add --model NAME")
-    console = Console()
+    console = SafeConsole()
     findings = [*examine(), *(_model(model, set_ or []) if model is not None else [])]
     for finding in findings:
         mark = "[green]ok  [/]" if finding.good else "[red]FAIL[/]" if finding.needed else "[yellow]note[/]"

@@ -4,10 +4,10 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tether.cli.terminal import SafeConsole
 from tether.core.config import merge, parse_overrides
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
         def on_stage_progress(self) -> None:
             bars.advance(task)
 
-    with Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bars:
+    with Progress(console=SafeConsole(stderr=True, quiet=quiet), transient=True) as bars:
         task = bars.add_task("sampling", total=None)
         return run_evaluation(settings, [Bar()])
 
@@ -78,7 +78,7 @@ def _show(result: "Evaluation", settings: "RunSettings") -> None:
     """The rate in a line; below it a table with a row for each environment."""
     metrics, evaluation = result.metrics, settings.evaluation
     samples = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
-    console = Console()
+    console = SafeConsole()
     if not console.is_terminal:  # a file or a pipe has no margin: no cell is folded
         console.width = FILE_WIDTH
     console.print(

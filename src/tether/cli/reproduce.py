@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tether.cli.terminal import SafeConsole
 from tether.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def reproduce(
     from tether.experiments.grid import parse_seeds, read_library
 
     library = read_library(experiments)
-    console = Console(soft_wrap=True)
+    console = SafeConsole(soft_wrap=True)
     if list_:
         _list(library, console)
         return

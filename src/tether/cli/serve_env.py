@@ -7,8 +7,8 @@ import os
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from tether.cli.terminal import SafeConsole
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput
 
@@ -39,7 +39,10 @@ def serve_env(
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-option", metavar="NAME", help="An option that clients may choose, beside split; * for all. May be repeated.", show_default=False
+            "--allow-option",
+            metavar="NAME",
+            help="An option that clients may choose, beside split; * for all. May be repeated.",
+            show_default=False,
         ),
     ] = None,
     lock_options: Annotated[bool, typer.Option("--lock-options", hidden=True)] = False,
@@ -62,7 +65,7 @@ def serve_env(
     check(service)
     with bind(host, port) as listener:
         url = address_of(listener)
-        console = Console(highlight=False, soft_wrap=True, markup=False)
+        console = SafeConsole(highlight=False, soft_wrap=True, markup=False)
         console.print(f"Serving {env} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
         console.print(f'Use it as make_env("{url}") or: tether train {url}')
         if secret:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tether.cli.terminal import SafeConsole
 from tether.core.config import merge, parse_overrides
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def sft(
 
     given = merge(named_settings(model, lora, steps, epochs, episodes, seed), parse_overrides(set_ or []))
     settings, found = resolve(source, out, given)
-    console = Console()
+    console = SafeConsole()
     weights = f"adapters of rank {settings.lora.rank}" if settings.lora.rank else "all weights"
     console.print(f"[bold]{', '.join(found.names)}[/] -> {settings.model.name}, {weights}, seed {settings.seed} -> {out}", highlight=False)
     try:

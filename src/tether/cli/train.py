@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from tether.cli.terminal import SafeConsole
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput
 from tether.runs.checkpoints import newest_checkpoint
@@ -159,7 +160,7 @@ def _weighted(text: str) -> dict[str, Any]:
 def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
     from tether.training.api import run_training
 
-    console = Console()
+    console = SafeConsole()
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tether.cli.sft import progress_bars
+from tether.cli.terminal import SafeConsole
 from tether.core.config import parse_overrides, validate
 from tether.core.errors import BadInput
 
@@ -31,7 +31,7 @@ def warmstart(
     if out.exists():
         raise BadInput(f"folder '{out}' exists; choose another --out")
     settings = validate(WarmstartSettings, parse_overrides(set_ or []), what="warmstart setting")
-    console = Console()
+    console = SafeConsole()
     with console.status("loading torch"):
         from tether.models.hardware import default_device
         from tether.training.sft.recipe import warmstart as make

@@ -41,6 +41,10 @@ _REMEDIES = {
 }
 
 
+PRIVATE = 0o700
+"""The mode of a new run folder: what environments and models say may hold secrets of whoever runs them."""
+
+
 class RunStore:
     """One run's folder. Make it with `create` or `open`."""
 
@@ -58,7 +62,10 @@ class RunStore:
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise BadInput(f"run folder '{folder}' exists; resume it with --resume or choose another --out")
+            is_new = not folder.exists()
             (folder / CHECKPOINTS).mkdir(parents=True)
+            if is_new:
+                folder.chmod(PRIVATE)
         except OSError as error:
             raise storage_error(folder, error) from error
         store._replace(CONFIG, config_yaml)
@@ -211,10 +218,13 @@ class RunStore:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise storage_error(path, error) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"'{path}' does not parse: {error}; restore it or choose another run") from error
         if not isinstance(data, dict):
             raise BadInput(f"'{path}' holds a {type(data).__name__}; expected an object with schema and about")
+        for key in ("about", "machine"):
+            if not isinstance(data.get(key) or {}, dict):
+                raise BadInput(f"'{path}' has a {type(data[key]).__name__} as {key}; expected an object; restore it or choose another run")
         return data
 
     def _last_attempts(self) -> dict[tuple[int, str], int]:
@@ -301,7 +311,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     """The object on a line; None if the line is torn."""
     try:
         data = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError, too
         return None
     return data if isinstance(data, dict) else None
 

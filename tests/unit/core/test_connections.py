@@ -92,7 +92,10 @@ def test_a_body_that_trickles_is_cut_off_and_a_steady_one_is_not(url: str) -> No
                 time.sleep(0.05)
         assert time.monotonic() - begun < 4
     slower = ConnectionLimits(body_seconds=0.2, body_rate=10_000)
-    with serving_app(_app(), "echo", slower) as address, _connected(address, HEAD + b"Content-Length: 20000\r\nConnection: close\r\n\r\n") as slow:
+    with (
+        serving_app(_app(), "echo", slower) as address,
+        _connected(address, HEAD + b"Content-Length: 20000\r\nConnection: close\r\n\r\n") as slow,
+    ):
         for _ in range(10):
             slow.sendall(b"x" * 2000)
             time.sleep(0.05)

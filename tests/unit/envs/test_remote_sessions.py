@@ -185,7 +185,10 @@ def test_a_reset_that_raises() -> None:
 def test_what_cannot_be_built() -> None:
     with pytest.raises(EnvironmentFailure, match="environment 'moody' cannot be built: RuntimeError: no and no again"):
         check(Service("moody", {"refuses": True}))
-    with serving("moody", allow="*") as url, pytest.raises(HttpEnvError, match="answered 500: environment 'moody' cannot be built: RuntimeError: no"):
+    with (
+        serving("moody", allow="*") as url,
+        pytest.raises(HttpEnvError, match="answered 500: environment 'moody' cannot be built: RuntimeError: no"),
+    ):
         connect(url, refuses=True)
 
 

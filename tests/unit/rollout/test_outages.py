@@ -82,7 +82,11 @@ def test_an_environment_server_that_restarts_is_waited_for(caplog: pytest.LogCap
         back.join()
         assert env.reset(3).text == first.text
         said = [record.message for record in caplog.records if record.name == "tether.core.outages"]
-        assert len(said) == 2 and "does not answer (no connection); trying again for up to 20 s" in said[0] and "answers again, after" in said[1]
+        assert (
+            len(said) == 2
+            and "does not answer (no connection); trying again for up to 20 s" in said[0]
+            and "answers again, after" in said[1]
+        )
         assert take_outages() == [server.url] and take_outages() == []
 
 
@@ -145,7 +149,10 @@ def test_its_episodes_are_played_again_with_the_same_seeds(tiny: Any) -> None:
         back[0].join()
     retried = [trajectory.retries for group in groups for trajectory in group.trajectories]
     assert len(retried) == 4 and any(retried) and "succeeded when played again" in (error_note(groups) or "")
-    told = [[[turn.observation for turn in trajectory.turns] for group in found for trajectory in group.trajectories] for found in (groups, expected)]
+    told = [
+        [[turn.observation for turn in trajectory.turns] for group in found for trajectory in group.trajectories]
+        for found in (groups, expected)
+    ]
     assert told[0] == told[1]
 
 

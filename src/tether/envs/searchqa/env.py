@@ -69,6 +69,8 @@ class SearchQAOptions(TurnOptions):
             known = False
         if not known:
             raise ValueError("should be an address such as http://127.0.0.1:8000")
+        if parts.username is not None or parts.query:
+            raise ValueError("should hold no password and no query, which would be written down; put the token into TETHER_RETRIEVER_TOKEN")
         return url
 
     @model_validator(mode="after")
