@@ -11,7 +11,9 @@ from typing import Any
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters but tab and line feed, halves of surrogate pairs, and marks that turn the direction of writing."""
 
-_SHORT = reprlib.Repr(maxlevel=4, maxdict=8, maxlist=12, maxtuple=12, maxset=8, maxstring=200, maxlong=60, maxother=200)
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 8, 12, 12
+_SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 200, 60, 200
 
 
 def visible(text: str) -> str:
@@ -39,4 +41,4 @@ def shortened(text: str, most: int = 200) -> str:
 
 def short_repr(value: Any) -> str:
     """How a value is written, however large it is."""
-    return _SHORT.repr(value)
+    return shortened(_SHORT.repr(value), 500)

@@ -185,7 +185,11 @@ class RunStore:
 
     def timings(self) -> list[dict[str, Any]]:
         """The last timings of every step, in order of the steps."""
-        records = {int(data["step"]): data for _, data in self._records(TIMINGS) if "step" in data}
+        records = {}
+        for number, data in self._records(TIMINGS):
+            if type(data.get("step")) is not int:
+                raise BadInput(f"line {number} of '{self.folder / TIMINGS}' has no whole number as step; delete that line")
+            records[data["step"]] = data
         return [records[step] for step in sorted(records)]
 
     def trajectory_blocks(self) -> list[tuple[int, str]]:

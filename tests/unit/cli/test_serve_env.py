@@ -82,7 +82,7 @@ def test_sigterm_stops_it_in_the_middle_of_requests() -> None:
 
 
 def test_the_environment_never_sees_the_token_of_the_server() -> None:
-    with _started("sokoban", "--allow-option", "boxes", TETHER_TOKEN="s3cret") as (process, (first, _)):
+    with _started("sokoban", "--allow-option", "boxes", TETHER_TOKEN="s3cret") as (_, (first, _)):
         url = re.findall(r"http://[\d.:]+", first)[0]
         assert make_env(url, token="s3cret", boxes=2).options["boxes"] == 2  # type: ignore[attr-defined]
         with pytest.raises(BadInput, match="option 'levels' is locked by the server"):
