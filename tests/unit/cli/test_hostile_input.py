@@ -134,11 +134,10 @@ def test_a_step_of_thousands_of_digits(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_parquet_that_is_no_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
+    parquet = pytest.importorskip("pyarrow.parquet")
     raw = pyarrow.array([b"\xff\xfe", b"\x80"], pyarrow.binary()).view(pyarrow.string())
     table = pyarrow.table({"prompt": raw, "response": ["a", "b"], "reward": [0.0, 1.0], "group": [0, 0]})
-    pyarrow.parquet.write_table(table, tmp_path / "r.parquet")
+    parquet.write_table(table, tmp_path / "r.parquet")
     assert "holds text that is not UTF-8" in _refused(capsys, "diagnose", str(tmp_path / "r.parquet"), "--model", "tiny")
 
 
