@@ -215,6 +215,7 @@ def clients(part: Part) -> None:
 def _attack(part: Part, port: int, number: int) -> None:
     random = generator("torture", "client", number)
     held: list[socket.socket] = []
+    api = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False, verify=False)
     while part.has_time:
         kind = int(random.integers(5))
         try:
@@ -230,12 +231,13 @@ def _attack(part: Part, port: int, number: int) -> None:
                 headers = {"Origin": "https://evil.example"} if kind == 3 else {"Content-Type": "application/json"}
                 body = json.dumps({"seed": 1, "options": {"instructions": "/etc/passwd"}}) if random.random() < 0.5 else _text(random)
                 sent = body.encode("utf-8", "surrogatepass")
-                reply = httpx.post(f"http://127.0.0.1:{port}/v1/sessions", content=sent, headers=headers, timeout=10)
+                reply = api.post("/v1/sessions", content=sent, headers=headers)
                 if reply.status_code not in (400, 403, 415):
                     part.fail(f"a hostile request was answered with {reply.status_code}: {sent[:200]!r}")
                 part.count("hostile requests")
         except (OSError, httpx.HTTPError):
             part.count("connections closed by the server")
+    api.close()
     for connection in held:
         connection.close()
 
