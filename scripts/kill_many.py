@@ -32,9 +32,12 @@ import tether.training.loop  # noqa: F401 - what a run needs is imported once, b
 from tether.cli.main import main as tether_main
 from tether.core.errors import CheckpointError
 from tether.core.seeding import generator
+from tether.runs import store, trajectory_index
 from tether.runs.checkpoints import MODEL, STATE, list_checkpoints
+from tether.runs.manifest import MANIFEST, check_checkpoint
 from tether.runs.report import write_report  # noqa: F401 - likewise
-from tether.runs.store import METRICS, TRAJECTORIES, RunStore
+from tether.runs.store import METRICS, RunStore
+from tether.runs.trajectory_index import INDEX, TRAJECTORIES
 from tether.training import checkpoint
 from tether.training.checkpoint import load_state
 
@@ -54,6 +57,8 @@ SETTINGS = {
     "steps": 3,
 }
 KILLED = -signal.SIGKILL
+APART = (STATE, MANIFEST)
+"""Files of a checkpoint that are not compared byte by byte: states are compared by what they hold, and a manifest has the sums of the bytes."""
 
 
 def die() -> None:
@@ -75,17 +80,16 @@ def after(owner: Any, name: str, when: Callable[..., bool] = lambda *args, **kwa
     return _replacing(owner, name, when, nth, act)
 
 
-def half_written(name: str, nth: int = 1) -> Callable[[], None]:
-    """Die when half of the nth addition to a file of the run folder is on the disk."""
+def half_written(name: str, nth: int = 1, module: Any = store) -> Callable[[], None]:
+    """Die when half of the nth addition to a file of the run folder is on the disk; `module` makes the addition."""
 
-    def act(real: Callable[..., Any], store: RunStore, name: str, records: Sequence[Any]) -> None:
-        path = store.folder / name
+    def act(real: Callable[..., Any], path: Path, content: bytes, **options: Any) -> None:
         start = path.stat().st_size if path.exists() else 0
-        real(store, name, records)
+        real(path, content, **options)
         os.truncate(path, (start + path.stat().st_size) // 2)
         die()
 
-    return _replacing(RunStore, "_append", lambda store, written, records: written == name, nth, act)
+    return _replacing(module, "append_whole", lambda path, content, **options: path.name == name, nth, act)
 
 
 def half_saved(owner: Any, name: str, path_of: Callable[..., Path], nth: int = 1) -> Callable[[], None]:
@@ -109,7 +113,7 @@ def a_step_later(name: str, path_of: Callable[..., Path], step: int) -> Callable
 
     def install() -> None:
         _replacing(checkpoint, name, lambda *args, **kwargs: True, 1, act)()
-        after(RunStore, "append", lambda store, record: record.step == step)()
+        after(RunStore, "append", lambda _, record: record.step == step)()
 
     return install
 
@@ -128,7 +132,7 @@ def _replacing(owner: Any, name: str, when: Callable[..., bool], nth: int, act: 
     return install
 
 
-def _is_validation(store: RunStore, records: Sequence[Any]) -> bool:
+def _is_validation(_: RunStore, records: Sequence[Any]) -> bool:
     return records[0]["split"] == "validation"
 
 
@@ -147,12 +151,14 @@ POINTS: dict[str, Callable[[], None]] = {
     "half the weights": half_saved(checkpoint, "write_model", lambda folder, *_: next(folder.glob("*.safetensors"))),
     "half the state": half_saved(torch, "save", lambda state, path: path),
     "half the weights, a step later": a_step_later("write_model", lambda folder, *_: next(folder.glob("*.safetensors")), step=2),
+    "before the manifest": before(checkpoint, "write_manifest"),
     "before the checkpoint is in place": before(Path, "rename", _to_step),
     "after the checkpoint is in place": after(Path, "rename", _to_step),
     "half the trajectories of step 2": half_written(TRAJECTORIES),
+    "half the rows of the index": half_written(INDEX, module=trajectory_index),
     "between two updates of step 2": after(torch.optim.AdamW, "step"),
     "before the best is kept": before(os, "link"),
-    "step 3 recorded, not saved": after(RunStore, "append", lambda store, record: record.step == 3),
+    "step 3 recorded, not saved": after(RunStore, "append", lambda _, record: record.step == 3),
     "while an old checkpoint is deleted": before(shutil, "rmtree", _holds_a_step),
     "before the run is called finished": before(RunStore, "finish"),
 }
@@ -201,20 +207,20 @@ def differences(reference: Path, run: Path) -> list[str]:
         found.append("trajectories")
     if ours.finished != theirs.finished:
         found.append("how it ended")
-    names = [sorted(path.name for path in store.checkpoints.iterdir()) for store in (ours, theirs)]
+    names = [sorted(path.name for path in each.checkpoints.iterdir()) for each in (ours, theirs)]
     if names[0] != names[1]:
         return [*found, f"checkpoints: {names[0]} instead of {names[1]}"]
     for name in names[0]:
         pair = ours.checkpoints / name, theirs.checkpoints / name
-        if any(not _same_bytes(path, pair[1] / path.relative_to(pair[0])) for path in pair[0].rglob("*") if path.name != STATE):
+        if any(not _same_bytes(path, pair[1] / path.relative_to(pair[0])) for path in pair[0].rglob("*") if path.name not in APART):
             found.append(f"{name}: model")
         if not _same(load_state(pair[0]), load_state(pair[1])):
             found.append(f"{name}: state")
     return found
 
 
-def _without_attempt(store: RunStore) -> list[dict[str, Any]]:
-    return sorted(({**record, "attempt": 0} for record in store.trajectories()), key=repr)
+def _without_attempt(run: RunStore) -> list[dict[str, Any]]:
+    return sorted(({**record, "attempt": 0} for record in run.trajectories()), key=repr)
 
 
 def _same_bytes(one: Path, two: Path) -> bool:
@@ -236,6 +242,7 @@ def unreadable(folder: Path) -> list[str]:
     bad = []
     for path in list_checkpoints(folder):
         try:
+            check_checkpoint(path)
             load_state(path)
             load_file(next((path / MODEL).glob("*.safetensors")))
         except (CheckpointError, SafetensorError, OSError, StopIteration) as error:

@@ -28,11 +28,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kill_many import Trial, attempt, differences  # sets the number of threads before torch
-
 import httpx
 import numpy as np
 
+from kill_many import Trial, attempt, differences  # sets the number of threads before torch
 from tether.core.config import merge, parse_overrides, read_file, validate
 from tether.core.errors import TetherError
 from tether.core.seeding import generator
@@ -106,7 +105,23 @@ def faults(part: Part) -> None:
 # --- fuzz ---
 
 ALPHABET = [*string.printable, "\x00", "\x1b", "\x9b", "\ud800", "\udcff", "\u202e", "é", "√", "😀"]
-PIECES = ["[" * 50, "]" * 50, "search[", "click[", "{a: ", "&a [*a]", "1e999", ".nan", "||", "<answer>", "</think>", "\\frac{", "^" * 20, "9" * 400, "(" * 90]
+PIECES = [
+    "[" * 50,
+    "]" * 50,
+    "search[",
+    "click[",
+    "{a: ",
+    "&a [*a]",
+    "1e999",
+    ".nan",
+    "||",
+    "<answer>",
+    "</think>",
+    "\\frac{",
+    "^" * 20,
+    "9" * 400,
+    "(" * 90,
+]
 
 
 def _text(random: np.random.Generator, most: int = 60) -> str:
@@ -190,7 +205,10 @@ def clients(part: Part) -> None:
     while part.has_time:
         seed = int(part.random.integers(2**62))
         try:
-            same = env.reset(seed).text == local.reset(seed).text and env.step("Up || Left").observation == local.step("Up || Left").observation
+            same = (
+                env.reset(seed).text == local.reset(seed).text
+                and env.step("Up || Left").observation == local.step("Up || Left").observation
+            )
         except TetherError as error:
             part.fail(f"an honest client was not served: {error}")
             break
@@ -303,7 +321,10 @@ def main() -> None:
             part = Part(name, 60 * arguments.minutes * SHARES[name] / whole, arguments.seed, place)
             PARTS[name](part)
             done.append(part)
-            print(f"{name}: {', '.join(f'{count:g} {what}' for what, count in part.counts.items())}; {len(part.failures)} failures", flush=True)
+            print(
+                f"{name}: {', '.join(f'{count:g} {what}' for what, count in part.counts.items())}; {len(part.failures)} failures",
+                flush=True,
+            )
     print("\n| part | figures | failures |\n|---|---|---|")
     for part in done:
         print(f"| {part.name} | {', '.join(f'{count:,g} {what}' for what, count in part.counts.items())} | {len(part.failures)} |")

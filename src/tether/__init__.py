@@ -38,6 +38,7 @@ _PUBLIC = {
     "as_gymnasium": "tether.envs.gym_wrapper",
     "audit": "tether.diagnostics.audit.api",
     "check_env": "tether.envs.checker",
+    "compare": "tether.runs.evaluations",
     "cross_score": "tether.diagnostics.cross_score",
     "evaluate": "tether.training.api",
     "load_model": "tether.models.load",
@@ -81,6 +82,7 @@ __all__ = [
     "as_gymnasium",
     "audit",
     "check_env",
+    "compare",
     "cross_score",
     "evaluate",
     "load_model",
@@ -113,6 +115,7 @@ if TYPE_CHECKING:
     from tether.models.load import LoadedModel, load_model
     from tether.models.policy import Policy
     from tether.rollout.engines.scripted import ScriptedEngine
+    from tether.runs.evaluations import compare
     from tether.runs.run import Run
     from tether.training.api import evaluate, play, train
     from tether.training.callbacks import Callback

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+from tether.runs.manifest import file_sum, write_manifest
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.checkpoint import keep_best, save_checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_many.py"
-NUM_POINTS = 13
+NUM_POINTS = 15
 
 
 @pytest.mark.slow
@@ -68,6 +69,9 @@ def _another_state(folder: Path, **changes: Any) -> None:
     state = torch.load(path, weights_only=True)
     path.unlink()  # best/ holds the same file
     torch.save({**state, **changes}, path)
+    (path.parent / "manifest.json").unlink()  # it would say so, too
+    sums = {str(file.relative_to(path.parent)): file_sum(file) for file in path.parent.rglob("*") if file.is_file()}
+    write_manifest(path.parent, 1, sums)
 
 
 def _another_config(folder: Path) -> None:

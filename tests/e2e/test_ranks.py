@@ -370,7 +370,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     with by_two.full_precision():
         exact = {parameter.dtype for parameter in full.module.parameters()} if rank == 0 else set()
     states = [optimizer.state_dict() for optimizer in (by_one, by_two)]
-    rounded = all(torch.equal(p, s.full_tensor().to(torch.bfloat16)) for p, s in zip(by_two._full, by_two._shards, strict=True))
+    rounded = all(torch.equal(p, s.full_tensor().to(torch.bfloat16)) for p, s in zip(by_two._parameters, by_two._shards, strict=True))
     found = {
         "apart": apart,
         "norms": norms,

@@ -84,32 +84,54 @@ def micro_batches(trainer: Any) -> list[dict[str, Any]]:
     return parts
 
 
+LENGTHS = (5, 21, 9, 13, 28, 3, 17, 11, 7, 24, 15, 19)
+"""Of the twelve completions of a generation batch: three groups of four, all different, so that every way to average gives another number."""
+
+
+def sampled_places(row: int) -> list[int]:
+    return [0 if row % 3 == 0 and 1 < place < 4 else 1 for place in range(LENGTHS[row])]
+
+
+def written(prompts: Any, trainer: Any) -> dict[str, Any]:
+    """TRL's `rollout_func`: completions of given lengths in place of generated ones; every third has a stretch that no model wrote."""
+    rng = np.random.default_rng(7)
+    ids = [rng.integers(5, 60, LENGTHS[row]).tolist() for row in range(len(prompts))]
+    masks = [sampled_places(row) for row in range(len(prompts))]
+    tokens = [trainer.processing_class.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"] for prompt in prompts]
+    return {"prompt_ids": tokens, "completion_ids": ids, "env_mask": masks, "logprobs": None}
+
+
+def by_row(completions: Any, **columns: Any) -> list[float]:
+    """The second group varies most, the first less, the third not at all."""
+    return [(0.0, 0.5, 0.0, 0.5, 0.0, 1.0, 1.0, 0.2, 1.0, 1.0, 1.0, 1.0)[row] for row in range(len(completions))]
+
+
 def brute_force(trainer: Any, parts: list[dict[str, Any]], kept: list[list[bool]], advantages: list[torch.Tensor]) -> torch.Tensor:
-    """TRL's loss of the kept rows alone, from the definitions: logits of the model, one token at a time."""
+    """TRL's loss of the kept rows alone, from the definitions: logits of the model, one row at a time."""
     kind, beta, coefficient = trainer.loss_type, trainer.beta, trainer.entropy_coef
     rows, bonuses, means = [], [], []
     for part, flags, row_advantages in zip(parts, kept, advantages, strict=True):
-        inside, entropy_sum, tokens, loss_sum = [], 0.0, 0, 0.0
-        for row, flag in enumerate(flags):
-            if not flag:
-                continue
+        inside, entropies = [], []
+        for row in (number for number, flag in enumerate(flags) if flag):
             prompt = part["prompt_ids"][row][part["prompt_mask"][row].bool()]
-            written = part["completion_ids"][row][part["completion_mask"][row].bool()]
-            ids = torch.cat([prompt, written])[None]
+            tokens = part["completion_ids"][row][part["completion_mask"][row].bool()]
+            ids = torch.cat([prompt, tokens])[None]
             span = slice(len(prompt) - 1, ids.shape[1] - 1)
             logp = torch.log_softmax(trainer.model(input_ids=ids).logits[0, span].double(), -1)
             with torch.no_grad():
                 reference = torch.log_softmax(trainer.ref_model(input_ids=ids).logits[0, span].double(), -1)
-            at = torch.arange(len(written))
-            new, ref = logp[at, written], reference[at, written]
-            token_loss = -row_advantages[row].double() * torch.exp(new - new.detach()) + beta * (torch.exp(ref - new) - (ref - new) - 1)
-            inside.append(token_loss)
-            entropy_sum = entropy_sum - (logp.exp() * logp).sum()
-            tokens, loss_sum = tokens + len(written), loss_sum + token_loss.sum()
+            at = torch.arange(len(tokens))
+            new, ref = logp[at, tokens], reference[at, tokens]
+            ratio, kl = torch.exp(new - new.detach()), torch.exp(ref - new) - (ref - new) - 1
+            # TRL's `use_bias_correction_kl`: the ratio is 1 here and changes the gradient of the KL term alone.
+            token_loss = -row_advantages[row].double() * ratio + beta * kl * (ratio if trainer.args.use_bias_correction_kl else 1.0)
+            sampled = torch.tensor(sampled_places(int(part["row_number"][row]))).bool()
+            inside.append(token_loss[sampled])
+            entropies.append(-(logp.exp() * logp).sum(-1)[sampled])
         rows += inside
         if inside:
-            bonuses.append(entropy_sum / tokens)
-            means.append(loss_sum / tokens)
+            bonuses.append(torch.cat(entropies).mean())
+            means.append(torch.cat(inside).mean())
     if kind == "dapo":
         loss = torch.cat(rows).mean()
     elif kind == "grpo":
@@ -122,15 +144,22 @@ def brute_force(trainer: Any, parts: list[dict[str, Any]], kept: list[list[bool]
 
 
 @pytest.mark.parametrize("kind", ["dapo", "grpo", "dr_grpo", "bnpo"])
-@pytest.mark.parametrize(("scale", "beta"), [("none", 0.0), ("kept_ratio", 0.0), ("none", 0.05)])
-def test_the_loss_is_that_of_the_kept_rows(make_trainer: Make, kind: str, scale: str, beta: float) -> None:
-    """Loss (with and without KL) and gradient (without) of a whole accumulation window against brute force, with the entropy bonus. Two rows a micro-batch and three groups
-    of four: some micro-batches mix kept and dropped rows, some hold none."""
+@pytest.mark.parametrize(
+    ("scale", "beta", "corrected", "accumulated"),
+    [("none", 0.0, True, 6), ("kept_ratio", 0.5, True, 6), ("none", 0.5, False, 6), ("none", 0.5, True, 3)],
+    ids=["plain", "kl_and_kept_ratio", "uncorrected_kl", "two_updates"],
+)
+def test_the_loss_is_that_of_the_kept_rows(
+    make_trainer: Make, kind: str, scale: str, beta: float, corrected: bool, accumulated: int
+) -> None:
+    """Loss, gradient and the rows with a gradient, against brute force, with the entropy bonus, over a whole generation batch: six micro-batches of two
+    rows, accumulated to one or two updates. One of three groups is kept, so some micro-batches mix kept and dropped rows, some hold none."""
     args = {
-        "loss_type": kind, "beta": beta, "entropy_coef": 0.02, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 6, "temperature": 1.0,
-        "max_completion_length": 28,
+        "loss_type": kind, "beta": beta, "entropy_coef": 0.02, "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulated,
+        "steps_per_generation": 6, "temperature": 1.0, "max_completion_length": 28, "use_bias_correction_kl": corrected,
     }  # fmt: skip
-    trainer = make_trainer(TetherGRPOTrainer, args=args, group_filter=GroupFilter("top_k", num_groups=1, loss_scale=scale))
+    given = {"group_filter": GroupFilter("top_k", num_groups=1, loss_scale=scale), "reward_funcs": by_row, "rollout_func": written}
+    trainer = make_trainer(TetherGRPOTrainer, args=args, **given)
     if beta == 0.0:
         trainer.ref_model = trainer.model
     with torch.no_grad():  # else the KL term is zero
@@ -141,30 +170,40 @@ def test_the_loss_is_that_of_the_kept_rows(make_trainer: Make, kind: str, scale:
 
     def watch(self: Any, batch: Any, selection: Any, output: dict[str, Any]) -> None:
         output["row_number"] = torch.arange(len(output["completion_ids"]))  # TRL shuffles it with the rows
-        seen.update(rewards=batch.rewards, advantages=output["advantages"].clone())
+        seen.update(advantages=output["advantages"].clone())
         score(self, batch, selection, output)
 
     trainer._tether_mask = watch.__get__(trainer)
     parts = micro_batches(trainer)
-    # Which group is kept, by hand: the one with the largest sample variance.
-    variances = np.array(seen["rewards"]).reshape(3, 4).var(axis=1, ddof=1)
-    best = int(variances.argmax())
-    assert variances[best] > 0 and logged_now(trainer, "groups/kept") == [1.0]
+    assert logged_now(trainer, "groups/kept") == [1.0]
     rows = [part["row_number"].tolist() for part in parts]
-    kept = [[row // 4 == best for row in part] for part in rows]
-    assert any(any(part) and not all(part) for part in kept) or any(not any(part) for part in kept)
+    kept = [[row // 4 == 1 for row in part] for part in rows]  # by hand: the second group has the largest variance
+    assert any(any(part) and not all(part) for part in kept) and any(not any(part) for part in kept)
+    logprobs: list[torch.Tensor] = []
+    forward = trainer._get_per_token_logps_and_entropies
+
+    def keep_gradients(*given: Any, **options: Any) -> Any:
+        found = forward(*given, **options)
+        found[0].retain_grad()
+        logprobs.append(found[0])
+        return found
+
+    trainer._get_per_token_logps_and_entropies = keep_gradients
     trainer.model.zero_grad()
     loss = sum(trainer.compute_loss(trainer.model, part) for part in parts)
     loss.backward()
+    took_part = [[bool(row.any()) for row in values.grad] for values in logprobs]
+    assert took_part == kept, "which rows took part in the loss"
     mine = {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters() if parameter.grad is not None}
     trainer.model.zero_grad()
     expected = brute_force(trainer, parts, kept, [seen["advantages"][part] for part in rows])
-    expected = expected * (1 / 3 if scale == "kept_ratio" else 1.0)
+    expected = expected * (1 / 3 if scale == "kept_ratio" else 1.0) * (6 / accumulated)  # one such mean for each update
     expected.backward()
-    assert float(loss) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
-    for name, parameter in trainer.model.named_parameters():
-        if beta == 0.0 and parameter.grad is not None:
-            assert torch.allclose(mine[name], parameter.grad, rtol=1e-3, atol=2e-6), name
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    theirs = {name: parameter.grad for name, parameter in trainer.model.named_parameters() if parameter.grad is not None}
+    assert mine.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert float((mine[name] - gradient).norm()) < 1e-4 * float(gradient.norm()), name
 
 
 def logged_now(trainer: Any, name: str) -> list[float]:

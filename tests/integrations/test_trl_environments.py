@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -95,6 +96,48 @@ def test_metrics_are_those_of_tethers_own_trainer(tiny: Any) -> None:
     assert own.information == other.information and own.metrics == other.metrics
 
 
+def test_the_record_of_a_step_is_that_of_tethers_own_trainer(make_trainer: Make, tmp_path: Path) -> None:
+    """A step of `tether.train`, its episodes read from the run folder as rows of TRL, and the callback's record of them."""
+    mine = tether.train(
+        "frozen_lake",
+        model="tiny",
+        steps=1,
+        seed=3,
+        filter="top_p:0.9",
+        out=tmp_path / "mine",
+        options=LAKE["options"],
+        rollout={"num_groups": 3, "group_size": 4, "max_tokens": 40},
+        evaluation={"prompts": 1},
+        diagnosis={"every": 1, "budget": 1.0},
+    )
+    rows, rewards, successes = [], [], []
+    for episode in mine.store.trajectories(1, "train"):
+        first, *later = episode["turns"]
+        ids, sampled = list(first["response_ids"]), [True] * len(first["response_ids"])
+        for turn in later:
+            ids += [*turn["context_ids"], *turn["response_ids"]]
+            sampled += [False] * len(turn["context_ids"]) + [True] * len(turn["response_ids"])
+        rows.append(Row(str(episode["group"]), tuple(first["context_ids"]), tuple(ids), tuple(sampled), episode["success"], None))
+        rewards.append(episode["reward"])
+        successes.append(episode["success"])
+    batch = GenerationBatch(rows, rewards, successes, 4)
+    probe = TetherCallback(every=1, out=tmp_path / "theirs", budget=1.0)
+    trainer = make_trainer(TetherGRPOTrainer, group_filter="top_p:0.9", callbacks=[probe], args={"seed": 3})
+    probe.attach(trainer)
+    probe.on_train_begin(trainer.args, trainer.state, trainer.control)
+    probe.observe(trainer, batch, trainer._tether_select(batch, {}, trainer.group_filter))
+    own, (theirs,) = mine.records[-1], tether.Run(tmp_path / "theirs").records
+    shared = [name for name in theirs.metrics if name.split("/")[0] in ("rollout", "groups", "information", "information_trajectory")]
+    assert len(shared) > 50 and "information_trajectory/mi_seq" in shared and "groups/rv_mean" in shared
+    apart = {
+        name: (own.metrics[name], theirs.metrics[name])
+        for name in shared
+        if name in own.metrics and own.metrics[name] != pytest.approx(theirs.metrics[name], rel=1e-4, abs=1e-5)
+    }
+    assert not apart and own.regime == theirs.regime
+    assert {name for name in shared if name not in own.metrics} <= {"groups/sampled", "groups/kept"}
+
+
 def test_an_errored_episode_has_no_reward(make_trainer: Make, tiny: Any) -> None:
     lake = TetherEnvironment("frozen_lake", tiny.tokenizer, num_prompts=6, **LAKE)
     trainer = make_trainer(TetherGRPOTrainer, args=ARGS, group_filter="top_p:0.9", callbacks=[TetherCallback(every=0)], **lake.arguments)
@@ -141,63 +184,48 @@ def test_bad_input(make_trainer: Make, tiny: Any) -> None:
         make_trainer(TetherGRPOTrainer, args=ARGS, rollout_func=lake.rollout).train()
 
 
-PROCESS = """
-import json, os, sys
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig
-from tether.integrations.trl import TetherCallback, TetherEnvironment, TetherGRPOTrainer
-
-folder, out, kind, batch = sys.argv[1:5]
-torch.set_num_threads(1)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-lake = TetherEnvironment("frozen_lake", tokenizer, num_prompts=8, options={"slip": 0.0, "instructions": "plain", "max_turns": 2}, max_tokens=40)
-args = GRPOConfig(output_dir=out, use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=int(batch), num_generations=4,
-    gradient_accumulation_steps=2, max_completion_length=140, max_steps=1, logging_steps=1, report_to=[], save_strategy="no", learning_rate=1e-3, seed=3,
-    disable_tqdm=True, loss_type=kind, max_grad_norm=1e9, optim="sgd")
-trainer = TetherGRPOTrainer(AutoModelForCausalLM.from_pretrained(folder), args=args, processing_class=tokenizer, group_filter="top_p:0.9",
-    callbacks=[TetherCallback(every=1, out=f"{out}/run", budget=1.0)], **lake.arguments)
-trainer.train()
-if trainer.accelerator.is_main_process:
-    torch.save(trainer.accelerator.unwrap_model(trainer.model).state_dict(), f"{out}/weights.pt")
-    json.dump({**trainer.state.log_history[0], "processes": trainer.accelerator.num_processes}, open(f"{out}/log.json", "w"))
-"""
+SCRIPT = Path(__file__).with_name("lake_training.py")
+KINDS = ("dapo", "grpo")
+SHARED = (
+    "groups/kept",
+    "groups/rv_mean",
+    "rollout/success",
+    "rollout/tokens_sampled",
+    "information/mi_seq",
+    "information/retrieval_acc",
+    "information_trajectory/mi_seq",
+)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dapo", "grpo"])
-def test_two_processes_are_one(tmp_path: Path, float32_tiny: Path, kind: str) -> None:
-    """The same sixteen episodes on one process and on two: the filter keeps the same groups, and the update is the same."""
-    script = tmp_path / "train.py"
-    script.write_text(PROCESS)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(tether.__file__).parents[1]), "ACCELERATE_USE_CPU": "true"}
-    found = []
-    for count in (1, 2):
-        out = tmp_path / f"{count}"
-        out.mkdir()
-        # accelerate's own launcher starts one process on a CPU; torch's sets the variables that accelerate reads.
-        launch = [] if count == 1 else ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-        command = [sys.executable, *launch, str(script), str(float32_tiny), str(out), kind, str(8 // count)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=600)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found.append((json.loads((out / "log.json").read_text()), torch.load(out / "weights.pt")))
-    (one, start), (two, weights_two) = found
-    assert (one["processes"], two["processes"]) == (1, 2)
-    for name in (
-        "groups/kept",
-        "groups/rv_mean",
-        "rollout/success",
-        "rollout/tokens_sampled",
-        "information/mi_seq",
-        "information/retrieval_acc",
-    ):
-        assert two[name] == pytest.approx(one[name], abs=1e-4), name
-    assert 0 < one["groups/kept"] < 4
-    moved = 0.0
+def test_two_processes_are_one(tmp_path: Path, float32_tiny: Path) -> None:
+    """The same twelve episodes on one process and on two: the filter keeps the same groups, and the update is the same.
+
+    The second of the three groups lies on both processes. The launcher is torch's, which sets the variables that accelerate reads
+    (accelerate's own starts one process on a CPU). `--standalone` chooses a free port; `--master-port 0` would hand the 0 to the processes, which then
+    wait for each other forever.
+    """
+    paths = [str(Path(tether.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), "ACCELERATE_USE_CPU": "true"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--local-addr", "127.0.0.1"]
+    command = [*launch, str(SCRIPT), str(float32_tiny), str(tmp_path / "two"), "3", *KINDS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    update = runpy.run_path(str(SCRIPT))["update"]
     before = load_file(float32_tiny / "model.safetensors")
-    for name, value in start.items():
-        assert torch.allclose(value, weights_two[name], atol=1e-6), name
-        moved = max(moved, float((value - before[name]).abs().max())) if name in before else moved
-    assert moved > 1e-5, "the update did something"
-    assert len(tether.Run(tmp_path / "2" / "run").records) == 1
+    for kind in KINDS:
+        two, weights_two = (
+            json.loads((tmp_path / "two" / kind / "log.json").read_text()),
+            torch.load(tmp_path / "two" / kind / "weights.pt"),
+        )
+        alone = update(float32_tiny, tmp_path / "one" / kind, kind, 6)
+        one = alone["log"]
+        assert (alone["processes"], two["processes"]) == (1, 2)
+        for name in SHARED:
+            assert two[name] == pytest.approx(one[name], abs=1e-4), (kind, name)
+        assert 0 < one["groups/kept"] < one["groups/sampled"] == 3
+        moved = max(float((value - before[name]).abs().max()) for name, value in alone["weights"].items() if name in before)
+        apart = max(float((value - weights_two[name]).abs().max()) for name, value in alone["weights"].items())
+        assert moved > 1e-5, "the update did something"
+        assert apart < 1e-6 and apart < moved / 100, kind
+        records = tether.Run(tmp_path / "two" / kind / "run").records
+        assert len(records) == 1 and records[0].metrics["groups/rv_mean"] == pytest.approx(one["groups/rv_mean"])

@@ -1,4 +1,5 @@
-"""`tether doctor`: what this machine has, what works, and how to fix what does not; with a model, whether it fits and how it is computed."""
+"""`tether doctor`: what this machine has, what works, and how to fix what does not; with a model, whether it fits and how it is computed; with
+a run folder, which of its files are damaged and which checkpoint is whole."""
 
 import importlib.metadata
 import importlib.util
@@ -21,6 +22,7 @@ EXAMPLES = """\b
 Examples:
   tether doctor
   tether doctor --model Qwen/Qwen2.5-3B-Instruct --set lora.rank=16
+  tether doctor runs/my-run
 """
 
 PACKAGES = (
@@ -42,17 +44,22 @@ class Finding:
 
 
 def doctor(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="Check the files of this run folder instead of the machine; only reads.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Also check that training this model fits into memory, and which parts of the fast path serve it; loads it."),
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of that training.")] = None,
 ) -> None:
-    """Check this machine; exits 1 if training cannot work here."""
+    """Check this machine, or a run folder; exits 1 if training cannot work here, or if the run is damaged."""
     if set_ and model is None:
         raise BadInput("--set changes the training of a model; add --model NAME")
+    if run is not None and model is not None:
+        raise BadInput("give a run folder or --model, not both: the one checks files, the other this machine")
     console = SafeConsole()
-    findings = [*examine(), *(_model(model, set_ or []) if model is not None else [])]
+    findings = list(examine_run(run)) if run is not None else [*examine(), *(_model(model, set_ or []) if model is not None else [])]
     for finding in findings:
         mark = "[green]ok  [/]" if finding.good else "[red]FAIL[/]" if finding.needed else "[yellow]note[/]"
         console.print(f"{mark} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
@@ -75,6 +82,49 @@ def examine() -> Iterator[Finding]:
     yield from _trainers()
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     yield Finding("disk", free > MIN_FREE_GIB, f"{free:.0f} GiB free here; a run needs {MIN_FREE_GIB} GiB to be safe")
+
+
+def examine_run(folder: Path) -> Iterator[Finding]:
+    """The files of a run: whether they can be read, whether its checkpoints are what was written, and where it would continue."""
+    from tether.runs.checkpoints import BEST, step_folders
+    from tether.runs.lock import lock_holder
+    from tether.runs.manifest import MANIFEST, damage
+    from tether.runs.store import METRICS, TRAJECTORIES, RunStore
+
+    store = RunStore.open(folder)
+    ended = store.finished
+    holder = lock_holder(folder)
+    yield Finding("run", True, f"being written by {holder}" if holder else f"ended: {ended}" if ended else "not ended; nobody writes it")
+    try:
+        store.config()
+        records = store.steps()
+        episodes = sum(1 for _ in store.trajectories())
+    except TetherError as error:
+        yield Finding("records", False, str(error))
+    else:
+        yield Finding("records", True, f"{len(records)} steps, {episodes} episodes")
+        for name in (METRICS, TRAJECTORIES):
+            if torn := store.torn_lines.get(name):
+                yield Finding(name, False, f"lines that a kill tore, which are skipped: {_listed(torn)}", needed=False)
+    whole = []
+    best = store.checkpoints / BEST
+    for checkpoint in (*step_folders(store.checkpoints), *([best] if best.exists() else [])):
+        found = damage(checkpoint)
+        verified = (checkpoint / MANIFEST).is_file()
+        words = "whole" if verified else "has no manifest: its files are there, and cannot be verified"
+        yield Finding(checkpoint.name, not found and verified, f"damaged: {'; '.join(found)}" if found else words, needed=bool(found))
+        whole += [checkpoint] if not found and checkpoint != best else []
+    newest = step_folders(store.checkpoints)[-1:]
+    if not whole:
+        yield Finding("--resume", not newest, "starts from scratch" if not newest else "has no whole checkpoint to continue from")
+    elif whole[-1:] == newest:
+        yield Finding("--resume", True, f"continues from {whole[-1].name}")
+    else:
+        yield Finding("--resume", False, f"stops at {newest[0].name}; move it away, and it continues from {whole[-1].name}, which is whole")
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
 
 
 def _compute() -> Iterator[Finding]:

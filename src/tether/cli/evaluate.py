@@ -1,17 +1,22 @@
-"""`tether eval`: the success rate of a run's last or best checkpoint, or of any model, on the fixed validation prompts."""
+"""`tether eval`: success on the fixed validation prompts, of runs, of models, and of models behind chat endpoints, one or several."""
 
+import itertools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from tether.cli.terminal import SafeConsole
 from tether.core.config import merge, parse_overrides
+from tether.core.errors import BadInput, ConfigError
 
 if TYPE_CHECKING:
     from tether.training.evaluate import Evaluation
+    from tether.training.remote_evaluation import EndpointOptions
     from tether.training.settings import RunSettings
 
 EXAMPLES = """\b
@@ -20,44 +25,103 @@ Examples:
   tether eval runs/my-run --best --samples 8
   tether eval tiny --env frozen_lake --prompts 256
   tether eval smollm2 --env sokoban --prompts 64 --temperature 0 --json
+  tether eval http://localhost:8000#my-model --env sokoban --concurrency 16 --out results
+  tether eval runs/a runs/b smollm2 --env frozen_lake --out results
 """
 
 FILE_WIDTH = 240
 
 
 def evaluate_model(
-    target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its last checkpoint) or a model's name.")],
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Run folders (their last checkpoints), models by name, or http://HOST:PORT#NAME."),
+    ],
     env: Annotated[str | None, typer.Option(help="Environment; a run folder knows its own.")] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts; by default every row of a data file, 512 elsewhere.", min=1)] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0.0)] = 0.5,
     samples: Annotated[int, typer.Option(help="Episodes per prompt; pass@k needs k of them.", min=1)] = 1,
+    max_tokens: Annotated[int | None, typer.Option(help="Budget of one response; 400 unless a run has its own.", min=1)] = None,
     best: Annotated[bool, typer.Option("--best", help="The run's best checkpoint instead of its last.")] = False,
     engine: Annotated[str | None, typer.Option(help="What samples: native, vllm, or the address of a server.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results, their pages, and what an endpoint said.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Conversations with an endpoint at a time.", min=1)] = 8,
+    api_key_env: Annotated[str | None, typer.Option(metavar="NAME", help="The variable that holds the endpoint's key.")] = None,
+    price: Annotated[
+        list[str] | None, typer.Option(metavar="IN/OUT", help="Price of a million tokens; one for all endpoints, or each.")
+    ] = None,
+    body: Annotated[str | None, typer.Option(metavar="JSON", help="Further fields of every request; null leaves one out.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as rollout.max_tokens=100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
-    """Measure success on fixed validation prompts, with its 95% interval and pass@k."""
+    """Measure success on fixed validation prompts, with its 95% interval and pass@k; several models are compared on the same instances."""
     from tether.training.api import evaluation_settings
 
-    overrides: dict[str, Any] = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}
+    overrides: dict[str, Any] = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}, "rollout": {}}
     if engine is not None:
-        overrides["rollout"] = {"engine": engine}
-    settings = evaluation_settings(target, env, best, merge(overrides, parse_overrides(set_ or [])))
-    result = _play(settings, quiet=as_json)
-    if not as_json:
-        _show(result, settings)
-        return
-    apart = {"environments": result.environments} if result.mixed else {}
-    about = {"env": _names(settings), "model": settings.model.name, "samples": settings.evaluation.samples}
-    typer.echo(json.dumps({**about, **result.metrics, **apart}))
+        overrides["rollout"]["engine"] = engine
+    if max_tokens is not None:
+        overrides["rollout"]["max_tokens"] = max_tokens
+    given = merge(overrides, parse_overrides(set_ or []))
+    if len(set(targets)) < len(targets):
+        raise BadInput(f"a model is given twice among {', '.join(targets)}; give each once")
+    prices, fields = _prices(price or [], targets), _fields(body)
+    settings = [evaluation_settings(target, env, best, given) for target in targets]  # all are checked before the first is played
+
+    from tether.training.remote_evaluation import EndpointOptions
+
+    endpoint = EndpointOptions(concurrency, api_key_env, fields)
+    console = SafeConsole(stderr=True, quiet=as_json)
+    results = []
+    for target, chosen, cost in zip(targets, settings, prices, strict=True):
+        result = _play(target, chosen, endpoint, cost, out, console)
+        results.append(result)
+        if not as_json:
+            _show(result, chosen, target)
+    if as_json:
+        _echo_json(results, settings)
+    elif len(results) > 1:
+        _show_together(results)
 
 
-def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
-    from tether.training.api import run_evaluation
+def _prices(given: list[str], targets: list[str]) -> list[tuple[float, float] | None]:
+    """The price of each model: none, the same for all endpoints, or one for each of them in order."""
+    read = []
+    for text in given:
+        try:
+            prompt, completion = map(float, text.split("/"))
+        except ValueError:
+            raise BadInput(
+                f"--price got '{text}'; write the prices of a million tokens of prompts and completions, such as 0.15/0.60"
+            ) from None
+        read.append((prompt, completion))
+    endpoints = [target for target in targets if "://" in target]
+    if len(read) > 1 and len(read) != len(endpoints):
+        raise BadInput(f"--price is given {len(read)} times for {len(endpoints)} endpoints; give it once, or once for each in their order")
+    each = iter(read * len(endpoints) if len(read) == 1 else read)
+    return [next(each, None) if "://" in target else None for target in targets]
+
+
+def _fields(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f'--body is not JSON ({error}); write an object such as \'{{"reasoning_effort": "low"}}\'') from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"--body is a {type(fields).__name__}; write a JSON object of fields")
+    return fields
+
+
+def _play(
+    target: str, settings: "RunSettings", endpoint: "EndpointOptions", price: tuple[float, float] | None, out: Path | None, console: Console
+) -> "Evaluation":
     from tether.training.callbacks import Callback
+    from tether.training.evaluation_run import run_evaluation
 
     class Bar(Callback):
-        """A progress bar over the episodes."""
+        """A progress bar over the episodes, with the time left."""
 
         def on_stage_begin(self, name: str, total: int) -> None:
             bars.reset(task, total=total)
@@ -65,22 +129,34 @@ def _play(settings: "RunSettings", quiet: bool) -> "Evaluation":
         def on_stage_progress(self) -> None:
             bars.advance(task)
 
-    with Progress(console=SafeConsole(stderr=True, quiet=quiet), transient=True) as bars:
-        task = bars.add_task("sampling", total=None)
-        return run_evaluation(settings, [Bar()])
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+            task = bars.add_task(f"playing {target}", total=None)
+            return run_evaluation(settings, target, [Bar()], endpoint=endpoint, price=price, out=out)
+    except KeyboardInterrupt:
+        if "://" in target:
+            kept = f"what ended is kept in {out}; the same command continues" if out else "nothing is kept without --out"
+            console.print(f"stopped; {kept}", highlight=False, soft_wrap=True)
+        raise
 
 
 def _names(settings: "RunSettings") -> str:
     return " + ".join(chosen.name for chosen in settings.environments())
 
 
-def _show(result: "Evaluation", settings: "RunSettings") -> None:
-    """The rate in a line; below it a table with a row for each environment."""
-    metrics, evaluation = result.metrics, settings.evaluation
-    samples = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
+def _console() -> Console:
     console = SafeConsole()
     if not console.is_terminal:  # a file or a pipe has no margin: no cell is folded
         console.width = FILE_WIDTH
+    return console
+
+
+def _show(result: "Evaluation", settings: "RunSettings", target: str) -> None:
+    """The rate in a line; below it a table with a row for each environment, and what else is worth knowing."""
+    from tether.runs.evaluation_page import spent
+
+    metrics, evaluation, console = result.metrics, settings.evaluation, _console()
+    samples = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
     console.print(
         f"{settings.model.name} on {_names(settings)}: success [bold]{metrics['success']:.1%}[/] "
         f"(95% interval {metrics['success_low']:.1%} to {metrics['success_high']:.1%}, "
@@ -89,6 +165,89 @@ def _show(result: "Evaluation", settings: "RunSettings") -> None:
         soft_wrap=True,
     )
     console.print(_table(result.environments))
+    lines = [spent(result.record)] if "://" in target else []
+    lines += _warnings(result, settings)
+    lines += [f"page: {result.files}.html"] if result.files is not None else []
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _warnings(result: "Evaluation", settings: "RunSettings") -> list[str]:
+    """What a reader of the number should know."""
+    found = list(result.notes)
+    failed = result.record["failed"]
+    if failed:
+        found.append(f"conversations that failed and are in no number: {len(failed)}, the first: {failed[0]['reason']}")
+    cut, responses = result.record["cut_responses"], result.tokens["responses"]
+    if cut:
+        found.append(f"{cut} of {responses} responses were cut at {settings.rollout.max_tokens} tokens; --max-tokens gives more")
+    return found
+
+
+def _show_together(results: list["Evaluation"]) -> None:
+    """All models in one table, best first, and every pair on the same instances."""
+    from tether.runs.evaluation_page import difference_words, pass_names, rate
+    from tether.runs.evaluations import compare, distinct_names, task_key
+
+    records = distinct_names([{**result.record, "file": str(result.files)} if result.files else result.record for result in results])
+    records.sort(key=lambda record: -record["metrics"]["success"])
+    ks = pass_names(records)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model")
+    for heading in ("success", "95% interval", *(f"pass@{k}" for k in ks), "reward", "95% interval", "instances", "failed"):
+        table.add_column(heading, justify="right")
+    for record in records:
+        metrics, ends, reward = record["metrics"], record["intervals"]["success"], record["intervals"]["reward_mean"]
+        table.add_row(
+            record["model"]["name"],
+            rate(metrics["success"]),
+            f"{rate(ends[0])} to {rate(ends[1])}",
+            *(rate(metrics.get(f"pass_at_{k}")) for k in ks),
+            f"{metrics['reward_mean']:.3f}",
+            "-" if reward is None else f"{reward[0]:.3f} to {reward[1]:.3f}",
+            f"{metrics['instances']:.0f}",
+            f"{metrics['errors']:.0f}",
+        )
+    console = _console()
+    console.print()
+    console.print(table)
+    console.print("\ndifferences on the same instances, 95% intervals:", highlight=False)
+    for first, second in itertools.combinations(records, 2):
+        difference = compare(first, second)
+        words = f"{first['model']['name']} and {second['model']['name']} played no instance in common"
+        console.print(f"  {difference_words(difference) if difference else words}", highlight=False, soft_wrap=True, markup=False)
+    if len({task_key(record) for record in records}) > 1:
+        console.print("the models were not asked in the same way: options of the environment differ (see the records)", highlight=False)
+
+
+def _echo_json(results: list["Evaluation"], settings: list["RunSettings"]) -> None:
+    """One object for one model; of several, the list of theirs and the differences of all pairs."""
+    from tether.runs.evaluations import compare
+
+    objects = []
+    for result, chosen in zip(results, settings, strict=True):
+        about: dict[str, Any] = {"env": _names(chosen), "model": chosen.model.name, "samples": chosen.evaluation.samples}
+        apart = {"environments": result.environments} if result.mixed else {}
+        objects.append({**about, **result.metrics, **apart, "intervals": result.record["intervals"], "tokens": result.record["tokens"]})
+    if len(objects) == 1:
+        typer.echo(json.dumps(objects[0]))
+        return
+    pairs = [compare(a.record, b.record) for a, b in itertools.combinations(results, 2)]
+    differences = [
+        {
+            "first": pair.first,
+            "second": pair.second,
+            "success": pair.success,
+            "success_low": pair.low,
+            "success_high": pair.high,
+            "reward": pair.reward,
+            "reward_interval": pair.reward_interval,
+            "instances": pair.num_instances,
+        }
+        for pair in pairs
+        if pair is not None
+    ]
+    typer.echo(json.dumps({"results": objects, "differences": differences}))
 
 
 def _distinct(metrics: dict[str, float]) -> str:
@@ -112,9 +271,9 @@ def _table(environments: dict[str, dict[str, float]]) -> Table:
             f"{metrics['success']:.1%}" if "success" in metrics else "-",
             f"{metrics['success_low']:.1%} to {metrics['success_high']:.1%}" if "success" in metrics else "all errored",
             *(f"{metrics[f'pass_at_{k}']:.1%}" if f"pass_at_{k}" in metrics else "-" for k in ks[1:]),
-            f"{metrics['reward_mean']:.3f}",
-            f"{metrics['turns']:.1f}",
-            f"{metrics['format_valid']:.1%}",
+            f"{metrics['reward_mean']:.3f}" if "success" in metrics else "-",
+            f"{metrics['turns']:.1f}" if "success" in metrics else "-",
+            f"{metrics['format_valid']:.1%}" if "success" in metrics else "-",
             ", ".join(f"{key} {value:.3g}" for key, value in own.items()),
         )
     return table

@@ -1,9 +1,11 @@
 """`tether`: wires the verbs together and turns errors into one line and an exit code.
 
-Exit codes: 0 success, 2 bad input (what, got, what to do), 1 anything else that went wrong, 130 after Ctrl-C.
+Exit codes: 0 success, 2 bad input (what, got, what to do), 1 anything else that went wrong, 130 after Ctrl-C, 143 after SIGTERM, 129 after
+SIGHUP, 141 where nobody reads the output any more.
 """
 
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -16,6 +18,7 @@ from tether.cli import (
     envs,
     evaluate,
     export,
+    leaderboard,
     models,
     play,
     report,
@@ -27,6 +30,7 @@ from tether.cli import (
     train,
     warmstart,
 )
+from tether.cli.console import discard_output
 from tether.cli.terminal import SafeConsole
 from tether.core.errors import RankFailure, TetherError, did_you_mean
 from tether.core.text import shortened
@@ -54,6 +58,7 @@ Examples:
 app.command(epilog=train.EXAMPLES)(train.train)
 app.command(epilog=sft.EXAMPLES)(sft.sft)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate_model)
+app.command(epilog=leaderboard.EXAMPLES)(leaderboard.leaderboard)
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=diagnose.EXAMPLES)(diagnose.diagnose)
 app.command(epilog=report.EXAMPLES)(report.report)
@@ -99,6 +104,10 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except BrokenPipeError:  # `tether envs | head -1`: whoever read has seen enough
+        discard_output(sys.stdout)
+        discard_output(sys.stderr)
+        sys.exit(128 + signal.SIGPIPE)
     else:
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -1,6 +1,7 @@
 """`tether train`: resolve every setting, train with a live view, write the report."""
 
 import logging
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from tether.cli.console import surviving_console
 from tether.cli.terminal import SafeConsole
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput
@@ -85,12 +87,13 @@ def train(
     if ranks.rank:
         logging.basicConfig(format=f"rank {ranks.rank}: %(message)s")
         logging.captureWarnings(True)
-    store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
-    if ranks.rank == 0:
-        _run(settings, store, resume, ranks)
-    else:
-        run_training(settings, store, (), resumed=resume, ranks=ranks)
-    ranks.close()
+    with surviving_console(ranks.interrupts.console_closed):
+        store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
+        if ranks.rank == 0:
+            _run(settings, store, resume, ranks)
+        else:
+            run_training(settings, store, (), resumed=resume, ranks=ranks)
+        ranks.close()
 
 
 def _launch(gpus: int, words: list[str], settings: Any) -> NoReturn:
@@ -179,17 +182,22 @@ def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any) -> None:
     try:
         run_training(settings, store, [LiveView(console, settings.steps)], resumed=resumed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
-        if not trainers:  # still loading: nothing was trained
-            raise
-        console.print(
-            f"stopped after step {trainers[0].step}; the last checkpoint is {_last_checkpoint(store)}. "
-            f"Continue with: tether train --resume --out {store.folder}",
+        SafeConsole(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
+            f"{_stop_words(ranks.interrupts.received)} {f'after step {trainers[0].step}' if trainers else 'while the model was loaded'}; "
+            f"the last checkpoint is {_last_checkpoint(store)}. Continue with: tether train --resume --out {store.folder}",
             soft_wrap=True,
         )
-        sys.exit(130)
+        sys.exit(ranks.interrupts.exit_code)
     finally:
         status.stop()
     _finish(console, store)
+
+
+def _stop_words(number: int | None) -> str:
+    """How a run was told to stop."""
+    if number == signal.SIGPIPE:
+        return "nobody reads the output any more: stopped"
+    return "stopped" if number in (None, signal.SIGINT) else f"stopped by {signal.Signals(number).name}"
 
 
 def _last_checkpoint(store: RunStore) -> str:

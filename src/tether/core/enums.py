@@ -19,8 +19,14 @@ class StopReason(StrEnum):
     """The next turn would not have fitted into the model's context."""
     ENV_ERROR = "env_error"
     """The environment raised; the message is on the trajectory."""
+    MODEL_ERROR = "model_error"
+    """The server of the model refused a request or failed; the message is on the trajectory."""
     UNKNOWN = "unknown"
     """The log of another trainer does not say."""
+
+
+ERRORED = frozenset([StopReason.ENV_ERROR, StopReason.MODEL_ERROR])
+"""How an episode ends that is no evidence."""
 
 
 class FinishReason(StrEnum):

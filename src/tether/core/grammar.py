@@ -67,6 +67,16 @@ def parse_response(text: str, tags: tuple[str, ...] = ANSWER_TAGS, *, ended: boo
     return ParsedResponse(_TAGS.sub("", text[:end]).strip(), answer, end, unclosed and match is not None)
 
 
+def answer_end(text: str, tags: tuple[str, ...] = ANSWER_TAGS) -> int | None:
+    """Number of characters up to the end of the first well-formed answer; None where there is none.
+
+    >>> answer_end("</think> <answer> Up </answer> and then")
+    30
+    """
+    match = _answer_pattern(tags).search(text)
+    return match.end() if match else None
+
+
 @lru_cache(maxsize=16)
 def _answer_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"</think>\s*<({'|'.join(map(re.escape, tags))})>(.*?)</\1>", re.DOTALL)

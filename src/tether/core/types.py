@@ -39,6 +39,18 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """The tokens of one response, as the server that wrote it counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    """Reasoning included, also where the server does not show it."""
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt's, those that the server did not have to compute."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One response as the engine sampled it."""
 
@@ -48,6 +60,8 @@ class Completion:
     finish: FinishReason
     versions: tuple[int, ...] = ()
     """Of an engine with weights of its own: the step whose weights sampled each token. Empty where the weights are the learner's own."""
+    usage: Usage | None = None
+    """Of a model behind a chat endpoint, whose tokens are not known here: what its server counted, where it does."""
 
 
 @dataclass(slots=True)
@@ -85,6 +99,8 @@ class Turn:
     """The step whose weights sampled each token, see `Completion`."""
     lenient: bool = False
     """The response is valid only because the environment read it leniently ("Up, Left" for "Up || Left")."""
+    usage: Usage | None = None
+    """Of a model behind a chat endpoint, see `Completion`; its turns have no token ids."""
 
     @property
     def reasoning_ids(self) -> tuple[int, ...]:
@@ -94,6 +110,11 @@ class Turn:
     def lead_ids(self) -> tuple[int, ...]:
         """What was sampled before the reasoning: nothing, unless the model opens the think tag itself."""
         return self.response_ids[: self.reasoning_span[0]] if self.reasoning_span else ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the response."""
+        return len(self.response_ids) if self.usage is None else self.usage.completion_tokens
 
     @property
     def earned(self) -> float:
@@ -142,13 +163,15 @@ class Trajectory:
     stop_reason: StopReason
     success: bool = False
     error: str | None = None
-    """What went wrong, where stop_reason is ENV_ERROR."""
+    """What went wrong, where stop_reason is ENV_ERROR or MODEL_ERROR."""
     env: str = ""
     """The environment played, as the run calls it."""
     measures: dict[str, float] = field(default_factory=dict)
     """The environment's own numbers after the last step, such as a score; 0 where it never came to one."""
     retries: int = 0
     """How often the episode was played before, because an environment error ended it."""
+    categories: dict[str, str] = field(default_factory=dict)
+    """What kind of instance it is, where the environment says so. Example: {"subject": "Algebra", "level": "5"}."""
 
     @property
     def reward(self) -> float:
@@ -163,7 +186,7 @@ class Trajectory:
 
     @property
     def num_sampled(self) -> int:
-        return sum(len(turn.response_ids) for turn in self.turns)
+        return sum(turn.num_tokens for turn in self.turns)
 
     @property
     def mean_nll(self) -> float:
@@ -184,7 +207,7 @@ class Group:
     trajectories: list[Trajectory]
     """Those that ended without an error; may be empty."""
     errored: list[Trajectory] = field(default_factory=list)
-    """Those that an environment error ended, for the record."""
+    """Those that an error of the environment or of the model's server ended, for the record."""
     env: str = ""
     """The environment played, as the run calls it."""
 

@@ -23,12 +23,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from tether.core.intervals import Interval, student_t
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Interval = tuple[float, float]
 
 UNBOUNDED: Interval = (-math.inf, math.inf)
-NORMAL_QUANTILE = 1.959963984540054
 LEAST_RESAMPLED_ERROR = 0.2
 """Of the error itself: a resample that is nearly one prompt over and over has no spread of its own to divide by."""
 ROUNDING = 1e-12
@@ -109,20 +109,3 @@ def studentised_intervals(
         floor, ceiling = limits.get(name, UNBOUNDED)
         found[name] = (max(low, min(floor, estimate)), min(high, max(ceiling, estimate)))  # rounding may put the estimate itself outside
     return found
-
-
-def student_t(degrees: int) -> float:
-    """The 97.5% quantile of Student's t: exact for 1 and 2 degrees of freedom, else by its expansion about the normal (0.2% at 3)."""
-    if degrees == 1:
-        return math.tan(math.pi * 0.475)
-    if degrees == 2:
-        return 0.95 / math.sqrt(2 * 0.975 * 0.025)
-    z = NORMAL_QUANTILE
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return math.fsum(term / degrees**power for power, term in enumerate(terms))

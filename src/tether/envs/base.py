@@ -11,7 +11,7 @@ import inspect
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -210,6 +210,11 @@ class TurnEnv(ABC, Generic[OptionsT]):
         """The whole instance being played as text, for comparing instances; its hash decides the split. None where it is not exposed."""
         return None
 
+    @property
+    def categories(self) -> Mapping[str, str]:
+        """What kind of instance is being played, for tables by category: {"subject": "Algebra", "level": "5"}. Empty where there are no kinds."""
+        return {}
+
     # --- the Env protocol ---
 
     @property
@@ -256,6 +261,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
             self._phase = EpisodePhase.OVER
         head = _end_line(outcome.success, truncated) if over else self.turn_line()
         info = {"valid": outcome.valid, "truncated": truncated, **outcome.info}
+        if kinds := self.categories:
+            info["categories"] = dict(kinds)
         return Step(self.observe(head, outcome.text), outcome.reward, over, outcome.success, info)
 
 

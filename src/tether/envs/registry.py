@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -101,6 +102,27 @@ def check_name(name: str) -> str:
     if not is_address(name) and ":" not in name and name not in ENVIRONMENTS.names():
         raise UnknownName(f"unknown environment '{name}': {did_you_mean(name, ENVIRONMENTS.names())}")
     return name
+
+
+def check_received(name: str, where: str) -> None:
+    """Refuse to import a module because a file says so, unless it is installed: a run folder or a settings file may have come from somebody else,
+    with a module beside it.
+
+    A module of the current folder is imported only where the user named it: on the command line, or in a call. Nothing is imported here.
+    """
+    if is_address(name) or ":" not in name:
+        return
+    module = name.partition(":")[0].partition(".")[0]
+    here = os.path.realpath(os.getcwd())
+    chosen = {os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
+    installed = [path for path in sys.path if os.path.realpath(path) != here or here in chosen]
+    finders = [(finder, installed if finder is PathFinder else None) for finder in sys.meta_path]  # the others are of editable installs
+    if module in sys.modules or any(finder.find_spec(module, path) is not None for finder, path in finders):
+        return
+    raise BadInput(
+        f"{where} names the environment '{name}', and '{module}' is not installed; a module of this folder is imported only if you name it "
+        f"yourself: add {name} to the command (tether train {name} ..., tether eval ... --env {name}), or install it"
+    )
 
 
 def find_class(name: str) -> EnvClass:

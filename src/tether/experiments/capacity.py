@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tether.core.errors import BadInput
-from tether.runs.store import write_whole
+from tether.runs.files import write_whole
 
 STEPS_TO_MEASURE = 4
 """Steps of every run before its pace counts: the first ones compile kernels."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput
-from tether.runs.store import write_whole
+from tether.runs.files import write_whole
 from tether.training.api import resolve_settings
 
 CELLS = "cells"

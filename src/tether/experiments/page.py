@@ -16,7 +16,7 @@ from tether.experiments.quantities import Quantity, shown
 from tether.experiments.results import Level, Results, read_results, to_json
 from tether.experiments.statistics import Estimate
 from tether.experiments.svg import COLOURS, Mark, Panel, Series, draw
-from tether.runs.store import write_whole
+from tether.runs.files import write_whole
 
 BEGIN, END = "<!-- written by `tether reproduce`: do not edit -->", "<!-- end -->"
 README, RESULTS = "README.md", "results"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tether.core.intervals import student_t
 from tether.core.seeding import generator
-from tether.diagnostics.intervals import student_t
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ out: a conversation is only ever appended to.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -35,6 +35,22 @@ CACHED_PROMPTS = 64
 
 _RESPONSE = "\u27e6response\u27e7"
 """Stands for the model's response while a template is rendered; what follows it is what has to be appended."""
+
+
+class PromptFormat(Protocol):
+    """What an episode needs to know of how a model is written to: prompts as numbers to append, and responses read back from theirs.
+
+    Of a model that is loaded here the numbers are its tokens (`ChatFormat`); of one behind a chat endpoint they stand for whole messages
+    (`rollout.messages.MessageFormat`).
+    """
+
+    def first_prompt(self, system: str | None, user: str) -> tuple[int, ...]: ...
+
+    def next_prompt(self, user: str, response_ids: tuple[int, ...]) -> tuple[int, ...]: ...
+
+    def decode(self, ids: tuple[int, ...]) -> str: ...
+
+    def tokens_before(self, ids: tuple[int, ...], num_chars: int) -> int: ...
 
 
 class ChatFormat:

@@ -5,7 +5,9 @@ caller's mistake is not. Scorers and engines that work over HTTP share this clie
 """
 
 import time
+from calendar import timegm
 from collections.abc import Iterator, Sequence
+from email.utils import parsedate
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -19,7 +21,7 @@ RETRY_DELAYS = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each further attempt."""
 PASSING_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 LONGEST_PAUSE = 30.0
-"""Seconds; a server that asks for more patience than this is not waited for."""
+"""Seconds; a server that asks for more patience than this is not waited for, unless the caller has more."""
 PIECE_BYTES = 2**20
 """A body is handed over in pieces: of what it is given at once, the HTTP client copies the whole rest after every write to the socket."""
 
@@ -37,10 +39,18 @@ class ModelEndpoint:
         token_source: where the token comes from, in words, for the message about a refused one.
         timeout: seconds that one request may take.
         parallel: requests at the same time.
+        longest_pause: seconds; a server that asks for a longer pause between two attempts is not waited for.
     """
 
     def __init__(
-        self, url: str, *, token: str | None, token_source: str = "set OPENAI_API_KEY", timeout: float = 120.0, parallel: int = 8
+        self,
+        url: str,
+        *,
+        token: str | None,
+        token_source: str = "set OPENAI_API_KEY",
+        timeout: float = 120.0,
+        parallel: int = 8,
+        longest_pause: float = LONGEST_PAUSE,
     ) -> None:
         try:
             parts = urlsplit(url)
@@ -53,7 +63,7 @@ class ModelEndpoint:
             raise BadInput(f"parallel must be at least 1 and timeout above 0 seconds, got {parallel} and {timeout}")
         self.base = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {checked_token(token)}"} if token else {}
-        self._token_source, self._timeout = token_source, timeout
+        self._token, self._token_source, self._timeout, self._longest_pause = token, token_source, timeout, longest_pause
         self._limits = httpx.Limits(max_connections=parallel, max_keepalive_connections=parallel)
         # A proxy that the environment variables name cannot reach this machine's own servers.
         self._trust_env = not is_loopback(parts.hostname or "")
@@ -109,11 +119,11 @@ class ModelEndpoint:
             else:
                 if reply.is_success:
                     return self._decoded(reply)
-                problem, pause = f"HTTP {reply.status_code}: {_words(reply)}", delay
+                problem, pause = f"HTTP {reply.status_code}: {self._words(reply)}", delay
                 if reply.status_code not in PASSING_STATUSES:
                     raise self._refusal(reply.status_code, problem)
                 if delay is not None:
-                    pause = _asked_pause(reply, delay)
+                    pause = _asked_pause(reply, delay, self._longest_pause)
             if pause is None:
                 break
             time.sleep(pause)
@@ -128,6 +138,19 @@ class ModelEndpoint:
             return NoSuchRoute(f"the server at {self.base} refuses the request ({problem})")
         return BadInput(f"the server at {self.base} refuses the request ({problem})")
 
+    def _words(self, reply: httpx.Response) -> str:
+        """What the server says is wrong, in one line. A server may quote the key that it was sent; no message shows it."""
+        try:
+            answer = reply.json()
+        except ValueError:
+            answer = reply.text
+        error = answer.get("error", answer.get("detail", answer)) if isinstance(answer, dict) else answer
+        said = error.get("message", error) if isinstance(error, dict) else error
+        return self._without_key(" ".join(str(said).split()))[:300] or "no words"
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._token, "[the key]") if self._token else text
+
     def _decoded(self, reply: httpx.Response) -> dict[str, Any]:
         if not reply.content:
             return {}
@@ -136,7 +159,9 @@ class ModelEndpoint:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise ModelUnavailable(f"the server at {self.base} answers no JSON object but '{reply.text[:80]}'; check the address")
+            raise ModelUnavailable(
+                f"the server at {self.base} answers no JSON object but '{self._without_key(reply.text)[:80]}'; check the address"
+            )
         return answer
 
     def models(self) -> list[dict[str, Any]]:
@@ -150,24 +175,15 @@ class NoSuchRoute(BadInput):
     """The server answered 404: it has no such route, or no such model."""
 
 
-def _words(reply: httpx.Response) -> str:
-    """What the server says is wrong, in one line."""
+def _asked_pause(reply: httpx.Response, delay: float, longest: float) -> float | None:
+    """Seconds until the next attempt: what the server asks for, as a number of seconds or as a date; None where that is too long."""
+    asked = reply.headers.get("retry-after", "")
     try:
-        answer = reply.json()
+        wished = float(asked)
     except ValueError:
-        answer = reply.text
-    error = answer.get("error", answer.get("detail", answer)) if isinstance(answer, dict) else answer
-    said = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(said).split())[:300] or "no words"
-
-
-def _asked_pause(reply: httpx.Response, delay: float) -> float | None:
-    """Seconds until the next attempt: the server's wish where it is a number of seconds; None where that is too long."""
-    try:
-        wished = float(reply.headers.get("retry-after", delay))
-    except ValueError:
-        return delay
-    return max(wished, delay) if wished <= LONGEST_PAUSE else None
+        date = parsedate(asked)
+        wished = delay if date is None else timegm(date) - time.time()
+    return max(wished, delay) if wished <= longest else None
 
 
 def _pieces(content: bytes) -> Iterator[bytes]:

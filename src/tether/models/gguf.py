@@ -78,9 +78,9 @@ def read_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]
     folder = str(path.parent)
     transformers_logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=path.name, trust_remote_code=False)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=dtype
+            folder, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=dtype, trust_remote_code=False
         )
     except (ValueError, KeyError) as error:  # what transformers raises for a file it cannot read or an architecture it does not know
         raise ModelUnavailable(f"cannot read '{path}' as GGUF: {' '.join(str(error).split())[:200]}") from error

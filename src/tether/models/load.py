@@ -11,6 +11,7 @@ in Tether compares ids with pad: masks are carried from the rollout.
 
 import logging
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ from tether.models.catalog import EMBEDDED, check_name, smollm2_folder, tiny_fol
 from tether.models.gguf import gguf_folder, read_gguf
 from tether.models.hardware import check_device, default_device
 from tether.models.lora import ADAPTER_CONFIG, attach_adapters, base_name
+from tether.runs.checkpoints import MODEL, STATE
+from tether.runs.manifest import MANIFEST, check_checkpoint
 
 CHAT_END = "<|im_end|>"
 _LOG = logging.getLogger(__name__)
@@ -86,18 +89,46 @@ def _with_adapters(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
         model, tokenizer = _resolve(base, dtype)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"the adapters in '{folder}' belong to model '{base}', which cannot be had: {error}") from error
+    _check_if_checkpoint(folder)
     attach_adapters(model, folder)
     if (folder / "tokenizer_config.json").is_file():
         with _reading(folder):
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return model, tokenizer
 
 
 def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     transformers_logging.disable_progress_bar()
+    exact = _check_if_checkpoint(folder)
     with _reading(folder):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = _complete(folder, exact=exact, dtype=dtype, local_files_only=True)
+        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _check_if_checkpoint(folder: Path) -> bool:
+    """Verify the files of a checkpoint's model folder; whether it is one."""
+    if folder.name != MODEL or not any((folder.parent / name).is_file() for name in (STATE, MANIFEST)):
+        return False
+    check_checkpoint(folder.parent, only=f"{MODEL}/")
+    return True
+
+
+def _complete(name: Path | str, *, exact: bool = False, **options: Any) -> Any:
+    """A model all of whose weights are in its files; transformers would draw the missing ones at random. Code that comes with a model is
+    not run, and nobody is asked whether to. `exact`: the files hold nothing else, either."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **options)
+    model, found = loaded
+    wrong = [(key, "is missing") for key in sorted(found["missing_keys"])]
+    wrong += [(str(entry[0]), "has another shape") for entry in sorted(found["mismatched_keys"])]
+    wrong += [(str(entry), "cannot be converted") for entry in sorted(found.get("conversion_errors") or ())]
+    wrong += [(key, "is one too many") for key in sorted(found["unexpected_keys"]) if exact]
+    if wrong:
+        key, words = wrong[0]
+        raise ModelUnavailable(
+            f"the files of model '{name}' do not hold its weights: {key} {words}{f' (and {len(wrong) - 1} more)' if wrong[1:] else ''}; "
+            "replace them by whole ones"
+        )
+    return model
 
 
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -118,15 +149,29 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 def _reading(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:  # a missing, torn or foreign file
-        raise ModelUnavailable(
-            f"cannot read the model in '{folder}': {' '.join(str(error).split())[:200]}; check or replace its files"
-        ) from error
+    except ModelUnavailable:
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:  # a missing, torn or foreign file
+        raise ModelUnavailable(f"cannot read the model in '{folder}': {_reason(error)}; check or replace its files") from error
+
+
+def _reason(error: Exception) -> str:
+    """Why a model cannot be read; the libraries' own advice to run or to unpickle what came with it is not passed on."""
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return "it brings code of its own (auto_map in its config.json), which Tether does not run"
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
+        return "a file of it is pickled and holds something else than weights; nothing of it was run"
+    return text[:200]
 
 
 def _from_hub(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name)
+        return _complete(name, dtype=dtype), AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except ModelUnavailable:
+        raise
+    except (ValueError, pickle.UnpicklingError) as error:
+        raise ModelUnavailable(f"cannot read the Hugging Face model '{name}': {_reason(error)}; take another model") from error
     except OSError as error:  # transformers raises OSError for: offline and not cached, no such repository, no permission
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise ModelUnavailable(

@@ -70,6 +70,11 @@ class MicroBatch:
         return self.num_rows * self.width
 
     @property
+    def num_pairs(self) -> int:
+        """Positions that these tokens look at, their own included."""
+        return sum(length * (length + 1) // 2 for length in self.lengths_M)
+
+    @property
     def num_saved(self) -> int:
         """Tokens that were not computed because another sequence begins with them: none, every sequence is computed whole."""
         return 0
@@ -203,6 +208,12 @@ class FlatBatch:
     def num_positions(self) -> int:
         """Positions of the forward pass: there is no padding."""
         return self.num_tokens
+
+    @property
+    def num_pairs(self) -> int:
+        """Positions that these tokens look at, their own included."""
+        saved = sum(run.shared * (run.shared + 1) // 2 * (len(run.members) - 1) for run in self.runs)
+        return sum(length * (length + 1) // 2 for length in self.lengths.values()) - saved
 
     @property
     def num_saved(self) -> int:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from tether.core.errors import UnknownName, did_you_mean
 from tether.core.protocols import ContextReset
 from tether.core.types import Turn
-from tether.models.chat import ChatFormat
+from tether.models.chat import PromptFormat
 
 SUMMARY_TURNS = 16
 """Turns that a summary tells of; of earlier ones it gives the number."""
@@ -23,7 +23,7 @@ SUMMARY_CHARS = 80
 class Context(ABC):
     """The prompts of one episode, turn by turn."""
 
-    def __init__(self, chat: ChatFormat) -> None:
+    def __init__(self, chat: PromptFormat) -> None:
         self._chat = chat
         self._instructions = ""
         self._first = ""
@@ -53,7 +53,7 @@ class FullContext(Context):
 class LastTurns(Context):
     """The first observation and the last k turns."""
 
-    def __init__(self, chat: ChatFormat, last_k: int) -> None:
+    def __init__(self, chat: PromptFormat, last_k: int) -> None:
         super().__init__(chat)
         self._last_k = last_k
         self._turns: list[Turn] = []
@@ -74,7 +74,7 @@ class LastTurns(Context):
 class SingleTurn(Context):
     """One message a turn, with a summary of the turns behind."""
 
-    def __init__(self, chat: ChatFormat) -> None:
+    def __init__(self, chat: PromptFormat) -> None:
         super().__init__(chat)
         self._lines: list[str] = []
 
@@ -100,7 +100,7 @@ def _count(turns: int) -> str:
 CONTEXTS = ("full", "last_k", "single_turn")
 
 
-def make_context(mode: str, last_k: int, chat: ChatFormat) -> Context:
+def make_context(mode: str, last_k: int, chat: PromptFormat) -> Context:
     """The context of an episode; `last_k` is for the mode of that name."""
     if mode == "full":
         return FullContext(chat)

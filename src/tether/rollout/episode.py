@@ -15,7 +15,7 @@ from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS, parse_response
 from tether.core.protocols import ConcurrentEnv, ContextReset, Env, PromptFuture, PromptTokens
 from tether.core.types import Completion, Observation, Step, Trajectory, Turn
-from tether.models.chat import ChatFormat
+from tether.models.chat import PromptFormat
 from tether.rollout.context import make_context
 
 LARGEST_REWARD = 1e12
@@ -63,7 +63,7 @@ class Episode:
     """A Conversation over one environment."""
 
     def __init__(
-        self, env: Env, chat: ChatFormat, seeds: EpisodeSeeds, rules: EpisodeRules, name: str = "", metrics: Sequence[str] = ()
+        self, env: Env, chat: PromptFormat, seeds: EpisodeSeeds, rules: EpisodeRules, name: str = "", metrics: Sequence[str] = ()
     ) -> None:
         """`name` is what the run calls the environment, `metrics` the keys of its info whose last values are kept (0 where it has none)."""
         self._env = env
@@ -75,8 +75,9 @@ class Episode:
         self._prompt: tuple[int, ...] = ()
         self._observation = ""
         self._num_tokens = 0
-        self._tags: tuple[str, ...] = getattr(env, "reply_tags", ANSWER_TAGS)
-        self.closing_tags = tuple(f"</{tag}>" for tag in self._tags)
+        self.tags: tuple[str, ...] = getattr(env, "reply_tags", ANSWER_TAGS)
+        """Those that an answer may stand between."""
+        self.closing_tags = tuple(f"</{tag}>" for tag in self.tags)
         self.prefix_key = seeds.group
         self.uniforms = np.random.Generator(np.random.PCG64(seeds.sampling))
         self.trajectory = Trajectory(seeds.group, seeds.member, seeds.instance, [], StopReason.TURN_LIMIT, env=name)
@@ -121,6 +122,7 @@ class Episode:
                 turn.valid = bool(step.info.get("valid", True)) and bool(answer)
                 turn.lenient = turn.valid and (turn.lenient or bool(step.info.get("lenient", False)))
                 shown = _readable("observation", step.observation.text)
+                self.trajectory.categories = {str(key): str(value) for key, value in step.info.get("categories", {}).items()}
                 self.trajectory.measures = {key: _finite(key, step.info.get(key, 0.0)) for key in self._metrics}
         except EnvironmentFailure as failure:
             self._fail(failure)
@@ -136,7 +138,7 @@ class Episode:
         text = self._chat.decode(completion.token_ids)
         ended = completion.finish is FinishReason.END_OF_TURN
         # The token that ends the turn is no part of an answer that it closes.
-        parsed = parse_response(self._chat.decode(completion.token_ids[:-1]) if ended else text, self._tags, ended=ended)
+        parsed = parse_response(self._chat.decode(completion.token_ids[:-1]) if ended else text, self.tags, ended=ended)
         span = None
         if parsed.reasoning_end is not None:
             span = (0, self._chat.tokens_before(completion.token_ids, parsed.reasoning_end))
@@ -153,6 +155,7 @@ class Episode:
             new_context=isinstance(self._prompt, ContextReset),
             lenient=parsed.unclosed,
             versions=completion.versions,
+            usage=completion.usage,
         )
         return turn, parsed.answer or ""
 

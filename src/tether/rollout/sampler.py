@@ -30,7 +30,7 @@ import httpx
 import numpy as np
 import torch
 
-from tether.core.enums import StopReason
+from tether.core.enums import ERRORED, StopReason
 from tether.core.errors import BadInput, EnvironmentFailure, OutdatedEngine, OutOfMemory
 from tether.core.outages import take_outages
 from tether.core.protocols import AsyncEngine, Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
@@ -38,9 +38,10 @@ from tether.core.seeding import env_seed, generator, instance_seed, sampling_see
 from tether.core.types import Group, Trajectory
 from tether.envs.registry import find_class, is_address
 from tether.envs.remote import WorkerPool, make_envs
-from tether.models.chat import ChatFormat
+from tether.models.chat import ChatFormat, PromptFormat
 from tether.models.memory import forget_failed, memory_boundary
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
+from tether.runs.verdict import ENV_ERRORS
 
 SINGLE_ENV = (1.0,)
 """The weights of a run with one environment."""
@@ -156,6 +157,12 @@ class EnvPool:
             for seeds in plan
         ]
 
+    def episode(self, seeds: EpisodeSeeds, chat: PromptFormat, rules: EpisodeRules, slot: int, num_slots: int) -> Episode:
+        """One episode in the environment of a slot: players that take one episode after the other keep an environment each."""
+        spec = self.specs[seeds.env_index]
+        env = self._environments(seeds.env_index, num_slots)[slot]
+        return Episode(env, chat, seeds, rules, spec.label, _metrics_of(spec.name))
+
     def close(self) -> None:
         for index in list(self._pools):
             self._close(index)
@@ -243,7 +250,7 @@ def group_trajectories(trajectories: Iterable[Trajectory]) -> list[Group]:
     groups: dict[int, Group] = {}
     for trajectory in trajectories:
         group = groups.setdefault(trajectory.group, Group(trajectory.group, trajectory.seed, [], env=trajectory.env))
-        (group.errored if trajectory.stop_reason is StopReason.ENV_ERROR else group.trajectories).append(trajectory)
+        (group.errored if trajectory.stop_reason in ERRORED else group.trajectories).append(trajectory)
     return list(groups.values())
 
 
@@ -270,7 +277,18 @@ def error_note(groups: Sequence[Group]) -> str | None:
     cause, count = Counter(trajectory.error or "unknown" for trajectory in errored).most_common(1)[0]
     total = sum(len(group.trajectories) + len(group.errored) for group in groups)
     share = "all with" if count == len(errored) else f"{count} of them with"
-    return f"{len(errored)} of {total} episodes ended by an environment error and were left out, {share}: {cause}"
+    return f"{len(errored)} of {total} {ENV_ERRORS}, {share}: {cause}"
+
+
+def check_resets(groups: Sequence[Group], what: str) -> None:
+    """Raise EnvironmentFailure, with the commonest error, if not one of these episodes could begin: playing on would only repeat it."""
+    if any(group.trajectories for group in groups):
+        return
+    errored = [trajectory for group in groups for trajectory in group.errored]
+    if errored and not any(trajectory.turns for trajectory in errored):
+        failure = EnvironmentFailure(f"no episode of {what} could begin: {error_note(groups)}")
+        failure.common = True  # every rank has all groups
+        raise failure
 
 
 class Sampler:

@@ -2,6 +2,7 @@
 
 checkpoints/step_000020/model/      weights, config and tokenizer in Hugging Face format
 checkpoints/step_000020/state.pt    what resuming needs beside them; a folder without it is not a complete checkpoint
+checkpoints/step_000020/manifest.json   size and sha256 of every file (manifest.py)
 checkpoints/best/                   the checkpoint that validated best so far, with its number in best.json
 """
 
@@ -33,15 +34,29 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step_"))
 
 
+def step_folders(folder: Path) -> list[Path]:
+    """The folders of steps, oldest first, whatever they hold."""
+    numbered = [(int(name[1]), path) for path in folder.glob("step_*") if (name := _STEP.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered)]
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    numbered = [(int(name[1]), path) for path in folder.glob("step_*") if (name := _STEP.fullmatch(path.name))]
-    return [path for _, path in sorted(numbered) if (path / STATE).is_file()]
+    return [path for path in step_folders(folder) if (path / STATE).is_file()]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The last complete checkpoint of a run, or None."""
-    return next(reversed(list_checkpoints(folder)), None)
+    """The last checkpoint of a run, or None.
+
+    Checkpoints come to their place whole, so a last one without its state has lost it: an error, because an older one would be taken for it.
+    """
+    found, complete = step_folders(folder), list_checkpoints(folder)
+    if found and found[-1] not in complete:
+        before = f"; {complete[-1].name} is there" if complete else ""
+        raise CheckpointError(
+            f"checkpoint '{found[-1]}' is damaged: {STATE} is missing{before}; move '{found[-1]}' away to continue without it"
+        )
+    return complete[-1] if complete else None
 
 
 def best_checkpoint(folder: Path) -> Best | None:
@@ -64,11 +79,12 @@ def find_checkpoint(folder: Path, *, best: bool = False, step: int | None = None
             raise BadInput(f"run '{folder.parent}' has no best checkpoint: none was evaluated yet; leave out --best for its last one")
         return folder / BEST, facts.step
     found = list_checkpoints(folder)
-    if not found:
-        raise BadInput(f"run '{folder.parent}' has no checkpoint yet; let it train on")
     if step is None:
-        return found[-1], step_of(found[-1])
+        newest = newest_checkpoint(folder)
+        if newest is None:
+            raise BadInput(f"run '{folder.parent}' has no checkpoint yet; let it train on")
+        return newest, step_of(newest)
     if folder / checkpoint_name(step) not in found:
-        known = ", ".join(str(step_of(path)) for path in found)
+        known = ", ".join(str(step_of(path)) for path in found) or "none"
         raise BadInput(f"run '{folder.parent}' has no checkpoint of step {step}; it has those of steps {known}")
     return folder / checkpoint_name(step), step

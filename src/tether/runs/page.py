@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from tether.runs.store import write_whole
+from tether.runs.files import write_whole
 from tether.runs.verdict import number, percent
 
 _PLOTLY_CONFIG = {"displayModeBar": False}
@@ -40,10 +40,10 @@ def figure_html(figure: go.Figure | None, key: str) -> Markup | None:
     return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=_PLOTLY_CONFIG, div_id=f"chart-{key}"))
 
 
-def write_page(template: str, out: Path, **values: Any) -> Path:
-    """Render a template of this package to a file and return its path."""
+def write_page(template: str, out: Path, *, charts_inside: bool = True, **values: Any) -> Path:
+    """Render a template of this package to a file and return its path; a page without charts needs no library (`charts_inside` False)."""
     # A closing tag inside the library would end its script element; the library ships none, which the tests hold.
-    page = _environment().get_template(template).render(plotly_js=Markup(get_plotlyjs()), **values)
+    page = _environment().get_template(template).render(plotly_js=Markup(get_plotlyjs() if charts_inside else ""), **values)
     write_whole(out, page)
     return out
 

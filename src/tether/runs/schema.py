@@ -5,14 +5,16 @@ sampled token ids. Both hold only values that follow from the seed and the setti
 timings are stored elsewhere. The version of the whole folder stands once, in its run.json.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
-from tether.core.types import Trajectory, Turn
+from tether.core.types import Trajectory, Turn, Usage
 
 SCHEMA_VERSION = 1
 """Raised whenever a file of the run folder changes its meaning."""
@@ -89,6 +91,57 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "logprobs": [_finite(round(float(value), LOGPROB_DECIMALS)) for value in turn.logprobs],
         **({"versions": [[number, len(list(run))] for number, run in itertools.groupby(turn.versions)]} if turn.versions else {}),
     }
+
+
+def conversation_record(trajectory: Trajectory) -> dict[str, Any]:
+    """One episode with a model whose tokens are not known, ready for JSON."""
+    turns = [
+        {
+            "observation": turn.observation,
+            "response": turn.text,
+            "reward": turn.reward,
+            "penalty": turn.penalty,
+            "valid": turn.valid,
+            "lenient": turn.lenient,
+            "finish": str(turn.finish),
+            "usage": None if turn.usage is None else dataclasses.asdict(turn.usage),
+        }
+        for turn in trajectory.turns
+    ]
+    plain = {name: getattr(trajectory, name) for name in ("env", "group", "member", "seed", "success", "error", "retries")}
+    return {
+        **plain,
+        "stop_reason": str(trajectory.stop_reason),
+        "measures": dict(trajectory.measures),
+        "categories": dict(trajectory.categories),
+        "turns": turns,
+    }
+
+
+def read_conversation(record: Mapping[str, Any]) -> Trajectory:
+    """The episode that `conversation_record` wrote."""
+    try:
+        turns = [
+            Turn(
+                (),
+                (),
+                (),
+                FinishReason(turn["finish"]),
+                turn["response"],
+                None,
+                reward=turn["reward"],
+                penalty=turn["penalty"],
+                valid=turn["valid"],
+                observation=turn["observation"],
+                lenient=turn["lenient"],
+                usage=None if turn["usage"] is None else Usage(**turn["usage"]),
+            )
+            for turn in record["turns"]
+        ]
+        plain = {name: record[name] for name in ("env", "group", "member", "seed", "success", "error", "retries", "measures", "categories")}
+        return Trajectory(turns=turns, stop_reason=StopReason(record["stop_reason"]), **plain)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"not the record of a conversation: {error!r}") from error
 
 
 def _finite(value: float) -> float | None:

@@ -5,6 +5,8 @@
     metrics.jsonl       one StepRecord a line; equal bytes for equal seeds
     timings.jsonl       everything measured by the clock, and memory
     trajectories.jsonl  one episode a line
+    trajectories.index  where each of them lies: trajectory_index.py
+    run.lock            while a process writes the run: lock.py
     checkpoints/        written by the trainer
     report.html         written by `tether report`
 
@@ -13,10 +15,9 @@ each block of trajectories carries an `attempt`, the number of earlier blocks of
 A kill can tear the last line: readers skip it and remember it in `torn_lines`, and the next append starts on a line of its own.
 """
 
-import errno
 import json
 import os
-import re
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -24,21 +25,17 @@ from typing import Any
 
 import yaml
 
-from tether.core.errors import BadInput, StorageError
+from tether.core.errors import BadInput
+from tether.runs.files import DRAFT, append_whole, storage_error, write_whole
+from tether.runs.lock import LOCK, RunLock, RunLocked
 from tether.runs.schema import SCHEMA_VERSION, StepRecord, check_schema
+from tether.runs.trajectory_index import INDEX, TRAJECTORIES, IndexWriter, TrajectoryIndex, parsed_line
 
-ABOUT, CONFIG, METRICS, TIMINGS, TRAJECTORIES = "run.json", "config.yaml", "metrics.jsonl", "timings.jsonl", "trajectories.jsonl"
+ABOUT, CONFIG, METRICS, TIMINGS = "run.json", "config.yaml", "metrics.jsonl", "timings.jsonl"
 CHECKPOINTS, REPORT = "checkpoints", "report.html"
 
-# Trajectory lines are long (they hold every token id), so which block a line belongs to is read from its first bytes.
-_BLOCK = re.compile(rb'\{"step": (\d+), "split": "([^"\\]*)", "attempt": (\d+), ')
-
-_REMEDIES = {
-    errno.ENOSPC: "free some space, then continue with --resume",
-    errno.EDQUOT: "free some of your quota, then continue with --resume",
-    errno.EACCES: "make it writable or choose another --out",
-    errno.EROFS: "choose another --out",
-}
+INDEX_WORTH_SAVING = 2**24
+"""Bytes of trajectories: a reader that had to scan more keeps what it found, where nobody writes the run."""
 
 
 PRIVATE = 0o700
@@ -46,14 +43,18 @@ PRIVATE = 0o700
 
 
 class RunStore:
-    """One run's folder. Make it with `create` or `open`."""
+    """One run's folder. Make it with `create` or `open`. The first write locks it, until `close`; reading needs no lock."""
 
     def __init__(self, folder: Path, *, writes: bool = True) -> None:
         """`writes` False: whatever is to be written is dropped, for the ranks of a run that are not the first."""
         self.folder, self.writes = folder, writes
         self.torn_lines: dict[str, list[int]] = {}
         """File name to the numbers of the incomplete lines that its latest reading skipped."""
-        self._attempts: dict[tuple[int, str], int] | None = None
+        self._index: TrajectoryIndex | None = None
+        self._index_writer: IndexWriter | None = None
+        self._lock: weakref.finalize | None = None
+        self._made: list[Path] = []
+        """Folders that `create` made, the innermost first."""
 
     @classmethod
     def create(cls, folder: Path, config_yaml: str, about: Mapping[str, Any]) -> "RunStore":
@@ -62,6 +63,7 @@ class RunStore:
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise BadInput(f"run folder '{folder}' exists; resume it with --resume or choose another --out")
+            store._made = [path for path in (folder / CHECKPOINTS, folder, *folder.parents) if not path.exists()]
             is_new = not folder.exists()
             (folder / CHECKPOINTS).mkdir(parents=True)
             if is_new:
@@ -86,6 +88,37 @@ class RunStore:
         store = cls(folder, writes=writes)
         check_schema(store._run_json().get("schema"), f"'{folder / ABOUT}'")
         return store
+
+    def lock(self) -> None:
+        """Keep other processes from writing this folder; RunLocked where one does. A store that does not write needs none."""
+        if not self.writes or self._lock is not None:
+            return
+        for name in (CHECKPOINTS, LOCK):
+            if (self.folder / name).is_symlink():
+                raise BadInput(
+                    f"'{self.folder / name}' is a symbolic link, and a run writes only into its own folder; move what it names there"
+                )
+        self._lock = weakref.finalize(self, RunLock.acquire(self.folder).release)
+        for name in (ABOUT, CONFIG, INDEX):
+            for draft in self.folder.glob(f".{name}.*{DRAFT}"):  # a kill left it
+                draft.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Nothing more is written: another process may."""
+        if self._lock is not None:
+            self._lock()
+            self._lock = None
+
+    def discard(self) -> None:
+        """Take back what `create` made, for a run that could not start: nothing else that lies in the folder is touched."""
+        for name in (ABOUT, CONFIG, METRICS, TIMINGS, TRAJECTORIES, INDEX):
+            (self.folder / name).unlink(missing_ok=True)
+        self.close()
+        for folder in self._made:
+            try:
+                folder.rmdir()
+            except OSError:  # it holds something that is not the run's
+                break
 
     @property
     def checkpoints(self) -> Path:
@@ -147,18 +180,22 @@ class RunStore:
         """Add the trajectories of a step, all of one split in one call: a later call for that step and split replaces them for readers."""
         if not self.writes:
             return
-        blocks = {(int(record["step"]), str(record["split"])) for record in records}
-        if self._attempts is None:
-            self._attempts = self._last_attempts()
-        attempts = {block: self._attempts.get(block, -1) + 1 for block in blocks}
-        lines = []
+        self.lock()
+        if self._index_writer is None:
+            self._index_writer = IndexWriter(self.folder)
+        known = self._index_writer.attempts
+        attempts = {block: known.get(block, -1) + 1 for block in {(int(record["step"]), str(record["split"])) for record in records}}
+        written = []
         for record in records:
             block = (int(record["step"]), str(record["split"]))
-            # The key order is what _BLOCK reads.
-            lines.append({"step": block[0], "split": block[1], "attempt": attempts[block], **_without(record, "step", "split", "attempt")})
+            # The key order is what the index reads.
+            written.append(
+                {"step": block[0], "split": block[1], "attempt": attempts[block], **_without(record, "step", "split", "attempt")}
+            )
         # Counted even if the write fails half-way: what it left behind is then an earlier attempt.
-        self._attempts.update(attempts)
-        self._append(TRAJECTORIES, lines)
+        known.update(attempts)
+        lines = _lines_of(written)
+        self._index_writer.add(append_whole(self.folder / TRAJECTORIES, b"".join(lines)), lines, written)
 
     def sync(self) -> None:
         """Force what was appended to the disk, so that no checkpoint outlives a power cut that the records of its steps do not."""
@@ -192,25 +229,37 @@ class RunStore:
             records[data["step"]] = data
         return [records[step] for step in sorted(records)]
 
+    def trajectory_index(self) -> TrajectoryIndex:
+        """Where the episodes lie, up to date: filter and read them without reading the file."""
+        if self._index is None:
+            self._index = TrajectoryIndex(self.folder)
+        index, before = self._index, self._index.scanned_bytes
+        index.refresh()
+        if index.scanned_bytes - before > INDEX_WORTH_SAVING:
+            try:
+                lock = RunLock.acquire(self.folder, patience=0.0)
+            except (RunLocked, OSError):  # a run is being written, or the folder cannot be: it stays in memory
+                return index
+            try:
+                index.save()
+            finally:
+                lock.release()
+        return index
+
     def trajectory_blocks(self) -> list[tuple[int, str]]:
         """Every (step, split) that has trajectories, in order."""
-        return sorted(self._last_attempts())
+        return sorted(self.trajectory_index().attempts())
 
     def trajectories(self, step: int | None = None, split: str | None = None) -> Iterator[dict[str, Any]]:
         """The trajectories of each step's last attempt, one at a time, in the order they were written."""
-        last = self._last_attempts()
-        wanted = {block for block in last if step in (None, block[0]) and split in (None, block[1])}
-        torn = self.torn_lines[TRAJECTORIES] = []
-        for number, line in self._lines(TRAJECTORIES):
-            block, attempt = _block_of(line)
-            if block is None:
-                torn.append(number)
-            elif block in wanted and attempt == last[block]:
-                data = _parsed(line)
-                if data is None:
-                    torn.append(number)
-                else:
-                    yield data
+        index = self.trajectory_index()
+        torn = self.torn_lines[TRAJECTORIES] = index.torn_lines
+        rows = index.select(step=step, split=split)
+        for row, data in zip(rows, index.read(rows), strict=True):
+            if data is None:
+                torn.append(index.line_number(row))
+            else:
+                yield data
 
     def finish(self, note: str) -> None:
         """Record how the run ended."""
@@ -231,15 +280,6 @@ class RunStore:
                 raise BadInput(f"'{path}' has a {type(data[key]).__name__} as {key}; expected an object; restore it or choose another run")
         return data
 
-    def _last_attempts(self) -> dict[tuple[int, str], int]:
-        """The highest attempt of every (step, split)."""
-        last: dict[tuple[int, str], int] = {}
-        for _, line in self._lines(TRAJECTORIES):
-            block, attempt = _block_of(line)
-            if block is not None:
-                last[block] = max(attempt, last.get(block, 0))
-        return last
-
     def _lines(self, name: str) -> Iterator[tuple[int, bytes]]:
         """Numbered lines of a file; none if it was not written yet."""
         path = self.folder / name
@@ -255,7 +295,7 @@ class RunStore:
         """Numbered records of a file; torn lines are skipped and remembered."""
         torn = self.torn_lines[name] = []
         for number, line in self._lines(name):
-            data = _parsed(line)
+            data = parsed_line(line)
             if data is None:
                 torn.append(number)
             else:
@@ -263,61 +303,33 @@ class RunStore:
 
     def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Write all records in one go, on lines of their own."""
-        if not self.writes:
-            return
-        path = self.folder / name
-        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
-        try:
-            with path.open("ab+") as file:
-                size = os.fstat(file.fileno()).st_size
-                torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-                file.write(b"\n" + text if torn else text)
-        except OSError as error:
-            raise storage_error(path, error) from error
+        if self.writes:
+            self.lock()
+            append_records(self.folder / name, records)
 
     def _replace(self, name: str, text: str) -> None:
         """Write a small file whole: a reader sees the old one or the new one, never half of it."""
         if self.writes:
+            self.lock()
             write_whole(self.folder / name, text)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place and move it there, so that failing leaves the old one as it was."""
-    draft = path.with_name(path.name + ".part")
+def append_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Add records to a JSONL file in one go, on lines of their own: what a kill tore stays alone on its line."""
+    append_whole(path, b"".join(_lines_of(records)))
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSONL file; torn lines are left out, and a file that is not there has none."""
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut can leave an empty file under the new name
-        draft.replace(path)
+        lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
-        raise storage_error(path, error) from error
+        raise storage_error(path, error, doing="read") from error
+    return [record for line in lines if (record := parsed_line(line)) is not None]
 
 
-def storage_error(path: Path, error: OSError, doing: str = "write") -> StorageError:
-    """The one line for a file that cannot be written or read."""
-    reason = (error.strerror or type(error).__name__).lower()
-    if doing == "read":
-        return StorageError(f"cannot read '{path}': {reason}; check the file and its permissions")
-    remedy = _REMEDIES.get(error.errno or 0, "check the disk and the folder's permissions")
-    return StorageError(f"cannot write '{path}': {reason}; nothing already written is lost: {remedy}")
-
-
-def _block_of(line: bytes) -> tuple[tuple[int, str] | None, int]:
-    """The (step, split) and the attempt a trajectory line belongs to; (None, -1) if it was torn before it says so."""
-    head = _BLOCK.match(line)
-    if head is None:
-        return None, -1
-    return (int(head[1]), head[2].decode("utf-8", "replace")), int(head[3])
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The object on a line; None if the line is torn."""
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError, too
-        return None
-    return data if isinstance(data, dict) else None
+def _lines_of(records: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    return [json.dumps(record, allow_nan=False).encode() + b"\n" for record in records]
 
 
 def _without(record: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@ that stand at the end, measurements that failed and what was never measured are 
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +33,9 @@ _MEASUREMENTS = {
     "gradients": ("The gradient decomposition", ("gradient decomposition",)),
 }
 """Section of metrics to what is measured there, and how notes begin that say why it failed."""
+ENV_ERRORS = "episodes ended by an environment error and were left out"
+"""What a note of a step says about episodes that failed: "3 of 8 episodes ... left out, all with: reset: OSError: no such file"."""
+_ENV_ERRORS = re.compile(rf"(validation: )?(\d+) of (\d+) {ENV_ERRORS}, [\w ]+? with: (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,13 @@ def verdict(records: Sequence[StepRecord]) -> list[str]:
     """The headline of one run, a sentence or two per claim."""
     if not records:
         return ["No step was recorded, so there is no verdict yet."]
-    return [_success_words(records), _information_words(records), *_alarm_words(records), *failures(records).values()]
+    return [
+        _success_words(records),
+        _information_words(records),
+        *_error_words(records),
+        *_alarm_words(records),
+        *failures(records).values(),
+    ]
 
 
 def comparison(runs: Mapping[str, Sequence[StepRecord]]) -> str:
@@ -215,6 +226,31 @@ def _alarm_words(records: Sequence[StepRecord]) -> list[str]:
     mild = [f"{alarm.title} (since step {began[alarm.name]})" for alarm in standing if alarm.spans[-1].severity != CRITICAL]
     sentences = [f"Critical at the end: {_listed(grave)}."] if grave else []
     return [*sentences, f"Warning at the end: {_listed(mild)}."] if mild else sentences
+
+
+def _error_words(records: Sequence[StepRecord]) -> list[str]:
+    """A sentence on the episodes that an environment error ended, with the commonest cause; nothing where none did."""
+    found = [error for record in records for error in _environment_errors(record)]
+    if not found:
+        return []
+    causes: Counter[str] = Counter()
+    for failed, _, cause in found:
+        causes[cause] += failed
+    cause, _ = causes.most_common(1)[0]
+    num_failed, num_played = sum(failed for failed, _, _ in found), sum(played for _, played, _ in found)
+    share = f"All {num_failed}" if num_failed == num_played else f"{num_failed} of {num_played}"
+    return [f"{share} episodes of the steps that had errors were ended by their environment; the commonest error: {cause.rstrip('.')}."]
+
+
+def every_episode_failed(record: StepRecord) -> str | None:
+    """The commonest error of a training step whose every episode an environment error ended; None where one ended otherwise."""
+    return next((cause for failed, played, cause in _environment_errors(record, validation=False) if failed == played), None)
+
+
+def _environment_errors(record: StepRecord, *, validation: bool = True) -> list[tuple[int, int, str]]:
+    """Failed episodes, played ones and the commonest cause, from the notes of a step; `validation`: those of its validation, too."""
+    found = [said for note in record.notes if (said := _ENV_ERRORS.fullmatch(note))]
+    return [(int(said[2]), int(said[3]), said[4]) for said in found if validation or not said[1]]
 
 
 def failures(records: Sequence[StepRecord]) -> dict[str, str]:

@@ -3,31 +3,31 @@
 Settings are checked as far as possible before torch is loaded; whatever needs torch is imported inside the functions.
 """
 
+import json
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tether.core.config import Settings, dump_yaml, load, merge, validate
-from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, TetherError
+from tether.core.errors import BadInput, ConfigError, TetherError
 from tether.core.protocols import Engine, Env
 from tether.core.types import Group
 from tether.envs.factory import env_factory
-from tether.envs.registry import make_env
+from tether.envs.registry import check_received, make_env
 from tether.models.catalog import check_name
+from tether.models.chat_endpoint import is_endpoint
 from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.run import Run
-from tether.runs.store import RunStore
+from tether.runs.store import CONFIG, RunStore
 from tether.runs.trackers import check_tracker
 from tether.training.distributed.ranks import Ranks, join_ranks
-from tether.training.settings import EnvSettings, RunSettings
+from tether.training.settings import EnvSettings, RunSettings, ServerSettings
 
 if TYPE_CHECKING:
-    from tether.rollout.sampler import EnvSpec
     from tether.training.callbacks import Callback
     from tether.training.evaluate import Evaluation
 
@@ -55,6 +55,9 @@ FREE_ON_RESUME = {
 }
 """What may change when a run is resumed, whole sections where no keys are named: how long it is, where it samples, who follows it, and what
 decides how much memory it takes but not what it learns."""
+
+COMMANDS = ("vllm_command", "vllm_args")
+"""Settings of the section `server` that start a program."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -130,8 +133,18 @@ def open_run(
     settings = ranks.first(lambda: run_settings(out, config, given, resume=resume, smoke=smoke))
     if ranks.size > 1:
         ranks.together(lambda: check_several_ranks(settings, ranks))
-    folder = place if resume and place else ranks.first(lambda: _create(place, settings))
-    return ranks.together(lambda: RunStore.open(folder, writes=ranks.rank == 0)), settings
+    made: list[RunStore] = []
+    folder = place if resume and place else ranks.first(lambda: _create(place, settings, made))
+    return ranks.together(lambda: made[0] if made else _opened(folder, settings if given else None, writes=ranks.rank == 0)), settings
+
+
+def _opened(folder: Path, changed: RunSettings | None, *, writes: bool) -> RunStore:
+    """The store of a run that is there, locked where this rank writes; `changed` are settings to put on its record."""
+    store = RunStore.open(folder, writes=writes)
+    store.lock()
+    if changed is not None:
+        store.replace_config(dump_yaml(changed))
+    return store
 
 
 def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
@@ -187,13 +200,17 @@ def run_training(
     if settings.trackers and ranks.rank == 0:
         callbacks = [*callbacks, Tracking(settings.trackers, _without_secrets(settings), store, callbacks)]
     try:
-        trainer = Trainer(settings, store, callbacks if ranks.rank == 0 else (), start, ranks)
-    except TetherError:
-        if not resumed and store.writes:
-            shutil.rmtree(store.folder)  # made a moment ago, holds nothing
-        raise
-    ready(trainer)
-    trainer.run()
+        with ranks.interrupts.listening():
+            try:
+                trainer = Trainer(settings, store, callbacks if ranks.rank == 0 else (), start, ranks)
+            except TetherError:
+                if not resumed and store.writes:
+                    store.discard()
+                raise
+            ready(trainer)
+            trainer.run()
+    finally:
+        store.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------- evaluate
@@ -209,12 +226,18 @@ def evaluate(
     best: bool = False,
     options: Mapping[str, Any] | None = None,
     callbacks: Sequence["Callback"] = (),
+    out: Path | str | None = None,
+    concurrency: int = 8,
+    api_key_env: str | None = None,
+    price: tuple[float, float] | None = None,
+    body: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> "Evaluation":
     """Success on fixed prompts, with its 95% interval and pass@k.
 
     Args:
-        model_or_run: a run folder (its newest checkpoint) or anything `load_model` takes.
+        model_or_run: a run folder (its newest checkpoint), anything `load_model` takes, or a model behind an OpenAI-compatible chat endpoint,
+            as http://HOST:PORT#NAME.
         env: the environment; a run folder knows its own.
         prompts: how many; None plays every row of a data file once, and 512 validation prompts elsewhere.
         temperature: of sampling; 0 is greedy.
@@ -222,17 +245,29 @@ def evaluate(
         best: the run's best checkpoint instead of its newest.
         options: options of the environment; `split` is validation unless it is given here.
         callbacks: follow the progress (`on_stage_begin`, `on_stage_progress`).
+        out: a folder for the record, its page and the conversations with an endpoint; the same call continues what was interrupted.
+        concurrency: conversations with an endpoint at the same time.
+        api_key_env: the variable that holds the key of an endpoint.
+        price: of a million tokens of prompts and of completions, for the cost.
+        body: further fields of every request to an endpoint; None leaves out one that would be sent.
         settings: any other setting, as in `train`.
     """
     given = merge({"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}, nested_settings(settings))
     if options:
         given = merge(given, {"env": {"options": dict(options)}})
-    return run_evaluation(evaluation_settings(str(model_or_run), env, best, given), callbacks)
+    resolved = evaluation_settings(str(model_or_run), env, best, given)
+    from tether.training.evaluation_run import run_evaluation
+    from tether.training.remote_evaluation import EndpointOptions
+
+    endpoint = EndpointOptions(concurrency, api_key_env, body or {})
+    place = None if out is None else Path(out)
+    return run_evaluation(resolved, str(model_or_run), callbacks, endpoint=endpoint, price=price, out=place)
 
 
 def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping[str, Any]) -> RunSettings:
     """The settings of an evaluation: those of the run folder if `target` is one, with what was given on top; names are checked."""
-    base = _target_settings(target, best, own_env=env is None)
+    named = merge(given, {"env": {"name": env}} if env is not None else {})
+    base = _target_settings(target, best, named, own_env=env is None)
     if env is not None:
         base = {**base, "env": {"name": env}, "also": []}
     if "env" not in base:
@@ -240,60 +275,31 @@ def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping
     settings = validate(RunSettings, merge(base, given))
     for chosen in settings.environments():
         make_env(chosen.name, **chosen.options)
-    check_name(settings.model.name)
+    if not is_endpoint(settings.model.name):
+        check_name(settings.model.name)
     return settings
 
 
-def run_evaluation(settings: RunSettings, callbacks: Sequence["Callback"] = ()) -> "Evaluation":
-    """Load the model and play the validation prompts."""
-    from tether.models.load import load_model
-    from tether.models.policy import Policy
-    from tether.rollout.sampler import error_note
-    from tether.training.build import build_sampler, compute_dtype
-    from tether.training.callbacks import CallbackList
-    from tether.training.evaluate import evaluate as evaluate_policy
-
-    loaded = load_model(settings.model.name, device=settings.model.device, dtype=compute_dtype(settings))
-    policy = Policy(loaded.model, loaded.tokenizer, max_positions=settings.rollout.max_context)
-    sampler = build_sampler(settings, policy, CallbackList(callbacks))
-    result = evaluate_policy(
-        sampler,
-        settings.evaluation.prompts,
-        settings.evaluation_sampling(),
-        samples=settings.evaluation.samples,
-        specs=_evaluated_specs(settings),
-    )
-    if not any(group.trajectories for group in result.groups):
-        raise EnvironmentFailure(f"nothing was measured: {error_note(result.groups)}")
-    return result
-
-
-def _evaluated_specs(settings: RunSettings) -> "list[EnvSpec]":
-    """The environments of an evaluation: a split that was asked for is played, otherwise it is the validation split."""
-    from tether.training.build import env_specs
-    from tether.training.evaluate import validation_specs
-
-    if settings.evaluation.env is not None:
-        return env_specs([settings.evaluation.env])
-    return [spec if "split" in spec.options else validation_specs([spec])[0] for spec in env_specs(settings.environments())]
-
-
-def _target_settings(target: str, best: bool, own_env: bool) -> dict[str, Any]:
+def _target_settings(target: str, best: bool, given: Mapping[str, Any], own_env: bool) -> dict[str, Any]:
     """Settings of a run folder with its newest or best checkpoint as the model; of a model, just its name. `own_env`: the run's environment
-    is played."""
-    if "://" in target:
-        raise BadInput(f"'{target}' is an address; evaluation needs a model's name, a folder, a .gguf file or a run folder")
+    is played. `given` is what the user named."""
     folder = Path(target)
-    if not (folder / "run.json").is_file():
+    if is_endpoint(target) or not (folder / "run.json").is_file():
         if best:
             raise BadInput(f"--best is for run folders, and '{target}' is not one; leave it out")
         return {"model": {"name": target}}
     store = RunStore.open(folder)
-    config = _stored_config(store) if own_env else store.config()
+    config = _stored_config(store, given) if own_env else store.config()
+    server = {key: value for key, value in (config.get("server") or {}).items() if key not in COMMANDS}  # a file starts no program
     model = {**config.get("model", {}), "name": str(find_checkpoint(store.checkpoints, best=best)[0] / MODEL)}
     for chosen in (config["env"], *config.get("also", [])):
         chosen.get("options", {}).pop("split", None)  # what the run was trained on is not what it is tested on
-    return {**config, "model": model, "rollout": {**config.get("rollout", {}), "engine": "native"}}  # its servers hold other weights by now
+    return {
+        **config,
+        "model": model,
+        "server": server,
+        "rollout": {**config.get("rollout", {}), "engine": "native"},
+    }  # its servers hold other weights by now
 
 
 # -------------------------------------------------------------------------------------------------------------------- play
@@ -410,10 +416,28 @@ def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mappin
     if config is None and "env" not in given:
         raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
     settings = load(RunSettings, config, merge(base, given))
+    if config is not None:
+        _check_received(settings, given, f"settings file '{config}'")
     check_name(settings.model.name)
     for name in settings.trackers:
         check_tracker(name)
     return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options)))
+
+
+def _check_received(settings: RunSettings, given: Mapping[str, Any], where: str) -> None:
+    """Refuse environments that a file names and that would run code of the current folder; those in `given` the user named."""
+    named = _named_environments(given)
+    for chosen in (*settings.environments(), *([settings.evaluation.env] if settings.evaluation.env is not None else [])):
+        if chosen.name not in named:
+            check_received(chosen.name, where)
+
+
+def _named_environments(settings: Mapping[str, Any]) -> set[str]:
+    """The names of environments in nested settings, which need not be valid."""
+    evaluation = settings.get("evaluation")
+    places = [settings.get("env"), evaluation.get("env") if isinstance(evaluation, Mapping) else None]
+    places += list(settings["also"]) if isinstance(settings.get("also"), list) else []
+    return {str(place["name"]) for place in places if isinstance(place, Mapping) and "name" in place}
 
 
 def _with_options(settings: RunSettings, options: Callable[[EnvSettings], dict[str, Any]]) -> RunSettings:
@@ -430,8 +454,8 @@ def _all_options(chosen: EnvSettings, env: Env) -> dict[str, Any]:
     return options.model_dump(mode="json", exclude={"split"} - chosen.options.keys())
 
 
-def _create(out: Path | None, settings: RunSettings) -> Path:
-    """A new run folder."""
+def _create(out: Path | None, settings: RunSettings, made: list[RunStore]) -> Path:
+    """A new run folder; its store, which holds the lock, is put into `made`."""
     names = [chosen.name.partition("://")[2] or chosen.name for chosen in settings.environments()]
     played = "+".join(re.sub(r"\W+", "_", name) for name in names)
     folder = out or Path("runs") / f"{played}-{settings.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -442,7 +466,8 @@ def _create(out: Path | None, settings: RunSettings) -> Path:
         "seed": settings.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    return RunStore.create(folder, dump_yaml(_without_secrets(settings)), about).folder
+    made.append(RunStore.create(folder, dump_yaml(_without_secrets(settings)), about))
+    return folder
 
 
 def _without_secrets(settings: RunSettings) -> RunSettings:
@@ -464,6 +489,8 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
     """The settings of the run in `out`; the number of steps may be raised, and memory may be saved."""
     if out is None:
         raise BadInput("--resume needs to know which run; add --out FOLDER")
+    store = RunStore.open(out)
+    named, given = given, _without_own_names(given, store.config())
     fixed = [section for section, value in given.items() if section not in FREE_ON_RESUME or not _is_free(section, value)]
     if config is not None or fixed:
         free = ", ".join(
@@ -472,8 +499,8 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
         raise ConfigError(
             f"--resume continues with the run's own settings; only --steps, --track, and --set of {free}, may be given with it"
         )
-    store = RunStore.open(out)
-    stored = _stored_config(store)
+    stored = _stored_config(store, named)
+    _check_commands(stored, given, store.folder)
     before = validate(RunSettings, stored)
     settings = validate(RunSettings, merge(stored, given)) if given else before
     for name in settings.trackers:
@@ -482,19 +509,46 @@ def _reopen(out: Path | None, config: Path | None, given: Mapping[str, Any]) -> 
         raise BadInput(
             f"the run has {before.steps} steps and cannot be cut to {settings.steps}; give at least {before.steps}, or no --steps"
         )
-    if settings != before:
-        store.replace_config(dump_yaml(settings))
     return settings
 
 
-def _stored_config(store: RunStore) -> dict[str, Any]:
-    """The settings of a run as it was made: one of tether 0.1 goes on with the wording and the strict reading of that version.
+def _without_own_names(given: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given with --resume, less the names of the run's own environments: naming them allows their import, and changes nothing."""
+    if not _named_environments({key: given[key] for key in ("env", "also") if key in given}) <= _named_environments(stored):
+        return dict(given)
+    names_only = {key for key in ("env", "also") if all(set(place) <= {"name"} for place in _places(given.get(key)))}
+    return {key: value for key, value in given.items() if key not in names_only}
+
+
+def _places(value: Any) -> list[Any]:
+    found = value if isinstance(value, list) else [value] if value is not None else []
+    return found if all(isinstance(place, Mapping) for place in found) else [{"": None}]
+
+
+def _check_commands(stored: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
+    """Refuse to start a program because a run folder says so: it may have come from somebody else."""
+    if (merge(stored, given).get("rollout") or {}).get("engine") != "vllm":
+        return
+    defaults, server = ServerSettings(), stored.get("server") or {}
+    for name in COMMANDS:
+        if server.get(name, getattr(defaults, name)) != getattr(defaults, name) and name not in (given.get("server") or {}):
+            raise BadInput(
+                f"'{folder / CONFIG}' has server.{name}={server[name]!r}, and starts a program with it; if that is what you want, say so: "
+                f"add --set server.{name}={json.dumps(server[name])}"
+            )
+
+
+def _stored_config(store: RunStore, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run as it was made: one of tether 0.1 goes on with the wording and the strict reading of that version. Environments that
+    would run code of the current folder are refused, unless `given` names them.
 
     A run's record states every option of its environments, so an option that is missing there is younger than the run.
     """
     config = store.config()
     if "invalid_steps" not in (config.get("early_stop") or {}):  # a rule that the run's version did not have
         config = merge(config, {"early_stop": {"invalid_steps": 0}})
+    for name in sorted(_named_environments(config) - _named_environments(given)):
+        check_received(name, f"'{store.folder / CONFIG}'")
     environments = [config.get("env"), *config.get("also", [])]
     younger = [_keep_former_wording(env) for env in environments if isinstance(env, dict) and "name" in env]
     if any(younger):

@@ -2,6 +2,7 @@
 
     checkpoints/step_000020/model/      weights (float32), config and tokenizer in Hugging Face format; for LoRA the adapter
     checkpoints/step_000020/state.pt    step, and what the trainer gives: optimiser, critic, monitor
+    checkpoints/step_000020/manifest.json   size and sha256 of both (runs/manifest.py), checked when they are read
     checkpoints/best/                   the checkpoint that validated best so far, with its number in best.json
 
 A folder is written beside its place, forced to the disk and renamed into it, so a kill, a power cut or a full disk leaves the earlier ones
@@ -9,7 +10,8 @@ as they were. What a kill leaves behind lies in `.unfinished-*` folders, which a
 start. Nothing random is stored: every draw follows from the run's seed and the step.
 
 A run calls `save_checkpoint` in a thread of its own (writer.py), with a copy of model and state (snapshot.py). The two files are written at the
-same time, and state.pt without the checksums of a zip archive, which take two thirds of the time and which torch does not look at.
+same time, and state.pt without the checksums of a zip archive, which take two thirds of the time and which torch does not look at. The sums of
+the manifest are taken from the pages that were just written, while the disk is being waited for.
 """
 
 import errno
@@ -33,6 +35,7 @@ from tether.core.errors import CheckpointError, ModelUnavailable
 from tether.models.load import LoadedModel, load_model
 from tether.models.lora import save_model
 from tether.runs.checkpoints import BEST, BEST_FACTS, MODEL, STATE, best_checkpoint, checkpoint_name, list_checkpoints
+from tether.runs.manifest import check_checkpoint, file_sum, write_manifest
 
 if TYPE_CHECKING:
     from tether.diagnostics.monitor import Monitor
@@ -54,18 +57,26 @@ def save_checkpoint(
                 threads.submit(_write_and_force, draft / MODEL, lambda: write_model(draft / MODEL, model, tokenizer)),
                 threads.submit(_write_and_force, draft / STATE, lambda: _write_state(draft / STATE, {"step": step, **state})),
             ]
-        for file in files:
-            file.result()
+        sums = {name: entry for file in files for name, entry in file.result().items()}
+        write_manifest(draft, step, sums)
     with _failing_to(f"delete checkpoints older than '{target}'"):
         for old in list_checkpoints(folder)[:-keep]:
             _delete(old)
     return target
 
 
-def _write_and_force(path: Path, write: Callable[[], None]) -> None:
-    """Force a file, or the files of a folder, to the disk as soon as it is written: the disk then works on it while another is written."""
+def _write_and_force(path: Path, write: Callable[[], None]) -> dict[str, dict[str, Any]]:
+    """Write a file, or the files of a folder, and force them to the disk, which then works on them while another is written.
+
+    Returns their sums, by their path in the checkpoint.
+    """
     write()
-    _force_to_disk(path)
+    with ThreadPoolExecutor(1) as thread:
+        forced = thread.submit(_force_to_disk, path)
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        sums = {str(file.relative_to(path.parent)): file_sum(file) for file in files}
+        forced.result()
+    return sums
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:
@@ -133,18 +144,28 @@ def sweep(folder: Path) -> None:
 
 
 def load_checkpoint(checkpoint: Path, device: str | None, dtype: str | None = None) -> LoadedModel:
-    """The model of a checkpoint; `device` and `dtype` as in `load_model`."""
+    """The model of a checkpoint, found whole; `device` and `dtype` as in `load_model`."""
     try:
         return load_model(str(checkpoint / MODEL), device=device, dtype=dtype)
     except ModelUnavailable as error:
         raise CheckpointError(f"{error}; or move '{checkpoint}' away to resume from the one before it") from error
 
 
-def load_state(checkpoint: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """The resuming state of a checkpoint; `mapped` reads of each tensor what is used: ranks of one machine share the file's pages."""
+def load_state(checkpoint: Path, *, mapped: bool = False, verified: bool = False) -> dict[str, Any]:
+    """The resuming state of a checkpoint; `mapped` reads of each tensor what is used: ranks of one machine share the file's pages.
+
+    `verified`: the file was found whole by another rank.
+    """
+    if not verified:
+        check_checkpoint(checkpoint, only=STATE)
     try:
         state: dict[str, Any] = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True, mmap=mapped)
-    except (OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
+    except pickle.UnpicklingError as error:  # torch's own words advise to load it unsafely
+        raise CheckpointError(
+            f"cannot read checkpoint '{checkpoint}': {STATE} holds something else than numbers, texts and tensors, so Tether did not write it; "
+            "nothing of it was run; move it away to resume from the one before it"
+        ) from error
+    except (OSError, RuntimeError, EOFError, LookupError, ValueError) as error:
         raise CheckpointError(
             f"cannot read checkpoint '{checkpoint}': {_one_line(error)}; move it away to resume from the one before it"
         ) from error
@@ -156,7 +177,7 @@ def restore(checkpoint: Path, learner: "Learner", monitor: "Monitor", actions: "
 
     Returns the step, and the batches that had been sampled for the next steps, of a run with asynchronous rollouts.
     """
-    state = load_state(checkpoint, mapped=learner.ranks.size > 1)
+    state = _learner_state(checkpoint, learner)
     if "reactions" in state:  # the name that tether 0.1 wrote
         state.setdefault("alarm_actions", state["reactions"])
     if missing := sorted({"learner", "monitor", "alarm_actions"} - state.keys()):
@@ -178,7 +199,12 @@ def rollback(checkpoint: Path, model: PreTrainedModel, learner: "Learner") -> No
     with torch.no_grad():  # fp32 master weights of rounded parameters come back with the optimiser
         for name, parameter in model.named_parameters():
             parameter.copy_(saved[name])
-    learner.restore(load_state(checkpoint, mapped=learner.ranks.size > 1)["learner"])
+    learner.restore(_learner_state(checkpoint, learner)["learner"])
+
+
+def _learner_state(checkpoint: Path, learner: "Learner") -> dict[str, Any]:
+    """The state for each of a learner's ranks; the first verifies it for all."""
+    return load_state(checkpoint, mapped=learner.ranks.size > 1, verified=learner.ranks.rank > 0)
 
 
 @contextmanager

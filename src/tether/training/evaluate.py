@@ -7,16 +7,17 @@ out to be the same instance count as one.
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from tether.core.metrics import wilson_interval
+from tether.core.intervals import clustered_interval, instance_values, mean_interval
 from tether.core.protocols import Sampling
-from tether.core.types import Group
-from tether.diagnostics.intervals import student_t
-from tether.diagnostics.summary import pass_rates, rollout_summary
+from tether.core.types import Group, Trajectory
+from tether.diagnostics.summary import pass_at_k, pass_rates, rollout_summary
 from tether.envs.factory import env_factory
 from tether.envs.registry import make_env
+from tether.rollout.episode import EpisodeSeeds
 from tether.rollout.sampler import EnvPool, EnvSpec, Sampler, validation_plan
 
 DEFAULT_PROMPTS = 512
@@ -31,11 +32,48 @@ class Evaluation:
     """One per prompt."""
     mixed: bool
     """There is more than one environment."""
+    attempts: list[Trajectory] = field(default_factory=list)
+    """Episodes that were played again, because something failed: their tokens were spent all the same."""
+    notes: list[str] = field(default_factory=list)
+    """What is worth knowing about how it was made, one sentence each."""
+    record: dict[str, Any] = field(default_factory=dict)
+    """All of it as JSON can hold it (docs/evaluation.md), for `tether.compare` and for publishing; empty within a training run."""
+    files: Path | None = None
+    """Record and page on disk, without their endings; None where no folder was given."""
 
     @property
     def metrics(self) -> dict[str, float]:
         """The "validation/" section of a step's metrics."""
         return _metrics(self.groups, self.mixed)
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float] | None]:
+        """95% intervals over instances of success, of the mean reward and of every pass@k; None where nothing can be said."""
+        played = [group for group in self.groups if group.trajectories]
+        units = list(instances(played).values())
+        found: dict[str, tuple[float, float] | None] = {
+            "success": clustered_interval([[float(won) for group in unit for won in group.successes] for unit in units]),
+            "reward_mean": mean_interval(instance_values([[reward for group in unit for reward in group.rewards] for unit in units])),
+        }
+        for name in pass_rates(self.groups):
+            k = int(name.removeprefix("pass_at_"))
+            found[name] = clustered_interval([[pass_at_k(len(g.trajectories), sum(g.successes), k) for g in unit] for unit in units])
+        return found
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """What was spent, failed episodes included: tokens of prompts and of completions, and how many responses were not counted."""
+        every = [*self.attempts, *(t for group in self.groups for t in (*group.trajectories, *group.errored))]
+        turns = [turn for trajectory in every for turn in trajectory.turns]
+        usages = [turn.usage for turn in turns if turn.usage is not None]
+        return {
+            "prompt": sum(len(turn.context_ids) for turn in turns) + sum(usage.prompt_tokens for usage in usages),
+            "completion": sum(turn.num_tokens for turn in turns),
+            "reasoning": sum(usage.reasoning_tokens for usage in usages),
+            "cached": sum(usage.cached_tokens for usage in usages),
+            "responses": len(turns),
+            "uncounted": sum(1 for turn in turns if turn.usage is None and not turn.context_ids),
+        }
 
     @property
     def environments(self) -> dict[str, dict[str, float]]:
@@ -70,11 +108,16 @@ def play_validation(
 ) -> list[Group]:
     """Fixed prompts as groups: the same prompts and the same seeds whenever they are played."""
     with EnvPool(validation_specs(sampler.pool.specs) if specs is None else specs) as pool:
-        sizes = [num_instances(spec) for spec in pool.specs]
-        if num_prompts is None:
-            num_prompts = sizes[0] if len(sizes) == 1 and sizes[0] else DEFAULT_PROMPTS
-        plan = validation_plan(num_prompts, samples, pool.weights, sizes)
+        plan = evaluation_plan(pool, num_prompts, samples)
         return sampler.collect(plan, sampling, stage=stage, pool=pool, first_turn_only=first_turn_only)
+
+
+def evaluation_plan(pool: EnvPool, num_prompts: int | None, samples: int) -> list[EpisodeSeeds]:
+    """The episodes of an evaluation; `num_prompts` as in `evaluate`."""
+    sizes = [num_instances(spec) for spec in pool.specs]
+    if num_prompts is None:
+        num_prompts = sizes[0] if len(sizes) == 1 and sizes[0] else DEFAULT_PROMPTS
+    return validation_plan(num_prompts, samples, pool.weights, sizes)
 
 
 def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
@@ -83,8 +126,10 @@ def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
     played = [group for group in groups if group.trajectories]  # a prompt whose every episode errored says nothing about the policy
     if not played:  # nothing was measured: a rate of 0 would look like a collapsed policy
         return {"errors": summary["errors"], "prompts": 0}
-    outcomes = instance_outcomes(played)
+    outcomes = [[won for group in unit for won in group.successes] for unit in instances(played).values()]
     low, high = clustered_interval(outcomes)
+    if any(turn.usage is None and not turn.context_ids for group in played for t in group.trajectories for turn in t.turns):
+        del summary["response_tokens"]  # of a server that does not count
     return {
         **{name: summary[name] for name in summary if name in names or name.startswith("env/")},
         **pass_rates(groups),
@@ -95,32 +140,15 @@ def _metrics(groups: Sequence[Group], mixed: bool = False) -> dict[str, float]:
     }
 
 
-def instance_outcomes(groups: Sequence[Group]) -> list[list[bool]]:
-    """The outcomes of the episodes of each distinct instance. Instances are told apart by the first prompt of their episodes."""
-    outcomes: dict[tuple[str, tuple[int, ...]], list[bool]] = {}
+def instances(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
+    """The prompts of each distinct instance, of those that were played. Instances are told apart by the first observation of their episodes."""
+    found: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
-        first = group.trajectories[0].turns
-        asked = tuple(first[0].context_ids) if first else (-1, group.index)  # an episode without a turn is an instance of its own
-        outcomes.setdefault((group.env, asked), []).extend(group.successes)
-    return list(outcomes.values())
-
-
-def clustered_interval(outcomes: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """The 95% interval of a success rate from the episodes of independent instances.
-
-    With one episode of each this is Wilson's interval. Episodes of one instance are alike to some degree, which is measured: Wilson's interval
-    is then taken for as many trials as would give the rate the variance that the instances show, with Student's quantile, as this variance
-    was found from few. Where the instances show none (all solved, or none), each counts as one trial.
-    """
-    count, num_episodes = len(outcomes), sum(map(len, outcomes))
-    rate = sum(map(sum, outcomes)) / max(1, num_episodes)
-    if num_episodes == count:
-        return wilson_interval(rate * count, count)
-    if count < 2:
-        return wilson_interval(rate * count, count)
-    variance = count / (count - 1) * sum((sum(found) - len(found) * rate) ** 2 for found in outcomes) / num_episodes**2
-    trials = rate * (1 - rate) / variance if variance > 0 else float(count)
-    return wilson_interval(rate * trials, trials, student_t(count - 1))
+        if group.trajectories:
+            first = group.trajectories[0].turns
+            shown = first[0].observation if first else f"prompt {group.index}"  # an episode without a turn is an instance of its own
+            found.setdefault((group.env, shown), []).append(group)
+    return found
 
 
 def validation_specs(specs: Sequence[EnvSpec]) -> list[EnvSpec]:

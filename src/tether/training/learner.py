@@ -37,7 +37,7 @@ from tether.training.distributed.ranks import Ranks, balanced
 from tether.training.memory import MicroBudget
 from tether.training.optim import FP32MasterAdamW
 from tether.training.settings import CriticSettings, LearnerSettings
-from tether.training.totals import TokenTotals, update_metrics
+from tether.training.totals import TokenTotals, UpdateWork, update_metrics
 
 if TYPE_CHECKING:
     from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel
@@ -89,6 +89,8 @@ class Learner:
         """How many updates in a row were left out by now."""
         self.updates_applied = 0
         """How many updates of the latest step have changed the weights, also where the step then failed."""
+        self.work = UpdateWork(0, 0, 0)
+        """What the latest step put through the policy."""
 
     def _add_optimizer(
         self, name: str, parameters: list[torch.nn.Parameter], dtype: torch.dtype | None, model: Policy | None = None
@@ -115,11 +117,12 @@ class Learner:
         for name, optimizer in self._optimizers.items():
             optimizer.set_rate(rates.policy if name == "policy" else rates.critic)
         totals, mismatch = TokenTotals(), TokenTotals().mismatch
-        self.updates_applied, self._budget.retries = 0, 0
+        self.updates_applied, self._budget.retries, self.work = 0, 0, UpdateWork(0, 0, 0)
         to_come = sum(optimizer.bytes_to_come for optimizer in self._optimizers.values())
         self._budget.decide(self._policies, to_come, self._settings.packing, self.ranks)
         for number, minibatch in enumerate(b for order in orders for b in batch.minibatches(order, self._settings.update_batch)):
             part = self._gradient(minibatch, loss_scale if rates.policy else 0.0)
+            self.work = UpdateWork(*(sum(pair) for pair in zip(self.work, part.work, strict=True)))
             if number == 0:
                 mismatch = part.mismatch
             self._step(part, totals, policy_learns=rates.policy > 0)
@@ -267,7 +270,7 @@ class Learner:
         part = MicroTokens.of_micro(minibatch, micro)
         selected = forward(policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
         loss = loss_scale * (part.of(weights_BT) * self.policy_losses(policy, selected, part, totals)).sum()
-        totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved)
+        totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved, micro.num_pairs)
         if self.critic is not None and self.critic.shared:
             values_N: Tensor = self.critic.head(selected.features_ND)
             loss = loss + self._critic_settings.coef * (part.of(value_weights_BT) * self._value_losses(values_N, part, totals)).sum()

@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from tether.core.errors import EngineUnavailable, OutOfMemory
+from tether.core.errors import EngineUnavailable, EnvironmentFailure, OutOfMemory, TetherError
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
+from tether.runs.verdict import every_episode_failed
 from tether.training.callbacks import Callback
 from tether.training.distributed.ranks import Ranks
 from tether.training.hooks.early_stop import EarlyStop
@@ -43,7 +44,7 @@ class Trainer(RunState):
         self.hooks = [Checkpoints(), Evaluations(), self.best, Trackers(), EarlyStop()]
 
     def run(self) -> None:
-        """Train to the last step, or until a hook ends the run; on Ctrl-C or without memory write a checkpoint and re-raise."""
+        """Train to the last step, or until a hook ends the run; whatever else ends it, write a checkpoint if the weights are whole."""
         with self.sampler.pool, self.ahead or nullcontext(), self.interrupts.listening(), self.callbacks.running():
             try:
                 self._start()
@@ -57,14 +58,17 @@ class Trainer(RunState):
                 if self.whole:
                     self._say_what_is_waited_for()
                     self.save()
-                self.finish_saving()  # a second Ctrl-C does not wait
+                self.finish_saving()  # a second Ctrl-C does not wait, nor does the end of the grace time
                 raise
-            except (OutOfMemory, EngineUnavailable) as error:
-                raise type(error)(f"{error}; nothing already written is lost: {self.how_to_resume()}") from error
-            except Exception:
-                self.saver.close()
+            except (OutOfMemory, EngineUnavailable, EnvironmentFailure) as error:
+                ended = type(error)(f"{error}; nothing already written is lost: {self.how_to_resume()}")
+                ended.common = error.common
+                raise ended from error
+            except Exception as error:
+                self._save_after(error)
                 raise
         self.store.finish(f"stopped early after step {self.step}: {reason}" if reason else f"all {self.settings.steps} steps done")
+        self._check_evidence()
 
     def train_step(self, step: int) -> None:
         """One pass through the data flow; each line is a stage."""
@@ -81,6 +85,27 @@ class Trainer(RunState):
         self._prefetch()
         for hook in self.hooks:  # checkpoint, evaluation, best checkpoint, trackers
             record = hook.on_step(self, record)
+
+    def _check_evidence(self) -> None:
+        """A run in which no episode ever ended by itself has learned nothing: that is a failure, and it has a cause."""
+        causes = [every_episode_failed(record) for record in self.records if record.step]
+        if causes and all(causes):
+            failure = EnvironmentFailure(f"every episode of the run failed, nothing was learned; in the last step with: {causes[-1]}")
+            failure.common = True
+            raise failure
+
+    def _save_after(self, error: Exception) -> None:
+        """Keep the last complete step of a run that ends with an error, if its weights are whole; a failure of that is a note.
+
+        Several ranks can do so only where all of them came here.
+        """
+        together = self.ranks.size == 1 or (isinstance(error, TetherError) and error.common)
+        try:
+            if self.whole and self.step and together and not self.is_saved(self.step):
+                self.save()
+            self.saver.wait()
+        except (TetherError, OSError, RuntimeError) as second:  # torch's errors are RuntimeErrors
+            self.callbacks.on_note(f"no checkpoint of step {self.step} could be written: {second}")
 
     def _say_what_is_waited_for(self) -> None:
         if self.ahead is not None and self.ahead.is_busy(self.step):

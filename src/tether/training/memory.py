@@ -310,9 +310,9 @@ def shape_of(name: str) -> Shape | None:
         return None
     place: Any = tiny_folder() if name == "tiny" else smollm2_folder() if name == "smollm2" else name
     try:
-        config = AutoConfig.from_pretrained(place)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError):  # no such model, no class for it, or one that must compute
         return None
     return measured_shape(model)

@@ -15,6 +15,7 @@ The learning rate follows from the step alone, so a resumed run needs no state f
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,51 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What Adam keeps of a parameter, in the order of its state."""
 
 
-class FP32MasterAdamW:
+class MasterOptimizer(ABC):
+    """What the optimisers share, whether this rank holds whole master weights or a part of each (distributed/fsdp.py)."""
+
+    _adam: torch.optim.Optimizer
+    _ranks: Ranks
+    _parameters: list[nn.Parameter]
+    _rounded: list[int]
+    """The parameters that are not their own master."""
+    _whole: list[Tensor] | None = None
+    """On rank 0, inside `full_precision`: the master weights of all rounded parameters."""
+
+    @property
+    def rate(self) -> float:
+        return float(self._adam.param_groups[0]["lr"])
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next steps."""
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Inside the block the parameters of rank 0 hold their master weights in float32, so that what is saved is exact."""
+        rounded = [self._parameters[n].data for n in self._rounded]
+        self._whole = self._all_masters()
+        if self._ranks.rank == 0:
+            for n, master in zip(self._rounded, self._whole, strict=True):
+                self._parameters[n].data = master
+        try:
+            yield
+        finally:
+            self._whole = None
+            for n, values in zip(self._rounded, rounded, strict=True):
+                self._parameters[n].data = values
+
+    def _saved_masters(self) -> list[Tensor]:
+        """For a state: inside `full_precision` they are there already."""
+        return self._all_masters() if self._whole is None else self._whole
+
+    @abstractmethod
+    def _all_masters(self) -> list[Tensor]:
+        """The master weights of all rounded parameters; complete on rank 0. All ranks call it."""
+
+
+class FP32MasterAdamW(MasterOptimizer):
     """AdamW over the fp32 master weights of some parameters.
 
     Build it on weights as they were loaded and let it cast them: `FP32MasterAdamW(parameters, ..., compute_dtype=torch.bfloat16)` copies the
@@ -55,7 +100,6 @@ class FP32MasterAdamW:
         self._parameters = list(parameters)
         self._owners = balanced([parameter.numel() for parameter in self._parameters], self._ranks.size)
         self._rounded = [n for n, parameter in enumerate(self._parameters) if (compute_dtype or parameter.dtype) in HALVES]
-        """The parameters that are not their own master."""
         rounded = set(self._rounded)
         self._masters = {
             n: nn.Parameter(parameter.detach().float().clone()) if n in rounded else parameter
@@ -78,17 +122,6 @@ class FP32MasterAdamW:
             weight_decay=weight_decay,
             fused=self._fused or None,
         )
-        self._whole: list[Tensor] | None = None
-        """On rank 0, inside `full_precision`: the master weights of all rounded parameters."""
-
-    @property
-    def rate(self) -> float:
-        return float(self._adam.param_groups[0]["lr"])
-
-    def set_rate(self, rate: float) -> None:
-        """The learning rate of the next steps."""
-        for group in self._adam.param_groups:
-            group["lr"] = rate
 
     def clip(self, max_norm: float) -> float:
         """Sum the gradient over the ranks and scale it down to a norm of at most `max_norm`; returns the norm it had.
@@ -132,7 +165,7 @@ class FP32MasterAdamW:
         known = sorted({n for numbers in self._ranks.gather(sorted(mine)) for n in numbers})
         state = {n: {name: self._ranks.on_first(self._moment(mine, n, name), self._owners[n]) for name in MOMENTS} for n in known}
         groups = [{**group, "params": list(range(len(self._parameters)))} for group in local["param_groups"]]
-        masters = self._all_masters() if self._whole is None else self._whole
+        masters = self._saved_masters()
         return {"adam": {"state": state, "param_groups": groups}, "masters": masters} if self._ranks.rank == 0 else {}
 
     @torch.no_grad()
@@ -150,21 +183,6 @@ class FP32MasterAdamW:
             self._parameters[n].copy_(saved)
             if n in self._masters:
                 self._masters[n].copy_(saved)
-
-    @contextmanager
-    def full_precision(self) -> Iterator[None]:
-        """Inside the block the parameters of rank 0 hold their master weights in float32, so that what is saved is exact."""
-        rounded = [self._parameters[n].data for n in self._rounded]
-        self._whole = self._all_masters()
-        if self._ranks.rank == 0:
-            for n, master in zip(self._rounded, self._whole, strict=True):
-                self._parameters[n].data = master
-        try:
-            yield
-        finally:
-            self._whole = None
-            for n, values in zip(self._rounded, rounded, strict=True):
-                self._parameters[n].data = values
 
     def close(self) -> None:
         """Let go of the parameters: their gradients are their own again."""
@@ -196,7 +214,6 @@ class FP32MasterAdamW:
                 self._holders[n].grad = None
 
     def _all_masters(self) -> list[Tensor]:
-        """The master weights of all rounded parameters; complete on rank 0."""
         return [self._ranks.on_first(self._master(n), self._owners[n]) for n in self._rounded]
 
     def _master(self, n: int) -> Tensor:

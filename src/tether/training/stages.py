@@ -24,7 +24,7 @@ from tether.diagnostics.pairs import ProbeRows, probe_rows, rollout_rows
 from tether.diagnostics.summary import group_summary, rollout_summary
 from tether.models.memory import memory_boundary
 from tether.rollout.pack import pack
-from tether.rollout.sampler import error_note, training_plan
+from tether.rollout.sampler import check_resets, error_note, training_plan
 from tether.runs.schema import StepRecord
 from tether.training.async_rollouts import AsyncRollouts, FilterInputs
 from tether.training.batch import SampledBatch, reweight_batch, sample_batch
@@ -75,11 +75,14 @@ class Stages:
         """
         self._mismatch = earlier[-1].metrics.get("update/mismatch") if earlier else None
         if self.ahead is not None:
-            return self._take_ahead(self.ahead, step)
+            sampled = self._take_ahead(self.ahead, step)
+            check_resets(sampled.groups, f"step {step}")
+            return sampled
         inputs = self._filter_inputs(keep, earlier)
         rules, num_groups = inputs.rules(self._settings.filter), self._settings.rollout.num_groups
         with self._timer.stage("select"):  # less the rollouts in it
             sampled = sample_batch(lambda count, first: self._play(step, count, first), num_groups, rules, inputs.ratios)
+        check_resets(sampled.groups, f"step {step}")
         self._timer.count_rollout(sampled.groups)
         return sampled
 
@@ -241,11 +244,11 @@ class Stages:
             with self.timed("update"), self._bounded("update", self._micro_remedy()):
                 update = learner.update(batch, orders, scale, self._rates(step))
                 update |= self._publish(step)
-        except OutOfMemory:
+        except Exception:
             if not learner.updates_applied:  # the weights are still those of the last step
                 learner.nonfinite_streak = streak
             raise
-        self._timer.count_update(batch.lengths_B.tolist(), settings.learner.epochs)
+        self._timer.count_update(settings.learner.epochs * int(batch.lengths_B.sum()), learner.work)
         return {**update, "skipped": 0}
 
     def _publish(self, step: int) -> dict[str, float]:

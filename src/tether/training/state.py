@@ -12,11 +12,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tether.core.errors import OutOfMemory
 from tether.core.seeding import seed_everything
 from tether.core.types import Group
 from tether.models.hardware import device_name
 from tether.runs.checkpoints import newest_checkpoint
+from tether.runs.manifest import check_checkpoint
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
 from tether.training.async_rollouts import AsyncRollouts
@@ -48,7 +48,7 @@ class RunState:
         self._start_timer = start or StartTimer()
         self.ranks = ranks or Ranks()
         seed_everything(settings.seed)
-        checkpoint = self.ranks.first(lambda: _last_checkpoint(store.checkpoints))
+        checkpoint = self.ranks.first(lambda: _last_checkpoint(store))
         self.settings, self.store, self.callbacks = settings, store, CallbackList(callbacks)
         beside = self.ranks.aside() if settings.rollout.max_staleness else self.ranks
         self.parts = self.ranks.together(
@@ -132,7 +132,9 @@ class RunState:
     def amend(self, record: StepRecord) -> StepRecord:
         """Write a record, or again with something added: readers take the last record of a step. Rank 0's is that of every rank."""
         record = self.ranks.first(lambda: record)
-        self.records = [*(other for other in self.records if other.step != record.step), record]
+        if self.records and self.records[-1].step == record.step:
+            self.records.pop()
+        self.records.append(record)
         self.store.append(record)
         return record
 
@@ -147,11 +149,11 @@ class RunState:
     def atomic(self) -> Iterator[None]:
         """Hold back Ctrl-C until weights and record belong to the same step again."""
         with self.interrupts.shield():
-            self.whole = False
+            self.whole, before, self.learner.updates_applied = False, self.step, 0
             try:
                 yield
-            except OutOfMemory:
-                self.whole = not self.learner.updates_applied  # nothing was changed yet
+            except Exception:
+                self.whole = self.step == before and not self.learner.updates_applied  # nothing was changed yet
                 raise
             self.whole = True
 
@@ -182,7 +184,11 @@ class RunState:
             self.callbacks.on_note(note)
 
 
-def _last_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint to continue from, once what a kill left unfinished is cleared away."""
-    sweep(folder)
-    return newest_checkpoint(folder)
+def _last_checkpoint(store: RunStore) -> Path | None:
+    """The checkpoint to continue from, found whole, once what a kill left unfinished is cleared away."""
+    store.lock()  # before anything is cleared away: it could be another process's
+    sweep(store.checkpoints)
+    checkpoint = newest_checkpoint(store.checkpoints)
+    if checkpoint is not None:
+        check_checkpoint(checkpoint)
+    return checkpoint

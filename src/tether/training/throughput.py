@@ -1,9 +1,10 @@
 """The cost of a step, measured: seconds and peak memory of every stage, tokens per second, and the share of the device's peak.
 
 Stages may be nested; time and memory count for the innermost one only, so the seconds add up to no more than the step took. A stage ends
-with a wait for the device, because queued work would otherwise count for the next stage. Operations are those that the model requires
-(6 x parameters x tokens in training, 2 x in sampling, and attention on top), not those that were executed: recomputation and padding lower
-the share. A prompt that a group has in common counts once in the rollout, and in every sequence of the update.
+with a wait for the device, because queued work would otherwise count for the next stage. Operations are those that the work requires
+(6 x parameters x tokens in training, 2 x in sampling, and attention on top): the head counts for tokens whose log-probs are computed, a prompt
+that several sequences share counts once where it is computed once, and recomputation and padding, which count for nothing, lower the share. No
+stage can be faster than the device: one that is shows that the peak was measured on a busy machine, and is the peak from then on.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from tether.core.types import Group
 from tether.models.critic import Critic
 from tether.models.hardware import measured_peak, synchronise
 from tether.runs.timings import StepTimings
+from tether.training.totals import UpdateWork
 
 UNUSED_SHARE = 0.1
 """Of a card: cached blocks beyond this are given back before an update, where less than this is free."""
@@ -34,22 +36,25 @@ class Arithmetic:
     """What it takes to put tokens through a model."""
 
     multiplied: int
-    """Parameters that every token is multiplied with: all but a table of words that is only looked up."""
+    """Parameters that every token is multiplied with: all but the head, and a table of words that is only looked up."""
     trained: int
     """Those of them that get a gradient."""
     attention: int
     """Layers x query heads x width of a head."""
+    head: int = 0
+    """Parameters of the language head, which only tokens are multiplied with whose log-probs are asked for."""
+    trains_head: bool = True
 
-    def forward(self, spans: Iterable[tuple[int, int]]) -> int:
+    def forward(self, spans: Iterable[tuple[int, int]], targets: int) -> int:
         """Operations of a forward pass over stretches of texts, each from one position up to another: two for each product."""
         tokens, pairs = _tokens_and_pairs(spans)
-        return 2 * self.multiplied * tokens + 4 * self.attention * pairs
+        return 2 * self.multiplied * tokens + 2 * self.head * targets + 4 * self.attention * pairs
 
-    def training(self, lengths: Iterable[int]) -> int:
-        """Operations of a forward and a backward pass over whole texts: the backward pass multiplies once for what came in, and once
-        for every weight that is trained."""
-        tokens, pairs = _tokens_and_pairs((0, length) for length in lengths)
-        return (4 * self.multiplied + 2 * self.trained) * tokens + 12 * self.attention * pairs
+    def training(self, work: UpdateWork) -> int:
+        """Operations of a forward and a backward pass: the backward pass multiplies once for what came in, and once for every weight that
+        is trained."""
+        head = (6 if self.trains_head else 4) * self.head * work.targets
+        return (4 * self.multiplied + 2 * self.trained) * work.tokens + head + 12 * self.attention * work.pairs
 
 
 def _tokens_and_pairs(spans: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -69,13 +74,14 @@ def arithmetic_of(model: PreTrainedModel, *, with_head: bool = True) -> Arithmet
         return None
     looked_up, head = (getattr(module, "weight", None) for module in (model.get_input_embeddings(), model.get_output_embeddings()))
     kept = [parameter for parameter in model.parameters() if parameter is not looked_up and parameter is not head]
-    if with_head and head is not None:
-        kept.append(head)  # the table itself, where the two are tied
+    head = head if with_head else None
     head_dim = getattr(config, "head_dim", None) or width // heads
     return Arithmetic(
         multiplied=sum(parameter.numel() for parameter in kept),
         trained=sum(parameter.numel() for parameter in kept if parameter.requires_grad),
         attention=config.num_hidden_layers * heads * head_dim,
+        head=0 if head is None else head.numel(),
+        trains_head=head is not None and head.requires_grad,
     )
 
 
@@ -156,24 +162,22 @@ class StepTimer:
         """The rollout of the step sampled these, in all its rounds."""
         self._tokens["rollout"] = sum(t.num_sampled for group in groups for t in group.trajectories)
         if self._policy is not None:
-            self._operations["rollout"] = self._policy.forward(fed_spans(groups))
+            self._operations["rollout"] = self._policy.forward(fed_spans(groups), self._tokens["rollout"])
 
-    def count_update(self, lengths: Sequence[int], epochs: int) -> None:
-        """The update learned from sequences of these lengths, so many times."""
-        self._tokens["update"] = epochs * sum(lengths)
+    def count_update(self, num_tokens: int, work: UpdateWork) -> None:
+        """The update learned from sequences of so many tokens, and put this through the policy for that; a critic gets the same."""
+        self._tokens["update"] = num_tokens
         if self._policy is not None:
             parts = [self._policy, *([self._critic] if self._critic is not None else [])]
-            self._operations["update"] = epochs * sum(part.training(lengths) for part in parts)
+            self._operations["update"] = sum(part.training(work) for part in parts)
 
     def timings(self) -> StepTimings:
         """What the step cost so far."""
         seconds = self._background | self._seconds  # with asynchronous rollouts, sampling is no stage
         rates = {stage: tokens / seconds[stage] for stage, tokens in self._tokens.items() if seconds.get(stage)}
-        shares = {
-            stage: operations / (self._seconds[stage] * self.peak)
-            for stage, operations in self._operations.items()
-            if self._seconds.get(stage)
-        }
+        speeds = {stage: operations / self._seconds[stage] for stage, operations in self._operations.items() if self._seconds.get(stage)}
+        self.peak = max(self.peak, *speeds.values()) if speeds else self.peak
+        shares = {stage: speed / self.peak for stage, speed in speeds.items()}
         return StepTimings(
             seconds=dict(self._seconds),
             tokens_per_second=rates.get("rollout"),

@@ -6,6 +6,7 @@ combine what they saw of a minibatch before anything is decided by it.
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,16 @@ INTERNAL = ("ratio", "ratio_squared", "mismatch", "mismatch_ratio")
 """Sums that are logged in another form."""
 LOSS, RATIO_MAX, RATIO_MIN, MISMATCH_MAX = "loss", "ratio_max", "ratio_min", "mismatch_ratio_max"
 """Numbers of a minibatch that are not sums over tokens."""
+
+
+class UpdateWork(NamedTuple):
+    """What an update put through the policy, padding and what was shared left out. Example: UpdateWork(900, 41_000, 300)."""
+
+    tokens: int
+    pairs: int
+    """Positions that the tokens looked at, their own included."""
+    targets: int
+    """Tokens whose log-probs were computed: those that go through the head."""
 
 
 class TokenTotals:
@@ -31,8 +42,9 @@ class TokenTotals:
         self.norms: list[dict[str, float]] = []
         """Gradient norms of each update, by optimiser."""
         self.nonfinite = 0
-        self.tokens, self.places, self.saved = 0, 0, 0
-        """Tokens that went through the model, the positions of those passes, padding included, and tokens that were not computed because others share them."""
+        self.tokens, self.places, self.saved, self.pairs = 0, 0, 0, 0
+        """Tokens that went through the model, the positions of those passes, padding included, and tokens that were not computed because others share them;
+        pairs are the positions that the tokens looked at."""
         self._pending: dict[str, Tensor] = {}
 
     def add(self, **values: Tensor) -> None:
@@ -58,11 +70,16 @@ class TokenTotals:
     def _add(self, name: str, value: Tensor) -> None:
         self._pending[name] = self._pending[name] + value if name in self._pending else value
 
-    def count_micro(self, count: int, tokens: int, places: int, saved: int) -> None:
+    def count_micro(self, count: int, tokens: int, places: int, saved: int, pairs: int) -> None:
         self.count += count
         self.tokens += tokens
         self.places += places
         self.saved += saved
+        self.pairs += pairs
+
+    @property
+    def work(self) -> UpdateWork:
+        return UpdateWork(self.tokens, self.pairs, self.count)
 
     def settle(self) -> None:
         """Read what the device has summed up for a minibatch."""
@@ -80,7 +97,7 @@ class TokenTotals:
     def merge(self, part: "TokenTotals") -> None:
         """Add what a minibatch saw, which is settled."""
         self.count, self.tokens, self.places = self.count + part.count, self.tokens + part.tokens, self.places + part.places
-        self.saved += part.saved
+        self.saved, self.pairs = self.saved + part.saved, self.pairs + part.pairs
         self.ratio_max, self.ratio_min = max(self.ratio_max, part.ratio_max), min(self.ratio_min, part.ratio_min)
         self.mismatch_max = max(self.mismatch_max, part.mismatch_max)
         self.losses += part.losses

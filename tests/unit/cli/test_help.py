@@ -12,6 +12,7 @@ VERBS = [
     "train",
     "sft",
     "eval",
+    "leaderboard",
     "export",
     "diagnose",
     "report",

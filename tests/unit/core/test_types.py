@@ -96,7 +96,15 @@ def test_records_survive_pickling() -> None:
 
 
 def test_enum_values_are_what_files_hold() -> None:
-    assert [reason.value for reason in StopReason] == ["success", "failure", "turn_limit", "context_full", "env_error", "unknown"]
+    assert [reason.value for reason in StopReason] == [
+        "success",
+        "failure",
+        "turn_limit",
+        "context_full",
+        "env_error",
+        "model_error",
+        "unknown",
+    ]
     assert [reason.value for reason in FinishReason] == ["stop_text", "end_of_turn", "length"]
     assert [regime.value for regime in Regime] == ["diverse reasoning", "template collapse", "compressed reasoning", "low-entropy collapse"]
     assert [split.value for split in Split] == ["train", "validation", "test", "all"]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tether import Information, measure_information
+from tether.core.intervals import student_t
 from tether.core.seeding import generator
-from tether.diagnostics.intervals import prompt_effects, student_t, studentised_intervals
+from tether.diagnostics.intervals import prompt_effects, studentised_intervals
 
 Sample = tuple[np.ndarray, np.ndarray, np.ndarray]
 

@@ -1,6 +1,7 @@
 """The run folder keeps what was appended, survives kills and full disks, and never overwrites another run."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput, StorageError
 from tether.core.types import Trajectory, Turn
+from tether.runs.files import write_whole
 from tether.runs.schema import SCHEMA_VERSION, StepRecord, trajectory_record
 from tether.runs.store import RunStore
 
@@ -116,7 +118,7 @@ def test_a_trajectory_torn_by_a_kill_is_skipped_and_its_step_can_be_written_agai
     assert [one["attempt"] for one in resumed.trajectories()] == [1, 1]
     path.write_bytes(path.read_bytes() + b'{"step": 2, "spl')
     assert len(list(resumed.trajectories())) == 2
-    assert resumed.torn_lines["trajectories.jsonl"] == [5]
+    assert resumed.torn_lines["trajectories.jsonl"] == [2, 5]
 
 
 def test_trajectory_record_holds_every_field(store: RunStore) -> None:
@@ -171,15 +173,80 @@ def test_a_newer_schema_is_refused(store: RunStore) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full gives a real ENOSPC on Linux only")
-def test_a_full_disk_is_one_plain_line_and_loses_nothing(store: RunStore) -> None:
+def test_a_full_disk_is_one_plain_line_and_loses_nothing(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.append(StepRecord(1, {"rollout/success": 0.1}))
-    (store.folder / "timings.jsonl").symlink_to("/dev/full")
+    real = os.open
+    full = Path("/dev/full")  # no link to it: a run writes through none
+    monkeypatch.setattr(os, "open", lambda path, *rest: real(full if Path(path).name == "timings.jsonl" else path, *rest))
     with pytest.raises(StorageError) as caught:
         store.append_timings(1, {"seconds": {"rollout": 1.0}})
     message = str(caught.value)
     assert "timings.jsonl': no space left on device; nothing already written is lost: free some space" in message
     assert "\n" not in message
     assert [record.step for record in store.steps()] == [1]
+
+
+# ----------------------------------------------------------------------------------------------- a folder that somebody sent
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "trajectories.jsonl", "trajectories.index"])
+def test_nothing_is_appended_through_a_link(store: RunStore, tmp_path: Path, name: str) -> None:
+    (tmp_path / "precious").write_bytes(b"mine\n")
+    (store.folder / name).symlink_to(tmp_path / "precious")
+    writes = {
+        "metrics.jsonl": lambda: store.append(StepRecord(1, {})),
+        "timings.jsonl": lambda: store.append_timings(1, {}),
+        "trajectories.jsonl": lambda: store.append_trajectories(records(1, 1)),
+        "trajectories.index": lambda: store.append_trajectories(records(1, 1)),
+    }
+    if name == "trajectories.index":
+        writes[name]()  # no index of this run: a fresh file takes the place of the link
+        assert not (store.folder / name).is_symlink()
+    else:
+        with pytest.raises(StorageError, match="it is a symbolic link, which a run does not write through"):
+            writes[name]()
+    assert (tmp_path / "precious").read_bytes() == b"mine\n"
+
+
+@pytest.mark.parametrize("link", ["report.html", "report.html.part", ".report.html.part"])
+def test_a_file_that_is_replaced_leaves_the_target_of_a_link_alone(tmp_path: Path, link: str) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / link).symlink_to(tmp_path / "precious")
+    write_whole(tmp_path / "report.html", "<html>")
+    assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "report.html").read_text() == "<html>"
+    assert not (tmp_path / "report.html").is_symlink()
+
+
+def test_checkpoints_outside_the_run_folder_are_not_written(store: RunStore, tmp_path: Path) -> None:
+    store.close()
+    store.checkpoints.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    store.checkpoints.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadInput, match="is a symbolic link, and a run writes only into its own folder"):
+        RunStore.open(store.folder).lock()
+
+
+# -------------------------------------------------------------------------------------------------- a start that failed
+
+
+def test_a_start_that_failed_takes_back_what_it_made_and_nothing_else(tmp_path: Path) -> None:
+    RunStore.create(tmp_path / "a" / "b" / "run", "", {}).discard()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    store = RunStore.create(tmp_path / "mine" / "run", "", {})
+    (store.folder / "notes.txt").write_text("of the user")
+    store.discard()
+    assert [path.name for path in store.folder.iterdir()] == ["notes.txt"]
+    (tmp_path / "empty").mkdir()
+    RunStore.create(tmp_path / "empty", "", {}).discard()
+    assert (tmp_path / "empty").is_dir() and not any((tmp_path / "empty").iterdir())
+
+
+def test_a_start_that_failed_in_a_folder_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    RunStore.create(tmp_path / "link", "", {}).discard()
+    assert (tmp_path / "link").is_symlink() and not any((tmp_path / "real").iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tether.core.errors import StorageError
+from tether.runs.files import write_whole
 from tether.runs.schema import StepRecord
-from tether.runs.store import RunStore, write_whole
+from tether.runs.store import RunStore
 
 
 def test_records_and_trajectories_are_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,6 @@ def test_a_replaced_file_is_forced_before_it_takes_its_place(tmp_path: Path, mon
     path.write_text("old")
     seen: list[tuple[str, str]] = []
 
-    monkeypatch.setattr(os, "fsync", lambda handle: seen.append((path.read_text(), (tmp_path / "run.json.part").read_text())))
+    monkeypatch.setattr(os, "fsync", lambda handle: seen.append((path.read_text(), next(tmp_path.glob(".run.json.*.part")).read_text())))
     write_whole(path, "new")
     assert seen == [("old", "new")] and path.read_text() == "new"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,8 +50,15 @@ def _mlflow(folder: Path) -> dict[int, float]:
 def _trackio(folder: Path) -> dict[int, float]:
     from trackio.sqlite_storage import SQLiteStorage
 
-    (name,) = SQLiteStorage.get_runs("tether")
-    return {row["step"]: row[NAME] for row in SQLiteStorage.get_logs("tether", name) if NAME in row}
+    return {row["step"]: row[NAME] for row in SQLiteStorage.get_logs("tether", _trackio_name(folder)) if NAME in row}
+
+
+def _trackio_name(folder: Path) -> str:
+    """The one run with the id of this folder. trackio reads TRACKIO_DIR when it is imported, so runs of earlier tests may be there, too."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (name,) = [known for known in SQLiteStorage.get_runs("tether") if known.endswith(run_id(folder))]
+    return str(name)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the packages these are built on
@@ -81,6 +89,84 @@ def test_tensorboard_forgets_the_steps_that_a_resumed_run_plays_again(tmp_path: 
     again.log(3, {NAME: 30.0})
     again.close()
     assert _tensorboard(tmp_path / "run") == {0: 0.0, 1: 1.0, 2: 2.0, 3: 30.0}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+def test_mlflow_and_trackio_keep_both_values_of_a_step_that_is_played_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _installed(name)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    first = open_tracker(name, _run(tmp_path / "run"))
+    for step in range(3):
+        first.log(step, {NAME: float(step)})
+    first.close()
+    again = open_tracker(name, _run(tmp_path / "run", first_step=2))
+    again.log(2, {NAME: 20.0})
+    again.close()
+    assert sorted(_all_values(name, tmp_path / "run")) == [(0, 0.0), (1, 1.0), (2, 2.0), (2, 20.0)]
+
+
+def _all_values(name: str, folder: Path) -> list[tuple[int, float]]:
+    if name == "trackio":
+        from trackio.sqlite_storage import SQLiteStorage
+
+        run = _trackio_name(folder)
+        return [(row["step"], row[NAME]) for row in SQLiteStorage.get_logs("tether", run) if NAME in row]
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder.absolute().parent / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tether")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    return [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, NAME)]
+
+
+def _wandb_values(folder: Path) -> list[dict[int, float]]:
+    """What each attempt's file holds, oldest first: W&B's records, in blocks as LevelDB logs them."""
+    from wandb.proto import wandb_internal_pb2
+
+    attempts = []
+    for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
+        data, at, whole, found = path.read_bytes(), 7, b"", {}
+        while at + 7 <= len(data):
+            if (left := 2**15 - at % 2**15) < 7:  # the rest of a block, too short for a header
+                at += left
+                continue
+            _, length, kind = struct.unpack_from("<IHB", data, at)
+            whole += data[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):  # a whole record, or the last part of one
+                record = wandb_internal_pb2.Record.FromString(whole)
+                values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                found |= {values["_step"]: values[NAME]} if NAME in values else {}
+                whole = b""
+        attempts.append(found)
+    return attempts
+
+
+def test_wandb_offline_keeps_each_attempt_in_a_file_of_its_own_with_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps that are played again are in both files. Within an attempt, a step below the highest is dropped: W&B's steps only rise."""
+    _installed("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = tmp_path / "run"
+    first = open_tracker("wandb", _run(folder))
+    for step in range(4):
+        first.log(step, {NAME: float(step)})
+    first.log(2, {NAME: 99.0})
+    first.close()
+    while int(time.time()) <= max(int(path.stat().st_ctime) for path in (folder / "wandb").iterdir()):
+        time.sleep(0.05)  # wandb names the folder of an attempt by its second
+    again = open_tracker("wandb", _run(folder, first_step=3))
+    for step, value in ((3, 30.0), (4, 40.0)):
+        again.log(step, {NAME: value})
+    again.close()
+    deadline = time.monotonic() + 60  # a process of wandb's own writes the files
+    while 4 not in _wandb_values(folder)[-1] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _wandb_values(folder) == [{0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}, {3: 30.0, 4: 40.0}]
+    assert {path.name.rpartition("-")[2] for path in (folder / "wandb").glob("offline-run-*")} == {run_id(folder)}
 
 
 def test_wandb_without_credentials_keeps_the_run_in_its_folder_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tether.core.metrics import wilson_interval
 from tether.runs.schema import StepRecord
-from tether.runs.verdict import Rate, comparison, difference_interval, percent, tiles, verdict
+from tether.runs.verdict import Rate, comparison, difference_interval, every_episode_failed, percent, tiles, verdict
 
 
 def validated(step: int, successes: int, prompts: int = 256) -> StepRecord:
@@ -214,3 +214,28 @@ def test_tiles_show_intervals_and_alarms() -> None:
         StepRecord(2, {}, None, [], [alarm("a", "warning", "x")]),
     ]
     assert tiles(eased)[-1].note == "0 critical; 1 raised in the whole run"
+
+
+# ------------------------------------------------------------------------------------------------------------------ errors
+
+
+def _failed(step: int, note: str) -> StepRecord:
+    return StepRecord(step, {}, None, ["another note", note])
+
+
+def test_the_commonest_environment_error_is_part_of_the_verdict() -> None:
+    words = "episodes ended by an environment error and were left out"
+    records = [
+        _failed(0, f"validation: 2 of 4 {words}, all with: reset: OSError: no file 'x: y.txt'"),
+        _failed(1, f"5 of 8 {words}, 3 of them with: step 2: ValueError: bad"),
+        _failed(2, f"4 of 8 {words}, all with: reset: OSError: no file 'x: y.txt'"),
+        StepRecord(3, {}),
+    ]
+    assert (
+        "11 of 20 episodes of the steps that had errors were ended by their environment; the commonest error: reset: OSError: no file 'x: y.txt'."
+        in verdict(records)
+    )
+    assert not any("environment" in sentence for sentence in verdict(records[3:]))
+    assert [every_episode_failed(record) for record in records] == [None] * 4
+    assert every_episode_failed(_failed(1, f"8 of 8 {words}, all with: step 1: ValueError: bad")) == "step 1: ValueError: bad"
+    assert every_episode_failed(_failed(0, f"validation: 8 of 8 {words}, all with: x")) is None  # of training alone

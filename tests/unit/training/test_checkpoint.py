@@ -1,8 +1,10 @@
 """A checkpoint is whole or absent: failing leaves the earlier ones, old ones make room, the best stays, and an unreadable one is named."""
 
 import errno
+import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable
@@ -11,10 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether.core.errors import CheckpointError
-from tether.runs.checkpoints import Best, best_checkpoint, list_checkpoints
+from tether.models.load import load_model
+from tether.runs.checkpoints import Best, best_checkpoint, find_checkpoint, list_checkpoints, newest_checkpoint
+from tether.runs.manifest import check_checkpoint, damage
 from tether.training import checkpoint
 from tether.training.checkpoint import keep_best, load_checkpoint, load_state, save_checkpoint, sweep
 
@@ -163,6 +168,10 @@ def test_an_unreadable_state_is_named(tmp_path: Path, tiny: Any, damage: str) ->
         "zip of nothing": b"PK\x05\x06" + bytes(18),
     }
     (path / "state.pt").write_bytes(damaged[damage])
+    with pytest.raises(CheckpointError, match=r"checkpoint '.*step_000003' is damaged: state.pt has .* bytes instead of") as caught:
+        load_state(path)
+    assert "\n" not in str(caught.value)
+    (path / "manifest.json").unlink()  # as of an older version
     with pytest.raises(
         CheckpointError, match=r"cannot read checkpoint '.*step_000003'.*; move it away to resume from the one before it"
     ) as caught:
@@ -175,6 +184,9 @@ def test_a_torn_model_is_named(tmp_path: Path, tiny: Any, share: float) -> None:
     path = _save(tmp_path, 3, tiny)
     weights = path / "model" / "model.safetensors"
     os.truncate(weights, int(weights.stat().st_size * share))
+    with pytest.raises(CheckpointError, match=r"checkpoint '.*step_000003' is damaged: model/model.safetensors has .* bytes instead of"):
+        load_checkpoint(path, "cpu")
+    (path / "manifest.json").unlink()  # as of an older version
     with pytest.raises(
         CheckpointError, match=r"'.*step_000003/model'.*; or move '.*step_000003' away to resume from the one before it"
     ) as caught:
@@ -187,6 +199,147 @@ def test_a_folder_without_state_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step_000002" / "model").mkdir(parents=True)
     (tmp_path / ".unfinished-x").mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000001"]
+
+
+def test_a_newest_folder_that_lost_its_state_is_not_passed_over(tmp_path: Path) -> None:
+    _stub(tmp_path, 1)
+    (_stub(tmp_path, 2) / "state.pt").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"step_000002' is damaged: state.pt is missing; step_000001 is there; move '.*step_000002' away"
+    ):
+        newest_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"state.pt is missing"):
+        find_checkpoint(tmp_path)
+    shutil.rmtree(tmp_path / "step_000002")
+    assert find_checkpoint(tmp_path) == (tmp_path / "step_000001", 1)
+
+
+# ------------------------------------------------------------------------------------------------------------ the manifest
+
+
+def _flip(path: Path, share: float) -> None:
+    """One bit, the size and the time of the file as they were: what a disk does."""
+    stat, place = path.stat(), int(path.stat().st_size * share)
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 4]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_the_manifest_holds_the_sums_of_every_file(tmp_path: Path, tiny: Any) -> None:
+    path = _save(tmp_path, 7, tiny)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert (manifest["version"], manifest["step"]) == (1, 7)
+    files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"}
+    assert {"state.pt", "model/model.safetensors", "model/config.json", "model/tokenizer.json"} <= files.keys()
+    expected = {name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()}
+    assert manifest["files"] == expected
+    assert damage(path) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.999])
+@pytest.mark.parametrize("name", ["state.pt", "model/model.safetensors"])
+def test_a_flipped_bit_is_an_error_that_names_the_file_and_what_is_whole(tmp_path: Path, tiny: Any, name: str, share: float) -> None:
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, step, tiny.model, tiny.tokenizer, {"moments": torch.arange(1000.0)}, keep=3)
+    _flip(tmp_path / "step_000003" / name, share)
+    _flip(tmp_path / "step_000002" / "model" / "config.json", share)
+    with pytest.raises(CheckpointError) as caught:
+        check_checkpoint(tmp_path / "step_000003")
+    said = str(caught.value)
+    assert (
+        f"step_000003' is damaged: {name} is not what was written (its sha256 differs); step_000001 is whole; move '" in said
+        and "\n" not in said
+    )
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        load_state(tmp_path / "step_000003") if name == "state.pt" else load_checkpoint(tmp_path / "step_000003", "cpu")
+    with pytest.raises(CheckpointError, match=r"step_000002' is damaged: model/config.json"):
+        load_model(str(tmp_path / "step_000002" / "model"), device="cpu")  # by any door
+    assert load_state(tmp_path / "step_000001")["step"] == 1
+
+
+def test_missing_and_extra_files_are_errors(tmp_path: Path, tiny: Any) -> None:
+    path = _save(tmp_path, 1, tiny)
+    (path / "model" / "tokenizer.json").unlink()
+    (path / "model" / "pytorch_model.bin").write_bytes(b"x")
+    (path / "model" / "link.json").symlink_to("/etc/hostname")
+    assert damage(path) == [
+        "model/tokenizer.json is missing",
+        "model/link.json does not belong to it",
+        "model/pytorch_model.bin does not belong to it",
+    ]
+    with pytest.raises(CheckpointError, match=r"model/tokenizer.json is missing; .*; no other checkpoint of this run is whole"):
+        load_checkpoint(path, "cpu")
+    assert load_state(path)["step"] == 1  # that file is whole
+
+
+def test_a_manifest_that_cannot_be_read(tmp_path: Path, tiny: Any) -> None:
+    path = _save(tmp_path, 1, tiny)
+    for content in ("", "[]", "{", '{"version": 1}', '{"version": 9, "files": {}}', '{"version": 1, "files": {"a": 3}}'):
+        (path / "manifest.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"step_000001' is damaged: manifest.json cannot be read"):
+            load_state(path)
+
+
+def _with_tensors(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    tensors = load_file(path / "model" / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model" / "model.safetensors", {"format": "pt"})
+
+
+def test_of_an_older_checkpoint_tensors_are_counted(tmp_path: Path, tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a manifest: missing weights would be drawn at random, extra ones passed over."""
+    path = _save(tmp_path, 1, tiny)
+    (path / "manifest.json").unlink()
+    load_checkpoint(path, "cpu")
+    assert "has no manifest (it is older than manifests, or it was removed): not verified" in caplog.text
+    name = "model.layers.1.mlp.up_proj.weight"
+    removed: list[Any] = []
+    _with_tensors(path, lambda tensors: removed.append(tensors.pop(name)))
+    with pytest.raises(CheckpointError, match=rf"do not hold its weights: {re.escape(name)} is missing"):
+        load_checkpoint(path, "cpu")
+    _with_tensors(path, lambda tensors: tensors.update({name: removed[0], "stowaway": torch.ones(2)}))
+    with pytest.raises(CheckpointError, match="do not hold its weights: stowaway is one too many"):
+        load_checkpoint(path, "cpu")
+    _with_tensors(path, lambda tensors: (tensors.pop("stowaway"), tensors.update({name: torch.ones(3, 2)})))
+    with pytest.raises(CheckpointError):
+        load_checkpoint(path, "cpu")
+
+
+def test_the_best_is_verified_too(tmp_path: Path, tiny: Any) -> None:
+    _save(tmp_path, 1, tiny)
+    _save(tmp_path, 2, tiny)
+    keep_best(tmp_path, 1, 0.5)
+    assert damage(tmp_path / "best") == []
+    weights = tmp_path / "best" / "model" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()  # the numbered one holds the same file
+    weights.write_bytes(content[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=r"best' is damaged: model/model.safetensors is not what was written .*step_000002 is whole"):
+        load_model(str(tmp_path / "best" / "model"), device="cpu")
+
+
+class _Payload:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("payload",)
+
+
+def test_a_pickled_file_is_refused_without_advice_to_load_it(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = _save(tmp_path, 1, tiny)
+    (path / "manifest.json").unlink()
+    torch.save({"step": 1, "learner": _Payload()}, path / "state.pt")
+    with pytest.raises(CheckpointError, match=r"holds something else than numbers, texts and tensors.*nothing of it was run") as caught:
+        load_state(path)
+    (path / "model" / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": _Payload()}, path / "model" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="is pickled and holds something else than weights; nothing of it was run") as model:
+        load_checkpoint(path, "cpu")
+    for said in (str(caught.value), str(model.value)):
+        assert not re.search("weights_only|trust|re-running|allowlist|unsafe", said)
+    assert not (tmp_path / "payload").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------------ kills

@@ -1,6 +1,7 @@
 """A run follows from its seed, byte for byte; stopped and resumed it is the same run; steps that cannot learn are skipped and said."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from tether.core.config import dump_yaml, merge, validate
-from tether.core.errors import CheckpointError
+from tether.core.errors import CheckpointError, EnvironmentFailure
 from tether.core.types import Observation, Step
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
@@ -178,9 +179,9 @@ class _Flat:
 
 
 class _Broken(_Flat):
-    """Cannot even begin."""
+    """No episode of it comes to an end."""
 
-    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+    def step(self, answer: str) -> Step:
         raise OSError("no such level")
 
 
@@ -205,7 +206,9 @@ def _start(tmp_path: Path, changes: dict[str, Any]) -> Trainer:
     data = {**SMALL, **changes, "steps": 1, "rollout": {**SMALL["rollout"], "max_tokens": 4, "format_penalty": 0.0}}
     settings = validate(RunSettings, data)
     trainer = Trainer(settings, RunStore.create(tmp_path / "run", dump_yaml(settings), {}))
-    trainer.run()
+    failing = pytest.raises(EnvironmentFailure, match="every episode of the run failed") if settings.env.name == "broken" else nullcontext()
+    with failing:
+        trainer.run()
     return trainer
 
 

@@ -1,5 +1,6 @@
 """Checkpoints are written from a copy while training goes on: the same files, nothing of a later step in them, no failure passed over."""
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -106,6 +107,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def _sums(manifest: Path) -> dict[str, Any]:
+    return {name: entry for name, entry in json.loads(manifest.read_text())["files"].items() if name != "state.pt"}
+
+
 @pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.long) if name == "bfloat16" else name for name in VARIANTS])
 def test_the_files_are_those_of_a_write_in_the_foreground(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte for byte but for state.pt, in which objects that are one in memory may be two; its tensors are equal."""
@@ -122,6 +127,8 @@ def test_the_files_are_those_of_a_write_in_the_foreground(variant: str, tmp_path
     for path in files:
         if path.name == "state.pt":
             assert _same(load_state((one / path).parent), load_state((other / path).parent)), path
+        elif path.name == "manifest.json":  # holds the sum of state.pt
+            assert _sums(one / path) == _sums(other / path)
         else:
             assert (one / path).read_bytes() == (other / path).read_bytes(), path
 

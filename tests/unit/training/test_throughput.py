@@ -1,11 +1,14 @@
 """What a step costs: operations counted by hand, seconds that go to the innermost stage, rates and shares from both."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 
+from tether.algorithms.batch import Batch
+from tether.algorithms.presets import PRESETS
 from tether.core.enums import FinishReason, StopReason
 from tether.core.protocols import EngineStatistics
 from tether.core.types import Group, Trajectory, Turn
@@ -13,7 +16,10 @@ from tether.models.critic import Critic
 from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.training import throughput
+from tether.training.learner import Learner, Rates
+from tether.training.settings import LearnerSettings
 from tether.training.throughput import Arithmetic, StepTimer, arithmetic_of, fed_spans, release_unused_memory, unused_memory
+from tether.training.totals import UpdateWork
 
 LAYER = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48 + 2 * 32
 """q; k and v of 2 heads of 8; o; gate, up and down; two norms."""
@@ -39,24 +45,25 @@ def _llama(*, tied: bool = False, **changes: Any) -> Any:
 
 def test_operations_by_hand() -> None:
     """Three tokens from the start look at 1 + 2 + 3 positions; two more at 4 + 5."""
-    numbers = Arithmetic(multiplied=100, trained=100, attention=7)
-    assert numbers.forward([(0, 3)]) == 2 * 100 * 3 + 4 * 7 * 6
-    assert numbers.forward([(3, 5)]) == 2 * 100 * 2 + 4 * 7 * 9
-    assert numbers.forward([(0, 3), (3, 5)]) == numbers.forward([(0, 5)])
-    assert numbers.training([3, 2]) == 6 * 100 * 5 + 3 * 4 * 7 * (6 + 3)
-    frozen = Arithmetic(multiplied=100, trained=10, attention=7)
-    assert frozen.training([3]) == (4 * 100 + 2 * 10) * 3 + 12 * 7 * 6
-    assert numbers.forward([]) == 0
+    numbers = Arithmetic(multiplied=100, trained=100, attention=7, head=40)
+    assert numbers.forward([(0, 3)], 1) == 2 * 100 * 3 + 2 * 40 + 4 * 7 * 6
+    assert numbers.forward([(3, 5)], 2) == 2 * 100 * 2 + 2 * 40 * 2 + 4 * 7 * 9
+    assert numbers.forward([(0, 3), (3, 5)], 3) == numbers.forward([(0, 5)], 3)
+    assert numbers.training(UpdateWork(5, 6 + 3, 2)) == 6 * 100 * 5 + 6 * 40 * 2 + 3 * 4 * 7 * (6 + 3)
+    frozen = Arithmetic(multiplied=100, trained=10, attention=7, head=40, trains_head=False)
+    assert frozen.training(UpdateWork(3, 6, 2)) == (4 * 100 + 2 * 10) * 3 + 4 * 40 * 2 + 12 * 7 * 6
+    assert numbers.forward([], 0) == 0
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_table_that_is_only_looked_up_does_not_count(tied: bool) -> None:
     counted = arithmetic_of(_llama(tied=tied))
     assert counted is not None
-    assert counted.multiplied == counted.trained == 2 * LAYER + 32 + TABLE  # the head is the table, or one of its own
+    assert counted.multiplied == counted.trained == 2 * LAYER + 32
+    assert counted.head == TABLE and counted.trains_head  # the head is the table, or one of its own
     assert counted.attention == 2 * 4 * 8
     backbone = arithmetic_of(_llama(tied=tied), with_head=False)
-    assert backbone is not None and backbone.multiplied == 2 * LAYER + 32
+    assert backbone is not None and (backbone.multiplied, backbone.head) == (2 * LAYER + 32, 0)
 
 
 def test_adapters_are_multiplied_and_the_rest_gets_no_gradient() -> None:
@@ -65,7 +72,8 @@ def test_adapters_are_multiplied_and_the_rest_gets_no_gradient() -> None:
     counted = arithmetic_of(model)
     assert counted is not None
     adapters = 2 * 4 * (32 + 32)
-    assert counted.trained == adapters and counted.multiplied == 2 * LAYER + 32 + TABLE + adapters
+    assert counted.trained == adapters and counted.multiplied == 2 * LAYER + 32 + adapters
+    assert counted.head == TABLE and not counted.trains_head
 
 
 def test_heads_of_a_width_of_their_own() -> None:
@@ -160,26 +168,63 @@ def test_rates_and_shares(clock: _Clock) -> None:
     model = _llama()
     critic = Critic(Policy(_llama()), shared=False)
     timer = StepTimer(model, critic)
-    timer.peak = 1e6
+    timer.peak = 1e9
     with timer.stage("rollout"):
         clock.now += 4
     with timer.stage("update"):
         clock.now += 5
     timer.count_rollout([_group([(5, 2), (5, 3)])])
-    timer.count_update([14, 16], epochs=2)
+    timer.count_update(60, UpdateWork(48, 330, 20))
     timer.count_engine(EngineStatistics(decode_calls=3))
     timer.count_engine(EngineStatistics(decode_calls=4, evictions=1))
     found = timer.timings()
     assert found.tokens_per_second == (4 + 6) / 4
     assert found.update_tokens_per_second == 2 * 30 / 5
-    policy = 2 * LAYER + 32 + TABLE
+    body = 2 * LAYER + 32
     pairs = 14 * 15 // 2 + 16 * 17 // 2
-    rollout = 2 * policy * (14 + 11) + 4 * 64 * (pairs - 15)
-    update = 2 * (6 * (2 * policy - TABLE) * 30 + 2 * 12 * 64 * pairs)
-    assert found.share_of_peak == pytest.approx({"rollout": rollout / 4e6, "update": update / 5e6})
+    rollout = 2 * body * (14 + 11) + 2 * TABLE * (4 + 6) + 4 * 64 * (pairs - 15)
+    update = 6 * 2 * body * 48 + 6 * TABLE * 20 + 2 * 12 * 64 * 330
+    assert found.share_of_peak == pytest.approx({"rollout": rollout / 4e9, "update": update / 5e9})
     assert found.engine == {**dict.fromkeys(found.engine, 0), "decode_calls": 7, "evictions": 1}
     assert found.unused_memory is None
     assert 2**20 < found.peak_memory["rollout"] <= found.peak_memory["update"]
+
+
+def test_no_stage_is_faster_than_the_device(clock: _Clock) -> None:
+    """A peak that was measured while others used the machine is raised to what a stage reached: 303% of a peak is no share."""
+    timer = StepTimer(_llama())
+    timer.peak = 10.0
+    for seconds, share in ((2.0, 1.0), (4.0, 0.5), (1.0, 1.0), (2.0, 0.5)):
+        timer.begin()
+        with timer.stage("update"):
+            clock.now += seconds
+        timer.count_update(10, UpdateWork(10, 55, 4))
+        assert timer.timings().share_of_peak == pytest.approx({"update": share})
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_what_several_sequences_share_is_work_once(share: bool, small_llama: Any) -> None:
+    """Three sequences with one prompt of 80 tokens: its tokens and what they look at count once where it is computed once, and
+    the head counts for sampled tokens alone."""
+    prompt, ends = torch.arange(80) % 61, (7, 9, 11)
+    ids = torch.zeros(3, 100, dtype=torch.long)
+    for row, own in enumerate(ends):
+        ids[row, :80] = prompt
+        ids[row, 80 : 80 + own] = torch.arange(own) + row + 1
+    columns = torch.arange(100)
+    lengths = torch.tensor([80 + own for own in ends])
+    mask = (columns >= 80) & (columns < lengths[:, None])
+    zeros = torch.zeros(3, 100)
+    rows = torch.arange(3)
+    turn_ends = columns == lengths[:, None] - 1
+    batch = Batch(ids, mask, zeros, zeros.double(), turn_ends, lengths, rows, torch.zeros(3, dtype=torch.long))
+    batch = dataclasses.replace(batch, advantages_BT=mask.float())
+    settings = LearnerSettings(learning_rate=1e-3, update_batch=3, share_prompts=share)
+    learner = Learner(Policy(small_llama(), max_positions=128), PRESETS["dr_grpo"], settings, temperature=1.0, max_tokens=16)
+    learner.update(batch, [rows, rows], 1.0, Rates(1e-3))
+    own_pairs = sum(sum(range(81, 81 + own)) for own in ends)
+    prompts = 1 if share else 3
+    assert learner.work == tuple(2 * number for number in (sum(ends) + 80 * prompts, own_pairs + 3240 * prompts, sum(ends)))
 
 
 def test_a_shared_critic_costs_next_to_nothing(clock: _Clock) -> None:
@@ -189,7 +234,7 @@ def test_a_shared_critic_costs_next_to_nothing(clock: _Clock) -> None:
         timer = StepTimer(split.module, critic)
         with timer.stage("update"):
             clock.now += 1
-        timer.count_update([10], epochs=1)
+        timer.count_update(10, UpdateWork(10, 55, 4))
         shares.append(timer.timings().share_of_peak["update"])
     assert shares[0] == shares[1]
 

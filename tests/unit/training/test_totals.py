@@ -15,7 +15,7 @@ def _part(ratios: list[float], mismatches: list[float], loss: float) -> TokenTot
     part.add_mismatch_ratios(torch.tensor(mismatches))
     part.add(entropy=torch.tensor([0.5] * len(ratios)))
     part.add_loss(torch.tensor(loss))
-    part.count_micro(len(ratios), 10, 16, 3)
+    part.count_micro(len(ratios), 10, 16, 3, 30)
     part.settle()
     part.norms = [{"policy": loss}]
     return part

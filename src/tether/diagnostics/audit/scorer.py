@@ -99,7 +99,7 @@ def _tokenizer(name: str) -> Any:
     check_name(name)
     place = str(tiny_folder() if name == "tiny" else smollm2_folder() if name == "smollm2" else name)
     try:
-        words = AutoTokenizer.from_pretrained(place)
+        words = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise BadInput(f"no tokenizer can be had from '{name}': {' '.join(str(error).split())[:120]}; give a folder or an id") from error
     complete_tokenizer(words)

@@ -7,7 +7,7 @@ answer and a wrong one. There is no randomness in an episode: `env_seed` changes
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Self
 
@@ -139,6 +139,10 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
     @property
     def instance(self) -> str:
         return self.problem.fingerprint
+
+    @property
+    def categories(self) -> Mapping[str, str]:
+        return {"difficulty": self.problem.difficulty} if self.problem.difficulty else {}
 
     @property
     def task(self) -> str:

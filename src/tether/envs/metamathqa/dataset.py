@@ -60,13 +60,21 @@ def read_problem(row: Row) -> Problem:
     question, answer = row.fields(asked, told)
     if not isinstance(question, str) or not question.strip():
         raise RowError(f"{asked} is {question!r:.80}; expected text")
+    categories = _categories(names)
     offered = next((name for name in CHOICES_FIELDS if row.value.get(name)), None)
     if offered is not None:
         choices = read_choices(offered, row.value[offered])
-        return Problem(f"{question.strip()}\n{choices.text}", choices.letter(told, answer))
+        return Problem(f"{question.strip()}\n{choices.text}", choices.letter(told, answer), categories=categories)
     if told in ("answer", "answerKey"):
-        return Problem(question.strip(), _plain_label(answer))
-    return Problem(question.strip(), _marked_label(told, answer))
+        return Problem(question.strip(), _plain_label(answer), categories=categories)
+    return Problem(question.strip(), _marked_label(told, answer), categories=categories)
+
+
+def _categories(row: Any) -> dict[str, str]:
+    """The subject and the level of a row: MATH has `type` and "Level 5", MATH-500 `subject` and 5."""
+    subject, level = row.get("subject") or row.get("type"), row.get("level")
+    found = {"subject": subject, "level": str(level).removeprefix("Level ") if isinstance(level, str | int) else None}
+    return {name: value for name, value in found.items() if isinstance(value, str) and value}
 
 
 def _plain_label(answer: Any) -> str:

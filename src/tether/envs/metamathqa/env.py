@@ -5,7 +5,7 @@ no randomness in an episode: `env_seed` changes nothing. Comparing answers as ma
 the steps of many such episodes run in threads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -137,6 +137,10 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
     @property
     def instance(self) -> str:
         return self.problem.fingerprint
+
+    @property
+    def categories(self) -> Mapping[str, str]:
+        return self.problem.categories or ({"kind": self.problem.kind} if self.problem.kind else {})
 
     @property
     def task(self) -> str:

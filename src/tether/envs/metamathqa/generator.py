@@ -59,6 +59,8 @@ class Problem:
     """The numbers in a generated question, by name."""
     steps: tuple[str, ...] = ()
     """Equations from the parameters to the answer, for a generated one."""
+    categories: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What the data says of it: its subject, its level."""
 
     @property
     def fingerprint(self) -> str:

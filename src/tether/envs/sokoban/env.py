@@ -4,7 +4,7 @@ Moving into a box pushes it if the cell behind is free; two boxes in a row never
 box. There is no randomness in an episode: `env_seed` changes nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -166,6 +166,11 @@ class Sokoban(ActionEnv[SokobanOptions]):
     @property
     def instance(self) -> str:
         return self.level.fingerprint
+
+    @property
+    def categories(self) -> Mapping[str, str]:
+        """The boxes of a level from a file; generated levels all have the same number."""
+        return {} if self.options.levels is None else {"boxes": str(self.level.boxes.bit_count())}
 
     def state_text(self) -> str:
         return render.state_text(self.level, self.boxes, self.player, self.options.observation)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tether.core.errors import BadInput, MissingDependency, UnknownName, did_you_mean
+from tether.runs.files import write_whole
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 """Each a module here, and the name of the package it needs and of the extra that brings it."""
@@ -92,7 +93,7 @@ def run_id(folder: Path) -> str:
     if path.is_file():
         return str(json.loads(path.read_text(encoding="utf-8"))["id"])
     made = uuid.uuid4().hex[:12]
-    path.write_text(json.dumps({"id": made}) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps({"id": made}) + "\n")
     return made
 
 

@@ -15,8 +15,7 @@ Optimiser state is saved whole and in the form of `FP32MasterAdamW`: a checkpoin
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tether.core.errors import BadInput
 from tether.models.policy import Policy
 from tether.training.distributed.ranks import Ranks
-from tether.training.optim import FUSED_DEVICES, HALVES, MOMENTS, check_saved, clip_gradients
+from tether.training.optim import FUSED_DEVICES, HALVES, MOMENTS, MasterOptimizer, check_saved, clip_gradients
 
 
 class _Root(nn.Module):
@@ -91,7 +90,7 @@ class ShardedModel:
         return _divided(whole, shard, self._mesh).to_local()
 
 
-class ShardedAdamW:
+class ShardedAdamW(MasterOptimizer):
     """AdamW on the parameters of a `ShardedModel`; what the learner calls of `FP32MasterAdamW`, and the same saved state."""
 
     def __init__(
@@ -107,25 +106,13 @@ class ShardedAdamW:
     ) -> None:
         """`parameters`: those of the full model that are trained."""
         self._model, self._ranks = model, ranks
-        self._full = list(parameters)
-        self._shards = [model.pairs[parameter] for parameter in self._full]
-        self._rounded = [n for n, parameter in enumerate(self._full) if parameter.dtype in HALVES]
-        """The parameters whose full form is rounded, so that their float32 values are saved beside them."""
-        self._fused = all(parameter.device.type in FUSED_DEVICES for parameter in self._full)
+        self._parameters = list(parameters)
+        self._shards = [model.pairs[parameter] for parameter in self._parameters]
+        self._rounded = [n for n, parameter in enumerate(self._parameters) if parameter.dtype in HALVES]
+        self._fused = all(parameter.device.type in FUSED_DEVICES for parameter in self._parameters)
         self._adam = torch.optim.AdamW(
             [{"params": self._shards}], lr=learning_rate, betas=(beta1, beta2), weight_decay=weight_decay, fused=self._fused or None
         )
-        self._whole: list[Tensor] | None = None
-        """On rank 0, inside `full_precision`: the float32 values of all rounded parameters."""
-
-    @property
-    def rate(self) -> float:
-        return float(self._adam.param_groups[0]["lr"])
-
-    def set_rate(self, rate: float) -> None:
-        """The learning rate of the next steps."""
-        for group in self._adam.param_groups:
-            group["lr"] = rate
 
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to a norm of at most `max_norm`; returns the norm it had. It was summed over the ranks when it was made."""
@@ -149,9 +136,9 @@ class ShardedAdamW:
 
     def saved_sizes(self) -> list[int]:
         """Bytes of each storage that a checkpoint holds once moments exist: float32 weights and two moments of each."""
-        own = (parameter.untyped_storage() for n, parameter in enumerate(self._full) if n not in self._rounded)
+        own = (parameter.untyped_storage() for n, parameter in enumerate(self._parameters) if n not in self._rounded)
         storages = {storage.data_ptr(): storage.nbytes() for storage in own}
-        sizes = [4 * parameter.numel() for parameter in self._full]
+        sizes = [4 * parameter.numel() for parameter in self._parameters]
         return [*storages.values(), *(sizes[n] for n in self._rounded), *(size for size in sizes for _ in range(2))]
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,13 +149,13 @@ class ShardedAdamW:
             if shard in self._adam.state
         }
         groups = [{**group, "params": list(range(len(self._shards)))} for group in self._adam.state_dict()["param_groups"]]
-        masters = self._all_masters() if self._whole is None else self._whole
+        masters = self._saved_masters()
         return {"adam": {"state": state, "param_groups": groups}, "masters": masters} if self._ranks.rank == 0 else {}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state; a ValueError or KeyError says that it is of other parameters, and nothing was changed."""
-        check_saved(state, self._full, self._rounded)
+        check_saved(state, self._parameters, self._rounded)
         moments, (group,) = state["adam"]["state"], state["adam"]["param_groups"]
         mesh = self._shards[0].device_mesh
         kept = {
@@ -179,27 +166,12 @@ class ShardedAdamW:
         here = {**group, "params": list(range(len(self._shards))), "fused": self._fused or None}
         self._adam.load_state_dict({"state": kept, "param_groups": [here]})
         for n, saved in zip(self._rounded, state["masters"], strict=True):
-            self._full[n].copy_(saved)
+            self._parameters[n].copy_(saved)
             _local(self._shards[n]).copy_(self._model.part_of(saved, self._shards[n]))
         rounded = set(self._rounded)
         for n, shard in enumerate(self._shards):
             if n not in rounded:  # the full model is exact, and was restored before
-                _local(shard).copy_(self._model.part_of(self._full[n], shard))
-
-    @contextmanager
-    def full_precision(self) -> Iterator[None]:
-        """Inside the block the full model of rank 0 holds the twin's float32 weights, so that what is saved is exact."""
-        rounded = [self._full[n].data for n in self._rounded]
-        self._whole = self._all_masters()
-        if self._ranks.rank == 0:
-            for n, master in zip(self._rounded, self._whole, strict=True):
-                self._full[n].data = master
-        try:
-            yield
-        finally:
-            self._whole = None
-            for n, values in zip(self._rounded, rounded, strict=True):
-                self._full[n].data = values
+                _local(shard).copy_(self._model.part_of(self._parameters[n], shard))
 
     def close(self) -> None:
         """Nothing is attached to the parameters."""

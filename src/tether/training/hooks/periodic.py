@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from tether.core.metrics import StepMetrics
-from tether.rollout.sampler import error_note
+from tether.rollout.sampler import check_resets, error_note
 from tether.runs.schema import StepRecord
 from tether.training.build import env_specs
 from tether.training.evaluate import evaluate
@@ -49,6 +49,7 @@ class Evaluations(Hook):
                 samples=chosen.samples,
                 specs=env_specs([chosen.env]) if chosen.env is not None else None,
             )
+        check_resets(result.groups, f"the validation of step {record.step}")
         metrics = StepMetrics(record.metrics)
         metrics.put("validation", result.metrics)
         errors = [f"validation: {note}"] if (note := error_note(result.groups)) else []

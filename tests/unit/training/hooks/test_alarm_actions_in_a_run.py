@@ -258,6 +258,7 @@ def test_a_checkpoint_of_an_older_version_is_refused(tmp_path: Path) -> None:
     state = _state(folder, 1)
     del state["alarm_actions"]
     torch.save({**state, "monitor": {"sigma_ema": 0.5, "start": None}}, folder / "checkpoints" / "step_000001" / "state.pt")
+    (folder / "checkpoints" / "step_000001" / "manifest.json").unlink()  # that version wrote none
     with pytest.raises(CheckpointError) as caught:
         _run(folder, steps=2)
     said = str(caught.value)

@@ -1,0 +1,69 @@
+"""Standard output that a long run survives.
+
+A run must not end because nobody can be told about it. A pipe that is closed (`tether train ... | head -1`) is taken as the wish to stop: the run
+ends as after Ctrl-C, with a checkpoint. Anything else that keeps lines from being written (a terminal that vanished, a log on a full disk)
+silences the output, once said on the other stream, and the run goes on.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+
+class SafeStream:
+    """A text stream whose writes never raise; whatever else is asked of it goes to the stream itself."""
+
+    def __init__(self, stream: TextIO, on_closed: Callable[[], None], other: TextIO | None = None) -> None:
+        """`on_closed` is called once, when nobody reads any more; `other` is told once when nothing can be written."""
+        self._stream, self._on_closed, self._other = stream, on_closed, other
+        self._silent = False
+
+    def write(self, text: str) -> int:
+        if not self._silent:
+            self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._silent:
+            self._try(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except UnicodeEncodeError as unknown:  # a terminal that knows few letters: the others are replaced
+            encoding, text = self._stream.encoding or "ascii", str(unknown.object)
+            self._try(lambda: self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding)))
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self._silent = True
+            discard_output(self._stream)
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                self._on_closed()
+            elif self._other is not None:
+                SafeStream(self._other, lambda: None).write(f"tether: cannot write to the console ({error}); the run goes on without it\n")
+
+
+def discard_output(stream: TextIO) -> None:
+    """Let what is written to this stream from now on, by anybody, go nowhere: the interpreter flushes it once more when it exits."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):  # a stream without a file of its own, or one that is closed: nothing is left to lose
+        return
+
+
+@contextmanager
+def surviving_console(on_closed: Callable[[], None]) -> Iterator[None]:
+    """Standard output and standard error cannot end what runs in this block."""
+    out, err = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = SafeStream(out, on_closed, err), SafeStream(err, lambda: None)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = out, err

@@ -1,0 +1,42 @@
+"""`tether leaderboard`: all saved results of a folder as one page and one table."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """\b
+Examples:
+  tether leaderboard results
+  tether leaderboard results --out results/index.html
+  tether leaderboard results > LEADERBOARD.md
+"""
+
+
+def leaderboard(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `tether eval --out` wrote to.")],
+    out: Annotated[Path | None, typer.Option(help="The page; DIR/leaderboard.html by default.")] = None,
+) -> None:
+    """Rank the results of each task, with intervals, and say which differences are beyond chance.
+
+    Results of the same environment, options, data and number of prompts are ranked against each other; others stand apart. The table is
+    Markdown; the page is HTML.
+    """
+    from tether.runs.evaluation_page import markdown, write_leaderboard
+    from tether.runs.evaluations import boards, read_results
+
+    results = read_results(folder)
+    found = boards(results)
+    page = write_leaderboard(found, out or folder / "leaderboard.html")
+    typer.echo(markdown(found))
+    # Beside the table, so that the output is Markdown and nothing else.
+    typer.echo(f"{_count(len(results), 'result')} of {_count(len(found), 'task')}; page: {page}", err=True)
+    alone = sum(len(board.results) == 1 for board in found)
+    if alone and len(results) > 1:
+        typer.echo(
+            f"{_count(alone, 'task')} with one result: environment, options, data or number of prompts differ from the others", err=True
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

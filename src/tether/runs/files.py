@@ -1,0 +1,67 @@
+"""Writing the files of a run folder: whole or by appending, never through a link, and with one line where that fails.
+
+A run folder may have come from somebody else. A file in it that is a symbolic link would turn a write into the run folder into a write
+anywhere, so no link is followed: a file that is replaced is written under a fresh name and renamed, one that is appended to is opened with
+O_NOFOLLOW.
+"""
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+from tether.core.errors import StorageError
+
+DRAFT = ".part"
+"""How the names of files end that are being written; a kill can leave one behind, and nothing reads them."""
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, then continue with --resume",
+    errno.EDQUOT: "free some of your quota, then continue with --resume",
+    errno.EACCES: "make it writable or choose another --out",
+    errno.EROFS: "choose another --out",
+    errno.ELOOP: "it is a symbolic link, which a run does not write through; put a plain file or folder in its place",
+}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under a fresh name beside its place and move it there: a reader sees the old one or the new one, never half of it."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{DRAFT}")
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut can leave an empty file under the new name
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def append_whole(path: Path, content: bytes, *, own_line: bool = True) -> int:
+    """Add bytes to the end of a file, which is made if it is not there; returns where they begin.
+
+    `own_line`: a line that a kill tore is ended first, so that what is added begins on a line of its own.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(handle, "ab") as file:
+            size = os.fstat(file.fileno()).st_size
+            torn = own_line and size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            file.write(b"\n" + content if torn else content)
+        return size + torn
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def storage_error(path: Path, error: OSError, doing: str = "write") -> StorageError:
+    """The one line for a file that cannot be written or read."""
+    reason = (error.strerror or type(error).__name__).lower()
+    if doing == "read":
+        return StorageError(f"cannot read '{path}': {reason}; check the file and its permissions")
+    remedy = _REMEDIES.get(error.errno or 0, "check the disk and the folder's permissions")
+    return StorageError(f"cannot write '{path}': {reason}; nothing already written is lost: {remedy}")

@@ -1,0 +1,183 @@
+"""The index of trajectories says what the file says, whatever state either is in."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tether.core.seeding import generator
+from tether.runs.store import RunStore
+from tether.runs.trajectory_index import INDEX, ROW, TRAJECTORIES, TrajectoryIndex
+
+STOPS = ("success", "failure", "turn_limit", "env_error")
+
+
+def episodes(step: int, count: int, split: str = "train", seed: int = 0) -> list[dict[str, Any]]:
+    draw = generator("index test", step, seed)
+    return [
+        {
+            "step": step,
+            "split": split,
+            "env": 'a "turns": [ of words',
+            "group": number // 2,
+            "member": number % 2,
+            "seed": 7,
+            "reward": None if draw.random() < 0.1 else float(draw.normal()),
+            "success": [True, False, None][int(draw.integers(3))],
+            "stop_reason": STOPS[int(draw.integers(4))],
+            "error": 'a note with \\", "turns": [' if number == 1 else None,
+            "kept": bool(draw.random() < 0.5),
+            "turns": [{"response": "é" * int(draw.integers(40))}],
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    made = RunStore.create(tmp_path / "run", "", {})
+    for step in (1, 2, 3):
+        made.append_trajectories(episodes(step, 6))
+        made.append_trajectories(episodes(step, 3, "validation"))
+    made.append_trajectories(episodes(2, 4, seed=1))  # a second attempt
+    return made
+
+
+def by_reading(folder: Path) -> list[dict[str, Any]]:
+    """What the last attempts are, found the slow way."""
+    found = []
+    for line in (folder / TRAJECTORIES).read_bytes().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    last = {(one["step"], one["split"]): one["attempt"] for one in found}  # later lines have higher attempts
+    return [one for one in found if one["attempt"] == last[one["step"], one["split"]]]
+
+
+def opened(folder: Path) -> TrajectoryIndex:
+    index = TrajectoryIndex(folder)
+    index.refresh()
+    return index
+
+
+def test_the_index_that_was_written_is_the_one_that_scanning_makes(store: RunStore) -> None:
+    written = opened(store.folder)
+    assert written.scanned_bytes == 0
+    rows = written.select()
+    (store.folder / INDEX).unlink()
+    scanned = opened(store.folder)
+    assert scanned.scanned_bytes == (store.folder / TRAJECTORIES).stat().st_size
+    assert rows.tobytes() == scanned.select().tobytes()
+    assert not (store.folder / INDEX).exists()  # a reader writes nothing
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ({}, lambda one: True),
+        ({"step": 2}, lambda one: one["step"] == 2),
+        ({"step": 2, "split": "train"}, lambda one: (one["step"], one["split"]) == (2, "train")),
+        ({"group": 1}, lambda one: one["group"] == 1),
+        ({"success": True}, lambda one: one["success"] is True),
+        ({"success": False, "split": "train"}, lambda one: one["success"] is False and one["split"] == "train"),
+        ({"stop_reason": "env_error"}, lambda one: one["stop_reason"] == "env_error"),
+        ({"kept": False}, lambda one: not one["kept"]),
+        ({"reward_at_least": 0.0, "reward_at_most": 1.0}, lambda one: one["reward"] is not None and 0 <= one["reward"] <= 1),
+        ({"split": "nowhere"}, lambda one: False),
+    ],
+)
+def test_rows_are_selected_by_what_the_records_say(store: RunStore, wanted: dict[str, Any], fits: Any) -> None:
+    index = opened(store.folder)
+    expected = [one for one in by_reading(store.folder) if fits(one)]
+    assert list(index.read(index.select(**wanted))) == expected
+    assert index.torn_lines == []
+
+
+def test_what_a_run_writes_on_is_picked_up(store: RunStore) -> None:
+    index = opened(store.folder)
+    for step in (4, 5):
+        store.append_trajectories(episodes(step, 5))
+        index.refresh()
+        assert list(index.read(index.select())) == by_reading(store.folder)
+    assert index.attempts()[2, "train"] == 1 and index.attempts()[5, "train"] == 0
+
+
+def _older(folder: Path) -> None:
+    """The file was edited after the index was written: a reward of the same length."""
+    data = (folder / TRAJECTORIES).read_bytes()
+    assert data.count(b'"kept": true') > 3
+    (folder / TRAJECTORIES).write_bytes(data.replace(b'"kept": true', b'"kept": null'))
+    os.utime(folder / INDEX, (time.time() - 60, time.time() - 60))
+
+
+def _cut(folder: Path) -> None:
+    path = folder / TRAJECTORIES
+    os.truncate(path, path.stat().st_size - 30)
+
+
+def _another_file(folder: Path) -> None:
+    lines = (folder / TRAJECTORIES).read_bytes().splitlines(keepends=True)
+    (folder / TRAJECTORIES).write_bytes(b"".join(lines[8:] + lines))
+
+
+def _index_cut(folder: Path) -> None:
+    os.truncate(folder / INDEX, (folder / INDEX).stat().st_size - ROW.itemsize - 7)
+
+
+def _a_row_of_zeros(folder: Path) -> None:
+    """As a power cut leaves pages that never reached the disk."""
+    content = bytearray((folder / INDEX).read_bytes())
+    content[16 + 4 * ROW.itemsize : 16 + 6 * ROW.itemsize] = bytes(2 * ROW.itemsize)
+    (folder / INDEX).write_bytes(content)
+
+
+DAMAGE = {
+    "the index is older": _older,
+    "the file was cut": _cut,
+    "another file": _another_file,
+    "the index was cut": _index_cut,
+    "rows of zeros": _a_row_of_zeros,
+    "no index": lambda folder: (folder / INDEX).unlink(),
+    "another kind of file": lambda folder: (folder / INDEX).write_bytes(b"something else altogether"),
+    "an empty index": lambda folder: (folder / INDEX).write_bytes(b""),
+    "no file": lambda folder: (folder / TRAJECTORIES).write_bytes(b""),
+    "a torn line in the middle": lambda folder: (folder / TRAJECTORIES).write_bytes(
+        (folder / TRAJECTORIES).read_bytes() + b'{"step": 9, "split": "train", "attempt": 0, "group"\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_or_foreign_index_never_changes_what_is_read(store: RunStore, what: str) -> None:
+    store.close()
+    DAMAGE[what](store.folder)
+    index = opened(store.folder)
+    assert list(index.read(index.select())) == by_reading(store.folder)
+    resumed = RunStore.open(store.folder)
+    resumed.append_trajectories(episodes(3, 2, seed=5))
+    assert list(resumed.trajectories()) == by_reading(store.folder)
+    again = opened(store.folder)
+    assert again.scanned_bytes == 0  # whoever writes has put the index in order
+    assert list(again.read(again.select())) == by_reading(store.folder)
+
+
+def test_a_write_that_failed_half_way_is_indexed_by_the_next_one(store: RunStore) -> None:
+    with (store.folder / TRAJECTORIES).open("ab") as file:
+        file.write(b'{"step": 4, "split": "train", "attempt": 0, "env": "f')
+    store.append_trajectories(episodes(4, 2))
+    index = opened(store.folder)
+    assert index.scanned_bytes == 0 and list(index.read(index.select())) == by_reading(store.folder)
+    assert len(index.torn_lines) == 1
+
+
+def test_a_reader_keeps_a_long_scan_where_nobody_writes(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tether.runs.store.INDEX_WORTH_SAVING", 1000)
+    store.close()
+    (store.folder / INDEX).unlink()
+    rows = RunStore.open(store.folder).trajectory_index().select()
+    assert opened(store.folder).scanned_bytes == 0
+    assert opened(store.folder).select().tobytes() == rows.tobytes()
