@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import httpx
 import numpy as np
 
-from kill_many import Trial, attempt, differences  # sets the number of threads before torch
+from kill_many import Trial, attempt, differences  # type: ignore[import-not-found]  # sets the number of threads before torch
 from tether.core.config import merge, parse_overrides, read_file, validate
 from tether.core.errors import TetherError
 from tether.core.seeding import generator
@@ -91,7 +91,7 @@ def faults(part: Part) -> None:
         run = part.folder / f"full-{int(part.counts.get('full disks', 0))}"
         size = int(part.random.integers(1, largest))
         log = run.with_suffix(".log")
-        code = attempt(trial._start(run), log, point=lambda size=size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))  # type: ignore[misc]
+        code = attempt(trial._start(run), log, point=lambda size=size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
         said = log.read_text()
         if code not in (0, 1, 2) or "Traceback" in said:
             part.fail(f"a disk that is full at {size} bytes: exit code {code}; {said[-1500:]}")

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tether.core.errors import ConfigError, did_you_mean
-from tether.core.text import short_repr, shortened
+from tether.core.text import short_repr, shortened, without_passwords
 
 log = logging.getLogger("tether")
 
@@ -212,7 +212,7 @@ def _explain(what: str, problem: Any, keys: Sequence[str]) -> str:
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").strip()
     if not key or message.startswith("unknown "):  # the message names what was given
         return f"{what} key '{key}': {message}" if key else f"{what}: {message}"
-    return f"{what} key '{key}': got {short_repr(problem['input'])}; it {message}"
+    return f"{what} key '{key}': got {without_passwords(short_repr(problem['input']))}; it {message}"
 
 
 def _nearest_key(key: str, keys: Sequence[str]) -> str:

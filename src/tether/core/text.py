@@ -11,6 +11,9 @@ from typing import Any
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters but tab and line feed, halves of surrogate pairs, and marks that turn the direction of writing."""
 
+_PASSWORD = re.compile(r"://[^/@\s'\"]{1,500}@")
+_QUERY = re.compile(r"(://[^?\s'\"]{1,500})\?[^\s'\"]+")
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 8, 12, 12
 _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 200, 60, 200
@@ -37,6 +40,15 @@ def shortened(text: str, most: int = 200) -> str:
     'abc... (6 characters)'
     """
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def without_passwords(text: str) -> str:
+    """The text with the passwords and queries of its addresses left out.
+
+    >>> without_passwords("got 'http://me:hush@host/a?key=hush'; no")
+    "got 'http://...@host/a?...'; no"
+    """
+    return _QUERY.sub(r"\1?...", _PASSWORD.sub("://...@", text))
 
 
 def short_repr(value: Any) -> str:
