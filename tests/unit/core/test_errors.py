@@ -14,6 +14,7 @@ from tether.core.errors import (
     EnvironmentFailure,
     MissingDependency,
     ModelUnavailable,
+    OutdatedEngine,
     OutOfMemory,
     StorageError,
     TetherError,
@@ -33,6 +34,7 @@ CLASSES: dict[type[TetherError], tuple[int, type[Exception]]] = {
     StorageError: (1, OSError),
     OutOfMemory: (1, MemoryError),
     EngineUnavailable: (1, Exception),
+    OutdatedEngine: (1, Exception),
     DivergedModel: (1, ArithmeticError),
     EnvironmentFailure: (1, Exception),
 }
