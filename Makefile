@@ -17,7 +17,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long torture test-trackers test-vllm test-trl test-verl test-ray lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
+.PHONY: help demo test test-long torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,13 @@ test-verl: ## the tests of the verl plug-in, in .venv-verl
 	.venv-verl/bin/python -m pip install --quiet --no-deps -r tests/integrations/verl-requirements.txt
 	OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W default $(PYTEST_ARGS) tests/integrations/test_verl.py
 
+# Of the source only the syntax is read, so the site needs neither Tether's dependencies nor, once installed, the network.
+docs: ## the documentation as a site of HTML pages in build/site; its tools are in .venv-docs
+	@$(FIND_PYTHON)
+	@"$(PYTHON)" scripts/set_up.py --venv .venv-docs --only-extras docs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "build/site/index.html; for its search: $(PYTHON) -m http.server --directory build/site"
+
 # Ray runs in an environment of its own; the version that was tested.
 test-ray: ## the tests of runs on Ray, in .venv-ray
 	@$(FIND_PYTHON)
@@ -77,7 +84,7 @@ format: set-up-dev ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and build leftovers; runs/ stays
-	rm -rf .venv .venv-vllm .venv-trl .venv-verl .venv-ray .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-vllm .venv-trl .venv-verl .venv-ray .venv-docs .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 set-up:

@@ -36,6 +36,7 @@ import platform
 import shutil
 import subprocess
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -188,13 +189,22 @@ def make_environment(venv: Path, python: str) -> None:
     write_record(venv, python, made=True)
 
 
-def install(root: Path, venv: Path, extras: Sequence[str]) -> None:
-    """Install Tether, as links to the source, and its dependencies into the environment."""
+def requirements(root: Path, extras: Sequence[str]) -> list[str]:
+    """The packages that the extras of pyproject.toml name."""
+    declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    return sorted({package for extra in extras for package in declared[extra]})
+
+
+def install(root: Path, venv: Path, extras: Sequence[str], *, with_tether: bool = True) -> None:
+    """Install Tether, as links to the source, and its dependencies into the environment; or the packages of the extras alone."""
     # Compiling every module of torch and transformers costs more than compiling the few that get imported, when they are.
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--no-compile", "-c", str(root / "constraints.txt")]
     index = os.environ.get("TETHER_TORCH_INDEX")
     if index:
         pip += ["--extra-index-url", index]
+    if not with_tether:
+        run_step(f"install the packages of {', '.join(extras)} (log: {LOG} in {venv.name})", [*pip, *requirements(root, extras)], venv)
+        return
     # The build tool first, at its pinned version: the build then needs no environment of its own.
     run_step("install the build tool", [*pip, "setuptools"], venv)
     target = f"{root}[{','.join(sorted(extras))}]" if extras else str(root)
@@ -217,7 +227,7 @@ def only_one(root: Path) -> Iterator[None]:
         yield
 
 
-def set_up(root: Path, extras: Sequence[str], name: str = ".venv") -> None:
+def set_up(root: Path, extras: Sequence[str], name: str = ".venv", *, with_tether: bool = True) -> None:
     """Bring `.venv` of a checkout, or another environment beside it, up to date."""
     venv, python = root / name, python_identity()
     wanted = fingerprint(root, python)
@@ -234,19 +244,20 @@ def set_up(root: Path, extras: Sequence[str], name: str = ".venv") -> None:
         everything = sorted(set(extras) | recorded_extras(record))
         write_record(venv, python, made=True, extras=everything)
         start = time.monotonic()
-        install(root, venv, everything)
+        install(root, venv, everything, with_tether=with_tether)
         write_record(venv, python, made=True, installed=wanted, extras=everything)
         print(f"set-up: done in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: `set_up.py [--venv NAME] [EXTRA ...]`."""
+    """The command line: `set_up.py [--venv NAME] [--only-extras] [EXTRA ...]`."""
     parser = argparse.ArgumentParser(description="Make .venv and install Tether into it.")
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="extras of pyproject.toml, for example: gguf dev")
     parser.add_argument("--venv", default=".venv", metavar="NAME", help="the environment's folder in the checkout; .venv if left out")
+    parser.add_argument("--only-extras", action="store_true", help="the packages of the extras, without Tether and torch")
     options = parser.parse_args(arguments)
     try:
-        set_up(Path(__file__).resolve().parent.parent, options.extras, options.venv)
+        set_up(Path(__file__).resolve().parent.parent, options.extras, options.venv, with_tether=not options.only_extras)
     except SetUpError as error:
         print(error, file=sys.stderr)
         return 1

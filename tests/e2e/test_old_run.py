@@ -38,7 +38,8 @@ def test_it_resumes_and_reproduces_the_later_steps(old_run: Path, caplog: pytest
     assert "learner.final_share is now learner.min_lr_ratio" in said
     for record in run.records[3:]:
         before = _later()[record.step]
-        assert record.regime == before["regime"] and len(record.notes) == len(before["notes"])
+        assert record.regime is None, "four prompts are too few for a regime, although version 0.1 named one"
+        assert len(record.notes) == len(before["notes"])
         for name, value in before["metrics"].items():
             assert math.isclose(record.metrics[name], value, rel_tol=1e-3, abs_tol=1e-5), name
 

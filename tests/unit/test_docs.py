@@ -1,18 +1,21 @@
 """The documents do not rot: their examples run, their links lead somewhere, their tables say what the code says.
 
-Every python block of a document is run in order, in one namespace per document and in an empty folder. A line that ends with
-`# -> text` prints that text.
+Every python block of a document is run in order, each pasted alone, in an empty folder for each document. A block below "Save this as
+`NAME.py`" is also saved as that file, which later blocks may import. A line that ends with
+`# -> text` prints that text. The tutorials are run by test_tutorials.py, with their commands.
 """
 
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import tether
 from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
@@ -36,6 +39,7 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 every_page = pytest.mark.parametrize("page", PAGES, ids=IDS)
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_SAVED = re.compile(r"^Save this as `(\w+\.py)`.*?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _PRINTS = re.compile(r"# -> (.*)$", re.MULTILINE)
 _FENCED = re.compile(r"^```.*?^```|^    .*?$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -62,13 +66,19 @@ def _anchors(page: Path) -> set[str]:
     return {_slug(heading) for heading in re.findall(r"^#+ (.*)$", _FENCED.sub("", _text(page)), re.MULTILINE)}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _BLOCK.search(_text(page))], ids=lambda page: str(page.relative_to(ROOT)))
+EXAMPLES = [page for page in PAGES if _BLOCK.search(_text(page)) and page.parent.name != "tutorials"]
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry.ENVIRONMENTS, "_entries", dict(registry.ENVIRONMENTS._entries))  # examples may register their own
-    namespace: dict[str, Any] = {"__name__": "example"}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, block in _SAVED.findall(_text(page)):
+        (tmp_path / name).write_text(block, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
     for number, block in enumerate(_BLOCK.findall(_text(page)), start=1):
-        exec(compile(block, f"{page.name}, python block {number}", "exec"), namespace)
+        exec(compile(block, f"{page.name}, python block {number}", "exec"), {"__name__": "example"})
         printed = capsys.readouterr().out.splitlines()
         expected = _PRINTS.findall(block)
         if expected:
@@ -94,6 +104,21 @@ def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(_text(index))}
     assert {page for page in (ROOT / "docs").rglob("*.md") if page != index} <= linked
+
+
+def test_every_page_is_in_the_site() -> None:
+    class Loader(yaml.SafeLoader):
+        """Reads the tags of mkdocs.yml that name Python objects as nothing."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+    site = yaml.load(_text(ROOT / "mkdocs.yml"), Loader)
+    named = set(re.findall(r"[\w./-]+\.md", json.dumps(site["nav"])))
+    assert {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} <= named
+
+
+def test_api_page_is_the_public_surface() -> None:
+    listed = re.findall(r"^::: tether\.(\w+)$", _text(ROOT / "docs" / "api.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(set(tether.__all__) - {"__version__"})
 
 
 def test_metrics_page_is_the_catalogue() -> None:

@@ -166,6 +166,19 @@ def test_extras_add_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(steps) == 5
 
 
+def test_the_packages_of_an_extra_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["torch"]\n[project.optional-dependencies]\ndocs = ["mkdocs>=1.6", "b"]\n'
+    )
+    steps = _fake_steps(monkeypatch)
+    monkeypatch.delenv("TETHER_TORCH_INDEX", raising=False)
+    set_up.set_up(root, ["docs"], ".venv-docs", with_tether=False)
+    assert len(steps) == 2
+    assert steps[1].endswith(f"-c {root}/constraints.txt b mkdocs>=1.6")
+    set_up.set_up(root, ["docs"], ".venv-docs", with_tether=False)
+    assert len(steps) == 2
+
+
 def test_failure_leaves_no_fingerprint_and_the_next_run_resumes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fake_steps(monkeypatch, fail_at="install tether")
     with pytest.raises(set_up.SetUpError):

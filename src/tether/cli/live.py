@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from tether.runs.reasoning import reasoning_label
 from tether.runs.schema import StepRecord
 from tether.runs.timings import GB, StepTimings
 from tether.training.callbacks import Callback
@@ -31,6 +32,7 @@ STAGES = {
 }
 COLUMNS = (
     ("success", "rollout/success", "{:.0%}"),
+    ("valid", "rollout/format_valid", "{:.0%}"),
     ("reward var", "groups/rv_mean", "{:.3f}"),
     ("kept", "groups/kept_ratio", "{:.0%}"),
     ("tokens", "rollout/response_tokens", "{:.0f}"),
@@ -78,7 +80,7 @@ class LiveView(Callback):
     def on_step_end(self, record: StepRecord, timings: StepTimings) -> None:
         self._records.append(record)
         self._cost = cost_words(timings)
-        self._regime = record.regime or self._regime
+        self._regime = reasoning_label(record) or self._regime
         self._alarms = _alarms(record)
         self._bars.update(self._run, completed=record.step)
         for note in record.notes:
@@ -116,8 +118,8 @@ class LiveView(Callback):
     def _line(self, record: StepRecord) -> Text:
         parts = [f"{title} {_cell(record, key, form)}" for title, key, form in COLUMNS if key in record.metrics]
         line = Text(f"step {record.step}/{int(self._bars.tasks[0].total or 0)}  " + "  ".join(parts))
-        if record.regime:
-            line.append(f"  [{record.regime}]")
+        if label := reasoning_label(record):
+            line.append(f"  [{label}]")
         if self._alarms:
             line.append(f"  {self._alarms}", ALARM_STYLE)
         if self._cost:

@@ -26,6 +26,7 @@ CATALOGUE: dict[str, str] = {
     "rollout/tokens_sampled": "tokens sampled in the step",
     "rollout/turn_limit": "share of episodes that ran out of turns",
     "rollout/context_full": "share of episodes that ran out of context",
+    "rollout/episodes": "episodes that enter these numbers; those that an environment error ended do not",
     "rollout/errors": "episodes ended by an environment error, after retries; they enter no other number",
     "rollout/retries": "episodes played again because an environment error had ended them",
     "rollout/mismatch_before": "update/mismatch of the step before, which the alarms read; logged where a server samples",

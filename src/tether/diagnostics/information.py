@@ -65,7 +65,7 @@ class Information:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     """95% intervals, by studentised bootstrap over prompts, of what other prompts of the same kind would give: of retrieval_acc,
     recall_{k}, mi, mi_seq, mi_token_mean, mi_zscore, mi_zscore_ema, h_conditional, h_marginal, h_conditional_seq and h_marginal_seq.
-    Shares end at 0 and 1, information at log P. Where all reasonings are of one prompt they are resampled themselves, and the interval
+    Shares end at 0 and 1, information at log P, entropies at 0. Where all reasonings are of one prompt they are resampled themselves, and the interval
     speaks of that prompt only. Equal values give a point. Empty without bootstrap."""
     mi_p_value: float | None = None
     """Permutation p-value of dependence, from the mean own score per token instead of ranks: detects dependence that a weak scorer cannot retrieve."""
@@ -181,10 +181,11 @@ def _intervals(
         effects[name] = (effects["mi"] - estimates[name] * weight * on_sigma) / (divisor + SIGMA_FLOOR)
     shares = {name: (0.0, 1.0) for name in estimates if name.startswith(("retrieval", "recall"))}
     ceilings = {name: (-math.inf, math.log(batch.num_prompts)) for name in ("mi", "mi_seq", "mi_token_mean")}
+    floors = {name: (0.0, math.inf) for name in estimates if name.startswith("h_")}  # no text is likelier than certain
     intervals = studentised_intervals(
         estimates,
         effects,
-        {**shares, **ceilings},
+        {**shares, **ceilings, **floors},
         degrees=(measured if measured > 1 else len(batch.own)) - 1,
         resamples=resamples,
         rng=generator("information", "bootstrap", seed),

@@ -35,6 +35,7 @@ from tether.algorithms.filters.select import Selection
 from tether.core.alarms import Alarm, Severity
 from tether.core.enums import Regime, Scope
 from tether.core.errors import BadInput, TetherError
+from tether.core.reasoning import FEWEST_PROMPTS, FEWEST_REASONINGS, Start, Verdict, judge, recorded_evidence
 from tether.core.seeding import derive_seed, generator
 from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import repetition_metrics
@@ -56,7 +57,6 @@ from tether.diagnostics.pairs import (
     turn_pairs,
 )
 from tether.diagnostics.probe import FixedProbe
-from tether.diagnostics.regimes import Baseline, classify
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.diagnostics.sampling import sample_reasonings, sampling_error
 from tether.diagnostics.scorer import resolve_scorer
@@ -68,7 +68,7 @@ NO_MEMORY = "lower diagnosis.budget or set diagnosis.every=0"
 RESAMPLES = 1000
 """Of the intervals and of the p-values; they cost milliseconds."""
 FEWEST_PER_PROMPT, FEWEST_CONTEXTS = 2, 8
-"""Measured whatever the budget is: below this the numbers mean nothing."""
+"""Measured whatever the budget is: below this the numbers mean nothing. The first turn also scores as many as a verdict needs."""
 LEARNING_PASSES = 3
 """A forward pass, and a backward pass of twice its cost."""
 FOREVER = 2**40
@@ -102,7 +102,7 @@ class Health:
     information: dict[Scope, Information] = field(default_factory=dict)
     """Empty where no measurement was due."""
     regime: Regime | None = None
-    """Of the first turn."""
+    """Of the first turn; None where the verdict gives none: too few prompts to tell, above all."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     """Section to values, for the step's metrics: what was measured, what was computed for the alarms, and the number of alarms."""
     notes: list[str] = field(default_factory=list)
@@ -110,6 +110,8 @@ class Health:
     """The alarms that stand at this step, earliest first."""
     new_alarms: list[Alarm] = field(default_factory=list)
     """Those of them that begin at this step."""
+    verdict: Verdict | None = None
+    """Whether the reasoning depends on its prompt (tether.core.reasoning), by the first turn; None where it was not measured."""
 
 
 def step_record(step: int, metrics: Mapping[str, float], health: Health) -> StepRecord:
@@ -175,7 +177,7 @@ class Monitor:
         self._contexts = dict.fromkeys(self._scopes, contexts)
         self._probe = FixedProbe(probe_prompts, probe_samples, FEWEST_PER_PROMPT) if probe_prompts else None
         self._sigma_ema: dict[Scope, float] = {}
-        self._start: Baseline | None = None
+        self._start: Start | None = None
         self._tracker = None if rules is None else AlarmTracker(rules)
         self._resumed = False
         self.logger: TetherLogger | None = None
@@ -275,7 +277,8 @@ class Monitor:
         rows = read_rows(prompts, reasonings, groups, trajectories, self._tokenizer)
         health = Health()
         if self.is_due(step):
-            health = dataclasses.replace(health, regime=self._measure_scopes(step, rows, work, health, probe, known))
+            verdict = self._measure_scopes(step, rows, work, health, probe, known)
+            health = dataclasses.replace(health, verdict=verdict, regime=verdict.regime if verdict else None)
         if self._tracker is None:
             return health
         for name, value in self._computed(rows, known, prompts, reasonings, rewards, successes).items():
@@ -308,7 +311,7 @@ class Monitor:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
         self._sigma_ema = {Scope(scope): float(value) for scope, value in state["sigma_ema"].items()}
-        self._start = Baseline(**state["start"]) if state["start"] else None
+        self._start = Start(**state["start"]) if state["start"] else None
         kept = {Scope(scope): int(count) for scope, count in state["contexts"].items()}
         self._contexts = {scope: min(count, kept.get(scope, count)) for scope, count in self._contexts.items()}
         if self._probe is not None and state.get("probe"):  # checkpoints of before there was a probe hold none
@@ -316,9 +319,9 @@ class Monitor:
 
     def _measure_scopes(
         self, step: int, rows: Rows, work: float, health: Health, probe: Callable[[int], ProbeRows] | None, known: Mapping[str, float]
-    ) -> Regime | None:
-        """Measure every scope into `health`; returns the regime of the first turn."""
-        left, regime = self._budget * self._every * work, None
+    ) -> Verdict | None:
+        """Measure every scope into `health`; returns the verdict on the first turn."""
+        left, verdict = self._budget * self._every * work, None
         for place, scope in enumerate(self._scopes):
             budget = max(0.0, left) / (len(self._scopes) - place)  # an unspent share passes on to the scopes that follow
             values: dict[str, float] = {"num_reasonings": 0, "num_prompts": 0, "num_empty": 0, "failed": 0}
@@ -344,12 +347,19 @@ class Monitor:
             health.information[scope] = information
             values.update(_metrics(information), sampling_error=error)
             if scope is Scope.FIRST_TURN:
-                self._start = self._start or Baseline.of(information)
-                regime = classify(information.h_conditional, information.mi_seq, self._start)
+                verdict = self._judge(values)
                 if self._probe is not None:
                     rng = generator("diagnosis", self._seed, step, "change")
                     values.update(self._probe.change(step, pairs, information, RESAMPLES, rng, health.notes))
-        return regime
+        return verdict
+
+    def _judge(self, values: Mapping[str, float]) -> Verdict | None:
+        """The verdict on a measurement of the first turn, from the metrics that go on record: a report reads the same from them."""
+        evidence = recorded_evidence({f"{SECTIONS[Scope.FIRST_TURN]}/{name}": value for name, value in values.items()}, "The scorer")
+        if evidence is None:
+            return None
+        self._start = self._start or evidence.start
+        return judge(evidence, self._start)
 
     def _sample_probe(
         self, probe: Callable[[int], ProbeRows], rows: Rows, budget: float, known: Mapping[str, float], notes: list[str]
@@ -377,7 +387,10 @@ class Monitor:
         if pairs.cost <= budget:
             return pairs
         affordable = (budget - sum(map(len, pairs.prompts))) / (len(pairs.prompts) * float(np.mean(pairs.lengths)))
-        count = max(FEWEST_PER_PROMPT * len(pairs.prompts), int(affordable))
+        fewest = FEWEST_PER_PROMPT * len(pairs.prompts)
+        if len(pairs.prompts) >= FEWEST_PROMPTS:  # else there is no verdict, however many reasonings there are
+            fewest = max(fewest, FEWEST_REASONINGS)
+        count = min(len(pairs.reasonings), max(fewest, int(affordable)))
         return pairs.only(sample_reasonings(pairs.source, count, self._rng(scope, step)).rows)
 
     def _draw_contexts(self, scope: Scope, step: int, rows: Rows, budget: float) -> Pairs:

@@ -32,6 +32,7 @@ def rollout_summary(groups: Sequence[Group], *, mixed: bool = False) -> dict[str
         "tokens_sampled": sum(t.num_sampled for t in trajectories),
         "turn_limit": _mean([stop is StopReason.TURN_LIMIT for stop in stops]),
         "context_full": _mean([stop is StopReason.CONTEXT_FULL for stop in stops]),
+        "episodes": len(trajectories),
         "errors": sum(len(group.errored) for group in groups),
         "retries": sum(t.retries for group in groups for t in (*group.trajectories, *group.errored)),
         **_per_environment(trajectories, mixed),

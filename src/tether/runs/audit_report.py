@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tether.core.shares import exact_percent, interval_words, percent, range_words
 from tether.runs.figures import curve
 from tether.runs.page import Chart, figure_html, write_page
 from tether.runs.panels import GREY, PALE_ORANGE, Panel, Series, Style
 from tether.runs.schema import StepRecord
-from tether.runs.verdict import Tile, exact_percent, number, percent
+from tether.runs.verdict import Tile, number
 
 Document = Mapping[str, Any]
 
@@ -26,6 +27,8 @@ EVIDENCE = {
     "agreement": ("Agreement", "reasonings of one prompt agree more than those of different prompts; 1: the prompt decides the text"),
     "neighbours": ("Neighbours", "the reasoning is most similar to others of its own prompt"),
     "prompt_overlap": ("Prompt overlap", "the reasoning uses words that only its own prompt holds"),
+    "recorded_retrieval": ("Retrieval, as the run recorded it", "the same as retrieval, by the run's own scorer at this step"),
+    "recorded_information": ("Information, as the run recorded it", "the same as information, by the run's own scorer at this step"),
 }
 
 PANELS = (
@@ -107,14 +110,14 @@ def _tiles(window: Document) -> list[Tile]:
     measured = window["measured"]
     information, lexical = measured["information"], measured["lexical"]
     ends = information["intervals"]
-    retrieval = ends.get("retrieval_acc", (0.0, 1.0))
+    low, high = ends.get("retrieval_acc", (0.0, 1.0))
     mi = ends.get("mi_seq", (0.0, information["mi_ceiling"]))
     rewards = window["rewards"]
     tiles = [
         Tile(
             "Retrieval accuracy",
             exact_percent(information["retrieval_acc"]),
-            f"{percent(retrieval[0])} to {percent(retrieval[1])}; {exact_percent(information['chance'])} is chance",
+            f"{interval_words(information['retrieval_acc'], low, high, measured['prompts'])}; {exact_percent(information['chance'])} is chance",
         ),
         Tile(
             "Information (MI), nats",
@@ -141,7 +144,7 @@ def _tiles(window: Document) -> list[Tile]:
         )
     if window["success"] is not None:
         low, high = window["success_interval"]
-        tiles.append(Tile("Success", percent(window["success"]), f"{percent(low)} to {percent(high)}"))
+        tiles.append(Tile("Success", percent(window["success"]), range_words(low, high)))
     return tiles
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tether.core.enums import REGIME_FRACTION, Regime
+from tether.core.reasoning import recorded_evidence
 from tether.runs.alarms import AlarmSummary, alarm_history
 from tether.runs.panels import Panel, Series, Style, drawn
 from tether.runs.schema import StepRecord
@@ -219,8 +220,9 @@ def pushed_apart(heights: list[float]) -> list[float]:
 
 
 def _relative_path(records: Sequence[StepRecord]) -> dict[str, list[float]] | None:
-    """The run's measurements on the plane, divided by the first one."""
+    """The run's measurements on the plane, divided by the first one; those on too few prompts for a verdict have no place on it."""
     held = [record for record in records if {"information/h_conditional", "information/mi_seq"} <= record.metrics.keys()]
+    held = [record for record in held if (found := recorded_evidence(record.metrics)) is None or found.is_sufficient]
     if not held:
         return None
     h_start, mi_start = held[0].metrics["information/h_conditional"], held[0].metrics["information/mi_seq"]

@@ -12,7 +12,9 @@ from typing import Any
 
 from tether.core.enums import REGIME_FRACTION, Regime
 from tether.core.errors import BadInput
+from tether.core.shares import percent
 from tether.runs.alarms import AlarmSummary, alarm_history, are_recorded
+from tether.runs.compare import compare_runs
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, Runs, curve, regime_plane, run_colours
 from tether.runs.gradient_buckets import TABLE, Decomposition, decompositions, norm_figure, reading, share_figure, table
 from tether.runs.page import Chart, figure_html, write_page
@@ -21,7 +23,7 @@ from tether.runs.reasoning_view import SampleStep, StepTemplates, TemplatesView,
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import COST, StageTime, as_records, fast_path_words, machine_words, mean_rates, stage_times
-from tether.runs.verdict import Tile, change_words, comparison, failures, percent, tiles, verdict
+from tether.runs.verdict import Tile, change_words, failures, tiles, verdict
 
 _PLOTLY_CONFIG = {"displayModeBar": False}
 
@@ -118,7 +120,7 @@ def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequ
         out,
         runs=runs,
         title=_title(runs),
-        comparison=comparison(records) if len(runs) > 1 else None,
+        comparison=compare_runs(dict(zip(names, stores, strict=True)), records) if len(runs) > 1 else None,
         gradient_columns=[title for _, title in TABLE],
         sections=[(section.question, _charts(section.panels, stepped)) for section in SECTIONS],
         plane=_plane(stepped),
@@ -215,11 +217,11 @@ def _plane(runs: Runs) -> Chart:
     reading = (
         "Each dot is one measurement, divided by the run's first: right is more variety within a prompt, up is more dependence on the "
         f"prompt. The path starts at the hollow dot and darkens with the steps; an axis counts as low below {percent(REGIME_FRACTION)} "
-        "of its start."
+        "of its start. A point is one of collapse only if the verdict says so too."
     )
     measured = any("information/mi_seq" in record.metrics for records in runs.values() for record in records)
     needs = (
-        "The first measurement found no information above zero, so there is no start to compare with."
+        "The first measurement found no information above zero, or all were on too few prompts for a verdict, so there is no start to compare with."
         if measured
         else "Not recorded: no step measured information."
     )

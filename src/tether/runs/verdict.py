@@ -2,9 +2,8 @@
 
 Two claims are made, and each only as far as the numbers support it. Success changed: only if the 95% interval of the difference leaves
 out zero (Newcombe's hybrid of the two Wilson intervals, which treats the two measurements as independent; they share their prompts,
-so it errs on the careful side). Reasoning is tied to its input: only if the lower end of the retrieval accuracy's interval is above chance,
-or shuffling the prompts almost never does as well; and if neither the regime is a collapse nor a critical alarm about it stands. Alarms
-that stand at the end, measurements that failed and what was never measured are said.
+so it errs on the careful side). Reasoning is tied to its input: by the rules of tether.core.reasoning, as everywhere. What keeps a run from
+learning, alarms that stand at the end, measurements that failed and what was never measured are said.
 """
 
 import math
@@ -13,19 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tether.core.enums import Regime
 from tether.core.metrics import wilson_interval
+from tether.core.shares import exact_percent, interval_words, percent
 from tether.runs.alarms import CRITICAL, alarm_history, are_recorded
+from tether.runs.causes import cause_words
+from tether.runs.reasoning import reasoning_words, step_verdicts
 from tether.runs.schema import StepRecord
 
 MINUS = "−"
-_COLLAPSED = (Regime.TEMPLATE_COLLAPSE, Regime.LOW_ENTROPY_COLLAPSE)
-SIGNIFICANT = 0.01
-"""Largest p-value at which the scores by themselves show dependence on the input."""
-WEAK = 0.1
-"""Retrieval is called weak below this share of the way from chance to certainty, however sure it is."""
-UNCLEAR = 0.5
-"""The same for the upper end of its interval: from here on, what was not found may well be there."""
 _MEASUREMENTS = {
     "information": ("Measuring information", ("diagnosis failed", "diagnosis (first_turn)")),
     "information_trajectory": ("Measuring information over trajectories", ("diagnosis (trajectory)",)),
@@ -65,7 +59,8 @@ def verdict(records: Sequence[StepRecord]) -> list[str]:
         return ["No step was recorded, so there is no verdict yet."]
     return [
         _success_words(records),
-        _information_words(records),
+        *reasoning_words(records),
+        *cause_words(records),
         *_error_words(records),
         *_alarm_words(records),
         *failures(records).values(),
@@ -119,13 +114,15 @@ def _success_words(records: Sequence[StepRecord]) -> str:
     if not rates:
         return _training_words(records)
     first, last = rates[0], rates[-1]
-    on = f"{last.count} prompts" if last.count else "an unrecorded number of prompts"
+    on = f"{last.count} prompt{'' if last.count == 1 else 's'}" if last.count else "an unrecorded number of prompts"
     if len(rates) == 1:
         at = f"measured once, at step {last.step}"
-        return f"Validation success is {percent(last.value)} (95% interval {percent(last.low)} to {percent(last.high)}; {on}), {at}."
+        return f"Validation success is {percent(last.value)} ({interval_words(last.value, last.low, last.high, last.count)}; {on}), {at}."
     low, high = difference_interval(first, last)
     gap = points(first.value, last.value)
     between = f"from {percent(first.value)} to {percent(last.value)}"
+    if first.value == last.value:
+        between = f"{percent(last.value)} at step {first.step} and at step {last.step}"
     if low <= 0 <= high:
         interval = f"its 95% interval, {_signed(low)} to {_signed(high)}, includes zero"
         return f"Validation success did not measurably change: {between} ({gap}; {on}); {interval}."
@@ -149,73 +146,6 @@ def _training_words(records: Sequence[StepRecord]) -> str:
         f"No validation was recorded. Training success went from {percent(start)} (step {first.step}) "
         f"to {percent(end)} (step {last.step}); each step plays new prompts, so take the difference as a rough guide only."
     )
-
-
-def _information_words(records: Sequence[StepRecord]) -> str:
-    held = [record for record in records if {"information/retrieval_acc", "information/chance"} <= record.metrics.keys()]
-    if not held:
-        return "Whether the reasoning depends on its input was not measured in this run."
-    last = held[-1]
-    numbers = _retrieval_words(held)
-    if last.regime:
-        numbers += f"; regime: {last.regime}"
-    warned = [
-        alarm.title for alarm in alarm_history(records) if alarm.stands and alarm.is_about_input and alarm.spans[-1].severity == CRITICAL
-    ]
-    if warned:
-        numbers += f"; critical alarm: {_listed(warned)}"
-    if not depends_on_input(last):
-        if _is_unclear(last) and not warned:
-            return f"Whether reasoning depends on its input cannot be told from so little: {numbers}."
-        return f"Reasoning does not measurably depend on its input: {numbers}."
-    if last.regime in _COLLAPSED or warned:
-        return f"Reasoning no longer depends on its input: {numbers}."
-    still = "still " if len(held) > 1 else ""
-    accuracy, chance = last.metrics["information/retrieval_acc"], last.metrics["information/chance"]
-    if chance < 1 and accuracy - chance < WEAK * (1 - chance):
-        return f"Reasoning is {still}tied to its input, but weakly: {numbers}."
-    return f"Reasoning is {still}tied to its input: {numbers}."
-
-
-def _retrieval_words(held: Sequence[StepRecord]) -> str:
-    """The last measurement against chance, with what was recorded of its uncertainty, and against the first."""
-    last = held[-1].metrics
-    words = f"retrieval accuracy {exact_percent(last['information/retrieval_acc'])}"
-    if (ends := _interval(held[-1])) is not None:
-        words += f" (95% interval {percent(ends[0])} to {percent(ends[1])})"
-    words += f" against {exact_percent(last['information/chance'])} by chance"
-    if len(held) > 1:
-        words += f" ({exact_percent(held[0].metrics['information/retrieval_acc'])} at the start)"
-    if (p_value := last.get("information/mi_p_value")) is not None:
-        words += f"; p = {p_value:.1g} against shuffled prompts"
-    return words
-
-
-def _interval(record: StepRecord) -> tuple[float, float] | None:
-    """The recorded interval of the retrieval accuracy; None in records of before there was one."""
-    low, high = (record.metrics.get(f"information/retrieval_acc_{end}") for end in ("low", "high"))
-    return None if low is None or high is None else (low, high)
-
-
-def depends_on_input(record: StepRecord) -> bool:
-    """Whether a record that measured retrieval shows reasoning to depend on its input.
-
-    Either the interval of the accuracy (over prompts; in old records Wilson's, and without a count the bare value) lies above chance, or
-    the scores beat those of shuffled prompts. The second detects dependence where a weak scorer seldom ranks the own prompt first.
-    """
-    if record.metrics.get("information/mi_p_value", 1.0) <= SIGNIFICANT:
-        return True
-    accuracy, chance = record.metrics["information/retrieval_acc"], record.metrics["information/chance"]
-    if (ends := _interval(record)) is not None:
-        return ends[0] > chance
-    count = round(record.metrics.get("information/num_reasonings", 0))
-    return (wilson_interval(round(accuracy * count), count)[0] if count else accuracy) > chance
-
-
-def _is_unclear(record: StepRecord) -> bool:
-    """Whether the interval of the accuracy reaches from chance to half-way to certainty or further: finding nothing then means nothing."""
-    chance, ends = record.metrics["information/chance"], _interval(record)
-    return ends is not None and ends[1] >= chance + UNCLEAR * (1 - chance)
 
 
 def _alarm_words(records: Sequence[StepRecord]) -> list[str]:
@@ -275,26 +205,34 @@ def tiles(records: Sequence[StepRecord]) -> list[Tile]:
     """The key figures of one run; what was not recorded says so."""
     rates = validation(records)
     if rates:
-        interval = f"95% interval {percent(rates[-1].low)} to {percent(rates[-1].high)}"
+        interval = interval_words(rates[-1].value, rates[-1].low, rates[-1].high, rates[-1].count)
         first = Tile("Validation success", percent(rates[-1].value), f"{interval}; {percent(rates[0].value)} at the start")
     else:
         first = _tile(records, "Training success", "rollout/success", percent)
-    measured = [record for record in records if "information/retrieval_acc" in record.metrics]
-    ends = _interval(measured[-1]) if measured else None
-    chance = _last(records, "information/chance")
-    against = [f"{percent(ends[0])} to {percent(ends[1])}"] if ends else []
-    against += [] if chance is None else [f"{exact_percent(chance)} is chance"]
-    regimes = [record.regime for record in records if record.regime]
+    judged = step_verdicts(records)
+    labels = [found.verdict.label for found in judged]
     return [
         first,
-        _tile(records, "Retrieval accuracy", "information/retrieval_acc", exact_percent, "; ".join(against)),
-        Tile("Regime", regimes[-1] if regimes else "—", f"{regimes[0]} at the start" if regimes else "not measured"),
+        _tile(records, "Retrieval accuracy", "information/retrieval_acc", exact_percent, _retrieval_note(records)),
+        Tile("Regime", labels[-1] if labels else "—", f"{labels[0]} at the start" if labels else "not measured"),
         _tile(records, "Information (MI), nats", "information/mi_seq", number, _ends_words(records, "information/mi_seq")),
         _tile(records, "Diversity H(Z|X), nats", "information/h_conditional", number, _ends_words(records, "information/h_conditional")),
         _tile(records, "Reward variance", "groups/rv_mean", number),
         _tile(records, "Valid turns", "rollout/format_valid", percent),
         _alarm_tile(records),
     ]
+
+
+def _retrieval_note(records: Sequence[StepRecord]) -> str:
+    """The interval of the last retrieval accuracy, and chance."""
+    last = next((record.metrics for record in reversed(records) if "information/retrieval_acc" in record.metrics), {})
+    words = []
+    if {"information/retrieval_acc_low", "information/retrieval_acc_high"} <= last.keys():
+        ends = (last["information/retrieval_acc_low"], last["information/retrieval_acc_high"])
+        words.append(interval_words(last["information/retrieval_acc"], *ends, last.get("information/num_prompts")))
+    if "information/chance" in last:
+        words.append(f"{exact_percent(last['information/chance'])} is chance")
+    return "; ".join(words)
 
 
 def _alarm_tile(records: Sequence[StepRecord]) -> Tile:
@@ -336,26 +274,6 @@ def change_words(records: Sequence[StepRecord], metric: str) -> str:
 
 def _last(records: Sequence[StepRecord], metric: str) -> float | None:
     return next((record.metrics[metric] for record in reversed(records) if metric in record.metrics), None)
-
-
-def percent(value: float) -> str:
-    """A share in whole percent, never rounding something to nothing or almost all to all.
-
-    >>> percent(0.3125), percent(0.001), percent(0.999), percent(1.0)
-    ('31%', 'under 1%', 'over 99%', '100%')
-    """
-    if 0 < value < 0.005:
-        return "under 1%"
-    return "over 99%" if 0.995 <= value < 1 else f"{100 * value:.0f}%"
-
-
-def exact_percent(value: float) -> str:
-    """A share to three digits, for those that are read against chance.
-
-    >>> exact_percent(0.125)
-    '12.5%'
-    """
-    return f"{100 * value:.3g}%"
 
 
 def points(first: float, last: float) -> str:

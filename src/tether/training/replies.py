@@ -1,7 +1,8 @@
 """Replies that are not valid, put into words: what is wrong with most of them, an example, and what to do about it.
 
 A model that cannot write the form of a reply learns nothing, however long it trains. So the first step's record says how many replies were
-valid, a step without any says it again, and early stopping ends a run that stays so (hooks/early_stop.py), with the words of its last step.
+valid, a step without any says it again, and early stopping ends a run that stays so (hooks/early_stop.py), with the words of its last step. The
+verdict of the report repeats the note (runs/causes.py, which knows the other causes of a run that cannot learn).
 """
 
 import re
@@ -12,10 +13,9 @@ from enum import StrEnum
 from tether.core.enums import FinishReason
 from tether.core.grammar import THINK_CLOSE
 from tether.core.types import Group, Turn
+from tether.runs.causes import FEW_VALID
 from tether.training.sft.demonstrators import EXPERTS
 
-LOW = 0.1
-"""A first step with a smaller share of valid replies than this comes with advice."""
 SHOWN_CHARS = 100
 """Of the example, its beginning and end together."""
 NONE_VALID = "none of "
@@ -62,7 +62,7 @@ def replies_note(groups: Sequence[Group], *, first: bool, env: str, model: str, 
     num_valid = len(turns) - len(faults)
     if not turns or (num_valid and not first):
         return None
-    if num_valid >= LOW * len(turns):
+    if num_valid >= FEW_VALID * len(turns):
         return f"{num_valid / len(turns):.0%} of {len(turns)} replies were valid"
     fault, count = Counter(fault for fault, _ in faults).most_common(1)[0]
     chosen = [turn for found, turn in faults if found is fault]

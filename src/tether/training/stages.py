@@ -25,6 +25,7 @@ from tether.diagnostics.summary import group_summary, rollout_summary
 from tether.models.memory import memory_boundary
 from tether.rollout.pack import pack
 from tether.rollout.sampler import check_resets, error_note, training_plan
+from tether.runs.causes import CauseKind, find_causes
 from tether.runs.schema import StepRecord
 from tether.training.async_rollouts import AsyncRollouts, FilterInputs
 from tether.training.batch import SampledBatch, reweight_batch, sample_batch
@@ -283,6 +284,9 @@ class Stages:
         for section, values in health.metrics.items():
             metrics.put(section, values)
         notes = [*self._parts.sampler.take_notes(), *health.notes, *_remarks(sampled, update), *self._replies(step, sampled)]
+        if step == 1:  # what leaves nothing to learn is said before hours are spent; errors and replies have notes of their own already
+            causes = [cause for cause in find_causes(metrics, notes) if cause.kind is not CauseKind.ERRORS]
+            notes += [cause.sentence() for cause in causes if cause.sentence() not in notes]
         notes += [alarm.sentence() for alarm in health.new_alarms]
         regime = None if health.regime is None else str(health.regime)
         return StepRecord(step, dict(metrics), regime, notes, [alarm.to_json() for alarm in health.alarms])

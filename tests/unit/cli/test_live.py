@@ -32,6 +32,27 @@ def test_the_line_of_a_step_ends_with_the_alarms_that_stand() -> None:
         assert shown(StepRecord(3, quiet)) == "step 3/9  success 50%\n"
 
 
+def measured(prompts: int, regime: str | None = None) -> StepRecord:
+    values = {
+        "retrieval_acc": 1.0,
+        "chance": 1 / prompts,
+        "num_prompts": prompts,
+        "num_reasonings": 4 * prompts,
+        "retrieval_p_value": 0.001,
+    }
+    return StepRecord(3, {f"information/{name}": float(value) for name, value in values.items()}, regime)
+
+
+def test_a_sample_that_is_too_small_has_no_regime() -> None:
+    assert "[cannot be told from 8 reasonings under 2 prompts]" in shown(measured(2))
+    assert "regime: cannot be told from 8 reasonings under 2 prompts" in shown(measured(2), terminal=True).replace("\n", " ")
+    assert "[compressed reasoning]" in shown(measured(8, "compressed reasoning"))
+
+
+def test_the_share_of_valid_replies_is_a_column() -> None:
+    assert shown(StepRecord(3, {"rollout/success": 0.5, "rollout/format_valid": 0.25})) == "step 3/9  success 50%  valid 25%\n"
+
+
 def test_on_a_terminal_the_title_counts_alarms_in_red() -> None:
     text = shown(StepRecord(1, {"alarms/critical": 2.0}, "diverse reasoning"), terminal=True)
     assert "alarms: 2 critical" in text and any(RED in line and "alarms: 2 critical" in line for line in text.splitlines())

@@ -9,7 +9,7 @@ import pytest
 import tether
 from tether.core.errors import BadInput, UnknownName
 
-PLACES = ("attic", "cellar", "garden", "harbour")
+PLACES = ("attic", "cellar", "garden", "harbour", "kitchen")
 
 
 def _rows(tied: bool = True, steps: int = 1) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def test_options_of_the_verb(tiny: Any) -> None:
     assert (
         [window.window.name for window in found.windows] == ["1"] and found.options.seed == 3 and found.document()["scope"] == "trajectory"
     )
-    assert any("1 of 33 records could not be read" in note for note in found.notes)
+    assert any("1 of 41 records could not be read" in note for note in found.notes)
     assert any("no group id" in note for note in found.notes)
 
 

@@ -114,8 +114,10 @@ def test_steps_of_few_prompts_are_pooled() -> None:
 
 
 def test_enough_prompts_are_not_pooled_and_one_step_is_never() -> None:
-    assert len(plan_windows(_counts({1: 4, 2: 4})).windows) == 2
+    assert len(plan_windows(_counts({1: 5, 2: 5})).windows) == 2
     assert len(plan_windows(_counts({1: 3, 2: 3})).windows) == 1
+    three = plan_windows(_counts({1: 4, 2: 4, 3: 4})).windows
+    assert [window.steps for window in three] == [(1, 2, 3)], "a rest of 4 prompts is too few for a verdict"
     assert plan_windows(_counts({None: 2})).windows == (Window((None,)),)
     assert Window((None,)).name == "all"
 

@@ -62,7 +62,8 @@ def test_not_due_is_an_empty_health(groups: list[Group], scorer: Any, observe: A
 def test_one_look(groups: list[Group], scorer: Any, observe: Any) -> None:
     """p 1/2, q 1/8: gain log(8/5), H(Z|X) log 2, H(Z) log(16/5), both retrieved; both prompts say the same, so intervals are points."""
     health = observe(Monitor(None, every=1, rules=None), 1, groups, scorer(1 / 2, 1 / 8))
-    assert (health.regime, health.notes, list(health.information), list(health.metrics)) == (Regime.DIVERSE, [], [FIRST], ["information"])
+    assert (health.regime, health.notes, list(health.information), list(health.metrics)) == (None, [], [FIRST], ["information"])
+    assert health.verdict is not None and health.verdict.reasons[0].startswith("Only 2 reasonings under 2 prompts, one for each prompt:")
     assert health.information[FIRST].mi == pytest.approx(math.log(8 / 5), abs=1e-15)
     metrics = dict(health.metrics["information"])
     for name in ("retrieval_p_value", "mi_p_value"):  # of the two ways to deal two reasonings, one is what was seen
@@ -131,7 +132,7 @@ def test_no_reasoning_at_all(groups: list[Group], silent: list[Group], scorer: A
     ]
     assert table.calls == []
     assert (monitor.state()["sigma_ema"], monitor.state()["start"]) == ({}, None), "the start is the first measurement, not the first look"
-    assert observe(monitor, 2, groups, table).regime is Regime.DIVERSE
+    assert observe(monitor, 2, groups, table).information[FIRST].retrieval_acc == 1
 
 
 def test_one_prompt_alone_says_nothing_about_dependence(groups: list[Group], silent: list[Group], scorer: Any, observe: Any) -> None:
@@ -156,21 +157,47 @@ def test_the_spread_is_carried(groups: list[Group], scorer: Any, observe: Any) -
         assert monitor.state()["sigma_ema"][scope] == looks[2][scope].sigma_ema
 
 
-# log(2 p / (p + q)) at the start is log(8/5) = 0.47, its half 0.235; H is log 2 at the start, its half log(sqrt 2): p = 0.7071
+# Six prompts with two reasonings each, p under the own prompt and q under each other: the gain is log(6 p / (p + 5 q)). At the start it is
+# log(8/3) = 0.98, its half 0.49; H is log 2 at the start, its half log(sqrt 2): p = 0.7071.
 LOOKS = [
     ((1 / 2, 1 / 8), Regime.DIVERSE),
-    ((1 / 2, 0.45), Regime.TEMPLATE_COLLAPSE),  # gain log(1 / 0.95) = 0.05
-    ((0.9, 0.1), Regime.COMPRESSED),  # H 0.105, gain log 1.8
-    ((0.9, 0.88), Regime.LOW_ENTROPY_COLLAPSE),
-    ((0.1, 0.05), Regime.DIVERSE),  # gain log(4/3) = 0.288
+    ((1 / 2, 1 / 2), Regime.TEMPLATE_COLLAPSE),
+    ((0.9, 0.1), Regime.COMPRESSED),
+    ((0.9, 0.9), Regime.LOW_ENTROPY_COLLAPSE),
+    ((0.1, 0.03), Regime.DIVERSE),
 ]
 
 
-def test_regimes_are_against_the_first_look(groups: list[Group], scorer: Any, observe: Any) -> None:
+@pytest.fixture
+def six(turn: Any, group: Any) -> list[Group]:
+    return [group(n, [[turn((n,), (10 * n + k, 9), (0, 1))] for k in (1, 2)]) for n in range(1, 7)]
+
+
+@pytest.fixture
+def six_scorer(table_scorer: Any) -> Any:
+    def make(p: float, q: float) -> Any:
+        reasonings = [(n, (10 * n + k,)) for n in range(1, 7) for k in (1, 2)]
+        return table_scorer({((x,), z): math.log(p if n == x else q) for n, z in reasonings for x in range(1, 7)})
+
+    return make
+
+
+def test_regimes_are_against_the_first_look(six: list[Group], six_scorer: Any, observe: Any) -> None:
     monitor = Monitor(None, every=1, scopes=[Scope.TURN], rules=None)
-    assert [observe(monitor, step, groups, scorer(*values)).regime for step, (values, _) in enumerate(LOOKS, 1)] == [r for _, r in LOOKS]
+    looks = [observe(monitor, step, six, six_scorer(*values)) for step, (values, _) in enumerate(LOOKS, 1)]
+    assert [look.regime for look in looks] == [regime for _, regime in LOOKS]
+    assert all(look.verdict.regime is look.regime for look in looks)
     start = monitor.state()["start"]
-    assert start == {"h_conditional": pytest.approx(math.log(2)), "mi_seq": pytest.approx(math.log(8 / 5))}
+    assert start == {"h_conditional": pytest.approx(math.log(2)), "mi_seq": pytest.approx(math.log(8 / 3))}
+
+
+def test_the_start_is_the_first_measurement_that_is_large_enough(
+    groups: list[Group], scorer: Any, six: list[Group], six_scorer: Any, observe: Any
+) -> None:
+    monitor = Monitor(None, every=1, rules=None)
+    assert observe(monitor, 1, groups, scorer(0.9, 0.1)).regime is None and monitor.state()["start"] is None
+    assert observe(monitor, 2, six, six_scorer(1 / 2, 1 / 8)).regime is Regime.DIVERSE
+    assert monitor.state()["start"] == {"h_conditional": pytest.approx(math.log(2)), "mi_seq": pytest.approx(math.log(8 / 3))}
 
 
 @pytest.mark.parametrize("cut", range(len(LOOKS) + 1))
@@ -226,7 +253,7 @@ def test_a_failure_is_a_note_and_the_other_scope_is_measured(
     assert health.metrics[SECTIONS[Scope(other)]]["failed"] == 0 and "mi" in health.metrics[SECTIONS[Scope(other)]]
     (note,) = health.notes
     assert note == f"diagnosis ({failing}) failed: prompt {refused} is too long; shorten it"
-    assert (health.regime is None) == (failing == "first_turn")
+    assert (health.verdict is None) == (failing == "first_turn")
     assert list(monitor.state()["sigma_ema"]) == [other]
 
 

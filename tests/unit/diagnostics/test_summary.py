@@ -54,6 +54,7 @@ def test_rollout_summary_by_hand() -> None:
             "tokens_sampled": 15,
             "turn_limit": 1 / 6,
             "context_full": 2 / 6,
+            "episodes": 6,
             "errors": 2,
             "retries": 0,
         }

@@ -32,12 +32,17 @@ def test_the_page_lists_the_checks() -> None:
 
 
 @pytest.fixture
-def classes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def classes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "my_env", raising=False)
     monkeypatch.setattr(ENVIRONMENTS, "_entries", dict(ENVIRONMENTS._entries))
-    namespace: dict[str, Any] = {"__name__": "example"}
-    for block in BLOCKS[:4]:
+    monkeypatch.chdir(folder)
+    found: dict[str, Any] = {}
+    for block in BLOCKS[:5]:
+        namespace: dict[str, Any] = {"__name__": "example"}
         exec(block, namespace)
-    return namespace
+        found = {**namespace, **found}  # SortNumbers of the page itself, not the one that later blocks import
+    return found
 
 
 @pytest.mark.parametrize("kind", ["SortNumbers", "SortWithExample", "Corridor", "Parity"])

@@ -22,6 +22,7 @@ GRADIENT_CHARTS = 4
 """Norms of the first and of the last step, the share of the regularisers, the signal-to-noise ratio."""
 OLD_COST_CHARTS = 2
 """Seconds, and tokens sampled per second: all that older runs timed."""
+CONFIG = "algo: grpo\nenv:\n  name: frozen_lake\n"
 HOSTILE = "<script>alert('owned')</script><img src=http://evil.example/x.png>"
 
 
@@ -31,7 +32,7 @@ def full_metrics(successes: int) -> dict[str, float]:
     return metrics | {
         "validation/success_low": low, "validation/success_high": high, "information/retrieval_acc": 0.81, "information/chance": 0.125,
         "information/num_prompts": 8.0, "information/num_reasonings": 128.0, "information/retrieval_acc_low": 0.74,
-        "information/retrieval_acc_high": 0.88, "information/mi_p_value": 0.001, "information/failed": 0.0, "gradients/failed": 0.0,
+        "information/retrieval_acc_high": 0.88, "information/retrieval_p_value": 0.001, "information/mi_p_value": 0.001, "information/failed": 0.0, "gradients/failed": 0.0,
         "alarms/critical": 0.0, "alarms/warning": 0.0, "gradients/bound_broken": 0.0, "gradients/rv_mean_1": 0.0, "gradients/task_norm_1": 0.2,
         "gradients/regulariser_norm_1": 0.1, "gradients/dominance_1": 0.33, "gradients/snr_1": 0.5,
     }  # fmt: skip
@@ -46,7 +47,7 @@ def before_diagnosis(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def make_run(folder: Path, first: int = 79, last: int = 164, old: bool = False) -> RunStore:
-    store = RunStore.create(folder, "algo: grpo\n", {"env": "frozen_lake", "model": HOSTILE})
+    store = RunStore.create(folder, CONFIG, {"env": "frozen_lake", "model": HOSTILE})
     for step, successes in ((1, first), (2, last)):
         metrics = before_diagnosis(full_metrics(successes)) if old else full_metrics(successes)
         store.append(StepRecord(step, metrics, "diverse reasoning", [f"note of step {step}"]))
@@ -87,10 +88,8 @@ class Resources(html.parser.HTMLParser):
 def test_the_report_states_the_verdict_the_times_and_how_to_repeat(tmp_path: Path) -> None:
     page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
     assert "Validation success rose from 31% to 64% (+33 points; 256 prompts; 95% interval +25 to +41)." in page
-    assert (
-        "retrieval accuracy 81% (95% interval 74% to 88%) against 12.5% by chance (81% at the start); p = 0.001 against shuffled prompts; "
-        "regime: diverse reasoning." in page
-    )
+    assert "Tied to the input: the reasoning depends on its prompt. Regime: diverse reasoning." in page
+    assert "finds the prompt of 81% of the reasonings (95% interval 74% to 88%; chance 12.5%, p 0.001)" in page
     assert "No alarm was raised." in page
     for words in (
         "1 min 30 s",
@@ -110,7 +109,10 @@ def test_the_report_states_the_verdict_the_times_and_how_to_repeat(tmp_path: Pat
 
 def test_a_run_from_before_intervals_and_alarms_is_still_reported(tmp_path: Path) -> None:
     page = page_of([make_run(tmp_path / "run", old=True)], tmp_path / "report.html")
-    assert "tied to its input: retrieval accuracy 81% against 12.5% by chance (81% at the start); regime: diverse reasoning." in page
+    assert (
+        "Tied to the input: the reasoning depends on its prompt." in page
+        and "This is step 2; at step 1 the prompts of 81% were found" in page
+    )
     assert "this run did not check for alarms" in page and "Set diagnosis.gradients.every" in page
     assert page.count('class="plotly-graph-div"') == sum(len(section.panels) for section in SECTIONS) + 1 + OLD_COST_CHARTS
     assert "Drawn here: valid." in page  # and not the share of repeated text
@@ -129,11 +131,32 @@ def test_text_of_models_and_settings_is_escaped_and_nothing_is_loaded(tmp_path: 
     assert "<script>alert" not in page and "<img" not in page and "<b>bold" not in page
     resources = Resources()
     resources.feed(page)
-    assert resources.loaded == []
+    assert resources.loaded and all(re.fullmatch(r"a href=#[a-z0-9-]+", found) for found in resources.loaded), "links within the page only"
     assert not {"link", "iframe", "img", "object", "base"} & set(resources.tags)
     assert not re.search(r"@import|url\(", page)
     assert "default-src 'none'" in page
     assert "</script" not in get_plotlyjs().lower()
+
+
+def test_the_table_of_contents_links_to_every_section(tmp_path: Path) -> None:
+    page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+    contents = page[page.index('<nav class="toc"') : page.index("</nav>")]
+    links = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', contents)
+    assert links == re.findall(r'<h2 id="([^"]+)">([^<]+)</h2>', page) and "<h2>" not in page
+    assert [title for _, title in links][:2] == ["Alarms", "Does it solve the task?"] and len({place for place, _ in links}) == len(links)
+
+
+def test_the_page_has_a_dark_look_by_system_and_by_switch(tmp_path: Path) -> None:
+    page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert '@media screen and (prefers-color-scheme: dark) {\n:root:not([data-theme="light"])' in style
+    assert '@media screen {\n:root[data-theme="dark"]' in style and "&#34;" not in style
+    names = set(re.findall(r"(--[a-z-]+):", style.partition("\n* {")[0]))
+    dark = style[style.index(':root[data-theme="dark"]') :]
+    assert names - {"--mono"} == set(re.findall(r"(--[a-z-]+):", dark)), "every colour has a dark one"
+    used = set(re.findall(r"var\((--[a-z-]+)\)", page))
+    assert used <= names
+    assert ':root[data-theme="dark"] .plotly-graph-div' in dark and 'id="theme"' in page
 
 
 def test_several_runs_are_compared(tmp_path: Path) -> None:
@@ -165,7 +188,7 @@ def test_missing_pieces_are_named(tmp_path: Path, metrics: dict[str, float] | No
 
 
 def test_a_run_without_steps_compares_with_one_that_has_them(tmp_path: Path) -> None:
-    empty = RunStore.create(tmp_path / "empty", "", {})
+    empty = RunStore.create(tmp_path / "empty", CONFIG, {})
     assert "cannot be ranked" in page_of([make_run(tmp_path / "run"), empty], tmp_path / "report.html")
 
 

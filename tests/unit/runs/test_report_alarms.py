@@ -96,7 +96,7 @@ def test_the_page_tells_when_why_and_what_to_change(tmp_path: Path) -> None:
         "Critical at the end: information falls (since step 2).",
     ):
         assert words in page
-    assert page.index("mend information_falls.") < page.index("mend reward_variance_collapse.") < page.index("Does it solve the task?")
+    assert page.index("mend information_falls.") < page.index("mend reward_variance_collapse.") < page.index("Does it solve the task?</h2>")
     assert page.count('class="alarm critical"') == 2 and "No alarm was raised" not in page
 
 

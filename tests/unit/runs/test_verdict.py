@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tether.core.metrics import wilson_interval
+from tether.core.shares import percent
 from tether.runs.schema import StepRecord
-from tether.runs.verdict import Rate, comparison, difference_interval, every_episode_failed, percent, tiles, verdict
+from tether.runs.verdict import Rate, comparison, difference_interval, every_episode_failed, tiles, verdict
 
 
 def validated(step: int, successes: int, prompts: int = 256) -> StepRecord:
@@ -19,6 +20,13 @@ def validated(step: int, successes: int, prompts: int = 256) -> StepRecord:
 def measured(step: int, accuracy: float, regime: str | None) -> StepRecord:
     metrics = {"information/retrieval_acc": accuracy, "information/chance": 0.125, "information/num_reasonings": 128.0}
     return StepRecord(step, metrics, regime)
+
+
+def test_a_rate_that_stays_is_not_a_range() -> None:
+    sentence = verdict([validated(0, 0, 1), validated(9, 0, 1)])[0]
+    assert sentence.startswith("Validation success did not measurably change: 0% at step 0 and at step 9 (±0 points; 1 prompt);")
+    assert "0% to 0%" not in sentence
+    assert "(0 of 40; at most 9%; 40 prompts), measured once" in verdict([validated(1, 0, 40)])[0]
 
 
 def test_newcombe_interval_against_the_published_example() -> None:
@@ -56,70 +64,52 @@ def test_without_validation_training_success_is_a_rough_guide() -> None:
 @pytest.mark.parametrize(
     ("accuracy", "regime", "words"),
     [
-        (
-            0.81,
-            "diverse reasoning",
-            "Reasoning is still tied to its input: retrieval accuracy 81% against 12.5% by chance (94% at the start)",
-        ),
-        (0.40, "template collapse", "Reasoning no longer depends on its input: retrieval accuracy 40% against 12.5% by chance"),
+        (0.81, "diverse reasoning", "Tied to the input: the reasoning depends on its prompt."),
+        # (0.4 - 0.125) / 0.875 is 31%. A regime that an earlier version recorded is not repeated.
+        (0.40, "template collapse", "Weakly tied: some of the reasoning depends on its prompt, much of it does not."),
         # 20 of 128 is above 12.5%, but its interval reaches down to 10%.
-        (
-            20 / 128,
-            "diverse reasoning",
-            "Reasoning does not measurably depend on its input: retrieval accuracy 15.6% against 12.5% by chance",
-        ),
-        (0.81, None, "Reasoning is still tied to its input: retrieval accuracy 81%"),
+        (20 / 128, "diverse reasoning", "Template collapse: the reasoning varies, but not with its prompt. Regime: template collapse."),
+        (0.81, None, "Tied to the input: the reasoning depends on its prompt."),
     ],
 )
-def test_dependence_on_the_input_follows_retrieval_and_regime(accuracy: float, regime: str | None, words: str) -> None:
-    sentence = verdict([measured(1, 0.94, "diverse reasoning"), measured(30, accuracy, regime)])[1]
-    assert sentence.startswith(words)
-    assert (f"regime: {regime}" in sentence) == (regime is not None)
+def test_dependence_on_the_input_follows_the_numbers(accuracy: float, regime: str | None, words: str) -> None:
+    headline, numbers = verdict([measured(1, 0.94, "diverse reasoning"), measured(30, accuracy, regime)])[1:]
+    assert headline == words
+    assert f"finds the prompt of {accuracy:.0%} of the reasonings (95% interval" in numbers
+    assert "This is step 30; at step 1 the prompts of 94% were found (tied)." in numbers
 
 
 def with_interval(step: int, accuracy: float, low: float, p_value: float, regime: str | None = None, high: float = 0.9) -> StepRecord:
-    ends = {"information/retrieval_acc_low": low, "information/retrieval_acc_high": high, "information/mi_p_value": p_value}
+    ends = {"information/retrieval_acc_low": low, "information/retrieval_acc_high": high, "information/retrieval_p_value": p_value}
     return StepRecord(step, {**measured(step, accuracy, None).metrics, **ends}, regime)
 
 
 @pytest.mark.parametrize(
     ("accuracy", "low", "p_value", "words"),
     [
-        (
-            0.6,
-            0.3,
-            0.2,
-            "Reasoning is tied to its input: retrieval accuracy 60% (95% interval 30% to 90%) against 12.5% by chance; p = 0.2",
-        ),
-        (
-            0.3,
-            0.1,
-            0.01,
-            "Reasoning is tied to its input: retrieval accuracy 30% (95% interval 10% to 90%) against 12.5% by chance; p = 0.01",
-        ),
-        (
-            0.6,
-            0.125,
-            0.02,
-            "Whether reasoning depends on its input cannot be told from so little: retrieval accuracy 60% (95% interval 12% to",
-        ),
-        # 0.2 is 9% of the way from 0.125 to 1, 0.22 is 11%.
-        (0.20, 0.15, 0.001, "Reasoning is tied to its input, but weakly: retrieval accuracy 20%"),
-        (0.22, 0.15, 0.001, "Reasoning is tied to its input: retrieval accuracy 22%"),
+        (0.7, 0.3, 0.01, "Tied to the input"),
+        (0.7, 0.3, 0.02, "It cannot be told"),
+        (0.3, 0.1, 0.01, "Weakly tied"),
+        # 0.2 is 9% of the way from 0.125 to 1, 0.22 is 11%. The interval reaches to 90%.
+        (0.20, 0.15, 0.001, "It cannot be told"),
+        (0.22, 0.15, 0.001, "Weakly tied"),
     ],
 )
-def test_the_recorded_interval_or_the_p_value_shows_dependence(accuracy: float, low: float, p_value: float, words: str) -> None:
-    sentence = verdict([with_interval(1, accuracy, low, p_value)])[1]
-    assert sentence.startswith(words)
+def test_a_signal_counts_by_its_p_value(accuracy: float, low: float, p_value: float, words: str) -> None:
+    headline, numbers = verdict([with_interval(1, accuracy, low, p_value)])[1:]
+    assert headline.startswith(words)
+    assert f"{accuracy:.0%} of the reasonings (95% interval {low:.0%} to 90%; chance 12.5%, p {p_value:.3f})" in numbers
 
 
 def test_nothing_found_is_only_said_where_something_could_have_been() -> None:
-    # Half-way from 0.125 to 1 is 0.5625.
-    assert verdict([with_interval(1, 0.2, 0.05, 0.3, high=0.5625)])[1].startswith("Whether reasoning depends on its input cannot be told")
-    assert verdict([with_interval(1, 0.2, 0.05, 0.3, high=0.56)])[1].startswith("Reasoning does not measurably depend on its input")
+    # 0.6 of the way from 0.125 to 1 is 0.65.
+    assert verdict([with_interval(1, 0.2, 0.05, 0.3, high=0.65)])[1].startswith("It cannot be told")
+    collapsed = verdict([with_interval(1, 0.2, 0.05, 0.3, high=0.64)])
+    assert collapsed[1].startswith("Template collapse") and "This rests on the scores alone; tether diagnose" in collapsed[2]
     warned = dataclasses.replace(with_interval(1, 0.2, 0.05, 0.3), alarms=[alarm("retrieval_at_chance", "critical", "information/mi")])
-    assert verdict([warned])[1].startswith("Reasoning does not measurably depend on its input: retrieval accuracy 20%")
-    assert verdict([warned])[1].endswith("; critical alarm: retrieval at chance.")
+    words = verdict([warned])
+    assert words[1] == "It cannot be told whether the reasoning depends on its prompt."
+    assert words[2].endswith("Over several measurements: critical alarm retrieval at chance.")
 
 
 def alarm(name: str, severity: str, metric: str, began: int = 4) -> dict[str, Any]:
@@ -127,24 +117,24 @@ def alarm(name: str, severity: str, metric: str, began: int = 4) -> dict[str, An
     return {"name": name, "severity": severity, "began": began, "evidence": [evidence], "cause": "c", "remedy": "r"}
 
 
-def test_a_critical_alarm_about_the_input_changes_the_verdict() -> None:
+def test_a_critical_alarm_about_the_input_is_part_of_the_verdict() -> None:
     healthy = with_interval(9, 0.8, 0.7, 0.001, "diverse reasoning")
     falls = "information/mi_seq / log(prompts)"
-    for name, severity, metric, loose in (
+    for name, severity, metric, about in (
         ("information_falls", "critical", falls, True),
         ("information_falls", "warning", falls, False),
         ("length_collapse", "critical", "rollout/response_tokens", False),
     ):
         words = verdict([with_interval(1, 0.9, 0.8, 0.001), dataclasses.replace(healthy, alarms=[alarm(name, severity, metric)])])
-        assert words[1].startswith("Reasoning no longer depends on its input" if loose else "Reasoning is still tied to its input")
-        assert ("; critical alarm: information falls." in words[1]) == loose
-        assert words[2] == f"{severity.capitalize()} at the end: {name.replace('_', ' ')} (since step 4)."
+        assert words[1].startswith("Tied to the input"), "what the last measurement shows is not denied"
+        assert words[2].endswith("It depends on its input less than before: critical alarm information falls.") == about
+        assert words[3] == f"{severity.capitalize()} at the end: {name.replace('_', ' ')} (since step 4)."
 
 
 def test_an_alarm_that_no_longer_stands_is_no_verdict() -> None:
     past = dataclasses.replace(with_interval(1, 0.8, 0.7, 0.001), alarms=[alarm("information_falls", "critical", "information/mi_seq")])
     words = verdict([past, with_interval(2, 0.8, 0.7, 0.001)])
-    assert len(words) == 2 and "still tied" in words[1]
+    assert len(words) == 3 and words[1].startswith("Tied to the input") and "alarm" not in words[2]
 
 
 def test_alarms_at_the_end_are_listed_gravest_first() -> None:
@@ -197,8 +187,9 @@ def test_percent_never_rounds_something_to_nothing() -> None:
 
 
 def test_tiles_show_intervals_and_alarms() -> None:
-    by_label = {tile.label: tile for tile in tiles([with_interval(1, 0.5, 0.25, 0.01), with_interval(2, 0.6, 0.3, 0.01)])}
-    assert by_label["Retrieval accuracy"].note == "30% to 90%; 12.5% is chance; 50% at the start"
+    by_label = {tile.label: tile for tile in tiles([with_interval(1, 0.5, 0.25, 0.01), with_interval(2, 0.6, 0.3, 0.02)])}
+    assert by_label["Retrieval accuracy"].note == "95% interval 30% to 90%; 12.5% is chance; 50% at the start"
+    assert by_label["Regime"].value == "cannot be told" and by_label["Regime"].note == "weakly tied at the start"
     assert (by_label["Alarms at the end"].value, by_label["Alarms at the end"].note) == ("—", "not recorded")
     watched = StepRecord(
         1, {"alarms/critical": 0.0, "information/mi_seq": 0.5, "information/mi_seq_low": -0.25, "information/mi_seq_high": 1.0}

@@ -129,7 +129,9 @@ def select_groups(
         order: "largest" keeps the highest scores, "smallest" reverses the rule.
         include_zero: False drops zero-variance groups before anything else.
         eps: slack of top_p, in units of the summed score.
-        successes, entropies, lengths: N values each, for the scores that need them.
+        successes: N values, 0 or 1, for score outcome_variance.
+        entropies: N values, for the scores entropy and entropy_variance.
+        lengths: N values, for score length.
         band: (low, high) quantiles for strategy "band".
 
     Raises:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tether.algorithms.filters.scores import ZERO
 from tether.core.alarms import AlarmName, Evidence, Severity
 from tether.core.metrics import wilson_interval
+from tether.core.reasoning import FEWEST_PROMPTS, TIED
 from tether.diagnostics.alarms.history import INFORMATION, LONGEST_RESPONSE, MISMATCH, STALENESS, History, Shift, fall, rise
 from tether.diagnostics.settings import AlarmRules
 
@@ -184,16 +185,19 @@ def _chance_evidence(history: History, rules: AlarmRules) -> Evidence | None:
     """Retrieval over the recent measurements is not above chance, or None.
 
     Reasonings of one prompt are right or wrong together, so the unit of the interval is the prompt, not the reasoning. With few prompts
-    the interval is wide; the bound on the excess then keeps half-right reasoning from counting as chance.
+    the interval is wide; the bound on the excess then keeps half-right reasoning from counting as chance. Measurements on fewer prompts than
+    a verdict needs do not count, and an interval that reaches what a verdict calls tied is no evidence (tether.core.reasoning).
     """
     accuracy = history["information/retrieval_acc"].recent(rules.recent_steps, rules.recent_measurements)
     chances = history["information/chance"].at(accuracy.steps)
     prompts = history["information/num_prompts"].at(accuracy.steps)
     if min(len(accuracy), len(chances), len(prompts)) < rules.recent_measurements:
         return None
+    if min(prompts.values) < FEWEST_PROMPTS:
+        return None
     count, chance = round(sum(prompts.values)), chances.mean
     low, high = wilson_interval(accuracy.mean * count, count)
-    if low > chance or accuracy.mean > chance + rules.chance_excess * (1 - chance):
+    if low > chance or accuracy.mean > chance + rules.chance_excess * (1 - chance) or high >= chance + TIED * (1 - chance):
         return None
     test = f"mean of {len(accuracy)} measurements, 95% interval {low:.3g} to {high:.3g} over {count} prompts holds chance, {chance:.3g}"
     return Evidence("information/retrieval_acc", accuracy.mean, accuracy.span, test)

@@ -9,11 +9,11 @@ window gets a verdict (`verdict`), and several windows give a trend (`trend`). `
 made from.
 """
 
+from tether.core.reasoning import Verdict, VerdictCode
 from tether.diagnostics.audit.api import AuditProgress, audit
 from tether.diagnostics.audit.document import to_document
 from tether.diagnostics.audit.run import Audit, AuditOptions, Collected, WindowAudit, audit_sample, collect
 from tether.diagnostics.audit.scorer import AuditScorer, load_scorer, resolve_model
-from tether.diagnostics.audit.verdict import Verdict, VerdictCode
 
 __all__ = [
     "Audit", "AuditOptions", "AuditProgress", "AuditScorer", "Collected", "Verdict", "VerdictCode", "WindowAudit",

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tether.core.enums import Scope
+from tether.core.enums import Scope, Split
 from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.diagnostics.audit.run import Audit, AuditOptions, audit_sample, collect
 from tether.diagnostics.audit.scorer import AuditScorer, is_server, load_scorer, loaded_scorer, resolve_model, starting_model
 from tether.diagnostics.rollouts import open_rollouts, parse_fields
 from tether.models.catalog import check_name
+from tether.runs.store import RunStore
 
 if TYPE_CHECKING:
     from tether.models.load import LoadedModel
@@ -110,7 +111,13 @@ def audit(
         scorer = loaded_scorer(model, tokenizer=tokenizer)
     notes = (remark,) if remark else ()
     found = audit_sample(
-        collected, scorer, options, notes=notes, stage=progress.begin if progress else None, advance=progress.advance if progress else None
+        collected,
+        scorer,
+        options,
+        notes=notes,
+        recorded=_recorded(run) if run is not None and split == Split.TRAIN and options.scope is Scope.FIRST_TURN else None,
+        stage=progress.begin if progress else None,
+        advance=progress.advance if progress else None,
     )
     if out is not None:
         found.report(out)
@@ -121,6 +128,12 @@ def run_folder(rollouts: Rollouts) -> Path | None:
     """The run of Tether that is to be audited, if it is one."""
     named = rollouts[0] if isinstance(rollouts, list | tuple) and len(rollouts) == 1 else rollouts
     return Path(named) if isinstance(named, str | Path) and (Path(named) / "run.json").is_file() else None
+
+
+def _recorded(run: Path) -> dict[int, dict[str, float]]:
+    """What a run of Tether measured itself, by step; a fixed probe was not measured on the rollouts of its step, and does not count here."""
+    records = RunStore.open(run).steps()
+    return {record.step: record.metrics for record in records if "information/probe_tokens_sampled" not in record.metrics}
 
 
 def _named(run: Path | None, model: str | None) -> tuple[str, str | None]:

@@ -5,13 +5,13 @@ import math
 from typing import Any
 
 from tether.core.alarms import Alarm
+from tether.core.reasoning import ELSEWHERE, FEWEST_PROMPTS, FEWEST_REASONINGS, FEWEST_SINGLE, SIGNIFICANT, TIED, WEAKLY, Verdict
 from tether.core.version import __version__
 from tether.diagnostics.audit.encode import REASONING_TOKENS
 from tether.diagnostics.audit.lexical import Retrieval
 from tether.diagnostics.audit.measure import PERMUTATIONS, Measurement
 from tether.diagnostics.audit.run import Audit, WindowAudit
 from tether.diagnostics.audit.trend import INDICATORS, ChangePoint, Point, Trend
-from tether.diagnostics.audit.verdict import ELSEWHERE, SIGNIFICANT, TIED, WEAKLY, Verdict
 from tether.diagnostics.templates import Templates
 
 SCHEMA_VERSION = 2
@@ -44,7 +44,15 @@ def to_document(found: Audit) -> Json:
             "permutations": PERMUTATIONS,
             "reasoning_tokens": REASONING_TOKENS,
         },
-        "thresholds": {"tied": TIED, "weakly_tied": WEAKLY, "significant": SIGNIFICANT, "elsewhere": ELSEWHERE},
+        "thresholds": {
+            "tied": TIED,
+            "weakly_tied": WEAKLY,
+            "significant": SIGNIFICANT,
+            "elsewhere": ELSEWHERE,
+            "fewest_prompts": FEWEST_PROMPTS,
+            "fewest_reasonings": FEWEST_REASONINGS,
+            "fewest_single": FEWEST_SINGLE,
+        },
         "read": {
             "records": collected.tally.num_records,
             "rollouts": collected.tally.num_rollouts,
@@ -71,6 +79,7 @@ def _verdict(verdict: Verdict) -> Json:
         "headline": verdict.headline,
         "reasons": list(verdict.reasons),
         "effect": verdict.effect,
+        "regime": None if verdict.regime is None else str(verdict.regime),
         "evidence": [{**dataclasses.asdict(item), "counts": item.counts} for item in verdict.evidence],
     }
 
@@ -139,7 +148,7 @@ def _trend(trend: Trend) -> Json:
         "indicator": trend.indicator,
         "indicator_in_words": INDICATORS[trend.indicator],
         "points": [_point(point) for point in trend.points],
-        "regimes": [str(regime) for regime in trend.regimes],
+        "regimes": [None if regime is None else str(regime) for regime in trend.regimes],
         "change_point": None if trend.information is None else _change_point(trend.information),
         "success_change_point": None if trend.success is None else _change_point(trend.success),
         "sentences": list(trend.sentences),

@@ -1,7 +1,7 @@
 """The run of an audit: read and sample the files, then score, measure and decide. The model is loaded in between, after the files are checked."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from tether.core.alarms import Alarm
 from tether.core.enums import Scope
 from tether.core.errors import BadInput
 from tether.core.metrics import wilson_interval
+from tether.core.reasoning import WEAKLY, Start, Unread, Verdict, VerdictCode, no_verdict
 from tether.diagnostics.alarms.tracker import StepReasoning, check
 from tether.diagnostics.audit.encode import EncodedPairs, Encoder
 from tether.diagnostics.audit.measure import Measurement, measure
@@ -17,7 +18,7 @@ from tether.diagnostics.audit.sample import SampledRollout, draw
 from tether.diagnostics.audit.scan import Plan, RewardStatistics, StepCounts, StepNumber, Window, plan_windows, reward_statistics, scan
 from tether.diagnostics.audit.scorer import AuditScorer
 from tether.diagnostics.audit.trend import MeasuredWindow, Trend, measure_trend
-from tether.diagnostics.audit.verdict import WEAKLY, Unread, Verdict, VerdictCode, decide, no_verdict
+from tether.diagnostics.audit.verdict import decide, evidence_of
 from tether.diagnostics.information import Information
 from tether.diagnostics.rollouts import RolloutReader, Tally
 from tether.diagnostics.rollouts.record import BLANK, MISSING
@@ -162,6 +163,7 @@ def audit_sample(
     options: AuditOptions,
     *,
     notes: Sequence[str] = (),
+    recorded: Mapping[int, Mapping[str, float]] | None = None,
     stage: OnStage | None = None,
     advance: Advance | None = None,
 ) -> Audit:
@@ -169,15 +171,13 @@ def audit_sample(
 
     Args:
         notes: what is already known and belongs before the notes of the result.
+        recorded: step to the metrics that the run itself recorded, if it is one of Tether's.
     """
     encoder = Encoder(model.tokenizer, model.vocabulary, model.positions)
     encoded = [encoder.pairs(drawn) for drawn in collected.drawn]
     if stage is not None:
         stage("scoring", sum(len(pairs.prompts) for pairs in encoded if _lack(pairs) is None))
-    windows = tuple(
-        _window(window, pairs, collected, model, options, advance or _ignore)
-        for window, pairs in zip(collected.plan.windows, encoded, strict=True)
-    )
+    windows = _windows(collected, encoded, model, options, recorded or {}, advance or _ignore)
     if all(window.measurement is None for window in windows):
         raise BadInput(f"nothing can be said about these rollouts: {windows[-1].verdict.reasons[0]}")
     measured = [
@@ -206,8 +206,34 @@ def _lack(pairs: EncodedPairs) -> str | None:
     return None
 
 
+def _windows(
+    collected: Collected,
+    encoded: Sequence[EncodedPairs],
+    model: AuditScorer,
+    options: AuditOptions,
+    recorded: Mapping[int, Mapping[str, float]],
+    advance: Advance,
+) -> tuple[WindowAudit, ...]:
+    """Every window in order; regimes are relative to the first one with a sufficient sample."""
+    windows: list[WindowAudit] = []
+    start: Start | None = None
+    for window, pairs in zip(collected.plan.windows, encoded, strict=True):
+        own = recorded.get(window.last) if len(window.steps) == 1 else None
+        windows.append(_window(window, pairs, collected, model, options, advance, start, own))
+        if start is None and (measured := windows[-1].measurement) is not None:
+            start = evidence_of(measured).start
+    return tuple(windows)
+
+
 def _window(
-    window: Window, pairs: EncodedPairs, collected: Collected, model: AuditScorer, options: AuditOptions, advance: Advance
+    window: Window,
+    pairs: EncodedPairs,
+    collected: Collected,
+    model: AuditScorer,
+    options: AuditOptions,
+    advance: Advance,
+    start: Start | None,
+    recorded: Mapping[str, float] | None,
 ) -> WindowAudit:
     counts = [collected.counts[step] for step in window.steps]
     lack = _lack(pairs)
@@ -225,7 +251,7 @@ def _window(
         num_success=sum(step.num_success for step in counts),
         rewards=reward_statistics(counts),
         measurement=found,
-        verdict=no_verdict(lack or "") if found is None else decide(found, _unread(counts)),
+        verdict=no_verdict(lack or "") if found is None else decide(found, _unread(counts), start=start, recorded=recorded),
         pairs=pairs,
     )
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from tether.algorithms.filters.scores import ZERO
 from tether.core.errors import BadInput
+from tether.core.reasoning import FEWEST_PROMPTS
 from tether.core.seeding import derive_seed
 from tether.diagnostics.rollouts import Rollout
 
@@ -27,10 +28,8 @@ MAX_STEPS = 20_000
 StepNumber = int | None
 """None where the file does not say."""
 
-FEW_GROUPS = 4
-"""Steps are pooled where the typical one holds fewer groups ..."""
 ENOUGH_GROUPS = 8
-"""... until there are about so many."""
+"""Steps that typically hold fewer prompts than a verdict needs are pooled until there are about so many."""
 MAX_WINDOWS = 20
 
 
@@ -221,9 +220,9 @@ def plan_windows(counts: Mapping[StepNumber, StepCounts], asked: Sequence[int] =
     if silent and list(counts)[-1] != steps[-1]:
         notes[0] += f", the last of all among them: the verdict is on step {steps[-1]}"
     typical = sorted(counts[step].num_groups for step in steps)[len(steps) // 2]
-    if len(steps) > 1 and typical < FEW_GROUPS:
+    if len(steps) > 1 and typical < FEWEST_PROMPTS:
         size = max(math.ceil(ENOUGH_GROUPS / max(1, typical)), math.ceil(len(steps) / MAX_WINDOWS))
-        windows = _pooled(steps, size)
+        windows = _pooled(steps, size, math.ceil(FEWEST_PROMPTS / max(1, typical)))
         prompts = "1 prompt" if typical == 1 else f"{typical} prompts"
         notes.append(f"a step holds {prompts}, too few to compare: up to {size} neighbouring steps were taken together")
         return Plan(windows, tuple(notes))
@@ -253,9 +252,9 @@ def _asked_windows(counts: Mapping[StepNumber, StepCounts], asked: Sequence[int]
     return Plan(tuple(Window((step,)) for step in sorted(set(asked))), ())
 
 
-def _pooled(steps: Sequence[StepNumber], size: int) -> tuple[Window, ...]:
-    """Windows of so many steps; a short rest joins the one before it."""
+def _pooled(steps: Sequence[StepNumber], size: int, fewest: int) -> tuple[Window, ...]:
+    """Windows of so many steps; a short rest, or one of fewer than `fewest` steps, joins the one before it."""
     starts = list(range(0, len(steps), size))
-    if len(starts) > 1 and len(steps) - starts[-1] < (size + 1) // 2:
+    if len(starts) > 1 and len(steps) - starts[-1] < max((size + 1) // 2, fewest):
         starts.pop()
     return tuple(Window(tuple(steps[start:stop])) for start, stop in zip(starts, [*starts[1:], len(steps)], strict=True))

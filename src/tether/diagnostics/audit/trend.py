@@ -22,12 +22,12 @@ import numpy.typing as npt
 
 from tether.core.enums import Regime
 from tether.core.metrics import wilson_interval
+from tether.core.reasoning import Verdict
 from tether.core.seeding import generator
+from tether.core.shares import range_words
 from tether.diagnostics.audit.lexical import Retrieval
 from tether.diagnostics.audit.measure import Measurement
 from tether.diagnostics.audit.scan import Window
-from tether.diagnostics.audit.verdict import Verdict
-from tether.diagnostics.regimes import Baseline, classify
 
 FEWEST_WINDOWS = 4
 
@@ -59,7 +59,7 @@ class Point:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.0%} ({self.low:.0%} to {self.high:.0%}) at step {self.window.name}"
+        return f"{self.value:.0%} ({range_words(self.low, self.high)}) at step {self.window.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ class Trend:
     indicator: str
     points: tuple[Point, ...]
     """Excess over chance of that indicator."""
-    regimes: tuple[Regime, ...]
+    regimes: tuple[Regime | None, ...]
+    """None where a window's sample is too small, and wherever its verdict is not one of the four."""
     information: ChangePoint | None
     success: ChangePoint | None
     sentences: tuple[str, ...]
@@ -106,7 +107,8 @@ def measure_trend(windows: Sequence[MeasuredWindow]) -> Trend | None:
     rates = [_rate(window) for window in windows if window.num_judged]
     fall = change_point(points)
     success = change_point(rates)
-    return Trend(indicator, points, _regimes(windows), fall, success, tuple(_sentences(indicator, points, rates, fall, success)))
+    regimes = tuple(window.verdict.regime for window in windows)
+    return Trend(indicator, points, regimes, fall, success, tuple(_sentences(indicator, points, rates, fall, success)))
 
 
 def indicators(found: Measurement) -> dict[str, Retrieval]:
@@ -150,13 +152,6 @@ def _point(window: Window, found: Retrieval, num_prompts: int) -> Point:
 def _rate(window: MeasuredWindow) -> Point:
     low, high = wilson_interval(window.num_success, window.num_judged)
     return Point(window.window, window.num_success / window.num_judged, low, high)
-
-
-def _regimes(windows: Sequence[MeasuredWindow]) -> tuple[Regime, ...]:
-    """Against the first window; the axis of information is the largest effect that counts, which a weak model does not hide."""
-    axes = [(window.measurement.information.h_conditional, window.verdict.effect or 0.0) for window in windows]
-    start = Baseline(*axes[0])
-    return tuple(classify(entropy, effect, start) for entropy, effect in axes)
 
 
 def _sentences(

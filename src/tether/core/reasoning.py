@@ -1,0 +1,453 @@
+"""The one verdict on reasoning: does it depend on its prompt? Codes, bounds, minimum samples and words are here and nowhere else.
+
+`judge` makes every such verdict: in the live view, the report, the monitor, the audit. They differ in what they have measured, not in the rules.
+The record of a run holds the scores of its scorer (`recorded_evidence`); an audit adds signals that need no model, and knows the texts.
+
+**Signals.** Each shows dependence by an effect between 0 (none) and 1 (the prompt decides) and counts only if its p-value is at most 0.01. The
+largest effect that counts decides: tied from 0.6, weakly tied from 0.1, collapse below. The largest is taken because each signal misses
+something: a weak model misses the text, words miss a paraphrase; none of them is large by chance once it is significant.
+
+**The minimum sample.** No label is given, and no regime, below `FEWEST_PROMPTS` prompts and `FEWEST_REASONINGS` reasonings. Reasonings of one
+prompt are alike for reasons that have nothing to do with it, so the unit is the prompt: P prompts can be dealt to P groups of reasonings in P!
+ways, and the true one has a p-value of 1 / P! at best. 1 / 4! is 0.04; 1 / 5! is below 0.01, the level at which a signal counts.
+
+**Words follow numbers.** An absence of signals is called a collapse only if the interval of the retrieval accuracy ends below what would be called
+tied: where it reaches further, it cannot be told. The regime is of one piece with the verdict: where that cannot be told there is none, a verdict of
+collapse has that collapse as its regime, and reasoning that is tied to its input is never in a regime of collapse.
+
+Three things bend the rule on signals:
+
+- Text that can be predicted from its prompt need not be about it. Where most reasonings fit one and the same other prompt, the verdict is misplaced.
+- Blank reasoning depends on nothing: the effect of the others counts for their share of the responses. Responses whose reasoning is missing for
+  another cause (cut off, no tags) are no evidence; from one in ten on they are named, from nine in ten on it cannot be told.
+- A template in which nothing follows the prompt is direct evidence of collapse: where such templates hold three in ten of the traces, the verdict is
+  at most weakly tied, unless the prompts of eight in ten are found.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tether.core.enums import REGIME_FRACTION, Regime
+from tether.core.metrics import wilson_interval
+from tether.core.shares import interval_words, share_interval
+
+SIGNIFICANT = 0.01
+TIED = 0.6
+WEAKLY = 0.1
+CLEARLY = 0.8
+"""From this effect on, templates do not lower the verdict."""
+LOOSE = 0.3
+FIXED_SHARE = 0.5
+"""One text: the most common reasoning is at least this share of all ..."""
+FIXED_SIMILARITY = 0.95
+"""... or two reasonings of one prompt are alike to at least this degree."""
+SHARED_TEXTS = 0.5
+"""One reasoning for each prompt, and no more different ones than this share: the text cannot name its prompt, whoever reads it."""
+ELSEWHERE = 0.5
+"""Misplaced: at least this share of the reasonings fits one and the same other prompt."""
+NAMED_SHARE = 0.1
+"""Responses without reasoning are part of the verdict from this share on."""
+MOSTLY_MISSING = 0.9
+FEWEST_PROMPTS = 5
+"""No label for fewer: 1 / 4! is above SIGNIFICANT, 1 / 5! is not."""
+FEWEST_REASONINGS = 12
+"""No label for fewer."""
+FEWEST_SINGLE = 24
+"""No collapse for fewer where each prompt has one reasoning only."""
+Z_SIGNIFICANT = 2.5758
+"""The normal quantile of SIGNIFICANT, for records of before there were p-values."""
+
+
+class VerdictCode(StrEnum):
+    """The possible verdicts on the reasoning."""
+
+    TIED = "tied"
+    WEAKLY_TIED = "weakly_tied"
+    TEMPLATE_COLLAPSE = "template_collapse"
+    LOW_ENTROPY_COLLAPSE = "low_entropy_collapse"
+    MISPLACED = "misplaced"
+    CANNOT_BE_TOLD = "cannot_be_told"
+
+
+COLLAPSES = (VerdictCode.TEMPLATE_COLLAPSE, VerdictCode.LOW_ENTROPY_COLLAPSE)
+
+HEADLINES = {
+    VerdictCode.TIED: "Tied to the input: the reasoning depends on its prompt.",
+    VerdictCode.WEAKLY_TIED: "Weakly tied: some of the reasoning depends on its prompt, much of it does not.",
+    VerdictCode.TEMPLATE_COLLAPSE: "Template collapse: the reasoning varies, but not with its prompt.",
+    VerdictCode.LOW_ENTROPY_COLLAPSE: "Low-entropy collapse: nearly one text, whatever the prompt.",
+    VerdictCode.MISPLACED: "Misplaced: the reasoning follows its prompt, but is about another one.",
+    VerdictCode.CANNOT_BE_TOLD: "It cannot be told whether the reasoning depends on its prompt.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One of the numbers that show dependence. Example: Signal("neighbours", 0.93, 0.002)."""
+
+    name: str
+    effect: float
+    p_value: float
+
+    @property
+    def counts(self) -> bool:
+        return self.p_value <= SIGNIFICANT
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How often the own prompt was found, with its 95% interval over prompts. Example: Found(0.81, 0.74, 0.88, 0.125, 0.001)."""
+
+    accuracy: float
+    low: float
+    high: float
+    chance: float
+    p_value: float | None = None
+    """None in records of before there was one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What the texts themselves show, without a model; only an audit reads them."""
+
+    num_distinct: int
+    top_share: float
+    """Share of the most common reasoning."""
+    similarity: float
+    """Of two reasonings of one prompt; of any two where no prompt has two."""
+    loose_share: float
+    """Share of the reasonings in templates in which nothing follows the prompt."""
+    neighbours: Found | None
+    overlap: Found
+    elsewhere: tuple[float, float]
+    """Share of the reasonings whose words fit one and the same other prompt better, and its p-value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The responses of a sample that hold no reasoning, as shares of all in its scope."""
+
+    blank: float = 0.0
+    """Tags with nothing between them."""
+    missing: float = 0.0
+    """For any other cause."""
+    causes: str = ""
+    """Of the latter, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The run's first measurement of a sufficient sample, which regimes are relative to."""
+
+    h_conditional: float
+    mi_seq: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything a verdict is made from. What was not measured has its default."""
+
+    num_prompts: int
+    num_reasonings: int
+    most_samples: int
+    """Reasonings of the prompt that has most."""
+    retrieval: Found
+    signals: tuple[Signal, ...]
+    mi_seq: float | None = None
+    mi_interval: tuple[float, float] | None = None
+    mi_p_value: float | None = None
+    h_conditional: float | None = None
+    scorer: str = "The model"
+    """Whose scores these are, as the subject of a sentence."""
+    is_read: bool = True
+    """Whether the scorer finds the text likelier than counts of its tokens do; a policy reads what it wrote."""
+    scorer_nats: float = math.nan
+    unigram_nats: float = math.nan
+    best_accuracy: float | None = None
+    """Of all retrievals that count reasonings, the best; None: `retrieval` is the only one."""
+    elsewhere: tuple[float, float] = (0.0, 1.0)
+    """Share of the reasonings that the scores find to fit one and the same other prompt better, and its p-value."""
+    texts: Texts | None = None
+    unread: Unread = Unread()
+
+    @property
+    def is_sufficient(self) -> bool:
+        """Whether the sample is large enough for any label."""
+        return self.num_prompts >= FEWEST_PROMPTS and self.num_reasonings >= FEWEST_REASONINGS
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval of the retrieval accuracy, which is never a point."""
+        found = self.retrieval
+        return share_interval(found.accuracy, found.low, found.high, self.num_prompts)
+
+    @property
+    def start(self) -> Start | None:
+        """As the start of a run; None where the sample is too small to be one."""
+        if not self.is_sufficient or self.mi_seq is None or self.h_conditional is None:
+            return None
+        return Start(self.h_conditional, self.mi_seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer, the reasons, the signals behind it, and the regime that goes with it."""
+
+    code: VerdictCode
+    headline: str
+    reasons: tuple[str, ...]
+    effect: float | None = None
+    """The largest effect that counts; 0 where none does, None where nothing was measured."""
+    evidence: tuple[Signal, ...] = ()
+    regime: Regime | None = None
+    """None where the code is cannot_be_told or misplaced, and where no start is known."""
+
+    @property
+    def label(self) -> str:
+        """In a few words, for a line or a table: the regime where there is one. Example: "compressed reasoning"."""
+        return str(self.regime) if self.regime is not None else self.code.replace("_", " ")
+
+
+def no_verdict(reason: str) -> Verdict:
+    """For a sample that could not be measured."""
+    return Verdict(VerdictCode.CANNOT_BE_TOLD, HEADLINES[VerdictCode.CANNOT_BE_TOLD], (reason,))
+
+
+def judge(found: Evidence, start: Start | None = None) -> Verdict:
+    """The verdict on one sample; `start` is that of its run, None where the sample is the first or the only one."""
+    of_text = max([item.effect for item in found.signals if item.counts], default=0.0)
+    effect = round(of_text * (1 - found.unread.blank), 9)  # a bound that is met exactly is met
+    start = start or found.start
+    code, reasons = _decided(found, effect, start)
+    reasons = [*_unread_words(found.unread, of_text), *reasons, *_numbers(found)]
+    return Verdict(code, HEADLINES[code], tuple(reasons), effect, found.signals, _regime(code, found, start))
+
+
+def recorded_evidence(metrics: Mapping[str, float], scorer: str = "The run's scorer") -> Evidence | None:
+    """The evidence in a step's metrics, those of the first turn; None where information was not measured.
+
+    Records of before there were intervals and p-values get Wilson's interval over the reasonings, at 95% and at the level of a signal.
+    """
+    values = {name.removeprefix("information/"): value for name, value in metrics.items() if name.startswith("information/")}
+    if not {"retrieval_acc", "chance"} <= values.keys():
+        return None
+    accuracy, chance = values["retrieval_acc"], values["chance"]
+    count = round(values.get("num_reasonings", 0))
+    num_prompts = round(values.get("num_prompts", 1 / chance if chance else 0))
+    wilson = wilson_interval(accuracy * count, count)
+    low, high = values.get("retrieval_acc_low", wilson[0]), values.get("retrieval_acc_high", wilson[1])
+    above = count > 0 and wilson_interval(accuracy * count, count, Z_SIGNIFICANT)[0] > chance
+    p_value, mi_p_value = values.get("retrieval_p_value"), values.get("mi_p_value")
+    by_rank = p_value if p_value is not None else SIGNIFICANT if above else 1.0
+    signals = [Signal("retrieval", max(0.0, _excess(accuracy, chance)), by_rank)]
+    mi_seq = values.get("mi_seq")
+    if mi_seq is not None and mi_p_value is not None and num_prompts > 1:
+        signals.append(Signal("information", max(0.0, mi_seq / math.log(num_prompts)), mi_p_value))
+    ends = (values["mi_seq_low"], values["mi_seq_high"]) if {"mi_seq_low", "mi_seq_high"} <= values.keys() else None
+    return Evidence(
+        num_prompts=num_prompts,
+        num_reasonings=count,
+        most_samples=max(1, math.ceil(count / max(1, num_prompts))),
+        retrieval=Found(accuracy, low, high, chance, p_value),
+        signals=tuple(signals),
+        mi_seq=mi_seq,
+        mi_interval=ends,
+        mi_p_value=mi_p_value,
+        h_conditional=values.get("h_conditional"),
+        scorer=scorer,
+    )
+
+
+def _excess(accuracy: float, chance: float) -> float:
+    """How far of the way from chance to certainty."""
+    return (accuracy - chance) / (1 - chance) if chance < 1 else 0.0
+
+
+def _decided(found: Evidence, effect: float, start: Start | None) -> tuple[VerdictCode, list[str]]:
+    unread, texts = found.unread, found.texts
+    if unread.missing >= MOSTLY_MISSING:
+        return VerdictCode.CANNOT_BE_TOLD, ["Too few of the responses hold reasoning to speak for the others."]
+    if not found.is_sufficient:
+        least = f"{FEWEST_REASONINGS} reasonings under {FEWEST_PROMPTS} prompts"
+        return VerdictCode.CANNOT_BE_TOLD, [f"Only {_sample_words(found)}: no verdict is given on fewer than {least}."]
+    counted = any(item.counts for item in found.signals)
+    if counted and (words := _misplaced(found)) is not None:
+        return VerdictCode.MISPLACED, [words]
+    if effect >= TIED:
+        if texts is not None and texts.loose_share >= LOOSE and effect < CLEARLY:
+            words = f"{texts.loose_share:.0%} of the reasonings follow a template in which nothing depends on the prompt"
+            return VerdictCode.WEAKLY_TIED, [f"Partial collapse: {words}; the rest is tied to it."]
+        return VerdictCode.TIED, []
+    if effect >= WEAKLY or (counted and found.most_samples == 1 and unread.blank < FIXED_SHARE):
+        return VerdictCode.WEAKLY_TIED, [_how_weak(found, effect, start)]
+    if unread.blank >= FIXED_SHARE:
+        return VerdictCode.LOW_ENTROPY_COLLAPSE, []
+    if (lack := _may_be_tied(found)) is not None:
+        return VerdictCode.CANNOT_BE_TOLD, [lack]
+    if (fixed := _fixed_words(found, start)) is not None:
+        return VerdictCode.LOW_ENTROPY_COLLAPSE, [fixed]
+    if (lack := _too_little(found) or _cannot_read(found)) is not None:
+        return VerdictCode.CANNOT_BE_TOLD, [lack]
+    reasons = ["A dependence shows, but too small to matter."] if counted else []
+    if found.most_samples == 1:
+        reasons.append("With one reasoning per prompt this rests on the model and on shared words alone; sample several to be sure.")
+    if texts is None:
+        reasons.append("This rests on the scores alone; tether diagnose compares the words of the reasonings as well.")
+    return VerdictCode.TEMPLATE_COLLAPSE, reasons
+
+
+def _regime(code: VerdictCode, found: Evidence, start: Start | None) -> Regime | None:
+    """The regime of a verdict: its information is low where the verdict is a collapse, or where it is weakly tied and has fallen below half of the
+    start beyond the interval; H(Z|X) is low below half of the start."""
+    if code is VerdictCode.TEMPLATE_COLLAPSE:
+        return Regime.TEMPLATE_COLLAPSE
+    if code is VerdictCode.LOW_ENTROPY_COLLAPSE:
+        return Regime.LOW_ENTROPY_COLLAPSE
+    if code not in (VerdictCode.TIED, VerdictCode.WEAKLY_TIED) or start is None or found.h_conditional is None:
+        return None
+    is_diverse = not _entropy_is_low(found, start)
+    if code is VerdictCode.WEAKLY_TIED and _information_fell(found, start):
+        return Regime.TEMPLATE_COLLAPSE if is_diverse else Regime.LOW_ENTROPY_COLLAPSE
+    return Regime.DIVERSE if is_diverse else Regime.COMPRESSED
+
+
+def _entropy_is_low(found: Evidence, start: Start | None) -> bool:
+    return start is not None and found.h_conditional is not None and found.h_conditional < REGIME_FRACTION * start.h_conditional
+
+
+def _information_fell(found: Evidence, start: Start | None) -> bool:
+    if start is None or found.mi_seq is None or start.mi_seq <= 0:
+        return False
+    high = found.mi_interval[1] if found.mi_interval is not None else found.mi_seq
+    return high < REGIME_FRACTION * start.mi_seq
+
+
+def _unread_words(unread: Unread, of_text: float) -> list[str]:
+    words = []
+    if unread.blank >= NAMED_SHARE:
+        words.append(
+            f"{unread.blank:.0%} of the responses have blank reasoning, which depends on nothing; the others show {of_text:.0%} of full dependence."
+        )
+    if unread.missing >= NAMED_SHARE:
+        words.append(
+            f"{unread.missing:.0%} of the responses hold no reasoning that can be read ({unread.causes}); this is about the others."
+        )
+    return words
+
+
+def _misplaced(found: Evidence) -> str | None:
+    """What fits another prompt better, in words; None where the reasonings are at home."""
+    words, scores = found.texts.elsewhere if found.texts is not None else (0.0, 1.0), found.elsewhere
+    by_words, by_scores = (share >= ELSEWHERE and p_value <= SIGNIFICANT for share, p_value in (words, scores))
+    by_scores = by_scores and found.is_read
+    own = {item.name for item in found.signals if item.counts and item.effect >= WEAKLY}
+    if by_words and own & {"retrieval", "adjusted_retrieval"}:
+        return (
+            "The model's scores tie the reasonings to their prompts, yet the words of "
+            f"{words[0]:.0%} fit one and the same other prompt better: check that prompts and responses are paired as they were sampled."
+        )
+    if by_scores and "prompt_overlap" in own:
+        return (
+            "The reasonings share words with their prompts, yet the model's scores find that "
+            f"{scores[0]:.0%} fit one and the same other prompt better: read a few of them."
+        )
+    if not (by_words or by_scores):
+        return None
+    who = "words and the model's scores find" if by_words and by_scores else "the words show" if by_words else "the model's scores find"
+    share = max(item[0] for item, holds in ((words, by_words), (scores, by_scores)) if holds)
+    return (
+        f"Reasonings of one prompt are alike, but {who} that {share:.0%} of them fit one and the same other prompt better, and hardly any their own: "
+        "check that prompts and responses are paired as they were sampled."
+    )
+
+
+def _fixed_words(found: Evidence, start: Start | None) -> str | None:
+    """Why the reasonings are nearly one text, or None. Without the texts, by the entropy that is left of the start's."""
+    texts = found.texts
+    if texts is None:
+        if not _entropy_is_low(found, start):
+            return None
+        assert start is not None and found.h_conditional is not None  # it is low against it
+        return f"H(Z|X) is {found.h_conditional:.3g} nats a token, {start.h_conditional:.3g} at the start."
+    if texts.top_share >= FIXED_SHARE:
+        return f"{texts.top_share:.0%} of the reasonings are word for word the same."
+    return f"Two reasonings of one prompt are {texts.similarity:.0%} alike." if texts.similarity >= FIXED_SIMILARITY else None
+
+
+def _how_weak(found: Evidence, effect: float, start: Start | None) -> str:
+    if found.texts is not None and found.texts.loose_share >= LOOSE:
+        return (
+            f"Partial collapse: {found.texts.loose_share:.0%} of the reasonings follow a template in which nothing depends on the prompt."
+        )
+    words = f"The strongest signal of dependence is {effect:.0%} of what full dependence would show"
+    if _information_fell(found, start):
+        assert start is not None and found.mi_seq is not None  # it fell from there
+        return f"{words}, and information has fallen from {start.mi_seq:.2f} nats at the start to {found.mi_seq:.2f}."
+    return f"{words}."
+
+
+def _sample_words(found: Evidence) -> str:
+    each = ", one for each prompt" if found.most_samples == 1 else ""
+    return f"{found.num_reasonings} reasonings under {found.num_prompts} prompts{each}"
+
+
+def _may_be_tied(found: Evidence) -> str | None:
+    """Why finding nothing means nothing: the interval of the retrieval accuracy reaches what would be called tied."""
+    high, chance = found.interval[1], found.retrieval.chance
+    if _excess(high, chance) < TIED:
+        return None
+    return (
+        f"Little or no dependence shows in {_sample_words(found)}, but the interval reaches to {high:.0%} of the prompts found, by chance "
+        f"{chance:.0%}: more prompts are needed."
+    )
+
+
+def _too_little(found: Evidence) -> str | None:
+    """Why finding nothing means nothing here, or None."""
+    if found.most_samples == 1 and found.num_reasonings < FEWEST_SINGLE:
+        return f"Only {_sample_words(found)}: no dependence was found, but it takes at least {FEWEST_SINGLE} to find one."
+    chance = found.retrieval.chance
+    best = found.retrieval.accuracy if found.best_accuracy is None else found.best_accuracy
+    high = wilson_interval(best * found.num_reasonings, found.num_reasonings)[1]
+    if _excess(high, chance) >= TIED:
+        return f"Only {_sample_words(found)}: the prompt may be found from up to {high:.0%} of them, or by chance ({chance:.0%}); more are needed."
+    return None
+
+
+def _cannot_read(found: Evidence) -> str | None:
+    """Why finding nothing means nothing with this scorer, or None. Several reasonings of a prompt can be compared without it."""
+    shared = found.texts is not None and found.texts.num_distinct <= SHARED_TEXTS * found.num_reasonings
+    if found.most_samples > 1 or found.is_read or shared:
+        return None
+    return (
+        f"This scorer cannot tell: under every prompt it finds the text no likelier than counts of its tokens do ({found.scorer_nats:.1f} nats a "
+        f"token, counts {found.unigram_nats:.1f}), and one reasoning for each prompt leaves nothing else to compare; take a model that can read the "
+        "text, or several reasonings for each prompt."
+    )
+
+
+def _numbers(found: Evidence) -> list[str]:
+    """The figures behind the verdict, a sentence on the scores and one on the words."""
+    own, texts = found.retrieval, found.texts
+    p_words = "" if own.p_value is None else f", p {own.p_value:.3f}"
+    ends = interval_words(own.accuracy, *found.interval, found.num_reasonings)
+    by_model = f"{found.scorer} finds the prompt of {own.accuracy:.0%} of the reasonings ({ends}; chance {own.chance:.1%}{p_words})"
+    if found.mi_seq is not None and found.num_prompts > 1:
+        low_high = "" if found.mi_interval is None else f"{found.mi_interval[0]:.2f} to {found.mi_interval[1]:.2f}"
+        p_words = "" if found.mi_p_value is None else f"p {found.mi_p_value:.3f}"
+        inside = ", ".join(part for part in (low_high, p_words) if part)
+        by_model += f"; information {found.mi_seq:.2f} nats of {math.log(found.num_prompts):.2f}{f' ({inside})' if inside else ''}"
+    if texts is None:
+        return [f"{by_model}."]
+    neighbours = (
+        ""
+        if texts.neighbours is None
+        else f"similarity to its neighbours finds that of {texts.neighbours.accuracy:.0%} (p {texts.neighbours.p_value:.3f}), "
+    )
+    by_words = (
+        f"Words alone: {neighbours}words shared with the prompt {texts.overlap.accuracy:.0%} (p {texts.overlap.p_value:.3f}); two reasonings of "
+        f"{'one prompt' if found.most_samples > 1 else 'any prompts'} are {texts.similarity:.0%} alike."
+    )
+    return [f"{by_model}.", by_words]

@@ -1,0 +1,132 @@
+"""Which runs may be ranked against each other, and how their settings differ.
+
+A success rate is one of a task: runs are ranked only if their environments, the options of these, and their evaluation (settings and prompts) are
+the same. Everything else may differ, and is what a comparison is about. Other runs are shown side by side, with the reason.
+
+The settings are those of config.yaml, which holds every option that the run was made with. The prompts are compared as they were played, because
+a data file can change under the same name: the first observations of the last validation on record.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tether.core.enums import Split
+from tether.core.shares import percent
+from tether.runs.schema import StepRecord
+from tether.runs.store import RunStore
+from tether.runs.verdict import comparison, validation
+
+NOT_RECORDED = "not recorded"
+SAME_EVALUATION = ("evaluation.prompts", "evaluation.temperature", "evaluation.samples", "evaluation.env")
+NOT_THE_TASK = ("env.step_timeout", "env.weight")
+"""Settings of an environment that do not change its instances. Weights count where there are several environments."""
+DEFAULTS: dict[str, Any] = {"evaluation.samples": 1, "evaluation.env": None, "also": []}
+"""What settings meant in runs of before they existed."""
+MOST_NAMED = 3
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDifference:
+    """A setting that differs. Example: SettingDifference("env.options.size", ("4", "6"), True)."""
+
+    key: str
+    values: tuple[str, ...]
+    """Of each run, in order."""
+    is_task: bool
+    """Whether runs that differ in it are of different tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Several runs, ranked or not."""
+
+    sentence: str
+    is_ranked: bool
+    differences: tuple[SettingDifference, ...]
+
+
+def compare_runs(stores: Mapping[str, RunStore], records: Mapping[str, Sequence[StepRecord]]) -> Comparison:
+    """The runs by name: ranked where they are of one task, with the settings that differ."""
+    configs = {name: store.config() for name, store in stores.items()}
+    differences = settings_difference(configs)
+    reasons = why_not_ranked(configs, differences) or _prompts_differ(stores, records)
+    if not reasons:
+        return Comparison(comparison(records), True, differences)
+    ends = [f"{name} {percent(rates[-1].value)}" for name in stores if (rates := validation(records[name]))]
+    beside = f" Side by side, validation success at the end: {', '.join(ends)}." if ends else ""
+    return Comparison(f"Not ranked: {'; '.join(reasons)}.{beside}", False, differences)
+
+
+def settings_difference(configs: Mapping[str, Config]) -> tuple[SettingDifference, ...]:
+    """The settings that are not the same in all runs; those of the task first."""
+    flat = [DEFAULTS | flattened(config) for config in configs.values()]
+    mixed = any(values.get("also") != [] for values in flat)
+    keys = dict.fromkeys(key for values in flat for key in values)
+    found = [
+        SettingDifference(key, tuple(_shown(values, key) for values in flat), _is_task(key, mixed))
+        for key in keys
+        if any(key not in values or values[key] != flat[0].get(key, NOT_RECORDED) for values in flat)
+    ]
+    return tuple(sorted(found, key=lambda difference: not difference.is_task))
+
+
+def why_not_ranked(configs: Mapping[str, Config], differences: Sequence[SettingDifference]) -> list[str]:
+    """Why the settings of these runs forbid a ranking; empty where they do not."""
+    silent = [name for name, config in configs.items() if "env.name" not in flattened(config)]
+    if silent:
+        return [f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not record the environment"]
+    task = [difference for difference in differences if difference.is_task]
+    if not task:
+        return []
+    named = [f"{difference.key} ({', '.join(difference.values)})" for difference in task[:MOST_NAMED]]
+    more = f" and {len(task) - MOST_NAMED} more" if len(task) > MOST_NAMED else ""
+    return [f"the runs are not of one task, they differ in {', '.join(named)}{more}"]
+
+
+def flattened(config: Config, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys; lists are values.
+
+    >>> flattened({"env": {"name": "sokoban", "options": {"size": 6}}, "also": []})
+    {'env.name': 'sokoban', 'env.options.size': 6, 'also': []}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _is_task(key: str, mixed: bool) -> bool:
+    if key in NOT_THE_TASK:
+        return mixed and key == "env.weight"
+    return key.startswith(("env.", "also", "evaluation.env.")) or key in SAME_EVALUATION
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    if key not in values:
+        return NOT_RECORDED
+    return "none" if values[key] is None else str(values[key])
+
+
+def _prompts_differ(stores: Mapping[str, RunStore], records: Mapping[str, Sequence[StepRecord]]) -> list[str]:
+    """Why the runs were not evaluated on the same prompts, as far as they are on record; empty where they were, or where it is unknown."""
+    played = {name: prompts for name, store in stores.items() if (prompts := _evaluation_prompts(store, records[name]))}
+    if len(set(played.values())) <= 1:
+        return []
+    shared = frozenset.intersection(*played.values())
+    most = max(len(prompts) for prompts in played.values())
+    return [f"the runs were not evaluated on the same prompts, they share {len(shared)} of {most}"]
+
+
+def _evaluation_prompts(store: RunStore, records: Sequence[StepRecord]) -> frozenset[str]:
+    """The first observations of the last validation on record; empty where its episodes were not kept. Errored ones may have none."""
+    rates = validation(records)
+    if not rates:
+        return frozenset()
+    episodes = store.trajectories(rates[-1].step, Split.VALIDATION.value)
+    return frozenset(f"{episode.get('env', '')}\n{episode['turns'][0]['observation']}" for episode in episodes if episode["turns"])
