@@ -266,13 +266,13 @@ def _attack(part: Part, port: int, number: int) -> None:
 def soak(part: Part) -> None:
     trial = Trial(part.folder, "grpo", 0, ("checkpoint.every=5", "evaluation.every=50", "diagnosis.every=5"))
     run, samples = part.folder / "soak", list[tuple[float, int]]()
-    pid: list[int] = []
     words = [*trial._start(run), "--set", "steps=1000000"]
-    thread = threading.Thread(target=lambda: pid.append(attempt(words, run.with_suffix(".log"), delay=part.until - time.monotonic())))
+    thread = threading.Thread(target=lambda: attempt(words, run.with_suffix(".log"), delay=part.until - time.monotonic()))
+    before = _children()
     thread.start()
     while thread.is_alive():
         time.sleep(0.5)
-        children = [name for name in os.listdir("/proc") if name.isdigit() and _parent(name) == os.getpid()]
+        children = sorted(_children() - before)
         found = [(_memory(child), len(os.listdir(f"/proc/{child}/fd"))) for child in children if (run / "metrics.jsonl").exists()]
         samples += found[:1]
     thread.join()
@@ -288,6 +288,10 @@ def soak(part: Part) -> None:
     part.count("open files at the end", half[-2][1])
     if half[-2][0] > 1.15 * half[0][0] + 30 or half[-2][1] > half[0][1] + 8:
         part.fail(f"memory or files grow: {half[0]} at half time, {half[-2]} at the end")
+
+
+def _children() -> set[str]:
+    return {name for name in os.listdir("/proc") if name.isdigit() and _parent(name) == os.getpid()}
 
 
 def _parent(process: str) -> int:
