@@ -1,10 +1,11 @@
 # Every target sets up what it needs in .venv first; after the first time that takes a fraction of a second.
-# Variables: PYTHON (which Python makes .venv), DEMO_OUT, PYTEST_ARGS, JOBS, VLLM, VLLM_VERSION.
+# Variables: PYTHON (which Python makes .venv), DEMO_OUT, PYTEST_ARGS, JOBS, TORTURE_MINUTES, VLLM, VLLM_VERSION.
 
 PYTHON ?= python3
 DEMO_OUT ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 PYTEST_ARGS ?=
 JOBS ?= 2
+TORTURE_MINUTES ?= 60
 VLLM ?=
 VLLM_VERSION ?= 0.32.0
 
@@ -16,7 +17,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
+.PHONY: help demo test test-long torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +31,9 @@ test: lint ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for 
 
 test-long: set-up-dev ## the tests that are too long for every time: more kills, ranks, servers, interruptions
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m long $(PYTEST_ARGS)
+
+torture: set-up-dev ## kills, faults, fuzz, hostile clients and a long run, with figures (TORTURE_MINUTES=n, an hour by default)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/torture.py $(TORTURE_MINUTES)
 
 # Beside what .venv holds already; these versions were tested.
 test-trackers: set-up-dev ## the tests of the experiment trackers, which this installs into .venv

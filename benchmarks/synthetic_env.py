@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tether.core.seeding import generator
 from tether.core.types import Observation
-from tether.envs.base import Outcome, TurnEnv, TurnOptions
+from tether.envs.base import Outcome, TurnEnv, TurnOptions, Work
 
 WORD = " go"
 TAG = "never"
@@ -35,6 +35,7 @@ class FixedTask(TurnEnv[FixedOptions]):
 
     name = "fixed_task"
     Options = FixedOptions
+    work: Work = "inline"
     reply_tags = (TAG,)
 
     @property

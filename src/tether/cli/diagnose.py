@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tether.cli.terminal import SafeConsole
 
 EXAMPLES = """\b
 Examples:
@@ -21,6 +22,8 @@ Examples:
 
 TEMPLATES_SHOWN = 3
 REPORT = "diagnosis.html"
+CONTROL_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+"""Characters that JSON may hold as they are and that some terminals obey."""
 COLOURS = {"tied": "green", "weakly_tied": "yellow", "cannot_be_told": "yellow"}
 
 
@@ -89,7 +92,7 @@ def diagnose(
         page = found.report((run_folder(files) or Path()) / REPORT)
     document = found.document()
     if as_json:
-        typer.echo(json.dumps(document, ensure_ascii=False))
+        typer.echo(json.dumps(document, ensure_ascii=False).translate(CONTROL_ESCAPES))
     else:
         _show(document, page)
 
@@ -114,7 +117,7 @@ class _Bar:
 @contextmanager
 def _bars(quiet: bool) -> Iterator[_Bar]:
     columns = (TextColumn("{task.description:<8}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as bars:
+    with Progress(*columns, console=SafeConsole(stderr=True, quiet=quiet), transient=True) as bars:
         yield _Bar(bars)
 
 
@@ -122,7 +125,7 @@ def _show(document: dict[str, Any], out: Path | None) -> None:
     """The verdict, why, the trend, the largest templates and what was noted."""
     from tether.runs.audit_report import slot_words  # brings plotly, which help does not need
 
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console = SafeConsole(soft_wrap=True, markup=False, highlight=False)
     verdict, read = document["verdict"], document["read"]
     console.print(verdict["headline"], style=f"bold {COLOURS.get(verdict['code'], 'red')}")
     for reason in verdict["reasons"]:

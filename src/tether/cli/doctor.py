@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from tether.cli.terminal import SafeConsole
 from tether.core.errors import BadInput, TetherError
 
 EXAMPLES = """\b
@@ -60,7 +60,7 @@ def doctor(
         raise BadInput("--set changes the training of a model; add --model NAME")
     if run is not None and model is not None:
         raise BadInput("give a run folder or --model, not both: the one checks files, the other this machine")
-    console = Console()
+    console = SafeConsole()
     findings = list(examine_run(run)) if run is not None else [*examine(), *(_model(model, set_ or []) if model is not None else [])]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tether.cli.completion import complete_env
+from tether.cli.terminal import SafeConsole
 from tether.core.enums import Split
 from tether.core.errors import BadInput, TetherError, environment_boundary
 from tether.core.setting_docs import setting_docs
@@ -54,7 +55,7 @@ def envs(
     as_json: Annotated[bool, typer.Option("--json", help="Print the list, or the environment with its options, as JSON.")] = False,
 ) -> None:
     """List the environments, show one, or check them or a data file (exit code 1 if a check fails or a row is refused)."""
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     if name is not None and env is not None and name != env:
         raise BadInput(f"got the environments '{name}' and '{env}'; name one of them")
     name = name or env
@@ -127,7 +128,7 @@ def _check(console: Console, names: list[str], episodes: int, go_on: bool) -> No
     """`go_on`: an environment that cannot be found is a row of the table; otherwise it is an error of the user."""
     found = {name: _find(name, go_on) for name in names}
     reports = []
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    with Progress(console=SafeConsole(stderr=True), transient=True) as bars:
         task = bars.add_task("checking", total=len(names) * len(CHECKS))
         for name, plan in found.items():
             if isinstance(plan, EnvFactory):

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tether.cli.completion import complete_env
+from tether.cli.terminal import SafeConsole
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput, ConfigError
 
@@ -74,7 +75,7 @@ def evaluate_model(
     from tether.training.remote_evaluation import EndpointOptions
 
     endpoint = EndpointOptions(concurrency, api_key_env, fields)
-    console = Console(stderr=True, quiet=as_json)
+    console = SafeConsole(stderr=True, quiet=as_json)
     results = []
     for target, chosen, cost in zip(targets, settings, prices, strict=True):
         result = _play(target, chosen, endpoint, cost, out, console)
@@ -148,7 +149,7 @@ def _names(settings: "RunSettings") -> str:
 
 
 def _console() -> Console:
-    console = Console()
+    console = SafeConsole()
     if not console.is_terminal:  # a file or a pipe has no margin: no cell is folded
         console.width = FILE_WIDTH
     return console

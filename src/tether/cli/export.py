@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from tether.cli.terminal import SafeConsole
 from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.runs.checkpoints import find_checkpoint
 from tether.runs.store import RunStore
@@ -43,7 +43,7 @@ def export(
         check_repository(push_to_hub)
 
     checkpoint, number = find_checkpoint(store.checkpoints, best=best, step=step)
-    console = Console()
+    console = SafeConsole()
     with console.status(f"exporting step {number}"):
         export_checkpoint(store, checkpoint, number, out, dtype)
     console.print(f"step {number} of {run} in {dtype}: {out}", highlight=False, soft_wrap=True, markup=False)

@@ -10,7 +10,6 @@ import sys
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from tether import __version__
 from tether.cli import (
@@ -36,11 +35,15 @@ from tether.cli import (
     warmstart,
 )
 from tether.cli.console import discard_output
+from tether.cli.terminal import SafeConsole
 from tether.core.errors import RankFailure, TetherError, did_you_mean
+from tether.core.text import shortened
 
 # Typer carries its own copy of click in newer versions, an outside one in older: take the class from what it exports.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
+LONGEST_MESSAGE = 4_000
+"""Characters of an error on the console."""
 ONE_PROCESS = ("sft", "warmstart")
 """Verbs that train on one rank alone: several would write the same folder."""
 
@@ -93,6 +96,9 @@ def _options(version: bool = typer.Option(False, "--version", callback=_show_ver
 def main(arguments: list[str] | None = None) -> None:
     """The entry point of the `tether` command."""
     words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    for number, word in enumerate(words, start=1):
+        if any("\ud800" <= letter <= "\udfff" for letter in word):  # bytes that are no UTF-8 come as halves of characters
+            _fail(f"argument {number} is not UTF-8 text: '{shortened(word, 60)}'; write it in UTF-8", 2)
     try:
         _check_verb(words[0])
         code = app(args=words, prog_name="tether", standalone_mode=False, obj=words)
@@ -131,5 +137,6 @@ def _usage(error: Any) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"tether: {message}", style="red")
+    message = shortened(message, LONGEST_MESSAGE)
+    SafeConsole(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"tether: {message}", style="red")
     sys.exit(code)

@@ -4,10 +4,10 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from tether.cli.completion import complete_model
+from tether.cli.terminal import SafeConsole
 from tether.core.errors import UnknownName, did_you_mean
 
 EXAMPLES = """\b
@@ -36,7 +36,7 @@ def models(
         table.add_column(title)
     for name, about in EMBEDDED.items():
         table.add_row(name, "yes" if is_at_hand(name) else "no", about)
-    console = Console()
+    console = SafeConsole()
     console.print(table)
     console.print("\nA Hugging Face id, a model folder or a .gguf file works wherever a model is asked for.", highlight=False)
 
@@ -48,7 +48,7 @@ def get(name: Annotated[str, typer.Argument(help="smollm2", autocompletion=compl
 
     if name not in EMBEDDED:
         raise UnknownName(f"unknown embedded model '{name}': {did_you_mean(name, EMBEDDED)}")
-    console = Console()
+    console = SafeConsole()
     with console.status(f"fetching {name}"):
         folder = tiny_folder() if name == "tiny" else fetch_smollm2()
     console.print(f"{name} is ready: {folder}", highlight=False, soft_wrap=True)

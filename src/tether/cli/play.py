@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tether.cli.completion import complete_env
+from tether.cli.terminal import SafeConsole
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, StorageError, TetherError, environment_boundary
 from tether.core.grammar import ACTION_SEPARATOR
@@ -78,7 +79,7 @@ def play(
     chosen |= {key: value for key, value in (("observation", observation), ("split", split)) if value is not None}
     if chosen.get("observation") == "image" and save_images is None:
         raise BadInput("image observations cannot be shown in a terminal; add --save-images DIR to have them written as PNG files")
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     _play(make_env(env, **chosen), seed, save_images, console)
 
 

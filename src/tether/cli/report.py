@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from tether.cli.terminal import SafeConsole
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.core.grammar import parse_response
@@ -39,7 +39,7 @@ def report(
     """Write a report with the verdict, alarms, curves, gradients, templates and sample trajectories."""
     stores = [RunStore.open(run) for run in runs]
     path = full_report(stores, out or runs[0] / "report.html")
-    Console().print(f"report: {path}", highlight=False, soft_wrap=True)
+    SafeConsole().print(f"report: {path}", highlight=False, soft_wrap=True)
 
 
 def full_report(stores: Sequence[RunStore], out: Path) -> Path:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tether.cli.side_by_side import end, run_side_by_side
+from tether.cli.terminal import SafeConsole
 from tether.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def reproduce(
     from tether.experiments.grid import parse_seeds, read_library
 
     library = read_library(experiments)
-    console = Console(soft_wrap=True)
+    console = SafeConsole(soft_wrap=True)
     if list_:
         _list(library, console)
         return

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from tether.cli.terminal import SafeConsole
 from tether.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def serve(
     with bind(host, port) as listener:  # before the model is loaded: a taken port is said at once
         served = _load(source, name or (Path(target).name or target), device, dtype, max_rows, max_context, cache_gb)
         url = address_of(listener)
-        console = Console(highlight=False, soft_wrap=True, markup=False)
+        console = SafeConsole(highlight=False, soft_wrap=True, markup=False)
         console.print(f"Serving {served.name} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
         console.print(f"Use it with any OpenAI client at {url}/v1, or: tether train ENV --model {target} --engine {url}")
         from tether.rollout.serving.app import run
@@ -69,6 +69,9 @@ def serve(
             run(served, listener, secret)
         except KeyboardInterrupt:  # the way to stop a server; everything is closed by now
             console.print("Stopped.")
+        except SystemExit:  # SIGTERM
+            console.print("Stopped.")
+            raise
 
 
 def _model_of(target: str) -> str:

@@ -46,4 +46,9 @@ def serve_search(
     with bind(host, port) as listener:
         index = open_index(world_corpus() if corpus is None else of_file(str(corpus), "skip" if bad_rows == "skip" else "error"))
         typer.echo(f"Serving {len(index):,} documents at {address_of(listener)} (Ctrl-C stops){', token required' if secret else ''}.")
-        serve(index, listener, secret)
+        try:
+            serve(index, listener, secret)
+        except (KeyboardInterrupt, SystemExit) as stop:  # Ctrl-C or SIGTERM; everything is closed by now
+            typer.echo("Stopped.")
+            if isinstance(stop, SystemExit):
+                raise

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tether.cli.completion import complete_model
+from tether.cli.terminal import SafeConsole
 from tether.core.config import merge, parse_overrides
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def sft(
     if device is not None:
         given = merge(given, {"model": {"device": device}})
     settings, found = resolve(source, out, given)
-    console = Console(stderr=as_json)
+    console = SafeConsole(stderr=as_json)
     weights = f"adapters of rank {settings.lora.rank}" if settings.lora.rank else "all weights"
     console.print(f"[bold]{', '.join(found.names)}[/] -> {settings.model.name}, {weights}, seed {settings.seed} -> {out}", highlight=False)
     try:

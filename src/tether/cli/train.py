@@ -13,6 +13,7 @@ from rich.console import Console
 
 from tether.cli.completion import complete_algorithm, complete_config, complete_env, complete_filter, complete_model, complete_override
 from tether.cli.console import surviving_console
+from tether.cli.terminal import SafeConsole
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput
 from tether.runs.checkpoints import newest_checkpoint, step_of
@@ -120,7 +121,7 @@ def train(
     with surviving_console(ranks.interrupts.console_closed):
         store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
         if ranks.rank == 0:
-            _run(settings, store, resume, ranks, Console(stderr=as_json), quiet=quiet or as_json)
+            _run(settings, store, resume, ranks, SafeConsole(stderr=as_json), quiet=quiet or as_json)
             if as_json:
                 typer.echo(json.dumps(_outcome(store)))
         else:
@@ -220,7 +221,7 @@ def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any, console: Con
     try:
         run_training(settings, store, [view], resumed=resumed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
-        Console(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
+        SafeConsole(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
             f"{_stop_words(ranks.interrupts.received)} {f'after step {trainers[0].step}' if trainers else 'while the model was loaded'}; "
             f"the last checkpoint is {_last_checkpoint(store)}. Continue with: tether train --resume --out {store.folder}",
             soft_wrap=True,

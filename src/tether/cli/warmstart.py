@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tether.cli.sft import progress_bars
+from tether.cli.terminal import SafeConsole
 from tether.core.config import parse_overrides, validate
 from tether.core.errors import BadInput
 
@@ -32,11 +32,11 @@ def warmstart(
     if out.exists():
         raise BadInput(f"folder '{out}' exists; choose another --out")
     settings = validate(WarmstartSettings, parse_overrides(set_ or []), what="warmstart setting")
-    console = Console()
+    console = SafeConsole()
     with console.status("loading torch"):
         from tether.models.hardware import default_device
         from tether.training.sft.recipe import warmstart as make
 
-    with progress_bars(Console(quiet=True) if quiet else console) as progress:
+    with progress_bars(SafeConsole(quiet=True) if quiet else console) as progress:
         make(settings, out, device or default_device(), progress)
     console.print(f"model: {out}; try: tether eval {out} --env frozen_lake --prompts 256", highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ loads to the same object, so any run can be repeated from its own folder.
 """
 
 import logging
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,61 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tether.core.errors import ConfigError, did_you_mean
+from tether.core.text import short_repr, shortened, without_passwords
 
 log = logging.getLogger("tether")
+
+MAX_FILE = 2**20
+"""Bytes of a settings file; the longest of ours have a few thousand."""
+MAX_VALUE = 2**16
+"""Characters of one `--set`."""
+MAX_ENTRIES = 50_000
+"""Values in a file with its aliases written out: a few lines of YAML can stand for billions."""
+MAX_DEPTH = 64
+MAX_PROBLEMS = 20
+"""Lines about wrong settings."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without keys that are given twice: the last one would win in silence."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key_node.tag != "tag:yaml.org,2002:merge" and isinstance(key_node, yaml.ScalarNode):
+                if key_node.value in seen:
+                    raise yaml.YAMLError(
+                        f"key '{shortened(key_node.value, 60)}' is given twice (line {key_node.start_mark.line + 1}); leave out one"
+                    )
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str) -> Any:
+    """The value of some YAML; ValueError or YAMLError where it does not parse, is nested too deeply or is far larger than it looks."""
+    try:
+        data = yaml.load(text, _Loader)  # a SafeLoader: values only, no classes
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_size(data)
+    return data
+
+
+def _check_size(data: Any) -> None:
+    """Count every value, an alias each time it is used, and stop at the limit."""
+    count, level = 0, [data]
+    for _ in range(MAX_DEPTH):
+        following: list[Any] = []
+        for value in level:
+            inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
+            count += len(inside)
+            if count > MAX_ENTRIES:
+                raise ValueError(f"it holds more than {MAX_ENTRIES} values, aliases written out")
+            following += inside
+        if not following:
+            return
+        level = following
+    raise ValueError("it is nested too deeply")
 
 
 class Settings(BaseModel):
@@ -61,17 +115,20 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 def read_file(path: Path) -> dict[str, Any]:
     """A TOML or YAML file as a nested dictionary."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read config file '{path}': {error.strerror}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"config file '{path}' is not UTF-8 text; save it as UTF-8") from error
+        text = _read_text(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise ConfigError(f"config file '{path}' is not UTF-8 text; save it as UTF-8") from error
+        raise ConfigError(f"cannot read config file '{path}': {getattr(error, 'strerror', None) or error}; check the path") from error
     if path.suffix not in _ENDINGS:
         raise ConfigError(f"config file '{path}' has ending '{path.suffix}'; use .toml, .yaml or .yml")
     try:
-        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        data = tomllib.loads(text) if path.suffix == ".toml" else load_yaml(text)
+        _check_size(data)
     except (ValueError, yaml.YAMLError) as error:  # PyYAML lets the ValueError of an impossible date through
-        raise ConfigError(f"config file '{path}' does not parse: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"config file '{path}' does not parse: {shortened(' '.join(str(error).split()), 500)}") from error
+    except RecursionError:
+        raise ConfigError(f"config file '{path}' does not parse: it is nested too deeply") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -117,18 +174,35 @@ def _short(name: str) -> str:
     return name.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
 
 
+def _read_text(path: Path) -> str:
+    """The text of a settings file; never more than one may hold, and never from a device or a pipe."""
+    if path.exists() and not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no file")
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise ValueError(f"it is longer than {MAX_FILE} bytes")
+    return data.decode("utf-8")
+
+
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     """`key=value` pairs as a nested dictionary; values are read as YAML scalars or lists, keys may be dotted."""
     nested: dict[str, Any] = {}
     for pair in pairs:
         key, equals, raw = pair.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--set got '{pair}'; write it as key=value, for example --set rollout.group_size=8")
+            raise ConfigError(f"--set got '{shortened(pair)}'; write it as key=value, for example --set rollout.group_size=8")
+        if len(pair) > MAX_VALUE:
+            raise ConfigError(
+                f"--set {shortened(key, 60)}: it has {len(pair)} characters; put that much into a file and give it with --config"
+            )
         try:
-            value = yaml.safe_load(raw) if raw else ""
+            value = load_yaml(raw) if raw else ""
         except (ValueError, yaml.YAMLError) as error:
-            raise ConfigError(f"--set {key}: the value '{raw}' does not parse; quote it if it is text") from error
+            raise ConfigError(f"--set {shortened(key, 60)}: the value '{shortened(raw)}' does not parse; quote it if it is text") from error
         *sections, leaf = key.strip().split(".")
+        if len(sections) >= MAX_DEPTH:
+            raise ConfigError(f"--set {shortened(key, 60)}: it names {len(sections)} sections inside each other; settings have two")
         place = nested
         for section in sections:
             place = place.setdefault(section, {})
@@ -155,12 +229,20 @@ def validate(model: type[S], data: Mapping[str, Any], what: str = "config") -> S
         return model.model_validate(data)
     except ValidationError as error:
         keys = known_keys(model)
-        raise ConfigError("\n".join(_explain(what, problem, keys) for problem in error.errors())) from None
+        problems = error.errors(include_url=False, include_context=False)
+        lines = [_explain(what, problem, keys) for problem in problems[:MAX_PROBLEMS]]
+        if len(problems) > MAX_PROBLEMS:
+            lines.append(f"and {len(problems) - MAX_PROBLEMS} more problems")
+        raise ConfigError("\n".join(lines)) from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what}: a value holds half a character, which is no text; give UTF-8") from None
+    except RecursionError:
+        raise ConfigError(f"{what}: a value is nested too deeply") from None
 
 
 def _explain(what: str, problem: Any, keys: Sequence[str]) -> str:
     """One line for one pydantic error: what, got, what to do."""
-    key = ".".join(str(part) for part in problem["loc"])
+    key = shortened(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "extra_forbidden":
         return f"unknown {what} key '{key}': {_nearest_key(key, keys)}"
     if problem["type"] == "missing":
@@ -168,7 +250,7 @@ def _explain(what: str, problem: Any, keys: Sequence[str]) -> str:
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").strip()
     if not key or message.startswith("unknown "):  # the message names what was given
         return f"{what} key '{key}': {message}" if key else f"{what}: {message}"
-    return f"{what} key '{key}': got {problem['input']!r}; it {message}"
+    return f"{what} key '{key}': got {without_passwords(short_repr(problem['input']))}; it {message}"
 
 
 def _nearest_key(key: str, keys: Sequence[str]) -> str:

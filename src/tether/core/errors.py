@@ -91,6 +91,8 @@ def environment_boundary(what: str) -> Iterator[None]:
         yield
     except EnvironmentFailure as failure:  # from a worker that has already put it into words, without the number of the step
         raise EnvironmentFailure(f"{what}: {str(failure).removeprefix(f'{what.split()[0]}: ')}") from failure
+    except SystemExit as end:  # an environment must not end the run
+        raise EnvironmentFailure(f"{what}: SystemExit: {end.code}") from end
     except Exception as error:
         raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}") from error
 

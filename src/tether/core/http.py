@@ -1,21 +1,31 @@
 """What every server of Tether shares: who may use it, its place on a port, and one line for every refusal.
 
 Environments (`tether serve-env`), search (`tether serve-search`) and models (`tether serve`) are ASGI applications behind the same access
-control. Without a token only this machine is served, and web pages open in a browser on it are not: the Host header must name this
-machine, and bodies must be declared as JSON (or as bytes), which a page of another site may not do.
+control and the same limits on connections (connections.py). Without a token only this machine is served, and web pages open in a browser on
+it are not: the Host header must name this machine, and neither Origin nor Sec-Fetch-Site may name another site.
 """
 
 import hmac
 import ipaddress
 import json
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from tether.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from tether.core.connections import ConnectionLimits
+
+TOKEN_VARIABLE = "TETHER_TOKEN"
+HOSTS_VARIABLE = "TETHER_TOKEN_HOSTS"
+"""Where it is set (HOST or HOST:PORT, with commas between), the token goes to these hosts alone."""
 
 KEEP_ALIVE = 75
 """Seconds that an unused connection stays open; longer than clients keep theirs, so that they seldom meet a closed one."""
@@ -50,35 +60,72 @@ def checked_token(token: str) -> str:
     return token
 
 
+def token_for(url: str, variable: str = TOKEN_VARIABLE) -> str | None:
+    """The token of an environment variable, if it may be sent to this address."""
+    token, hosts = os.environ.get(variable), os.environ.get(HOSTS_VARIABLE)
+    if not token or hosts is None:
+        return token or None
+    parts = urlsplit(url)
+    known = {host.strip().lower() for host in hosts.split(",")}
+    return token if known & {(parts.hostname or "").lower(), parts.netloc.rpartition("@")[2].lower()} else None
+
+
 class AccessControl:
-    """Admits requests with the token; without a token, requests whose Host header names this machine."""
+    """Admits requests with the token; without a token, requests to this machine's names that no page of another site has sent."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app = app
         self._expected = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
-            headers = dict(scope["headers"])
-            refusal = self._refusal(headers.get(b"authorization", b""), headers.get(b"host", b"").decode("latin-1"))
+        if scope["type"] == "http":
+            refusal = self._refusal(scope["path"], {key: value.decode("latin-1") for key, value in scope["headers"]})
             if refusal is not None:
                 await self._refuse(refusal, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refusal(self, authorization: bytes, host: str) -> Refusal | None:
+    def _refusal(self, path: str, headers: dict[bytes, str]) -> Refusal | None:
         if self._expected is not None:
-            if hmac.compare_digest(authorization, self._expected):
+            if path == "/health" or hmac.compare_digest(headers.get(b"authorization", "").encode("latin-1"), self._expected):
                 return None
             return Refusal(401, "this server wants its token: send Authorization: Bearer TOKEN")
-        if is_loopback(host.rpartition("]")[0].lstrip("[") or host.partition(":")[0]):
-            return None
-        return Refusal(403, f"this server has no token, so it only answers to the names of this machine, not to '{host}'")
+        host = headers.get(b"host", "")
+        if not is_loopback(_host_name(host)):
+            return Refusal(403, f"this server has no token, so it only answers to the names of this machine, not to '{host[:100]}'")
+        origin = headers.get(b"origin")
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            return Refusal(403, f"this server has no token, so it answers no page of another site, such as '{origin[:100]}'")
+        if headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin"):
+            return Refusal(403, "this server has no token, so it answers no page of another site")
+        return None
 
     async def _refuse(self, refusal: Refusal, scope: Any, receive: Any, send: Any) -> None:
         from starlette.responses import Response
 
-        await Response(json.dumps({"error": str(refusal)}).encode(), refusal.status, media_type="application/json")(scope, receive, send)
+        headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else None
+        reply = Response(json.dumps({"error": str(refusal)}).encode(), refusal.status, headers, media_type="application/json")
+        await reply(scope, receive, send)
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    return host.rpartition("]")[0].lstrip("[") or host.partition(":")[0]
+
+
+async def read_body(request: Any, most: int) -> bytes:
+    """The body of a request; refused (413) where it is longer than `most` bytes.
+
+    It is read to its end even if it is too long, because a client does not read the reply while it is still sending. A connection that sends
+    without end is closed (`ConnectionLimits.max_body`).
+    """
+    data = bytearray()
+    async for chunk in request.stream():
+        if len(data) <= most:
+            data += chunk
+    if len(data) > most:
+        raise Refusal(413, f"the body is longer than {most} bytes")
+    return bytes(data)
 
 
 def server_token(token: str | None, host: str) -> str | None:
@@ -100,7 +147,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(128)
     except OSError as error:
         listener.close()
         raise BadInput(
@@ -116,35 +163,45 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: Any, on_stop: Callable[[], None] = lambda: None) -> Any:
-    """A uvicorn server of an ASGI application; `.run(sockets=[listener])` serves until the process is stopped.
+def make_server(app: Any, on_stop: Callable[[], None] = lambda: None, limits: "ConnectionLimits | None" = None) -> Any:
+    """A uvicorn server of an ASGI application; `run_server` serves until the process is stopped.
 
     `on_stop` is called in the signal handler of Ctrl-C and SIGTERM, before calls in progress are waited for.
     """
     import uvicorn
 
+    from tether.core.connections import ConnectionLimits, quiet_accepts, server_config
+
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            quiet_accepts()
+            await super().startup(sockets)
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             on_stop()
             super().handle_exit(sig, frame)
 
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=SHUTDOWN_GRACE,
-    )
-    return Server(config)
+    return Server(server_config(app, limits or ConnectionLimits(), KEEP_ALIVE, SHUTDOWN_GRACE))
+
+
+def run_server(server: Any, listener: socket.socket) -> None:
+    """Serve until the process is stopped. When everything is closed, Ctrl-C raises KeyboardInterrupt and SIGTERM ends the program (143)."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)  # uvicorn holds the signal back until it has closed everything, and raises it then
+    try:
+        server.run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
-def serving_app(app: Any, name: str) -> Iterator[str]:
+def serving_app(app: Any, name: str, limits: "ConnectionLimits | None" = None) -> Iterator[str]:
     """An ASGI application served in the background of this program, on a free port of this machine; yields the URL."""
     listener = bind("127.0.0.1", 0)
-    server = make_server(app)
+    server = make_server(app, limits=limits)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True, name=f"serving {name}")
     thread.start()
     try:

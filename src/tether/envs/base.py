@@ -197,7 +197,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
 
     @property
     def work(self) -> Work:
-        """Where this environment's steps run when many environments are played at once."""
+        """Where this environment's steps run when many environments are played at once. A class of your own that does not override this runs
+        in processes; `work = "inline"` says that its steps take microseconds and cannot hang."""
         return "inline"
 
     @property

@@ -6,6 +6,7 @@ works there too, as long as its module can be imported; a class defined inside a
 """
 
 import pickle
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +71,20 @@ def refuse_while_main_is_imported() -> None:
         spawn.get_preparation_data("tether")
     except RuntimeError:
         raise BadInput(f"environments in other processes were requested while the main script is being imported; {MAIN_GUARD}") from None
+
+
+def main_is_guarded() -> bool:
+    """Whether the main script, which worker processes import, does its work only where it is the main script. Modules run with -m, and
+    interactive sessions, are not imported."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if path is None or getattr(main, "__spec__", None) is not None:
+        return True
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return "__main__" in file.read()
+    except OSError:
+        return False
 
 
 def _of_class(cls: EnvClass, label: str, options: dict[str, Any]) -> EnvFactory:

@@ -78,7 +78,7 @@ ENVIRONMENTS = EnvRegistry(
 )
 
 
-def make_env(name: str, **options: Any) -> Env:
+def make_env(name: str, /, **options: Any) -> Env:
     """The environment of this name; an unknown name or option is one clear line that suggests the nearest known one."""
     if is_address(name):
         from tether.envs.remote.http_client import connect

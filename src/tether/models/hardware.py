@@ -34,6 +34,8 @@ def num_gpus() -> int:
 
 def check_device(name: str) -> str:
     """The name of a device that exists here, as it was given."""
+    if name.partition(":")[0].strip().lower() == "meta":
+        raise BadInput(f"device '{name}' holds no numbers, only shapes; use cpu or cuda")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's answers to: no such kind, not built in, none present

@@ -5,7 +5,6 @@ environment raises ends this episode with ENV_ERROR and its message; the other e
 its answer only when the engine is about to feed it, so that many environments run at the same time.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,11 @@ from tether.core.protocols import ConcurrentEnv, ContextReset, Env, PromptFuture
 from tether.core.types import Completion, Observation, Step, Trajectory, Turn
 from tether.models.chat import PromptFormat
 from tether.rollout.context import make_context
+
+LARGEST_REWARD = 1e12
+"""Of a step, and of a measure: sums and squares of it stay finite in single precision."""
+LONGEST_TEXT = 1_000_000
+"""Characters of an observation, and of the instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,8 @@ class Episode:
         """Show the first observation, once the environment has it."""
         try:
             with environment_boundary("reset"):
-                shown = str(reset().text)
-                instructions = str(self._env.instructions)
+                shown = _readable("observation", reset().text)
+                instructions = _readable("instructions", self._env.instructions)
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
@@ -117,7 +121,7 @@ class Episode:
                 turn.reward = _finite("reward", step.reward)
                 turn.valid = bool(step.info.get("valid", True)) and bool(answer)
                 turn.lenient = turn.valid and (turn.lenient or bool(step.info.get("lenient", False)))
-                shown = str(step.observation.text)
+                shown = _readable("observation", step.observation.text)
                 self.trajectory.categories = {str(key): str(value) for key, value in step.info.get("categories", {}).items()}
                 self.trajectory.measures = {key: _finite(key, step.info.get(key, 0.0)) for key in self._metrics}
         except EnvironmentFailure as failure:
@@ -188,6 +192,18 @@ def overlong_penalty(length: int, max_tokens: int, buffer: int, factor: float = 
 def _finite(what: str, value: float) -> float:
     """A number that can be averaged; anything else is the environment's error."""
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"the {what} is {number}")
+    if not abs(number) <= LARGEST_REWARD:
+        raise ValueError(f"the {what} is {number:g}; it must be a number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}")
     return number
+
+
+def _readable(what: str, value: object) -> str:
+    """Text that can be tokenised and written down; anything else is the environment's error."""
+    text = str(value)
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"the {what} has {len(text)} characters; a model reads far fewer, and {LONGEST_TEXT} are the most that are taken")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the {what} holds half a character ({text[error.start]!a} at {error.start}), which is no text") from None
+    return text

@@ -32,6 +32,7 @@ import torch
 
 from tether.core.enums import ERRORED, StopReason
 from tether.core.errors import BadInput, EnvironmentFailure, OutdatedEngine, OutOfMemory
+from tether.core.outages import take_outages
 from tether.core.protocols import AsyncEngine, Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
 from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group, Trajectory
@@ -384,7 +385,7 @@ class Sampler:
     def take_notes(self) -> list[str]:
         """What happened since the last call."""
         notes, self._notes = self._notes, []
-        return notes
+        return notes + [f"{address} did not answer for a while; its episodes waited, or were played again" for address in take_outages()]
 
     def close(self) -> None:
         self.pool.close()

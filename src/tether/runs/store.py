@@ -38,6 +38,10 @@ INDEX_WORTH_SAVING = 2**24
 """Bytes of trajectories: a reader that had to scan more keeps what it found, where nobody writes the run."""
 
 
+PRIVATE = 0o700
+"""The mode of a new run folder: what environments and models say may hold secrets of whoever runs them."""
+
+
 class RunStore:
     """One run's folder. Make it with `create` or `open`. The first write locks it, until `close`; reading needs no lock."""
 
@@ -60,7 +64,10 @@ class RunStore:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise BadInput(f"run folder '{folder}' exists; resume it with --resume or choose another --out")
             store._made = [path for path in (folder / CHECKPOINTS, folder, *folder.parents) if not path.exists()]
+            is_new = not folder.exists()
             (folder / CHECKPOINTS).mkdir(parents=True)
+            if is_new:
+                folder.chmod(PRIVATE)
         except OSError as error:
             raise storage_error(folder, error) from error
         store._replace(CONFIG, config_yaml)
@@ -215,7 +222,11 @@ class RunStore:
 
     def timings(self) -> list[dict[str, Any]]:
         """The last timings of every step, in order of the steps."""
-        records = {int(data["step"]): data for _, data in self._records(TIMINGS) if "step" in data}
+        records = {}
+        for number, data in self._records(TIMINGS):
+            if type(data.get("step")) is not int:
+                raise BadInput(f"line {number} of '{self.folder / TIMINGS}' has no whole number as step; delete that line")
+            records[data["step"]] = data
         return [records[step] for step in sorted(records)]
 
     def trajectory_index(self) -> TrajectoryIndex:
@@ -264,10 +275,13 @@ class RunStore:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise storage_error(path, error) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"'{path}' does not parse: {error}; restore it or choose another run") from error
         if not isinstance(data, dict):
             raise BadInput(f"'{path}' holds a {type(data).__name__}; expected an object with schema and about")
+        for key in ("about", "machine"):
+            if not isinstance(data.get(key) or {}, dict):
+                raise BadInput(f"'{path}' has a {type(data[key]).__name__} as {key}; expected an object; restore it or choose another run")
         return data
 
     def _lines(self, name: str) -> Iterator[tuple[int, bytes]]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tether.core.errors import BadInput
+from tether.core.text import short_repr
 from tether.runs.panels import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, PALE_PURPLE, PALE_TEAL, SUCCEED, Panel, Section, Series, Style
 from tether.runs.schema import StepRecord
 
@@ -72,7 +74,21 @@ class StepTimings:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "StepTimings":
         """From a line of timings.jsonl; keys that are not known are passed over, as older and newer versions write others."""
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__ if data.get(name) is not None})
+        given = {name: data[name] for name in cls.__dataclass_fields__ if data.get(name) is not None}
+        for name, value in given.items():
+            numbers = value.values() if isinstance(value, dict) else [value]
+            if isinstance(value, dict) != (name not in _NUMBERS) or not all(type(number) in (int, float) for number in numbers):
+                raise BadInput(
+                    f"timings.jsonl, step {data.get('step')}: {name} is {short_repr(value)}; expected {_form(name)}; delete that line"
+                )
+        return cls(**given)
+
+
+_NUMBERS = ("tokens_per_second", "update_tokens_per_second", "unused_memory")
+
+
+def _form(name: str) -> str:
+    return "a number" if name in _NUMBERS else "numbers by name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +146,9 @@ COST = Section(
 def as_records(timings: Sequence[Mapping[str, Any]]) -> list[StepRecord]:
     """Timings in the form of metrics, for the panels of COST; a stage that a step did not have took no time."""
     records = []
-    present = [stage for stage in STAGES if any(stage in (line.get("seconds") or {}) for line in timings)]
-    for line in timings:
-        step, found = int(line["step"]), StepTimings.from_json(line)
+    read = [StepTimings.from_json(line) for line in timings]
+    present = [stage for stage in STAGES if any(stage in found.seconds for found in read)]
+    for line, found in zip(timings, read, strict=True):
         metrics = {f"seconds/{stage}": found.seconds.get(stage, 0.0) for stage in present}
         metrics["seconds/all"] = sum(found.seconds.values())
         metrics |= {f"share/{stage}": share for stage, share in found.share_of_peak.items()}
@@ -140,7 +156,7 @@ def as_records(timings: Sequence[Mapping[str, Any]]) -> list[StepRecord]:
         for name, value in (("rate/rollout", found.tokens_per_second), ("rate/update", found.update_tokens_per_second)):
             metrics |= {name: value} if value is not None else {}
         metrics |= {"memory/unused": found.unused_memory / GB} if found.unused_memory is not None else {}
-        records.append(StepRecord(step, metrics))
+        records.append(StepRecord(int(line["step"]), metrics))
     return records
 
 

@@ -48,6 +48,9 @@ SMOKE: dict[str, Any] = {
 CPU_PROMPTS = 128
 """Validation prompts by default where a CPU plays them; the paper's 512 elsewhere."""
 
+SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|passwd|api_?key|credentials?)$")
+"""Names of options that are never written down, whatever their class says."""
+
 FREE_ON_RESUME = {
     "steps": (),
     "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts", "sharding"),
@@ -499,10 +502,14 @@ def _without_secrets(settings: RunSettings) -> RunSettings:
 
     def shown(chosen: EnvSettings) -> dict[str, Any]:
         known = env_factory(chosen.name).options
-        secret = {"token"} if known is None else {name for name, field in known.model_fields.items() if not field.repr}
-        return {key: value for key, value in chosen.options.items() if key not in secret}
+        secret = set() if known is None else {name for name, field in known.model_fields.items() if not field.repr}
+        return {key: value for key, value in chosen.options.items() if key not in secret and not SECRET_NAME.search(key)}
 
-    return _with_options(settings, shown)
+    cleared = _with_options(settings, shown)
+    if (other := settings.evaluation.env) is None:
+        return cleared
+    evaluation = settings.evaluation.model_copy(update={"env": other.model_copy(update={"options": shown(other)})})
+    return cleared.model_copy(update={"evaluation": evaluation})
 
 
 def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any]) -> RunSettings:

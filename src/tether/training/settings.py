@@ -37,6 +37,10 @@ def _known(what: str, name: str, known: Any) -> str:
     return name
 
 
+MOST_EPISODES = 100_000
+"""Episodes of one step: each has an environment and a conversation in memory."""
+
+
 class EnvSettings(Settings):
     name: str
     """A registered name, "module:Class", or the address of a served environment."""
@@ -199,9 +203,9 @@ class FilterSettings(Settings):
 
 
 class RolloutSettings(Settings):
-    num_groups: Positive = 8
+    num_groups: Annotated[int, Field(ge=1, le=MOST_EPISODES)] = 8
     """Prompts per step, P."""
-    group_size: Positive = 16
+    group_size: Annotated[int, Field(ge=1, le=MOST_EPISODES)] = 16
     """Trajectories per prompt, G."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature of training."""
@@ -397,7 +401,7 @@ class RunSettings(Settings):
     """Experiment trackers that get a copy of the metrics: tensorboard, wandb, trackio, mlflow."""
     steps: Positive = 100
     """Training steps."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of everything."""
 
     @field_validator("trackers")

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tether.training.api import ALLOCATOR_VARIABLES, _create, _grow_allocator_segments, resolve_settings
+from tether import make_env
+from tether.core.errors import BadInput
+from tether.training.api import ALLOCATOR_VARIABLES, SECRET_NAME, _create, _grow_allocator_segments, resolve_settings
 
 
 def _written(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
     settings = resolve_settings(None, {"env": {"name": name, "options": options}}, {})
-    _create(folder, settings)
+    _create(folder, settings, [])
     written: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())["env"]["options"]
     return written
 
@@ -32,14 +34,41 @@ def test_a_token_is_not_written(tmp_path: Path) -> None:
     settings = resolve_settings(
         None, {"env": {"name": "searchqa", "options": {"retriever": "http://127.0.0.1:9", "retriever_token": "s3cret"}}}, {}
     )
-    _create(tmp_path / "run", settings)
+    _create(tmp_path / "run", settings, [])
     assert settings.env.options["retriever_token"] == "s3cret"  # the run itself has it
     assert "s3cret" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
+def test_no_secret_of_any_environment_is_written(tmp_path: Path) -> None:
+    options = {"retriever": "http://127.0.0.1:9", "retriever_token": "s3cret"}
+    given = {"env": {"name": "searchqa", "options": options}, "evaluation": {"env": {"name": "searchqa", "options": options}}}
+    settings = resolve_settings(None, given, {})
+    _create(tmp_path / "run", settings, [])
+    assert settings.evaluation.env is not None and settings.evaluation.env.options["retriever_token"] == "s3cret"
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.is_dir() or b"s3cret" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("name", ["token", "api_key", "db_password", "secret", "hub_token", "AWS_SECRET", "credentials"])
+def test_options_with_the_name_of_a_secret(name: str) -> None:
+    assert SECRET_NAME.search(name)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "tokens", "secretary", "key", "passwords_file"])
+def test_and_those_without(name: str) -> None:
+    assert not SECRET_NAME.search(name)
+
+
+@pytest.mark.parametrize("address", ["http://user:s3cret@127.0.0.1:9", "http://127.0.0.1:9/?api_key=s3cret"])
+def test_an_address_that_holds_a_secret_is_refused(address: str) -> None:
+    with pytest.raises(BadInput, match="should hold no password and no query") as refused:
+        make_env("searchqa", retriever=address)
+    assert "s3cret" not in str(refused.value)
+
+
 def test_a_folder_for_a_name_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = _create(None, resolve_settings(None, {"env": {"name": "tether.envs.countdown.env:Countdown"}}, {}))
+    folder = _create(None, resolve_settings(None, {"env": {"name": "tether.envs.countdown.env:Countdown"}}, {}), [])
     assert folder.parent.name == "runs" and folder.name.startswith("tether_envs_countdown_env_Countdown-grpo-")
 
 

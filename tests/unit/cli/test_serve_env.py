@@ -69,6 +69,41 @@ def test_token_from_the_environment() -> None:
             make_env(url, token="s3cret", boxes=2)
 
 
+def test_sigterm_stops_it_in_the_middle_of_requests() -> None:
+    with _started("frozen_lake") as (process, (first, _)):
+        url = re.findall(r"http://[\d.:]+", first)[0]
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as half, socket.create_connection((host, int(port))) as silent:
+            half.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+            make_env(url).reset(0)
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=20)
+            assert (process.returncode, out, err) == (143, "Stopped.\n", "") and silent.recv(1) == b""
+
+
+def test_the_environment_never_sees_the_token_of_the_server() -> None:
+    with _started("sokoban", "--allow-option", "boxes", TETHER_TOKEN="s3cret") as (_, (first, _)):
+        url = re.findall(r"http://[\d.:]+", first)[0]
+        assert make_env(url, token="s3cret", boxes=2).options["boxes"] == 2  # type: ignore[attr-defined]
+        with pytest.raises(BadInput, match="option 'levels' is locked by the server"):
+            make_env(url, token="s3cret", levels="/etc/passwd")
+    assert "TETHER_TOKEN" not in _environment_of_the_served()
+
+
+def _environment_of_the_served() -> set[str]:
+    """The variables that an environment sees when it is built by `tether serve-env`."""
+    code = (
+        "import os, sys\n"
+        "from tether.envs.remote import http_server\n"
+        "http_server.run = lambda service, listener: print(*sorted(os.environ))\n"
+        f"{COMMAND}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "sokoban", "--port", "0"], env={**os.environ, "TETHER_TOKEN": "s3cret"}, capture_output=True, text=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
 def test_limits_reach_the_server() -> None:
     with _started("frozen_lake", "--idle-timeout", "0.3", "--step-timeout", "50") as (_, (first, _)):
         env = make_env(re.findall(r"http://[\d.:]+", first)[0])
@@ -117,4 +152,4 @@ def test_numbers_out_of_range(arguments: list[str]) -> None:
 
 def test_help_ends_with_examples() -> None:
     output = CliRunner().invoke(app, ["--help"]).output
-    assert "tether serve-env sokoban" in output and "--lock-options" in output
+    assert "tether serve-env sokoban" in output and "--allow-option" in output

@@ -25,7 +25,7 @@ PROCESS_TROUBLE = [
     ("exit 3", "step: the process of the environment ended with exit code 3"),
     ("signal 11", "step: the process of the environment was killed by SIGSEGV"),
     ("signal 9", "step: the process of the environment was killed by SIGKILL"),
-    ("quit", "step: the process of the environment ended with exit code 7"),
+    ("quit", "step: SystemExit: 7"),
     ("raise", "step: KeyError: 'no such shelf'"),
     ("raise unpicklable", "step: Unpicklable: one and two"),
     ("send unpicklable", "step: the result cannot leave the worker process: TypeError: cannot pickle '_thread.lock' object"),

@@ -26,7 +26,7 @@ from tether.envs.remote.http_transport import process_state
 
 @pytest.fixture(scope="module")
 def lake() -> Iterator[str]:
-    with serving("frozen_lake", slip=0.3) as url:
+    with serving("frozen_lake", allow="*", slip=0.3) as url:
         yield url
 
 
@@ -93,7 +93,7 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
 @pytest.mark.parametrize(("name", "options", "episodes"), CASES, ids=lambda value: str(value) if not isinstance(value, int) else "")
 def test_as_the_local_one(name: str, options: dict[str, Any], episodes: int) -> None:
     local = make_env(name, **options)
-    with serving(name) as url:
+    with serving(name, allow="*") as url:
         remote = make_env(url, **options)
         assert isinstance(remote, HttpEnv) and isinstance(remote, Env)
         assert (remote.name, remote.max_turns, remote.instructions) == (local.name, local.max_turns, local.instructions)

@@ -25,7 +25,7 @@ from tether.envs.remote.sessions import SessionLimits, SessionTable
 
 @contextmanager
 def _client(name: str = "frozen_lake", **arguments: Any) -> Iterator[httpx.Client]:
-    with serving(name, **arguments) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    with serving(name, allow="*", **arguments) as url, httpx.Client(base_url=url, trust_env=False) as client:
         yield client
 
 
@@ -75,7 +75,7 @@ def test_description(api: httpx.Client) -> None:
             "frozen": 0.9,
             "slip": 0.0,
         },
-        "lock_options": False,
+        "client_options": ["*"],
         "seed_field": "env_seed",
     }
     assert api.get("/v1/env", params={"options": '{"max_turns": 2}'}).json()["max_turns"] == 2
@@ -234,15 +234,57 @@ def _running(app: Any) -> Iterator[str]:
         listener.close()
 
 
-def test_options_can_be_locked() -> None:
-    with _running(make_app(Service("frozen_lake", {"size": 6}, lock_options=True))) as url, httpx.Client(base_url=url) as api:
-        assert api.get("/v1/env").json()["lock_options"] is True
+def test_options_are_locked_unless_allowed() -> None:
+    with _running(make_app(Service("frozen_lake", {"size": 6}))) as url, httpx.Client(base_url=url) as api:
+        assert api.get("/v1/env").json()["client_options"] == ["split"]
         locked = api.post("/v1/sessions", json={"seed": 1, "options": {"size": 4}})
-        assert _error(locked, 400) == "option 'size' is locked by the server (--lock-options); only split may be chosen"
+        assert _error(locked, 400) == (
+            "option 'size' is locked by the server; clients may choose: split (tether serve-env --allow-option size would allow it)"
+        )
         assert "option 'slip' is locked" in _error(api.get("/v1/env", params={"options": '{"slip": 1}'}), 400)
         assert api.get("/v1/env", params={"options": '{"split": "test"}'}).json()["options"]["size"] == 6
         with pytest.raises(BadInput, match="option 'slip' is locked"):
             connect(url, slip=0.0)
+
+
+def test_what_the_server_allows_may_be_chosen_and_nothing_else() -> None:
+    with serving("frozen_lake", size=6, allow=("slip",)) as url:
+        assert connect(url, slip=0.5).options["slip"] == 0.5  # type: ignore[index]
+        with pytest.raises(BadInput, match="option 'size' is locked by the server; clients may choose: slip"):
+            connect(url, size=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("deepcoder", {"isolation": "process"}),
+        ("deepcoder", {"data": "/etc/passwd"}),
+        ("sokoban", {"levels": "/etc/passwd"}),
+        ("frozen_lake", {"instructions": "/etc/passwd"}),
+        ("searchqa", {"retriever": "http://127.0.0.1:9"}),
+    ],
+)
+def test_clients_can_neither_weaken_a_sandbox_nor_name_files_or_addresses(name: str, options: dict[str, Any]) -> None:
+    service = Service(name)
+    with pytest.raises(BadInput, match="is locked by the server"):
+        service.build(options)
+    with pytest.raises(BadInput, match="is locked by the server"):
+        service.describe(options)
+
+
+def test_a_client_that_may_name_an_address_gets_no_secret_of_the_server_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TETHER_TOKEN", "of-this-server")
+    own = {"retriever": "http://127.0.0.1:1", "retriever_token": "of-the-retriever"}
+    service = Service("searchqa", own, allowed=frozenset({"retriever", "top_k"}))
+
+    def token(**wanted: Any) -> str | None:
+        env: Any = service.build(wanted)
+        env._load()
+        return env._retriever.token
+
+    assert token() == token(top_k=3) == "of-the-retriever"
+    assert token(retriever="http://127.0.0.1:2") is None
+    assert Service("searchqa", own).build({}).options.retriever_token == "of-the-retriever"  # type: ignore[attr-defined]
 
 
 def test_a_full_server_drops_ended_episodes_first_and_then_refuses() -> None:

@@ -26,7 +26,7 @@ from tether.envs.remote.http_server import serving
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tether.envs.remote.http_transport.RETRY_DELAYS", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("tether.core.outages.STRANGER_SECONDS", 0.8)
 
 
 def _message(connection: socket.socket) -> bytes:
@@ -79,7 +79,7 @@ class _Line:
 
 
 def test_a_step_whose_reply_was_lost_is_not_played_twice() -> None:
-    with serving("frozen_lake", slip=0.5) as url:
+    with serving("frozen_lake", allow="*", slip=0.5) as url:
         line = _Line(url)
         try:
             env, local = connect(line.url), make_env("frozen_lake", slip=0.5)
@@ -103,12 +103,12 @@ def test_a_server_killed_in_the_middle_of_an_episode() -> None:
     try:
         assert server.stdout is not None
         url = re.findall(r"http://[\d.:]+", server.stdout.readline())[0]
-        env = make_env(url)
+        env = connect(url, timeout=2)
         env.reset(0)
         assert not env.step("Up").done
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
-        for call in (lambda: env.step("Up"), lambda: env.reset(0), lambda: connect(url, size=5)):
+        for call in (lambda: env.step("Up"), lambda: env.reset(0), lambda: connect(url, split="test", timeout=2)):
             began = time.monotonic()
             with pytest.raises(HttpEnvError, match=rf"^nothing answers at {re.escape(url)} \(.*\); start it with `tether serve-env NAME`"):
                 call()
@@ -329,8 +329,11 @@ def test_something_that_is_no_http_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
-            for _ in range(4):
-                connection, _ = listener.accept()
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:  # closed
+                    return
                 with connection:
                     connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
                     connection.recv(65536)
@@ -339,4 +342,5 @@ def test_something_that_is_no_http_server() -> None:
         thread.start()
         with pytest.raises(HttpEnvError, match=r"^nothing answers at http://127\.0\.0\.1:\d+ \(.+\); start it with"):
             connect(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join()

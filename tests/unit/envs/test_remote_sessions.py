@@ -100,7 +100,7 @@ def _closed(expected: list[int]) -> bool:
 
 
 def test_a_stuck_step_is_left_behind_and_holds_up_nobody() -> None:
-    with serving("moody", limits=SessionLimits(step_timeout=1.0)) as url, ThreadPoolExecutor(1) as thread:
+    with serving("moody", allow="*", limits=SessionLimits(step_timeout=1.0)) as url, ThreadPoolExecutor(1) as thread:
         stuck, other = connect(url), connect(url)
         stuck.reset(1)
         other.reset(2)
@@ -124,7 +124,7 @@ def test_a_stuck_step_is_left_behind_and_holds_up_nobody() -> None:
 
 def test_a_client_that_gave_up_begins_elsewhere() -> None:
     """Its session is still busy with the step that took too long."""
-    with serving("moody") as url:
+    with serving("moody", allow="*") as url:
         env = connect(url, timeout=1.5)
         env.reset(1)
         with pytest.raises(HttpEnvError, match=r"did not answer within 1\.5 s, the option timeout"):
@@ -138,7 +138,7 @@ def _sessions(url: str) -> int:
 
 
 def test_building_and_resetting_are_under_the_same_limit() -> None:
-    with serving("moody", limits=SessionLimits(step_timeout=0.3)) as url:
+    with serving("moody", allow="*", limits=SessionLimits(step_timeout=0.3)) as url:
         with pytest.raises(HttpEnvError, match=r"answered 504: the environment took longer than 0\.3 s"):
             connect(url, slow_to_build=1.0)
         assert _sessions(url) == 0
@@ -153,7 +153,7 @@ def test_building_and_resetting_are_under_the_same_limit() -> None:
     ],
 )
 def test_what_an_environment_raises_ends_its_episode_only(answer: str, said: str) -> None:
-    with serving("moody") as url:
+    with serving("moody", allow="*") as url:
         env, other = connect(url), connect(url)
         env.reset(1)
         other.reset(2)
@@ -166,7 +166,7 @@ def test_what_an_environment_raises_ends_its_episode_only(answer: str, said: str
 
 
 def test_a_reset_that_raises() -> None:
-    with serving("moody") as url:
+    with serving("moody", allow="*") as url:
         env = connect(url)
         with pytest.raises(HttpEnvError, match="answered 500: LookupError: cursed"):
             env.reset(666)
@@ -185,12 +185,15 @@ def test_a_reset_that_raises() -> None:
 def test_what_cannot_be_built() -> None:
     with pytest.raises(EnvironmentFailure, match="environment 'moody' cannot be built: RuntimeError: no and no again"):
         check(Service("moody", {"refuses": True}))
-    with serving("moody") as url, pytest.raises(HttpEnvError, match="answered 500: environment 'moody' cannot be built: RuntimeError: no"):
+    with (
+        serving("moody", allow="*") as url,
+        pytest.raises(HttpEnvError, match="answered 500: environment 'moody' cannot be built: RuntimeError: no"),
+    ):
         connect(url, refuses=True)
 
 
 def test_what_resets_only_with_other_options_can_be_served() -> None:
-    with serving("moody", never_resets=True) as url:
+    with serving("moody", allow="*", never_resets=True) as url:
         with pytest.raises(BadInput, match="moody: got seed 3"):
             connect(url).reset(3)
         assert connect(url, never_resets=False).reset(3).text.endswith("seed 3")
@@ -199,13 +202,13 @@ def test_what_resets_only_with_other_options_can_be_served() -> None:
 
 
 def test_secrets_among_the_options_are_not_told() -> None:
-    with serving("moody", password="hunter2") as url:
+    with serving("moody", allow="*", password="hunter2") as url:
         known = {"max_turns": 4, "split": "train", "instructions": "example", "examples": 0}
         assert connect(url).options == {**known, "slow_to_build": 0.0, "refuses": False, "never_resets": False}
 
 
 def test_an_environment_without_an_instance() -> None:
-    with serving("moody") as url:
+    with serving("moody", allow="*") as url:
         env = connect(url)
         env.reset(0)
         assert env.instance is None
@@ -213,7 +216,7 @@ def test_an_environment_without_an_instance() -> None:
 
 
 def test_a_failing_close_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with serving("moody") as url, caplog.at_level(logging.WARNING):
+    with serving("moody", allow="*") as url, caplog.at_level(logging.WARNING):
         env = connect(url)
         env.reset(13)
         env.close()
@@ -223,7 +226,7 @@ def test_a_failing_close_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_stopping_closes_every_environment() -> None:
-    with serving("moody") as url:
+    with serving("moody", allow="*") as url:
         envs = [connect(url) for _ in range(3)]
         for seed, env in enumerate(envs, start=1):
             env.reset(seed)
@@ -231,7 +234,7 @@ def test_stopping_closes_every_environment() -> None:
 
 
 def test_closed_while_a_step_is_running() -> None:
-    with serving("moody") as url, ThreadPoolExecutor(1) as thread:
+    with serving("moody", allow="*") as url, ThreadPoolExecutor(1) as thread:
         env = connect(url)
         env.reset(1)
         session = env._session

@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import re
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +16,7 @@ from tether.core.errors import BadInput
 from tether.core.types import Step
 from tether.envs.registry import make_env
 from tether.envs.splits import split_of
-from tether.envs.webshop.env import NOTHING_DONE, WebShop, WebShopOptions
+from tether.envs.webshop.env import NOTHING_DONE, WebShop, WebShopOptions, read_action
 from tether.envs.webshop.goals import Goal
 from tether.envs.webshop.products import Catalogue, Product
 
@@ -88,6 +90,22 @@ def test_a_search_without_words() -> None:
         step = play(shop(), f"search[{words}]")
         assert step.info["valid"] is True
         assert page(step) == HEAD + " [SEP] Page 1 (Total results: 0) [SEP] Next >"
+
+
+def test_an_answer_of_megabytes_takes_no_time() -> None:
+    env = shop()
+    begun = time.monotonic()
+    for answer in ("search[" * 500_000, "[" * 3_000_000, "search[lamp]" * 300_000, "search[" + "[" * 3_500_000 + "]"):
+        env.reset(0)
+        assert play(env, answer).info["valid"] is False
+    assert time.monotonic() - begun < 5
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="ab[]\n \u2028", max_size=14))
+def test_actions_are_read_as_the_originals_expression_reads_them(answer: str) -> None:
+    match = re.match(r"(.+)\[(.+)\]", answer.strip())
+    assert read_action(answer) == ((match[1], match[2]) if match else ("", ""))
 
 
 def test_a_very_long_search() -> None:

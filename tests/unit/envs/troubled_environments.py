@@ -128,3 +128,9 @@ class Curious(Troubled):
 
     def opening(self) -> str:
         return f"{os.environ.get('TETHER_TEST_HERE')} {os.getcwd()}"
+
+
+class Silent(Troubled):
+    """Says nothing about where it runs."""
+
+    work = TextEnv.work

@@ -102,6 +102,8 @@ def test_prompts_are_the_fixed_ones_of_the_validation_split(tiny: Any, chat: Any
 class Plain:
     """A bare environment without splits."""
 
+    work = "inline"
+
     class Options(Settings):
         pass
 

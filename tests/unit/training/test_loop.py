@@ -168,6 +168,7 @@ class _Flat:
 
     name, max_turns, instructions = "flat", 1, "Say anything."
     Options = ActionOptions
+    work = "inline"
 
     def __init__(self, options: Any) -> None:
         pass

@@ -11,6 +11,7 @@ from tether.core.config import dump_yaml, merge, validate
 from tether.core.seeding import validation_seed
 from tether.core.types import Observation, Step
 from tether.diagnostics.pairs import rollout_rows
+from tether.envs.base import Work
 from tether.envs.frozen_lake.env import FrozenLake
 from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.runs.store import RunStore
@@ -122,6 +123,8 @@ def test_only_first_turns_are_played_and_no_environment_takes_a_step(tmp_path: P
 
 class _Flaky(FrozenLake):
     """Fails at two of the validation prompts."""
+
+    work: Work = "inline"
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         if seed in (validation_seed(1), validation_seed(3)):

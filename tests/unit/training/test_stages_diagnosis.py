@@ -102,6 +102,7 @@ class _Lucky:
 
     name, max_turns, instructions = "lucky", 1, "Say anything."
     Options = ActionOptions
+    work = "inline"
 
     def __init__(self, options: Any) -> None:
         self._pay = 0.0

@@ -165,6 +165,7 @@ class _Failing:
 
     name, max_turns, instructions, Options = "failing", 1, "Answer.", TurnOptions
     at = "reset"
+    work = "inline"
 
     def __init__(self, options: TurnOptions) -> None:
         self.options = options

@@ -243,6 +243,8 @@ def _rows(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
                 read += sum(columns.column(index).total_compressed_size for index in range(columns.num_columns))
                 report(read)
         report(path.stat().st_size)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"'{path}' holds text that is not UTF-8 ({error.reason}) after row {number}; write its texts as UTF-8") from error
     except (OSError, pyarrow.ArrowException) as error:
         raise BadInput(f"cannot read '{path}' as parquet after row {number}: {' '.join(str(error).split())}; is it whole?") from error
 

@@ -14,6 +14,10 @@ Record = Mapping[str, Any]
 """One line or row, as the container gives it."""
 
 _SHOWN = 40
+LARGEST = 1e50
+"""Of a number: variances, and products of them, stay finite."""
+_DIGITS = 20
+"""Of a step that is written as text."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Fields in which a message may keep its reasoning apart from its content."""
 
@@ -42,6 +46,8 @@ def number(value: Any, field: str) -> float | None:
         result = float(value)
     except OverflowError:
         return None
+    if math.isfinite(result) and abs(result) > LARGEST:
+        raise BadRecord(f"{field} is {result:g}; numbers beyond {LARGEST:g} cannot be computed with")
     return result if math.isfinite(result) else None
 
 
@@ -55,6 +61,8 @@ def total(value: Any, field: str) -> float | None:
 
 def step(value: Any, field: str = "step") -> int | None:
     """A whole number or null; 3.0 is 3, as in tables that once held a gap, and "3" is 3, as older TRL wrote it."""
+    if isinstance(value, str) and value.isdecimal() and len(value) > _DIGITS:
+        raise BadRecord(f"{field} has {len(value)} digits; expected the number of a step")
     found = number(int(value) if isinstance(value, str) and value.isdecimal() else value, field)
     if found is None:
         return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tether.core.errors import BadInput
+from tether.core.http import token_for
 from tether.core.types import Observation, Step
 from tether.core.version import __version__
 from tether.envs.base import EpisodePhase, Work, whole
@@ -32,7 +33,7 @@ DESCRIPTION_LIFE = 5.0
 def connect(url: str, *, token: str | None = None, timeout: float = 60.0, **options: Any) -> "HttpEnv":
     """The environment served at a URL. `token` (by default TETHER_TOKEN) and `timeout`, in seconds for a request, are the
     connection's; every other option goes to the environment."""
-    return HttpEnv(endpoint(url, token or os.environ.get("TETHER_TOKEN") or None, timeout), options)
+    return HttpEnv(endpoint(url, token or token_for(url), timeout), options)
 
 
 class HttpEnv:

@@ -1,14 +1,14 @@
 """Serves an environment over HTTP, for clients on this machine or, with a token, on others.
 
 `make_app` is the API as a FastAPI application, `bind` and `run` put it on a port, and `serving` does both in the background of a Python
-program. Requests are checked field by field, and a wrong one is answered with {"error": one line}. Without a token only this machine is
-served, and web pages open in a browser on it are not: the Host header must name this machine, and bodies must be declared as JSON, which
-a page of another site may not do.
+program. Requests are checked field by field, and a wrong one is answered with {"error": one line}. Clients may choose the options that the
+server allows (by default `split` alone): other options can name files and addresses, or weaken a sandbox. Who is served at all,
+core/http.py says.
 """
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from tether.core.config import merge
 from tether.core.errors import BadInput, TetherError, did_you_mean, environment_boundary
-from tether.core.http import AccessControl, Refusal, make_server, server_token, serving_app
+from tether.core.http import AccessControl, Refusal, make_server, read_body, run_server, server_token, serving_app
 from tether.core.protocols import Env
 from tether.core.version import __version__
 from tether.envs.registry import find_class, is_address, make_env
@@ -32,26 +32,43 @@ MAX_BODY = 4 * 2**20
 """Bytes of a request; an answer of a model is a few kilobytes."""
 
 
+ANY = "*"
+"""In an allow-list: every option. For clients that may do on the server what its user may."""
+CLIENT_OPTIONS = frozenset({"split"})
+"""What clients may choose unless the server says otherwise."""
+
+
 @dataclass(frozen=True)
 class Service:
     """What is served, to whom, within which limits."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The environment's options; a client's options override them."""
+    """The environment's options; those that clients may choose override them."""
     token: str | None = None
-    lock_options: bool = False
-    """Clients may choose the split of the instances and nothing else."""
+    allowed: frozenset[str] = CLIENT_OPTIONS
+    """The options that clients may choose."""
     limits: SessionLimits = field(default_factory=SessionLimits)
 
     def build(self, wanted: Mapping[str, Any]) -> Env:
         """An environment with a client's options."""
-        if self.lock_options and (locked := sorted(set(wanted) - {"split"})):
-            raise BadInput(f"option '{locked[0]}' is locked by the server (--lock-options); only split may be chosen")
+        if ANY not in self.allowed and (locked := sorted(set(wanted) - self.allowed)):
+            raise BadInput(
+                f"option '{locked[0]}' is locked by the server; clients may choose: {', '.join(sorted(self.allowed)) or 'none'} "
+                f"(tether serve-env --allow-option {locked[0]} would allow it)"
+            )
         owned = () if is_address(self.name) else getattr(find_class(self.name), "owner_options", ())
         if chosen := [name for name in owned if name in wanted and wanted[name] != self.options.get(name)]:
             raise BadInput(f"option '{chosen[0]}' decides what the server runs or reads; set it where the server is started (--set)")
-        return make_env(self.name, **merge(self.options, wanted))
+        return make_env(self.name, **merge(self._own_options(wanted), wanted))
+
+    def _own_options(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's options under a client's. Its secrets were given for its own addresses: with an address of the client's they stay here."""
+        known = {} if is_address(self.name) else getattr(find_class(self.name).Options, "model_fields", {})
+        secret = {key for key, described in known.items() if not described.repr}
+        if not secret or not any("://" in str(value) for value in wanted.values()):
+            return dict(self.options)
+        return {**self.options, **dict.fromkeys(secret, "")}
 
     def describe(self, wanted: Mapping[str, Any]) -> bytes:
         """The answer to GET /v1/env."""
@@ -61,7 +78,7 @@ class Service:
             "version": f"tether {__version__}",
             **asdict(EnvDescription.of(env)),
             "options": _options(env, merge(self.options, wanted)),
-            "lock_options": self.lock_options,
+            "client_options": sorted(self.allowed),
             "seed_field": ENV_SEED,
         }
         close_in_thread(env)
@@ -160,13 +177,7 @@ async def _body(request: "Request", fields: tuple[str, ...]) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(415, f"the body is declared as '{kind}'; send JSON with Content-Type: application/json")
-    data = bytearray()
-    async for chunk in request.stream():  # to the end even if it is too long: a client does not read the reply while it is still sending
-        if len(data) <= MAX_BODY:
-            data += chunk
-    if len(data) > MAX_BODY:
-        raise Refusal(413, f"the body is longer than {MAX_BODY} bytes")
-    value = _json(bytes(data), "the body")
+    value = _json(await read_body(request, MAX_BODY), "the body")
     for key in value:
         if key not in fields:
             raise Refusal(400, f"unknown field '{key}': {did_you_mean(str(key), fields)}")
@@ -213,13 +224,18 @@ def check(service: Service) -> None:
 
 def run(service: Service, listener: socket.socket) -> None:
     """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
-    make_server(make_app(service)).run(sockets=[listener])
+    run_server(make_server(make_app(service)), listener)
 
 
 @contextmanager
-def serving(name: str, *, token: str | None = None, limits: SessionLimits | None = None, **options: Any) -> Iterator[str]:
-    """An environment served in the background of this program, on a free port of this machine; yields the URL."""
-    service = Service(name, options, server_token(token, "localhost"), limits=limits or SessionLimits())
+def serving(
+    name: str, *, token: str | None = None, limits: SessionLimits | None = None, allow: Iterable[str] = CLIENT_OPTIONS, **options: Any
+) -> Iterator[str]:
+    """An environment served in the background of this program, on a free port of this machine; yields the URL.
+
+    `allow` names the options that clients may choose, "*" for all.
+    """
+    service = Service(name, options, server_token(token, "localhost"), frozenset(allow), limits or SessionLimits())
     check(service)
     with serving_app(make_app(service), name) as url:
         yield url

@@ -2,8 +2,8 @@
 
 All environments of a process that use the same server share its connections. A forked child starts without connections, because two
 processes cannot share a socket. Every request of the protocol can be sent again without harm (a step carries its turn). So a request is
-sent again, a few times and within the deadline, when the connection breaks or the server answers that it is busy. A server that is slow,
-gone, or does not follow the protocol raises `HttpEnvError`. A request that the server refuses as the caller's mistake raises `BadInput`
+sent again, with growing delays and until its deadline, when the connection breaks or the server answers that it is busy. A server that is
+slow, gone for longer, or does not follow the protocol raises `HttpEnvError`. A request that the server refuses as the caller's mistake raises `BadInput`
 with the server's words.
 """
 
@@ -20,10 +20,9 @@ import httpx
 
 from tether.core.errors import BadInput, TetherError
 from tether.core.http import checked_token, is_loopback
+from tether.core.outages import delays, note_answer, note_silence
 from tether.envs.remote.wire import WireError, decode, encode
 
-RETRY_DELAYS = (0.1, 0.3, 0.9)
-"""Seconds before each further attempt."""
 RETRY_STATUSES = (429, 502, 503)
 MAX_REPLY = 64 * 2**20
 """Bytes of a reply; a large picture has a few million."""
@@ -64,7 +63,7 @@ class Endpoint:
         """Send a request; returns the JSON object of the reply."""
         deadline = time.monotonic() + self.timeout
         content = None if body is None else encode(body)
-        delays = iter(RETRY_DELAYS)
+        waits = delays(self.base, deadline)
         while True:
             status, data, problem = 0, b"", ""
             try:
@@ -76,10 +75,12 @@ class Endpoint:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise HttpEnvError(f"{self.base} cannot be asked ({error})") from error
             if status and status not in RETRY_STATUSES:
+                note_answer(self.base)
                 return self._read_reply(status, data)
-            delay = next(delays, None)
-            if delay is None or time.monotonic() + delay > deadline:
+            delay = next(waits, None)
+            if delay is None:
                 raise HttpEnvError(problem or f"{self.base} answered {status}{_reason(data)}")
+            note_silence(self.base, f"status {status}" if status else "no connection", self.timeout)
             time.sleep(delay)
 
     def _attempt(

@@ -7,6 +7,7 @@ environment.
 """
 
 import atexit
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,13 +18,14 @@ from typing import Any, Self, TypeVar, get_args
 from tether.core.errors import BadInput, EnvironmentFailure
 from tether.core.protocols import Env
 from tether.core.types import Observation, Step
-from tether.envs.base import EpisodePhase, Work
-from tether.envs.factory import EnvFactory, EnvSource, env_factory
+from tether.envs.base import EpisodePhase, TurnEnv, Work
+from tether.envs.factory import MAIN_GUARD, EnvFactory, EnvSource, env_factory, main_is_guarded, refuse_while_main_is_imported
 from tether.envs.remote.background import Background
 from tether.envs.remote.calls import Begun, Call, EnvDescription, Reset, Take, close_env
 from tether.envs.remote.hosts import Host, InlineHost, ProcessHost, ThreadHost, fork_server
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 STEP_SECONDS = 60.0
 """The default deadline of a reset or a step."""
@@ -122,7 +124,7 @@ class VectorEnv:
             raise BadInput(f"got count={count}, step_timeout={step_timeout}, workers={workers}; each has to be greater than zero")
         plan = env_factory(make, options)
         first = plan.make()
-        self.work = work_of(first)
+        self.work = work_of(first, plan)
         description = EnvDescription.of(first)
         self.members = [Member(number, self, description) for number in range(count)]
         self._idle: deque[Host] = deque()
@@ -213,12 +215,39 @@ class VectorEnv:
         return values
 
 
-def work_of(env: Env) -> Work:
-    """Where an environment's steps run; without a property `work` they run inline."""
-    work: Work = getattr(env, "work", "inline")
+def work_of(env: Env, plan: EnvFactory | None = None) -> Work:
+    """Where an environment's steps run.
+
+    One that does not say (`work`) and is not Tether's own runs in a process, so that a step that hangs, crashes or exits ends an episode and
+    not the run. Where another process cannot build it, it runs in a thread: then a hang still ends at `step_timeout`.
+    """
+    work: Work | None = getattr(env, "work", None) if _says_where(env) else None
+    if work is None:
+        problem = None if plan is None else _unfit_for_processes(plan)
+        if problem is None:
+            return "process"
+        _LOG.warning("environment '%s' runs in threads of this process: %s", env.name, problem)
+        return "wait"
     if work not in get_args(Work):
         raise BadInput(f"environment '{env.name}' has work '{work}'; use one of {', '.join(get_args(Work))}")
     return work
+
+
+def _says_where(env: Env) -> bool:
+    kind = type(env)
+    if kind.__module__.startswith("tether."):
+        return True
+    return hasattr(env, "work") and getattr(kind, "work", None) is not TurnEnv.work
+
+
+def _unfit_for_processes(plan: EnvFactory) -> str | None:
+    """Why another process could not build this environment; None if it could."""
+    try:
+        plan.pickled()
+        refuse_while_main_is_imported()
+    except BadInput as error:
+        return str(error)
+    return None if main_is_guarded() else f"worker processes would run your script again; {MAIN_GUARD}"
 
 
 def _outcome(future: Future[Any]) -> Any:
@@ -261,7 +290,7 @@ def make_envs(name: str, options: Mapping[str, Any], count: int, step_timeout: f
     """`count` environments of this name and these options: plain objects where steps run inline, else members of a vector."""
     plan = env_factory(name, options)
     first = plan.make()
-    if work_of(first) == "inline":
+    if work_of(first, plan) == "inline":
         return WorkerPool([first, *(plan.make() for _ in range(count - 1))])
     close_env(first)
     vector = VectorEnv(name, count, options=options, step_timeout=step_timeout)

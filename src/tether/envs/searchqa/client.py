@@ -3,8 +3,8 @@
 queries (Search-R1): POST /retrieve {"queries": [q], "topk": k, "return_scores": true} -> {"result": [[{"document", "score"}, ...]]}
 query (rllm and upstream): POST /retrieve {"query": q, "top_k": k} -> {"results": [{"id", "content", "score"}, ...]}
 
-A server that is down, slow, or replies in another format raises `RetrieverError`, which ends the episode with its reason; a failure is never
-reported as a search without results. Environments of one process that use the same server share one pool of connections.
+A server that is down or restarts is waited for, up to the time-out. One that stays away, is slow, or replies in another format raises
+`RetrieverError`, which ends the episode with its reason; a failure is never reported as a search without results. Environments of one process that use the same server share one pool of connections.
 """
 
 import atexit
@@ -20,16 +20,23 @@ from typing import Any, Literal, Protocol
 import httpx
 
 from tether.core.errors import TetherError
+from tether.core.outages import delays, note_answer, note_silence
 from tether.envs.searchqa.corpus import Document, Hit
 
 Api = Literal["queries", "query"]
 
-TOKEN_VARIABLE = "TETHER_TOKEN"
+TOKEN_VARIABLES = ("TETHER_RETRIEVER_TOKEN", "TETHER_TOKEN")
+"""Where the token of a retrieval server comes from, the first that is set."""
+RETRY_STATUSES = (429, 502, 503)
 MAX_ANSWER_BYTES = 32_000_000
 
 
 class RetrieverError(TetherError):
     """The retrieval server failed."""
+
+
+class Gone(RetrieverError):
+    """Nothing answers at the moment; a search changes nothing, so it can be sent again."""
 
 
 class Retriever(Protocol):
@@ -58,19 +65,37 @@ class RemoteRetriever:
         return self._read(answer, "results", _single_hits, top_k)
 
     def _post(self, body: dict[str, Any]) -> Any:
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        with self._failures():
-            deadline = time.monotonic() + self.timeout
-            # Search-R1's own settings name the whole path, ours the server.
-            base = self.url.rstrip("/").removesuffix("/retrieve")
-            with _client(base).stream("POST", f"{base}/retrieve", json=body, headers=headers, timeout=self.timeout) as response:
-                content = self._body(response, deadline)
-        if response.status_code != 200:
-            raise self._error(f"answered {response.status_code}{_reason(content)}")
+        deadline = time.monotonic() + self.timeout
+        waits = delays(self.url, deadline)
+        while True:
+            status, content, problem = 0, b"", None
+            try:
+                status, content = self._attempt(body, deadline)
+            except Gone as gone:
+                problem = gone
+            if status and status not in RETRY_STATUSES:
+                break
+            delay = next(waits, None)
+            if delay is None:
+                raise problem or self._error(f"answered {status}{_reason(content)}")
+            note_silence(self.url, f"status {status}" if status else "no connection", self.timeout)
+            time.sleep(delay)
+        note_answer(self.url)
+        if status != 200:
+            raise self._error(f"answered {status}{_reason(content)}")
         try:
             return json.loads(content)
         except ValueError:
             raise self._error(f"answered something that is not JSON: {content[:60]!r}") from None
+
+    def _attempt(self, body: dict[str, Any], deadline: float) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        with self._failures():
+            # Search-R1's own settings name the whole path, ours the server.
+            base = self.url.rstrip("/").removesuffix("/retrieve")
+            left = max(0.001, deadline - time.monotonic())
+            with _client(base).stream("POST", f"{base}/retrieve", json=body, headers=headers, timeout=left) as response:
+                return response.status_code, self._body(response, deadline)
 
     def _body(self, response: httpx.Response, deadline: float) -> bytes:
         """The whole answer; the client's own time limit is per read, so a server that trickles has to be cut off here."""
@@ -90,7 +115,9 @@ class RemoteRetriever:
         except httpx.TimeoutException:
             raise self._error(f"did not answer within {self.timeout:g} s; raise retriever_timeout, or fix the server") from None
         except httpx.ConnectError as error:
-            raise self._error(f"cannot be reached ({error}); start it (tether serve-search), or correct retriever") from None
+            raise Gone(str(self._error(f"cannot be reached ({error}); start it (tether serve-search), or correct retriever"))) from None
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            raise Gone(str(self._error(f"broke off ({type(error).__name__}: {error})"))) from None
         except httpx.HTTPError as error:
             raise self._error(f"broke off ({type(error).__name__}: {error})") from None
 

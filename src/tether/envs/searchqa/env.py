@@ -5,17 +5,16 @@ server). Both are shared by all environments with the same options. A retriever 
 reason, because a failure that looks like an empty search would mislead the agent.
 """
 
-import os
 from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from tether.core.http import checked_token
+from tether.core.http import checked_token, token_for
 from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.searchqa import prompt, render
-from tether.envs.searchqa.client import TOKEN_VARIABLE, Api, RemoteRetriever, Retriever
+from tether.envs.searchqa.client import TOKEN_VARIABLES, Api, RemoteRetriever, Retriever
 from tether.envs.searchqa.corpus import PASSAGE_WORDS, readable
 from tether.envs.searchqa.dataset import Generator, Question, local_sources, questions_alone, read_question
 from tether.envs.searchqa.prompt import ActionFormat
@@ -70,6 +69,8 @@ class SearchQAOptions(TurnOptions):
             known = False
         if not known:
             raise ValueError("should be an address such as http://127.0.0.1:8000")
+        if parts.username is not None or parts.query:
+            raise ValueError("should hold no password and no query, which would be written down; put the token into TETHER_RETRIEVER_TOKEN")
         return url
 
     @model_validator(mode="after")
@@ -216,5 +217,7 @@ def _reward(options: SearchQAOptions) -> Reward:
 
 
 def _remote(url: str, options: SearchQAOptions) -> RemoteRetriever:
-    token = options.retriever_token or os.environ.get(TOKEN_VARIABLE)
+    token = next((token for variable in TOKEN_VARIABLES if (token := token_for(url, variable))), None)
+    if options.retriever_token is not None:  # an empty one: this address gets no token
+        token = options.retriever_token
     return RemoteRetriever(url, options.retriever_api, options.retriever_timeout, checked_token(token) if token else None)

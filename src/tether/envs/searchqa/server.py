@@ -7,26 +7,22 @@
 A request that cannot be served gets {"error": one line}: 400 for a bad body, 401 or 403 for a missing token, 413 for a body that is too large.
 """
 
-import hmac
 import json
 import socket
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from tether.core.http import is_loopback
+from tether.core.http import AccessControl, Refusal, make_server, read_body, run_server
 from tether.envs.searchqa.corpus import Hit, readable
 from tether.envs.searchqa.index import SearchIndex
 
 MAX_BODY_BYTES = 4_000_000
 MAX_QUERIES = 4096
 MAX_TOP_K = 1000
-SHUTDOWN_GRACE = 3
-"""Seconds that searches in progress are waited for when the server stops."""
 DEFAULT_TOPK = 3
 """Of Search-R1's shape."""
 DEFAULT_TOP_K = 10
@@ -47,42 +43,25 @@ def create_app(index: SearchIndex, token: str | None = None) -> FastAPI:
 
     @app.post("/retrieve")
     async def retrieve(request: Request) -> JSONResponse:
-        _admit(request, token)
         body = await _body(request)
         return JSONResponse(await run_in_threadpool(_answer, index, body))
 
+    app.add_middleware(AccessControl, token=token)
     return app
 
 
 def serve(index: SearchIndex, listener: socket.socket, token: str | None) -> None:
     """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
-    config = uvicorn.Config(
-        create_app(index, token), log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=SHUTDOWN_GRACE
-    )
-    uvicorn.Server(config).run(sockets=[listener])
-
-
-def _admit(request: Request, token: str | None) -> None:
-    """Admit requests with the token; without a token, requests whose Host header names this machine, which a page of another site cannot send."""
-    if token is None:
-        if not is_loopback(request.url.hostname or ""):
-            raise HTTPException(403, "this server has no token, so it answers only to the names of this machine")
-        return
-    given = request.headers.get("authorization", "")
-    # Compared in constant time, so that the time of a refusal says nothing about the token.
-    if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-        raise HTTPException(401, "this server wants its token: send 'Authorization: Bearer TOKEN'", {"WWW-Authenticate": "Bearer"})
+    run_server(make_server(create_app(index, token)), listener)
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    content = bytearray()
-    async for part in request.stream():  # to the end even if it is too long: a client that is still sending would not read the answer
-        if len(content) <= MAX_BODY_BYTES:
-            content += part
-    if len(content) > MAX_BODY_BYTES:
-        raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes; send fewer queries at a time")
     try:
-        body = json.loads(bytes(content))
+        content = await read_body(request, MAX_BODY_BYTES)
+    except Refusal as refusal:
+        raise HTTPException(refusal.status, f"{refusal}; send fewer queries at a time") from None
+    try:
+        body = json.loads(content)
     except (ValueError, RecursionError):
         raise HTTPException(400, 'the body is not JSON; send {"queries": [...]} or {"query": "..."}') from None
     if not isinstance(body, dict) or not ("queries" in body or "query" in body):

@@ -5,7 +5,6 @@ not possible on a page changes nothing, uses the turn, and the observation says 
 """
 
 import random
-import re
 from typing import Literal
 
 from pydantic import Field
@@ -29,7 +28,24 @@ _PLACES: dict[str, pages.PageName] = {
     "reviews": "reviews",
     "attributes": "attributes",
 }
-_ACTION = re.compile(r"(.+)\[(.+)\]")
+LONGEST_ACTION = 32_000
+"""Characters of an action; keywords and texts of a page have far fewer."""
+
+
+def read_action(answer: str) -> tuple[str, str]:
+    """Name and argument of an action; both empty where the answer is none.
+
+    As the original's regular expression `(.+)\\[(.+)\\]` reads it, in linear time: on the first line, from the last bracket that opens.
+
+    >>> read_action(" search[blue [dark] shirt] please"), read_action("click[]"), read_action("buy now")
+    (('search[blue ', 'dark] shirt'), ('', ''), ('', ''))
+    """
+    line = answer.strip().partition("\n")[0]
+    if len(line) > LONGEST_ACTION:
+        return "", ""
+    end = line.rfind("]")
+    start = line.rfind("[", 1, max(end - 1, 0))
+    return (line[:start], line[start + 1 : end]) if start > 0 else ("", "")
 
 
 class WebShopOptions(TurnOptions):
@@ -93,8 +109,8 @@ class WebShop(TextEnv[WebShopOptions]):
         self._rng = random.Random(env_seed)
 
     def take(self, answer: str) -> Outcome:
-        match = _ACTION.match(answer.strip())
-        name, argument = (match[1], match[2].lower()) if match else ("", "")
+        name, argument = read_action(answer)
+        argument = argument.lower()
         if name == "search":
             self._search(argument)
         elif name == "click" and argument in self._clickables and argument != "search":

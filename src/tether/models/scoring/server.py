@@ -10,7 +10,6 @@ Everything is asked at temperature 1. Requests run in parallel; what may pass (t
 tried again a few times. Precision and speed are the server's own.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.errors import BadInput, ModelUnavailable, did_you_mean
+from tether.core.http import token_for
 from tether.models.endpoint import ModelEndpoint
 
 Ids = Sequence[int]
@@ -44,7 +44,7 @@ class ServerScorer:
     def __init__(
         self, url: str, model: str | None = None, *, api_key: str | None = None, timeout: float = 120.0, parallel: int = 8
     ) -> None:
-        key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY")
+        key = api_key if api_key is not None else token_for(url, "OPENAI_API_KEY")
         source = "set OPENAI_API_KEY or pass api_key"
         self._endpoint = ModelEndpoint(url, token=key, token_source=source, timeout=timeout, parallel=parallel)
         self._parallel = parallel

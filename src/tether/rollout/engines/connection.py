@@ -4,7 +4,6 @@ The first contact finds the dialect and refuses a server that cannot serve the p
 weights are checked by the probe, before the first rollout and after every publish.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from tether.core.errors import BadInput, EngineUnavailable, ModelUnavailable
+from tether.core.http import token_for
 from tether.core.protocols import Sampling
 from tether.models.endpoint import ModelEndpoint, NoSuchRoute, ServerUnreachable
 from tether.models.logprobs import score_tokens
@@ -47,7 +47,7 @@ class ServerConnection:
         """`address` may name one of several models behind a hash sign: http://host:8000#model. `device`: the learner's."""
         self.address, _, name = address.partition("#")
         self._wanted = name or None
-        self._token = next((os.environ[variable] for variable in TOKEN_VARIABLES if os.environ.get(variable)), None)
+        self._token = next((token for variable in TOKEN_VARIABLES if (token := token_for(self.address, variable))), None)
         self._timeout, self._folder, self._device, self._parallel = timeout, folder, device, parallel
         self.endpoint = self._endpoint()
         self.dialect: Dialect = TetherDialect()

@@ -18,7 +18,7 @@ from tether.core.config import validate
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput
 from tether.core.grammar import ANSWER_CLOSE, THINK_OPEN
-from tether.core.http import AccessControl, Refusal, make_server, serving_app
+from tether.core.http import AccessControl, Refusal, make_server, read_body, run_server, serving_app
 from tether.core.version import __version__
 from tether.models.load import LoadedModel
 from tether.rollout.serving.engine_thread import COMPUTE_ERRORS, ServerStopped
@@ -27,6 +27,8 @@ from tether.rollout.serving.served import Answer, ServedModel
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
+
+    from tether.core.connections import ConnectionLimits
 
 MAX_JSON = 64 * 2**20
 """Bytes of a JSON body."""
@@ -82,13 +84,12 @@ async def _read(request: "Request", kind: type[B]) -> B:
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json":
         raise Refusal(415, f"the body is declared as '{declared}'; send JSON with Content-Type: application/json")
-    data = await request.body()
-    if len(data) > MAX_JSON:
-        raise Refusal(413, f"the body is longer than {MAX_JSON} bytes")
     try:
-        value = json.loads(data)
+        value = json.loads(await read_body(request, MAX_JSON))
     except ValueError as error:
         raise Refusal(400, f"the body is not JSON ({error})") from error
+    except RecursionError:
+        raise Refusal(400, "the body is nested too deeply") from None
     if not isinstance(value, dict):
         raise Refusal(400, f"the body is a {type(value).__name__}; send a JSON object")
     return validate(kind, {key: given for key, given in value.items() if given is not None}, "request")
@@ -280,7 +281,7 @@ def _add_weight_routes(app: "FastAPI", served: ServedModel) -> None:
         declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         source: bytes | Path
         if declared == "application/octet-stream":
-            source = await request.body()
+            source = await read_body(request, _most_bytes(served))
         else:
             source = Path((await _read(request, PathBody)).path)
         return _reply({"tensors": await served.update(source)})
@@ -297,7 +298,18 @@ def _add_weight_routes(app: "FastAPI", served: ServedModel) -> None:
 
 def run(served: ServedModel, listener: Any, token: str | None) -> None:
     """Serve until the process is stopped (Ctrl-C raises KeyboardInterrupt once everything is closed)."""
-    make_server(make_app(served, token), served.thread.stop).run(sockets=[listener])
+    run_server(make_server(make_app(served, token), served.thread.stop, _limits(served)), listener)
+
+
+def _most_bytes(served: ServedModel) -> int:
+    """Of one request: all weights at once, in the widest format."""
+    return MAX_JSON + sum(8 * parameter.numel() for parameter in served.policy.module.parameters())
+
+
+def _limits(served: ServedModel) -> "ConnectionLimits":
+    from tether.core.connections import ConnectionLimits
+
+    return ConnectionLimits(max_body=_most_bytes(served) + MAX_JSON)
 
 
 @contextmanager
@@ -306,5 +318,6 @@ def serving_model(loaded: LoadedModel, name: str = "model", *, token: str | None
 
     Weight updates change the model that is given: pass a copy of one that is used otherwise.
     """
-    with serving_app(make_app(ServedModel(name, loaded, max_rows=max_rows), token), name) as url:
+    served = ServedModel(name, loaded, max_rows=max_rows)
+    with serving_app(make_app(served, token), name, _limits(served)) as url:
         yield url

@@ -197,7 +197,9 @@ class _Run:
             precision = () if settings.model.dtype is None else ("--dtype", settings.model.dtype)
             engine = ServerPlan(("serve", model, *precision, *engines.args), self._token, folder, timeout)
         workers = [
-            ServerPlan(("serve-env", entry.env, *entry.args), self._token, folder, timeout)
+            ServerPlan(
+                ("serve-env", entry.env, "--allow-option", "*", *entry.args), self._token, folder, timeout
+            )  # its clients are the run's own
             for entry in self._topology.environments
             for _ in range(entry.count)
         ]

@@ -108,7 +108,7 @@ class SftSettings(Settings):
     """Teach the token that ends a turn after every demonstrated response."""
     max_context: Positive = 3600
     """Demonstrations with more tokens are left out; the model's own limit also holds."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
 def default_learning_rate(num_parameters: int, adapters: bool) -> float:
@@ -158,7 +158,7 @@ class WarmstartSettings(Settings):
     layers: Positive = 5
     heads: Positive = 4
     positions: Positive = 1024
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="before")
     @classmethod

@@ -47,6 +47,7 @@ class _Dying:
 
     name, max_turns, instructions = "dying", 1, "Say anything."
     Options = ActionOptions
+    work = "inline"
     dead: frozenset[int] = frozenset()
 
     def __init__(self, options: Any) -> None:
