@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tether.core.errors import BadInput
-from tether.core.visible import visible
+from tether.core.text import visible
 
 if TYPE_CHECKING:
     from tether.dashboard.catalogue import LiveRun

@@ -8,8 +8,8 @@ import re
 import reprlib
 from typing import Any
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but tab and line feed, halves of surrogate pairs, and marks that turn the direction of writing."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u200b\u2028\u2029\ufeff]")
+"""Control characters but tab and line feed, halves of surrogate pairs, marks that turn the direction of writing, no width, other line breaks."""
 
 _PASSWORD = re.compile(r"://[^/@\s'\"]{1,500}@")
 _QUERY = re.compile(r"(://[^?\s'\"]{1,500})\?[^\s'\"]+")

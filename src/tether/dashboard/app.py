@@ -21,8 +21,8 @@ import jinja2
 
 from tether.core.errors import BadInput, StorageError
 from tether.core.http import AccessControl, Refusal, make_server
+from tether.core.text import visible
 from tether.core.version import __version__
-from tether.core.visible import visible
 from tether.dashboard import pages
 from tether.dashboard.access import BrowserAccess
 from tether.dashboard.catalogue import Catalogue, Stamp
