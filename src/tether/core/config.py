@@ -138,6 +138,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 """The configs that come with Tether: configs/ of the repository, as a part of the package."""
+MOST_NAMED = 8
+"""Configs that a message about an unknown one lists."""
 _ENDINGS = (".toml", ".yaml", ".yml")
 
 
@@ -164,9 +166,9 @@ def find_config(name: Path | str, also: Iterable[str] = ()) -> Path:
         raise ConfigError(f"config '{name}' is a folder; give a file{', or one of ' + ', '.join(own) if own else ''}")
     if path.suffix in _ENDINGS:
         raise ConfigError(
-            f"config file '{name}' does not exist; check the path, or name a config that comes with Tether: {did_you_mean(short, known)}"
+            f"config file '{name}' does not exist; check the path, or name a config that comes with Tether: {did_you_mean(short, known, MOST_NAMED)}"
         )
-    raise ConfigError(f"unknown config '{name}', and no such file: {did_you_mean(short, [*known, *also])}")
+    raise ConfigError(f"unknown config '{name}', and no such file: {did_you_mean(short, [*known, *also], MOST_NAMED)}")
 
 
 def _short(name: str) -> str:

@@ -97,14 +97,16 @@ def environment_boundary(what: str) -> Iterator[None]:
         raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown name: the nearest known one, or all of them.
+def did_you_mean(name: str, known: Iterable[str], most: int | None = None) -> str:
+    """The tail of a message about an unknown name: the nearest known one, and all of them, or the first `most`.
 
     >>> did_you_mean("frozenlake", ["sokoban", "frozen_lake"])
     "did you mean 'frozen_lake'? (known: frozen_lake, sokoban)"
     """
     names = sorted(known)
-    listing = ", ".join(names) if names else "none"
+    listing = ", ".join(names[:most]) if names else "none"
+    if most is not None and len(names) > most:
+        listing += f", ... {len(names) - most} more"
     spelled = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
     return f"did you mean '{spelled[near[0]]}'? (known: {listing})" if near else f"known: {listing}"
