@@ -252,7 +252,9 @@ class TurnView:
     rest: str
     """The response cut behind its reasoning, for where there are no pieces."""
     context: str
-    """Everything the model was given; empty without a tokenizer."""
+    """What the model was given before this response and after its last one; empty without a tokenizer."""
+    is_new_context: bool
+    """The model was given nothing else: the first turn, or one that begins a new context."""
     reward: float | None
     penalty: float | None
     valid: bool
@@ -294,6 +296,7 @@ def _turn_view(number: int, turn: Mapping[str, Any], tokenizer: Any | None) -> T
         reasoning=response[:end],
         rest=response[end:],
         context=context_text(tokenizer, turn) if tokenizer is not None else "",
+        is_new_context=bool(turn.get("fresh", number == 1)),
         reward=turn.get("reward"),
         penalty=turn.get("penalty"),
         valid=bool(turn.get("valid")),

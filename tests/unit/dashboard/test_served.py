@@ -64,6 +64,8 @@ def test_numbers_on_the_pages_are_those_of_the_run(address: str, runs: Path) -> 
         episode = next(iter(store.trajectories(2, "train")))
         page = client.get("/trajectory", params={"run": "first", "key": f"2/train/{episode['group']}/{episode['member']}"}).text
         assert page.count('<section class="turn">') == len(episode["turns"])
+        assert page.count("Everything the model was given") == 1, "later turns add to the context of the first"
+        assert page.count("What the model was given after its last response") == len(episode["turns"]) - 1
         tokens = re.findall(r'<span class="token[^"]*?( think)?" title="log-prob (-?[\d.]+), id ([\d ]+)">', page)
         turns = episode["turns"]
         assert [int(number) for _, _, ids in tokens for number in ids.split()] == [
