@@ -12,7 +12,7 @@ from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.protocols import Sampling
 from tether.core.types import Observation, Step
 from tether.envs.base import Outcome, TextEnv, TurnOptions
-from tether.envs.registry import make_env, register_env
+from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.envs.remote.vector import VectorEnv, make_envs, work_of
 from tether.rollout.engines.scripted import ScriptedEngine
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
@@ -84,8 +84,8 @@ def test_those_that_do_not_say_run_in_workers() -> None:
     assert work_of(SaysInline()) == "inline"  # type: ignore[arg-type]
 
 
-def test_a_hang_ends_at_the_time_out_and_the_run_goes_on() -> None:
-    register_env("silent", Silent)
+def test_a_hang_ends_at_the_time_out_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ENVIRONMENTS, "_entries", {**ENVIRONMENTS._entries, "silent": Silent})
     with make_envs("silent", {}, 2, step_timeout=0.5) as pool:
         first, second = pool.envs
         first.reset(1)

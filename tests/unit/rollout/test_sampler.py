@@ -23,7 +23,6 @@ class Worker:
 
     name, max_turns, instructions, work = "worker", 1, "Say something.", "process"
     Options = TurnOptions
-    work = "inline"
     metrics = ("length", "is_long")
 
     def __init__(self, options: TurnOptions) -> None:
