@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tether.core.config import dump_yaml, merge, validate
+from tether.core.errors import EnvironmentFailure
 from tether.core.metrics import is_catalogued
 from tether.core.types import Observation, Step
 from tether.diagnostics.buckets import Bucket, SignalNoise
@@ -116,7 +117,7 @@ class _Lucky:
 
 
 class _Broken(_Lucky):
-    def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
+    def step(self, answer: str) -> Step:
         raise OSError("no such level")
 
 
@@ -214,8 +215,12 @@ def test_a_decomposition_that_fails_is_on_the_record_and_training_continues(tmp_
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_nothing_was_said(algorithm: str, tmp_path: Path) -> None:
-    """No episode could begin: there is no gradient to take apart, and a note says so."""
-    trainer = _run(tmp_path / "run", steps=1, env={"name": "broken"}, algorithm={"name": algorithm}, diagnosis={**GRADIENTS, "every": 1})
+    """Every episode was ended by an error: there is no gradient to take apart, and a note says so."""
+    changes = {"steps": 1, "env": {"name": "broken"}, "algorithm": {"name": algorithm}, "diagnosis": {**GRADIENTS, "every": 1}}
+    settings = validate(RunSettings, merge(QUICK, changes))
+    trainer = Trainer(settings, RunStore.create(tmp_path / "run", dump_yaml(settings), {}))
+    with pytest.raises(EnvironmentFailure, match="every episode of the run failed"):
+        trainer.run()
     record = trainer.store.steps()[1]
     assert _split(trainer)[0][1] == {"failed": 1} and record.metrics["information/num_reasonings"] == 0
     assert "gradient decomposition failed: none of 16 episodes holds a response; look at their errors" in record.notes
