@@ -230,7 +230,7 @@ def test_programs_are_paid_by_the_tests_they_pass(tmp_path: Path) -> None:
 
 def test_a_client_of_a_server_names_neither_code_nor_files(tmp_path: Path) -> None:
     source = written(tmp_path / "rows.jsonl", ROWS)
-    service = Service("qa", {"data": source})
+    service = Service("qa", {"data": source}, allowed=frozenset({"*"}))
     for wanted in ({"reward": "os:system"}, {"data": "/etc/passwd.jsonl"}):
         with pytest.raises(BadInput, match="decides what the server runs or reads; set it where the server is started"):
             service.build(wanted)

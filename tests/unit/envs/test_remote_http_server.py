@@ -304,16 +304,14 @@ def test_a_full_server_drops_ended_episodes_first_and_then_refuses() -> None:
         assert "no such session" in _error(api.post(f"{first}/reset", json={"seed": 0}), 404), "the one that ended longest ago goes"
 
 
-def test_client_of_a_full_server_says_so_after_a_few_attempts() -> None:
+def test_client_of_a_full_server_says_so_when_the_time_is_up() -> None:
     with serving("frozen_lake", limits=SessionLimits(max_sessions=1)) as url:
         player = connect(url)
         player.reset(0)
         began = time.monotonic()
         with pytest.raises(HttpEnvError, match="answered 429: all 1 sessions of the server are being played"):
-            connect(url).reset(0)
-        assert 1.2 < time.monotonic() - began < 10
-        with pytest.raises(HttpEnvError, match="answered 429"):
             connect(url, timeout=1.0).reset(0)
+        assert 0.9 < time.monotonic() - began < 10
 
 
 def test_idle_sessions_are_dropped_and_a_new_episode_opens_another() -> None:

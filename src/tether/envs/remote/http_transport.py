@@ -64,12 +64,13 @@ class Endpoint:
         deadline = time.monotonic() + self.timeout
         content = None if body is None else encode(body)
         waits = delays(self.base, deadline)
+        problem = ""
         while True:
-            status, data, problem = 0, b"", ""
+            status, data = 0, b""
             try:
                 status, data = self._attempt(method, path, content, query, deadline)
-            except httpx.TimeoutException:
-                raise self._too_slow() from None
+            except httpx.TimeoutException:  # with the last attempt the time is up; what the one before it met says more
+                raise HttpEnvError(f"{problem}, for {self.timeout:g} s, the option timeout") if problem else self._too_slow() from None
             except (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError) as error:
                 problem = f"nothing answers at {self.base} ({error}); start it with `tether serve-env NAME`, or check the address"
             except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -77,9 +78,11 @@ class Endpoint:
             if status and status not in RETRY_STATUSES:
                 note_answer(self.base)
                 return self._read_reply(status, data)
+            if status:
+                problem = f"{self.base} answered {status}{_reason(data)}"
             delay = next(waits, None)
             if delay is None:
-                raise HttpEnvError(problem or f"{self.base} answered {status}{_reason(data)}")
+                raise HttpEnvError(problem)
             note_silence(self.base, f"status {status}" if status else "no connection", self.timeout)
             time.sleep(delay)
 
@@ -98,7 +101,7 @@ class Endpoint:
                 if len(data) > MAX_REPLY:
                     raise HttpEnvError(f"{self.base} answered with more than {MAX_REPLY} bytes; is it an environment server?")
                 if time.monotonic() > deadline:
-                    raise self._too_slow()
+                    raise httpx.ReadTimeout("the reply takes too long")
         return response.status_code, bytes(data)
 
     def _read_reply(self, status: int, data: bytes) -> dict[str, Any]:
