@@ -187,7 +187,9 @@ def test_a_new_process_sees_it_too(install: Install) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != ""])
+    others = [entry for entry in sys.path if entry != "" and not Path(entry, "my_env.py").exists()]  # of tests before
+    monkeypatch.setattr(sys, "path", others)
+    monkeypatch.delitem(sys.modules, "my_env", raising=False)
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
