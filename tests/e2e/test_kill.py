@@ -21,6 +21,8 @@ from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.checkpoint import keep_best, save_checkpoint
 
+pytestmark = pytest.mark.long  # kills whole processes; tests/unit/training/test_loop.py stops runs at the same places in one
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_many.py"
 NUM_POINTS = 15
 

@@ -18,6 +18,8 @@ import pytest
 from tether.cli.main import main
 from tether.core.errors import BadInput
 
+pytestmark = pytest.mark.long  # some fifteen small trainings
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 NOTEBOOK = ROOT / "examples" / "first_run.ipynb"

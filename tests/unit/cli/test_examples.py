@@ -20,6 +20,8 @@ from tether.cli.main import app, main
 from tether.core.config import merge, parse_overrides
 from tether.training.api import named_settings, resolve_settings
 
+pytestmark = pytest.mark.long  # every example of every verb
+
 NETWORK, SERVER, HOURS, WAITS = "needs the network", "needs a server that runs", "takes hours", "serves until Ctrl-C"
 SMALL_SETTINGS = ("rollout.max_tokens=16", "rollout.group_size=2", "evaluation.prompts=2", "filter.refill=0", "env.options.max_turns=2")
 SMALL_RUN = ["--smoke", "--model", "tiny", "--steps", "1", *(word for pair in SMALL_SETTINGS for word in ("--set", pair))]

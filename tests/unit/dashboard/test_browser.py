@@ -8,6 +8,8 @@ import pytest
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 
+pytestmark = pytest.mark.long  # starts Chromium
+
 EVIL = "<script>document.title='gone'</script><img src=x onerror=\"document.title='gone'\"> </script>"
 DRAWN = "document.querySelectorAll('.chart .main-svg').length > 0"
 

@@ -131,6 +131,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_continue(capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_names_what_failed_and_never_runs_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
