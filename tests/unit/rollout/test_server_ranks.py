@@ -193,15 +193,15 @@ def test_environments_are_played_by_their_workers(tiny: Any, chat: Any) -> None:
     places: list[str] = []
     (spec,) = _sampler(engine, chat).pool.specs
     spec = dataclasses.replace(spec, workers=lambda: list(places))
-    with EnvPool([spec]) as pool, serving("frozen_lake") as first:
+    with EnvPool([spec]) as pool, serving("frozen_lake", allow=["*"]) as first:
         play = functools.partial(play_plan, pool, PLAN, engine, chat, SAMPLING, RULES, error_retries=0)
-        with serving("frozen_lake") as second:
+        with serving("frozen_lake", allow=["*"]) as second:
             places[:] = [first, second]
             assert _rewards(play()) == _rewards(alone)
             assert pool._places == {0: [first, second]}
         assert _rewards(play()) == _rewards(alone)
         assert pool._places == {0: [first]}
-    with serving("frozen_lake") as third, EnvPool([spec]) as pool:
+    with serving("frozen_lake", allow=["*"]) as third, EnvPool([spec]) as pool:
         threading.Timer(0.6, lambda: places.__setitem__(slice(None), [third])).start()
         found = play_plan(pool, PLAN, engine, chat, SAMPLING, RULES, error_retries=0)
         assert _rewards(found) == _rewards(alone) and pool._places == {0: [third]}
