@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[3]
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*") if path.is_file() and path.name != "README.md")
 MODEL_FOLDERS = {"qwen2.5-1.5b": ("Qwen/Qwen2.5-Coder-1.5B-Instruct", "models/qwen-{env}"), "smollm2": ("models/smollm2-{env}",)}
 """Folders of runs of one real model, and the names that it may have: its own, or the folder that `tether sft` writes."""
-OURS = [name for name in ENVIRONMENTS.names() if name != "qa"]  # qa is nothing without a file of the user's
-PAIRS = list(product(OURS, PRESETS))
+TASKS = [name for name in ENVIRONMENTS.names() if name != "qa"]  # qa is nothing without a file of the user's
+PAIRS = list(product(TASKS, PRESETS))
 
 # Appendix B.2; model, budgets of tokens and the period of evaluations are RAGEN's defaults (its config/base.yaml).
 PAPER: dict[str, Any] = {
@@ -174,7 +174,7 @@ def test_a_number_in_a_header_is_the_papers(env: str, algo: str) -> None:
     assert (f"{TABLE_4_INSTRUCT[env]} with Qwen2.5-3B-Instruct" in header) == (algo == "ppo")
 
 
-@pytest.mark.parametrize("env", OURS)
+@pytest.mark.parametrize("env", TASKS)
 def test_the_environment_of_a_config_builds_offline(env: str) -> None:
     sections = [load(RunSettings, _path(env, algo)).env for algo in PRESETS]
     assert all(section == sections[0] for section in sections), "the algorithms of an environment play the same game"
