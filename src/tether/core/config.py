@@ -156,7 +156,7 @@ def is_config(name: str) -> bool:
 def find_config(name: Path | str, also: Iterable[str] = ()) -> Path:
     """The file of a config, by its path or by the name of one that comes with Tether. `also`: further names to suggest."""
     path = Path(name).expanduser()
-    if path.is_file():
+    if path.exists() and not path.is_dir():  # one that is no plain file is refused when it is read
         return path
     short, known = _short(str(name)), config_names()
     if short in known:

@@ -47,7 +47,7 @@ def test_every_setting_has_a_meaning_and_the_default_of_the_code() -> None:
     assert list(docs) == [key for key in every if not any(other.startswith(f"{key}.") for other in every)]
     assert not [key for key, doc in docs.items() if not doc.meaning]
     size = docs["rollout.group_size"]
-    assert (size.default, size.allowed, size.meaning) == ("16", "whole number, at least 1", "Trajectories per prompt, G.")
+    assert (size.default, size.allowed, size.meaning) == ("16", "whole number, at least 1, at most 100000", "Trajectories per prompt, G.")
     assert docs["env.name"].default == "required" and docs["filter.band"].default == "null"
     assert docs["diagnosis.scopes"].default == "[first_turn, trajectory]"
 
