@@ -85,7 +85,7 @@ class Driver:
         store = self.ranks.RunStore.open(run)
         updates = sum(record.metrics.get("update/num_updates", 0) for record in store.steps())
         different = self.ranks.differences(reference, run, size)
-        for name in ("metrics.jsonl", "trajectories.jsonl", "timings.jsonl"):  # one rank writes
+        for name in ("metrics.jsonl", "trajectories.jsonl"):  # one rank writes
             if len({len((folder / name).read_text().splitlines()) for folder in (reference, run)}) > 1:
                 different.append(f"lines of {name}")
         return {"differences": different, "updates": updates, "ranks": store.machine()["ranks"]}

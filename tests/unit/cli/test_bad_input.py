@@ -134,7 +134,7 @@ def test_an_existing_folder_is_never_touched(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    "more", [["--seed", "1"], ["--set", "rollout.num_groups=2"], ["frozen_lake"], ["--config", "x.yaml"], ["--model", "tiny"]]
+    "more", [["--seed", "1"], ["--set", "rollout.num_groups=2"], ["sokoban"], ["--config", "x.yaml"], ["--model", "tiny"]]
 )
 def test_a_resumed_run_keeps_its_settings(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = validate(RunSettings, {"env": {"name": "frozen_lake"}})

@@ -22,7 +22,7 @@ def _file(path: Path, rows: list[Any]) -> str:
 
 
 def test_rows_loaded_refused_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"question": f"What is {n} + 1?", "answer": n + 1, "level": "easy"} for n in range(20)]
+    rows = [{"question": f"What is {n} + 1?", "answer": n + 1, "source": "by hand"} for n in range(20)]
     rows[3] = {"question": "", "answer": 4}
     rows[5] = {"question": "Why?", "answer": None}
     rows[9] = {"question": "Where?", "answer": None}
@@ -38,7 +38,7 @@ def test_rows_loaded_refused_and_why(tmp_path: Path, capsys: pytest.CaptureFixtu
         f"      {source}:6, {source}:10",
         "    1 x question is ''; expected text",
         f"      {source}:4",
-        "  columns that are not read: level",
+        "  columns that are not read: source",
     ]
 
 
