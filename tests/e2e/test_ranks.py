@@ -406,7 +406,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-LONG = ("ppo", "sharded", "troubled", "served_killed", "served_ahead")
+LONG = ("ppo", "sharded", "troubled", "served", "served_killed", "served_ahead")
 """Trials of the tests that are marked long."""
 
 
@@ -494,6 +494,7 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on(found: dict[str, Any]
     assert line.startswith("tether: rank 0 of 2: another rank has ended during ") and line.endswith("with --resume")
 
 
+@pytest.mark.long
 def test_two_ranks_that_sample_from_servers_are_one(found: dict[str, Any]) -> None:
     assert found["served"]["differences"] == [] and found["served"]["ranks"] == 2 and found["served"]["updates"] >= 2
 

@@ -112,6 +112,7 @@ def _records_so_far(folder: Path) -> set[int]:
     return {json.loads(line)["step"] for line in lines if line.endswith("\n")}
 
 
+@pytest.mark.long
 def test_a_full_disk_is_said_plainly(run: Path) -> None:
     """Every write to a device like /dev/full fails as on a full disk; a link to it would not be followed. Runs last: it continues the run."""
     kept = {path: path.read_bytes() for path in (run / "metrics.jsonl", run / "trajectories.jsonl", run / "report.html")}

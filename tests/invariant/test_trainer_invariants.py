@@ -50,13 +50,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "FEED_SHARE": ({"rollout": {"max_rows": 3}}, {"FEED_SHARE": 1}),
     "PREFILL_TOKENS": ({}, {"PREFILL_TOKENS": 1, "FEED_SHARE": 10**9}),
 }
+EVERY_TIME = ("checkpointing", "no packing", "FEED_SHARE")
+"""The other cases are long."""
 
 
 MANNER = {f"update/{name}" for name in ("padding", "micro_tokens", "recompute", "tokens_shared", "memory_retries")}
 """Metrics of how an update was computed, not of what came of it."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case if case in EVERY_TIME else pytest.param(case, marks=pytest.mark.long) for case in CASES])
 def test_memory_and_speed_do_not_change_the_result(case: str, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes, constants = CASES[case]
     for name, value in constants.items():
@@ -181,7 +183,9 @@ def _same(one: Any, other: Any) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 takes another way
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [name if "dapo" in name or "bfloat16" in name else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
+)
 def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Path) -> None:
     if "lora" in name:
         pytest.importorskip("peft")

@@ -4,10 +4,11 @@ The direction of imports between packages is import-linter's business (`make lin
 """
 
 import ast
+import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ HEAVY = {"torch", "transformers"}
 every_file = pytest.mark.parametrize("path", FILES, ids=IDS)
 
 
+@functools.cache
 def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -55,7 +57,7 @@ def _module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _first_party(node: ast.AST, known: set[str]) -> Iterator[str]:
+def _first_party(node: ast.AST, known: Collection[str]) -> Iterator[str]:
     """The modules of the package that an import statement names."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name in known)
@@ -74,7 +76,7 @@ def test_no_module_under_forty_lines_with_one_importer() -> None:
     importers: dict[str, set[str]] = {name: set() for name in modules}
     for name, path in modules.items():
         for node in ast.walk(_tree(path)):
-            for imported in _first_party(node, set(modules)):
+            for imported in _first_party(node, modules.keys()):
                 importers[imported].add(name)
     slivers = [
         name
@@ -90,7 +92,7 @@ def test_no_import_cycles() -> None:
     """Imports that run when a module is imported never come back to it."""
     modules = {_module(path): path for path in FILES}
     edges = {
-        name: {imported for node in _run_on_import(_tree(path)) for imported in _first_party(node, set(modules)) if imported != name}
+        name: {imported for node in _run_on_import(_tree(path)) for imported in _first_party(node, modules.keys()) if imported != name}
         for name, path in modules.items()
     }
     done: set[str] = set()

@@ -368,7 +368,7 @@ class Illiterate(Ignorant):
         return -9.0 * len(reasoning)
 
 
-@pytest.mark.parametrize(("write", "scorer"), [(german, None), (shuffled(places), Illiterate())])
+@pytest.mark.parametrize(("write", "scorer"), [pytest.param(german, None, marks=pytest.mark.long), (shuffled(places), Illiterate())])
 def test_a_scorer_that_cannot_read_does_not_call_it_collapse(
     write: Write, scorer: Illiterate | None, tiny_judge: AuditScorer, tmp_path: Path
 ) -> None:

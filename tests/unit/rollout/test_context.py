@@ -174,7 +174,7 @@ def test_an_unknown_mode(chat: Any) -> None:
         make_context("last-k", 1, chat)
 
 
-@pytest.fixture(scope="module", params=["full", "last_k", "single_turn"])
+@pytest.fixture(scope="module", params=["full", "last_k", pytest.param("single_turn", marks=pytest.mark.long)])
 def played(request: Any, tiny: Any, chat: Any) -> Any:
     """Groups of sampled episodes of several turns."""
     plan = training_plan(run=3, step=1, num_groups=2, group_size=2)

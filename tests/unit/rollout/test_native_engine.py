@@ -115,7 +115,7 @@ def generated(tiny: Any, contexts: list[list[tuple[int, ...]]]) -> list[list[tup
     return answers
 
 
-@pytest.mark.parametrize("max_rows", [128, 2, 1])
+@pytest.mark.parametrize("max_rows", [128, 2, pytest.param(1, marks=pytest.mark.long)])
 def test_greedy_equals_generate(tiny: Any, contexts: Any, generated: Any, max_rows: int) -> None:
     talks = _talk(tiny, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows)
     assert [talk.said for talk in talks] == generated
@@ -132,7 +132,7 @@ def test_when_and_how_much_is_fed_changes_nothing(
     assert [talk.said for talk in talks] == generated
 
 
-@pytest.mark.parametrize("max_rows", [128, 2, 1])
+@pytest.mark.parametrize("max_rows", [pytest.param(128, marks=pytest.mark.long), 2, pytest.param(1, marks=pytest.mark.long)])
 def test_answers_that_have_to_be_asked_for_change_nothing(tiny: Any, contexts: Any, generated: Any, max_rows: int) -> None:
     SlowTalk.most_on_their_way = 0
     talks = _talk(tiny, [SlowTalk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows)
@@ -147,8 +147,10 @@ def test_slow_and_quick_dialogues_share_a_batch(tiny: Any, contexts: Any, genera
     assert [talk.said for talk in talks] == generated
 
 
-@pytest.mark.parametrize("kind", [Talk, SlowTalk])
-@pytest.mark.parametrize("max_rows", [128, 2])
+@pytest.mark.parametrize(
+    ("kind", "max_rows"),
+    [(Talk, 128), (SlowTalk, 2), pytest.param(Talk, 2, marks=pytest.mark.long), pytest.param(SlowTalk, 128, marks=pytest.mark.long)],
+)
 def test_a_conversation_begun_anew_is_a_conversation_of_its_own(tiny: Any, contexts: Any, generated: Any, kind: Any, max_rows: int) -> None:
     """Long after short, short after long, appended to afterwards, beside others that go on: the answers are those of the parts alone."""
     first, second, third, _, fifth = ([ContextReset(conversation[0]), *conversation[1:]] for conversation in contexts)

@@ -187,7 +187,7 @@ def test_several_servers_share_the_work_and_one_that_hangs_is_left_out(
 ) -> None:
     monkeypatch.setattr(connection, "SEND_DELAYS", ())
     with _between(url) as first, _between(url) as second:
-        options = ServerOptions(timeout=4.0)
+        options = ServerOptions(timeout=2.0)
         engine = ServerEngine([first.url, second.url], policy, max_rows=6, max_context=900, options=options)
         first.asked.clear(), second.asked.clear()  # type: ignore[func-returns-value]
         assert _tokens(_play(engine, chat)) == _tokens(native)
@@ -217,7 +217,7 @@ def _nudge(model: Any, scale: float) -> None:
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
-@pytest.mark.parametrize("by_disk", [False, True])
+@pytest.mark.parametrize("by_disk", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_published_weights_are_sampled_from(tiny: Any, chat: Any, tmp_path: Any, by_disk: bool) -> None:
     policy = Policy(copy.deepcopy(tiny.model), tiny.tokenizer)
     with _changeable(tiny) as (url, _):

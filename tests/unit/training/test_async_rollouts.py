@@ -144,6 +144,7 @@ class EndServer(tether.Callback):
             self._server.close()
 
 
+@pytest.mark.long
 def test_a_failure_of_the_thread_ends_the_run_and_a_lost_batch_is_sampled_again(tiny: Any, tmp_path: Path) -> None:
     with ExitStack() as server:
         url = server.enter_context(_served(tiny))

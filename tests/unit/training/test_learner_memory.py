@@ -105,7 +105,7 @@ def test_smaller_parts_give_the_same_update(packing: bool, small_llama: Build) -
     _assert_close(_weights(limited), _weights(model))
 
 
-@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("packing", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_then_activations_are_computed_again(packing: bool, small_llama: Build) -> None:
     model, limited = small_llama(), small_llama()
     batch = _batch()

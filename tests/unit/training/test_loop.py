@@ -117,7 +117,7 @@ class _Stopped(Callback):
                 raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("stage", "after", "saved"), [("rollout", 2, 1), ("checkpoint", 1, 2)])
+@pytest.mark.parametrize(("stage", "after", "saved"), [("rollout", 2, 1), pytest.param("checkpoint", 1, 2, marks=pytest.mark.long)])
 def test_stopped_anywhere_it_continues_to_the_same_end(straight: Path, tmp_path: Path, stage: str, after: int, saved: int) -> None:
     folder, settings = tmp_path / "run", _settings(steps=3)
     trainer = Trainer(settings, RunStore.create(folder, dump_yaml(settings), {}), [_Stopped(stage, after)])

@@ -302,7 +302,7 @@ def _really_taken(parts: Parts) -> dict[str, int]:
         pytest.param({"model": {"dtype": "float32"}}, marks=pytest.mark.long),
         {},
         pytest.param({"lora": {"rank": 4}}, marks=pytest.mark.long),
-        {"lora": {"rank": 4, "targets": ["q_proj", "up_proj"]}},
+        pytest.param({"lora": {"rank": 4, "targets": ["q_proj", "up_proj"]}}, marks=pytest.mark.long),
     ],
     ids=["float32", "bfloat16", "adapters", "some adapters"],
 )

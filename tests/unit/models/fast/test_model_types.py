@@ -90,7 +90,7 @@ def verdict(kind: Any) -> str | None:
     return reason
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # what configs say about their own defaults
 def test_every_model_type_is_known() -> None:
     found = {kind.model_type: verdict(kind) for kind in MODEL_FOR_CAUSAL_LM_MAPPING}

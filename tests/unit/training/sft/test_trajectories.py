@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps=2,
         out=folder,
         filter="all",
-        rollout={"num_groups": 4, "group_size": 6, "max_tokens": 64, "max_context": 1024},
+        rollout={"num_groups": 4, "group_size": 6, "max_tokens": 48, "max_context": 1024},
         evaluation={"prompts": 2},
         diagnosis={"every": 0},
     )

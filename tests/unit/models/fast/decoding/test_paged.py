@@ -57,7 +57,7 @@ def logprobs(model: hf.PreTrainedModel, text: list[int], count: int) -> torch.Te
     return rows[torch.arange(len(text) - count - 1, len(text) - 1), torch.tensor(text[-count:])].cpu()
 
 
-@pytest.mark.parametrize("sizes", [(), (64,)], ids=["feeds as they are", "feeds filled up"])
+@pytest.mark.parametrize("sizes", [pytest.param((), marks=pytest.mark.long), (64,)], ids=["feeds as they are", "feeds filled up"])
 def test_two_turns_token_for_token(model: hf.PreTrainedModel, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None:
     """Prompts of several lengths, one of them shared; then observations for some, a slot used again, and more tokens."""
     monkeypatch.setattr(paged, "FEED_SIZES", sizes)
