@@ -27,6 +27,7 @@ SFT = [
 ]
 
 
+@pytest.mark.long
 def test_a_folder_that_can_be_played_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "warm"
     done = subprocess.run([*TETHER, *SFT, "--out", str(out), "--steps", "4"], capture_output=True, text=True, check=False, timeout=300)

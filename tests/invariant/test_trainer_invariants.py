@@ -183,9 +183,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 takes another way
-@pytest.mark.parametrize(
-    "name", [name if "dapo" in name or "bfloat16" in name else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
-)
+@pytest.mark.parametrize("name", [name if "bfloat16" in name else pytest.param(name, marks=pytest.mark.long) for name in RUNS])
 def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Path) -> None:
     if "lora" in name:
         pytest.importorskip("peft")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput, StorageError, did_you_mean
+from tether.runs.compare import evaluation_prompts
 from tether.runs.files import storage_error
 from tether.runs.lock import LOCK, STALE_SECONDS
 from tether.runs.schema import StepRecord
@@ -72,6 +73,11 @@ class LiveRun:
     def finished(self) -> str | None:
         """How it ended; None where it did not say."""
         return self._reread("finished", ABOUT, lambda: self.store.finished)
+
+    def evaluation_prompts(self) -> frozenset[str]:
+        """The prompts of its last validation on record."""
+        with self._guard:
+            return self.once("prompts", (METRICS, TRAJECTORIES), lambda: evaluation_prompts(self.store, self.records()))
 
     def index(self) -> TrajectoryIndex:
         """Where its episodes lie, up to date."""

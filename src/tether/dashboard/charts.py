@@ -16,8 +16,7 @@ import plotly.graph_objects as go
 from tether.core.errors import BadInput, did_you_mean
 from tether.dashboard.catalogue import LiveRun, Stamp, file_stamp
 from tether.dashboard.groups import GroupRow, step_groups
-from tether.dashboard.seeds import over_seeds, pooled, shares
-from tether.dashboard.settings import group_name, seed_groups
+from tether.dashboard.seeds import group_name, over_seeds, pooled, seed_groups, shares
 from tether.runs.figures import RUN_COLOURS, Runs, curve, dress, regime_plane
 from tether.runs.gradient_buckets import Decomposition, decompositions, norm_figure, share_figure
 from tether.runs.panels import BLUE, FAIL, SECTIONS, Section

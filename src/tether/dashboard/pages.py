@@ -12,15 +12,15 @@ from tether.dashboard.catalogue import Catalogue, LiveRun
 from tether.dashboard.charts import GRADIENTS, MOST_LINES, PAGE_SECTIONS, PANELS, gradient_steps, lines_of
 from tether.dashboard.episodes import ORDERS, Filter, episode, find, neighbours, standing_alarms
 from tether.dashboard.groups import step_groups, train_steps
-from tether.dashboard.settings import differences, flattened, is_same_task, shown
 from tether.dashboard.tokens import Piece, context_text, pieces, run_tokenizer
 from tether.runs.alarms import alarm_history
+from tether.runs.compare import compare_runs, flattened, settings_difference, shown
 from tether.runs.gradient_buckets import TABLE, decompositions, reading, table
 from tether.runs.reasoning_view import StepTemplates, template_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS
 from tether.runs.timings import fast_path_words, machine_words
-from tether.runs.verdict import comparison, tiles, verdict
+from tether.runs.verdict import tiles, verdict
 
 PAGE_ROWS = 50
 """Episodes on one page of the list."""
@@ -129,7 +129,7 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
         "line_of": {run.name: place for place, group in enumerate(lines.groups.values()) for run in group},
         "drawn": [run.name for group in lines.groups.values() for run in group],
         "most_lines": MOST_LINES,
-        "differences": differences([run.config() for run in chosen]) if 1 < len(chosen) <= 12 else [],
+        "differences": settings_difference({run.name: run.config() for run in chosen}) if 1 < len(chosen) <= 12 else (),
         "sort": sort,
         "falling": falling,
         "folder": catalogue.shown,
@@ -381,8 +381,9 @@ def compare_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
         "lines": lines,
         "line_of": {run.name: place for place, group in enumerate(lines.groups.values()) for run in group},
         "pool": pool,
-        "comparison": comparison(records) if is_same_task(runs) else "",
-        "differences": differences([run.config() for run in runs]),
+        "comparison": compare_runs(
+            {run.name: run.config() for run in runs}, records, lambda name: catalogue.get(name).evaluation_prompts()
+        ),
         "sections": [(section.question, [(panel.key, panel.title) for panel in section.panels]) for section in PAGE_SECTIONS],
     }
 

@@ -1,4 +1,4 @@
-"""Seeds of the same settings as one curve: the mean over the seeds at every step, with Student's 95% interval of that mean.
+"""Seeds of the same settings, found and drawn as one curve: the mean over the seeds at every step, with Student's 95% interval of that mean.
 
 The mean is of the seeds that have recorded the metric at that step, and is drawn where more than half of the seeds that ever recorded it have; so
 a curve does not jump when one of five runs is further than the others. Pooled numbers take the form of step records, so the charts of a
@@ -6,13 +6,41 @@ report draw them like any run; the ends of the interval are metrics of their own
 """
 
 import dataclasses
+import json
 from collections.abc import Sequence
 
 from tether.core.intervals import mean_interval
+from tether.dashboard.catalogue import LiveRun
+from tether.runs.compare import flattened
 from tether.runs.panels import Panel, Style
 from tether.runs.schema import StepRecord
 
+NOT_SETTINGS = ("seed", "tags")
+"""Runs that differ in these alone are repetitions of one another."""
 READING = "The mean over seeds of the same settings, with Student's 95% interval of that mean; a run without other seeds has no band here."
+
+
+def seed_groups(runs: Sequence[LiveRun]) -> list[list[LiveRun]]:
+    """The runs in order, those that differ in nothing but the seed together."""
+    groups: dict[str, list[LiveRun]] = {}
+    for run in runs:
+        kept = {name: value for name, value in flattened(run.config()).items() if name not in NOT_SETTINGS}
+        groups.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
+    return list(groups.values())
+
+
+def group_name(runs: Sequence[LiveRun]) -> str:
+    """What a group of seeds is called: its run, or what their names begin with and how many there are.
+
+    The names of seeds mostly differ in their ends: `sokoban-seed0` and `sokoban-seed1` are `sokoban-seed* (2 seeds)`.
+    """
+    if len(runs) == 1:
+        return runs[0].name
+    names = [run.name for run in runs]
+    common = 0
+    while all(len(name) > common and name[common] == names[0][common] for name in names):
+        common += 1
+    return f"{names[0][:common]}* ({len(runs)} seeds)"
 
 
 def pooled(seeds: Sequence[Sequence[StepRecord]], *, share: frozenset[str] = frozenset()) -> list[StepRecord]:

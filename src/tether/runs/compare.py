@@ -7,7 +7,8 @@ The settings are those of config.yaml, which holds every option that the run was
 a data file can change under the same name: the first observations of the last validation on record.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +49,16 @@ class Comparison:
     differences: tuple[SettingDifference, ...]
 
 
-def compare_runs(stores: Mapping[str, RunStore], records: Mapping[str, Sequence[StepRecord]]) -> Comparison:
-    """The runs by name: ranked where they are of one task, with the settings that differ."""
-    configs = {name: store.config() for name, store in stores.items()}
+def compare_runs(
+    configs: Mapping[str, Config], records: Mapping[str, Sequence[StepRecord]], prompts: Callable[[str], frozenset[str]]
+) -> Comparison:
+    """The runs by name: ranked where they are of one task, with the settings that differ. `prompts` are those of a run's last validation; they
+    are asked for only where the settings allow a ranking."""
     differences = settings_difference(configs)
-    reasons = why_not_ranked(configs, differences) or _prompts_differ(stores, records)
+    reasons = why_not_ranked(configs, differences) or _prompts_differ({name: prompts(name) for name in configs})
     if not reasons:
         return Comparison(comparison(records), True, differences)
-    ends = [f"{name} {percent(rates[-1].value)}" for name in stores if (rates := validation(records[name]))]
+    ends = [f"{name} {percent(rates[-1].value)}" for name in configs if (rates := validation(records[name]))]
     beside = f" Side by side, validation success at the end: {', '.join(ends)}." if ends else ""
     return Comparison(f"Not ranked: {'; '.join(reasons)}.{beside}", False, differences)
 
@@ -66,7 +69,7 @@ def settings_difference(configs: Mapping[str, Config]) -> tuple[SettingDifferenc
     mixed = any(values.get("also") != [] for values in flat)
     keys = dict.fromkeys(key for values in flat for key in values)
     found = [
-        SettingDifference(key, tuple(_shown(values, key) for values in flat), _is_task(key, mixed))
+        SettingDifference(key, tuple(shown(values[key]) if key in values else NOT_RECORDED for values in flat), _is_task(key, mixed))
         for key in keys
         if any(key not in values or values[key] != flat[0].get(key, NOT_RECORDED) for values in flat)
     ]
@@ -101,29 +104,32 @@ def flattened(config: Config, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def shown(value: Any) -> str:
+    """A setting's value as it is written on the command line.
+
+    >>> shown(True), shown(None), shown("top_p"), shown([1, 2]), shown(1e-6)
+    ('true', 'null', 'top_p', '[1, 2]', '1e-06')
+    """
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
 def _is_task(key: str, mixed: bool) -> bool:
     if key in NOT_THE_TASK:
         return mixed and key == "env.weight"
     return key.startswith(("env.", "also", "evaluation.env.")) or key in SAME_EVALUATION
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    if key not in values:
-        return NOT_RECORDED
-    return "none" if values[key] is None else str(values[key])
-
-
-def _prompts_differ(stores: Mapping[str, RunStore], records: Mapping[str, Sequence[StepRecord]]) -> list[str]:
+def _prompts_differ(prompts: Mapping[str, frozenset[str]]) -> list[str]:
     """Why the runs were not evaluated on the same prompts, as far as they are on record; empty where they were, or where it is unknown."""
-    played = {name: prompts for name, store in stores.items() if (prompts := _evaluation_prompts(store, records[name]))}
-    if len(set(played.values())) <= 1:
+    played = {found for found in prompts.values() if found}
+    if len(played) <= 1:
         return []
-    shared = frozenset.intersection(*played.values())
-    most = max(len(prompts) for prompts in played.values())
+    shared = frozenset.intersection(*played)
+    most = max(len(found) for found in played)
     return [f"the runs were not evaluated on the same prompts, they share {len(shared)} of {most}"]
 
 
-def _evaluation_prompts(store: RunStore, records: Sequence[StepRecord]) -> frozenset[str]:
+def evaluation_prompts(store: RunStore, records: Sequence[StepRecord]) -> frozenset[str]:
     """The first observations of the last validation on record; empty where its episodes were not kept. Errored ones may have none."""
     rates = validation(records)
     if not rates:

@@ -5,7 +5,7 @@ curves with how to read them, the regime plane, the gradients by reward variance
 different prompts, the timings, the settings and the command that repeats the run. What a run did not record is named as missing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tether.core.enums import REGIME_FRACTION, Regime
 from tether.core.errors import BadInput
 from tether.core.shares import percent
 from tether.runs.alarms import AlarmSummary, alarm_history, are_recorded
-from tether.runs.compare import compare_runs
+from tether.runs.compare import Comparison, compare_runs, evaluation_prompts
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, Runs, curve, regime_plane, run_colours
 from tether.runs.gradient_buckets import TABLE, Decomposition, decompositions, norm_figure, reading, share_figure, table
 from tether.runs.page import Chart, figure_html, write_page
@@ -120,7 +120,7 @@ def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequ
         out,
         runs=runs,
         title=_title(runs),
-        comparison=compare_runs(dict(zip(names, stores, strict=True)), records) if len(runs) > 1 else None,
+        comparison=_comparison(dict(zip(names, stores, strict=True)), records) if len(runs) > 1 else None,
         gradient_columns=[title for _, title in TABLE],
         sections=[(section.question, _charts(section.panels, stepped)) for section in SECTIONS],
         plane=_plane(stepped),
@@ -169,6 +169,11 @@ def _view(name: str, colour: str, store: RunStore, records: list[StepRecord], te
         rates=mean_rates(timings),
         config=store.config_text(),
     )
+
+
+def _comparison(stores: Mapping[str, RunStore], records: Runs) -> Comparison:
+    configs = {name: store.config() for name, store in stores.items()}
+    return compare_runs(configs, records, lambda name: evaluation_prompts(stores[name], records[name]))
 
 
 def _title(runs: Sequence[RunView]) -> str:

@@ -175,6 +175,7 @@ def test_what_is_only_known_on_loading_leaves_nothing_behind(tmp_path: Path, cap
 SHORT = ["rollout.num_groups=2", "rollout.group_size=2", "rollout.max_tokens=4", "evaluation.prompts=1", "diagnosis.every=0"]
 
 
+@pytest.mark.long
 def test_running_out_of_memory_loses_nothing_and_says_what_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

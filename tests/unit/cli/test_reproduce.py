@@ -39,24 +39,20 @@ def test_mistakes_are_one_line(words: tuple[str, ...], message: str, capsys: pyt
     assert message in said and len(said.strip().splitlines()) == 1
 
 
-def test_the_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--list", "--experiments", str(EXPERIMENTS)) == 0
-    said = capsys.readouterr().out
+def test_the_list_names_every_experiment_and_loads_no_torch() -> None:
+    code = "import sys; from tether.cli.main import main\ntry:\n    main(['reproduce', '--list', '--experiments', sys.argv[1]])\nexcept SystemExit:\n    pass\n"
+    code += "print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code, str(EXPERIMENTS)], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "False"
     for path in EXPERIMENTS.glob("*/grid.yaml"):
         assert path.parent.name in said
     assert "all at tiny:" in said and "of 264 cells" in said
 
 
+@pytest.mark.long
 def test_pages_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(EXPERIMENTS, tmp_path / "experiments"))
     readme = folder / "table_6" / "README.md"
     readme.unlink(missing_ok=True)
     assert call("table_6", "--no-run", "--experiments", str(folder)) == 0
     assert readme.is_file() and "Peak success falls from Q1 to Q4." in capsys.readouterr().out
-
-
-def test_listing_loads_no_torch() -> None:
-    code = "import sys; from tether.cli.main import main\ntry:\n    main(['reproduce', '--list', '--experiments', sys.argv[1]])\nexcept SystemExit:\n    pass\n"
-    code += "print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, str(EXPERIMENTS)], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"

@@ -12,9 +12,8 @@ from tether.dashboard.catalogue import Catalogue, LiveRun
 from tether.dashboard.charts import Charts
 from tether.dashboard.episodes import Filter, episode, find, neighbours
 from tether.dashboard.groups import step_groups
-from tether.dashboard.pages import Words, runs_page
-from tether.dashboard.seeds import over_seeds, pooled, shares
-from tether.dashboard.settings import differences, group_name, is_same_task, seed_groups
+from tether.dashboard.pages import Words, compare_page, runs_page
+from tether.dashboard.seeds import group_name, over_seeds, pooled, seed_groups, shares
 from tether.dashboard.tokens import pieces
 from tether.runs.panels import SECTIONS
 from tether.runs.schema import StepRecord
@@ -79,7 +78,20 @@ def test_a_panel_over_seeds_draws_the_interval_over_seeds() -> None:
     assert "Wilson" not in panel.reading
 
 
-def test_settings_that_differ_and_runs_that_are_seeds_of_each_other(tmp_path: Path) -> None:
+def test_a_comparison_ranks_as_the_report_does(tmp_path: Path) -> None:
+    """Of one task by the settings, but played on other prompts: side by side."""
+    for name, seed, board in (("a", 0, "x"), ("b", 1, "x"), ("c", 0, "y")):
+        store = _run(tmp_path / name, f"seed: {seed}\nenv: {{name: frozen_lake}}\n")
+        store.append(StepRecord(9, {"validation/success": 0.5, "validation/prompts": 1.0}))
+        store.append_trajectories([{**_episode(9, 0, 0, 1.0), "split": "validation", "turns": [{"observation": board}]}])
+        store.close()
+    catalogue = Catalogue(tmp_path)
+    same, other = (compare_page(catalogue, Words([("run", "a"), ("run", name)]))["comparison"] for name in ("b", "c"))
+    assert same.is_ranked and [(row.key, row.values, row.is_task) for row in same.differences] == [("seed", ("0", "1"), False)]
+    assert not other.is_ranked and "they share 0 of 1" in other.sentence
+
+
+def test_runs_that_are_seeds_of_each_other(tmp_path: Path) -> None:
     for name, config in {
         "s-0": "seed: 0\nenv: {name: a}\nlr: 1.0e-6",
         "s-1": "seed: 1\nenv: {name: a}\nlr: 1.0e-6\ntags: [x]",
@@ -90,12 +102,6 @@ def test_settings_that_differ_and_runs_that_are_seeds_of_each_other(tmp_path: Pa
     groups = seed_groups(runs)
     assert [[run.name for run in group] for group in groups] == [["other"], ["s-0", "s-1"]]
     assert group_name(groups[1]) == "s-* (2 seeds)" and group_name(groups[0]) == "other"
-    assert differences([run.config() for run in runs]) == [
-        ("seed", ["0", "0", "1"]),
-        ("env.name", ["b", "a", "a"]),
-        ("tags", ["—", "—", '["x"]']),
-    ]
-    assert is_same_task(groups[1]) and not is_same_task(runs)
 
 
 def test_groups_have_the_variance_of_the_filter_and_say_why_they_were_dropped(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def test_the_embedded_model_scores(env: str, write: Write, code: VerdictCode, ti
     assert found.precision == "float32"
 
 
+@pytest.mark.long
 def test_one_sample_per_prompt_is_judged_and_said(tiny_judge: AuditScorer, tmp_path: Path) -> None:
     found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("countdown", 24), copied, 1)), tiny_judge)
     assert found.verdict.code is TIED

@@ -83,6 +83,7 @@ def test_it_works_off_the_main_thread_and_from_many_at_once(comparison: Symbolic
     assert verdicts == {number: number % 2 == 1 for number in range(2, 10)}
 
 
+@pytest.mark.long
 def test_a_slow_formula_does_not_hold_up_the_others() -> None:
     pool = ComparisonPool(num_workers=2, cpu_seconds=3.0)
     slow = threading.Thread(target=pool.equal, args=("5", "100000000!"))

@@ -143,7 +143,7 @@ def test_a_cell_that_another_process_runs_is_waited_for(library: Library, tmp_pa
     (tmp_path / "runs").mkdir()
     holder = (tmp_path / "runs" / f"{cell.id}.lock").open("wb")
     fcntl.flock(holder, fcntl.LOCK_EX)
-    state, log = run(library, tmp_path, max_seconds=5.0)
+    state, log = run(library, tmp_path, max_seconds=3.0)
     assert cell.id not in log.done and len(log.done) == 3 and [left.id for left in state.waiting] == [cell.id]
     holder.close()
     _, log = run(library, tmp_path)

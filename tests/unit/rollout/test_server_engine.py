@@ -147,6 +147,7 @@ def test_the_engines_own_rule_ends_a_response(proxy: Any, policy: Policy, chat: 
     assert engine.statistics.decode_calls > sum(len(tokens) for tokens in _tokens(native))
 
 
+@pytest.mark.long
 def test_what_may_pass_is_tried_again_with_the_same_draw(proxy: Any, policy: Policy, chat: Any, native: list[Group]) -> None:
     engine = _engine(proxy.url, policy)
     left = [2]

@@ -186,6 +186,7 @@ def test_an_engine_that_was_replaced_is_found_at_its_new_address(tiny: Any, chat
         make_engine("ray", policy, server=ServerOptions())
 
 
+@pytest.mark.long
 def test_environments_are_played_by_their_workers(tiny: Any, chat: Any) -> None:
     """Two workers by turns, then one that is gone, then another in its place: the same episodes, and none is lost."""
     engine = NativeEngine(Policy(*tiny), max_rows=8, max_context=900)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tether.core.metrics import wilson_interval
-from tether.runs.compare import SettingDifference, compare_runs, settings_difference
+from tether.runs.compare import SettingDifference, compare_runs, evaluation_prompts, settings_difference
 from tether.runs.report import write_report
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
@@ -46,7 +46,9 @@ def run(folder: Path, successes: int, changes: dict[str, Any] | None = None, boa
 
 def compared(*stores: RunStore) -> Any:
     named = {store.folder.name: store for store in stores}
-    return compare_runs(named, {name: store.steps() for name, store in named.items()})
+    records = {name: store.steps() for name, store in named.items()}
+    configs = {name: store.config() for name, store in named.items()}
+    return compare_runs(configs, records, lambda name: evaluation_prompts(named[name], records[name]))
 
 
 def test_runs_of_one_task_are_ranked_whatever_else_differs(tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_runs_of_one_task_are_ranked_whatever_else_differs(tmp_path: Path) -> No
         ({"env": {"name": "countdown"}}, "env.name (frozen_lake, countdown)"),
         ({"env": {"options": {"size": 6}}}, "env.options.size (4, 6)"),
         ({"env": {"options": {"data": "b.jsonl"}}}, "env.options.data (not recorded, b.jsonl)"),
-        ({"also": [{"name": "sokoban"}]}, "also ([], [{'name': 'sokoban'}])"),
+        ({"also": [{"name": "sokoban"}]}, 'also ([], [{"name": "sokoban"}])'),
         ({"evaluation": {"prompts": 512}}, "evaluation.prompts (256, 512)"),
         ({"evaluation": {"temperature": 0.0}}, "evaluation.temperature (0.5, 0.0)"),
         ({"evaluation": {"samples": 4}}, "evaluation.samples (1, 4)"),

@@ -320,6 +320,7 @@ def test_counted_is_what_a_critic_takes(monkeypatch: pytest.MonkeyPatch) -> None
     assert parts.plan.needs["critic"] == held + optimizer.bytes_to_come
 
 
+@pytest.mark.long
 def test_a_folder_of_adapters(tmp_path: Path, tiny_model: Any) -> None:
     add_lora(tiny_model, 4, 8)
     tiny_model.name_or_path = "tiny"

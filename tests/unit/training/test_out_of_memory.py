@@ -110,6 +110,7 @@ def test_an_update_that_does_not_fit_leaves_a_checkpoint_to_continue_from(
     assert _lines(folder) == _lines(straight) and _weights(folder) == _weights(straight)
 
 
+@pytest.mark.long
 def test_weights_of_half_a_step_are_not_kept(run: Runs, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first update of step 2 was made, the second does not fit."""
     folder = tmp_path / "run"

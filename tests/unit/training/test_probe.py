@@ -85,6 +85,7 @@ def test_the_probe_disturbs_nothing(probed: Trainer, tmp_path: Path) -> None:
     assert not any("probe" in line["seconds"] for line in plain.store.timings())
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_measures_the_same(probed: Trainer, tmp_path: Path) -> None:
     """Stopped after its first step and continued by another trainer: the change is still since the first measurement."""
     _run(tmp_path / "run", steps=1)

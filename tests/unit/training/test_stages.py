@@ -303,6 +303,7 @@ def _out_of_memory(*_: Any, **__: Any) -> Any:
     raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
 
+@pytest.mark.long
 def test_out_of_memory_in_the_diagnosis_is_on_the_record_and_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other numbers and the weights are those of a run that does not diagnose."""
     monkeypatch.setattr(monitor, "cross_score", _out_of_memory)
