@@ -33,8 +33,9 @@ from tether.core.protocols import Sampling
 from tether.core.types import Group
 from tether.models.fast.decoding.protocol import Decoder, Sampled, SampleOutput
 from tether.runs.timings import StepTimings
-from tether.training.api import named_settings, open_run
+from tether.training.api import open_run
 from tether.training.loop import Trainer
+from tether.training.resolve import named_settings
 
 LAST_STEP = 1_000_000
 """So far away that neither checkpoints nor evaluations are due."""

@@ -57,7 +57,7 @@ def evaluate_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
     """Measure success on fixed validation prompts, with its 95% interval and pass@k; several models are compared on the same instances."""
-    from tether.training.api import evaluation_settings
+    from tether.training.resolve import evaluation_settings
 
     overrides: dict[str, Any] = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}, "rollout": {}}
     if engine is not None:

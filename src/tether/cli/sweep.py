@@ -66,7 +66,7 @@ def sweep(
     from tether.experiments.quantities import Quantity
     from tether.experiments.sweep import RESULT, SCALE, sweep_cells, table_rows, to_json, variants
     from tether.runs.store import write_whole
-    from tether.training.api import named_settings
+    from tether.training.resolve import named_settings
 
     if max_minutes is not None and max_minutes <= 0:
         raise BadInput(f"--max-minutes is {max_minutes:g}; give more than 0")
@@ -106,7 +106,7 @@ def _base(what: str) -> dict[str, Any]:
 
 def _bound(cells: Any) -> int | None:
     """How many runs fit into memory side by side. The embedded model always fits: nothing is loaded to find that out."""
-    from tether.training.api import resolve_settings
+    from tether.training.resolve import resolve_settings
 
     different = list({json.dumps({**cell.settings, "seed": 0}, sort_keys=True, default=str): cell.settings for cell in cells}.values())
     large = [settings for one in different if (settings := resolve_settings(None, one, {})).model.name != "tiny"]

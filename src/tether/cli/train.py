@@ -94,8 +94,9 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print how the run ended as one JSON object; everything else to stderr.")] = False,
 ) -> None:
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
-    from tether.training.api import join_world, named_settings, open_run, run_settings, run_training
+    from tether.training.api import join_world, open_run, run_training
     from tether.training.distributed.ranks import launched_rank
+    from tether.training.resolve import named_settings, run_settings
 
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
     if engine is not None:
@@ -194,7 +195,8 @@ def _weighted(text: str) -> dict[str, Any]:
 
 
 def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any, console: Console, *, quiet: bool) -> None:
-    from tether.training.api import CPU_PROMPTS, run_training
+    from tether.training.api import run_training
+    from tether.training.resolve import CPU_PROMPTS
 
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")

@@ -14,7 +14,7 @@ from typing import Any
 
 from tether.core.errors import BadInput
 from tether.runs.files import write_whole
-from tether.training.api import resolve_settings
+from tether.training.resolve import resolve_settings
 
 CELLS = "cells"
 CELL_SCHEMA = 1

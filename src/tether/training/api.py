@@ -3,8 +3,6 @@
 Settings are checked as far as possible before torch is loaded; whatever needs torch is imported inside the functions.
 """
 
-import json
-import logging
 import os
 import re
 import time
@@ -12,63 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tether.algorithms.filters.scores import find_score
-from tether.core.config import Settings, dump_yaml, find_config, load, merge, read_file, validate
-from tether.core.errors import BadInput, ConfigError, TetherError
-from tether.core.importing import is_import_path
-from tether.core.protocols import Engine, Env
+from tether.core.config import dump_yaml, merge, validate
+from tether.core.errors import BadInput, TetherError
+from tether.core.protocols import Engine
 from tether.core.types import Group
-from tether.envs.factory import env_factory
-from tether.envs.registry import check_received, make_env
 from tether.models.catalog import check_name
-from tether.models.chat_endpoint import is_endpoint
-from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.run import Run
-from tether.runs.store import CONFIG, RunStore
-from tether.runs.trackers import check_tracker
+from tether.runs.store import RunStore
 from tether.training.distributed.ranks import Ranks, join_ranks
-from tether.training.settings import EnvSettings, EvaluationSettings, RunSettings, ServerSettings
+from tether.training.resolve import evaluation_settings, named_settings, nested_settings, run_settings, without_secrets
+from tether.training.settings import RunSettings
 
 if TYPE_CHECKING:
     from tether.training.callbacks import Callback
     from tether.training.evaluate import Evaluation
 
-SMOKE: dict[str, Any] = {
-    "model": {"name": "tiny"},
-    "rollout": {"num_groups": 2, "group_size": 4, "max_tokens": 64, "max_context": 1024, "max_rows": 64},
-    "learner": {"learning_rate": None, "update_batch": 4},
-    "critic": {"model": None, "learning_rate": None},
-    "algorithm": {"reference": None},
-    "evaluation": {"prompts": 4, "samples": 1},
-    "diagnosis": {"every": 1},
-    "steps": 2,
-}
-"""Any run, reduced to what shows within a minute whether it works."""
-
-CPU_PROMPTS = 128
-"""Validation prompts by default where a CPU plays them; the paper's 512 elsewhere."""
-
-SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|passwd|api_?key|credentials?)$")
-"""Names of options that are never written down, whatever their class says."""
-
-FREE_ON_RESUME = {
-    "steps": (),
-    "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts", "sharding"),
-    "rollout": ("max_rows", "cache_gb", "error_retries", "engine"),
-    "server": (),
-    "diagnosis": ("every",),
-    "trackers": (),
-}
-"""What may change when a run is resumed, whole sections where no keys are named: how long it is, where it samples, who follows it, and what
-decides how much memory it takes but not what it learns."""
-
-COMMANDS = ("vllm_command", "vllm_args")
-"""Settings of the section `server` that start a program."""
-
-_LOG = logging.getLogger(__name__)
-
-FORMER_WORDING = {"instructions": "plain", "lenient": False}
-"""The values that these options of environments had, in effect, before there were such options: tether 0.1."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The older name first: every version of torch reads it, some ignore the newer one."""
@@ -155,32 +111,6 @@ def _opened(folder: Path, changed: RunSettings | None, *, writes: bool) -> RunSt
     return store
 
 
-def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
-    """The resolved settings of a new or a resumed run."""
-    out = Path(out) if out is not None else None
-    if not resume:
-        file = find_config(config) if config is not None else None
-        return _fewer_prompts_on_cpu(resolve_settings(file, given, SMOKE if smoke else {}), file, given)
-    if smoke:
-        raise ConfigError("--smoke starts a run of its own; leave it out with --resume")
-    return _reopen(out, config, given)
-
-
-def _fewer_prompts_on_cpu(settings: RunSettings, file: Path | None, given: Mapping[str, Any]) -> RunSettings:
-    """The settings with fewer validation prompts where a CPU would play the default number of them: that takes longer than some steps."""
-    asked = merge(read_file(file) if file is not None else {}, given).get("evaluation") or {}
-    default = EvaluationSettings.model_fields["prompts"].default
-    if "prompts" in asked or settings.evaluation.prompts != default or not _on_cpu(settings):
-        return settings
-    return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"prompts": CPU_PROMPTS})})
-
-
-def _on_cpu(settings: RunSettings) -> bool:
-    from tether.models.hardware import default_device
-
-    return (settings.model.device or default_device()) == "cpu"
-
-
 def check_several_ranks(settings: RunSettings, ranks: Ranks) -> None:
     """Refuse a device that several ranks cannot have, and what they cannot divide."""
     from tether.models.hardware import default_device, num_gpus
@@ -222,7 +152,7 @@ def run_training(
 
     start, ranks = StartTimer(imports=time.perf_counter() - begin), ranks or Ranks()
     if settings.trackers and ranks.rank == 0:
-        callbacks = [*callbacks, Tracking(settings.trackers, _without_secrets(settings), store, callbacks)]
+        callbacks = [*callbacks, Tracking(settings.trackers, without_secrets(settings), store, callbacks)]
     try:
         with ranks.interrupts.listening():
             try:
@@ -286,46 +216,6 @@ def evaluate(
     endpoint = EndpointOptions(concurrency, api_key_env, body or {})
     place = None if out is None else Path(out)
     return run_evaluation(resolved, str(model_or_run), callbacks, endpoint=endpoint, price=price, out=place)
-
-
-def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping[str, Any]) -> RunSettings:
-    """The settings of an evaluation: those of the run folder if `target` is one, with what was given on top; names are checked."""
-    named = merge(given, {"env": {"name": env}} if env is not None else {})
-    base = _target_settings(target, best, named, own_env=env is None)
-    if env is not None:
-        base = {**base, "env": {"name": env}, "also": []}
-    if "env" not in base and "/" in target and not Path(target).exists():
-        raise BadInput(f"run folder '{target}' does not exist; check the path, or, where it is a model, add --env")
-    if "env" not in base:
-        raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
-    settings = validate(RunSettings, merge(base, given))
-    for chosen in settings.environments():
-        make_env(chosen.name, **chosen.options)
-    if not is_endpoint(settings.model.name):
-        check_name(settings.model.name)
-    return settings
-
-
-def _target_settings(target: str, best: bool, given: Mapping[str, Any], own_env: bool) -> dict[str, Any]:
-    """Settings of a run folder with its newest or best checkpoint as the model; of a model, just its name. `own_env`: the run's environment
-    is played. `given` is what the user named."""
-    folder = Path(target)
-    if is_endpoint(target) or not (folder / "run.json").is_file():
-        if best:
-            raise BadInput(f"--best is for run folders, and '{target}' is not one; leave it out")
-        return {"model": {"name": target}}
-    store = RunStore.open(folder)
-    config = _stored_config(store, given) if own_env else store.config()
-    server = {key: value for key, value in (config.get("server") or {}).items() if key not in COMMANDS}  # a file starts no program
-    model = {**config.get("model", {}), "name": str(find_checkpoint(store.checkpoints, best=best)[0] / MODEL)}
-    for chosen in (config["env"], *config.get("also", [])):
-        chosen.get("options", {}).pop("split", None)  # what the run was trained on is not what it is tested on
-    return {
-        **config,
-        "model": model,
-        "server": server,
-        "rollout": {**config.get("rollout", {}), "engine": "native"},
-    }  # its servers hold other weights by now
 
 
 # -------------------------------------------------------------------------------------------------------------------- play
@@ -393,94 +283,6 @@ def play(
         return play_plan(pool, plan, engine, chat, resolved.sampling(), rules, error_retries=retries)
 
 
-# ---------------------------------------------------------------------------------------------------------------- settings
-
-
-def named_settings(
-    env: str | None,
-    model: str | Mapping[str, Any] | None,
-    algo: str | None,
-    filter: str | Mapping[str, Any] | None,
-    steps: int | None,
-    seed: int | None,
-) -> dict[str, Any]:
-    """The arguments that have a name of their own, as nested settings."""
-    nested: dict[str, Any] = {}
-    for section, name in (("env", env), ("model", model), ("algorithm", algo)):
-        if name is not None:
-            nested[section] = dict(name) if isinstance(name, Mapping) else {"name": name}
-    if filter is not None:
-        nested["filter"] = dict(filter) if isinstance(filter, Mapping) else filter_settings(filter)
-    nested.update({key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None})
-    return nested
-
-
-def nested_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by section or by dotted name, as a nested dictionary."""
-    nested: dict[str, Any] = {}
-    for key, value in given.items():
-        value = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
-        for section in reversed(key.split(".")):
-            value = {section: value}
-        nested = merge(nested, value)
-    return nested
-
-
-def filter_settings(text: str) -> dict[str, Any]:
-    """`strategy` or `strategy:share`."""
-    strategy, colon, keep = text.partition(":")
-    if not colon:
-        return {"strategy": strategy}
-    try:
-        return {"strategy": strategy, "keep": float(keep)}
-    except ValueError:
-        raise BadInput(f"--filter got '{text}'; write it as strategy:share, for example top_p:0.9") from None
-
-
-def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mapping[str, Any]) -> RunSettings:
-    """All settings, checked as far as that goes without torch: names, ranges, the environment's own options, the model's name."""
-    if config is None and "env" not in given:
-        raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
-    settings = load(RunSettings, config, merge(base, given))
-    if config is not None:
-        _check_received(settings, given, f"settings file '{config}'")
-    check_name(settings.model.name)
-    find_score(settings.filter.score)  # a function of the user's is imported here, so that its mistakes are told before anything runs
-    for name in settings.trackers:
-        check_tracker(name)
-    return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options)))
-
-
-def _check_received(settings: RunSettings, given: Mapping[str, Any], where: str) -> None:
-    """Refuse environments that a file names and that would run code of the current folder; those in `given` the user named."""
-    named = _named_environments(given)
-    for chosen in (*settings.environments(), *([settings.evaluation.env] if settings.evaluation.env is not None else [])):
-        if chosen.name not in named:
-            check_received(chosen.name, where)
-
-
-def _named_environments(settings: Mapping[str, Any]) -> set[str]:
-    """The names of environments in nested settings, which need not be valid."""
-    evaluation = settings.get("evaluation")
-    places = [settings.get("env"), evaluation.get("env") if isinstance(evaluation, Mapping) else None]
-    places += list(settings["also"]) if isinstance(settings.get("also"), list) else []
-    return {str(place["name"]) for place in places if isinstance(place, Mapping) and "name" in place}
-
-
-def _with_options(settings: RunSettings, options: Callable[[EnvSettings], dict[str, Any]]) -> RunSettings:
-    """The settings with other options for each of their environments."""
-    env, *also = (chosen.model_copy(update={"options": options(chosen)}) for chosen in settings.environments())
-    return settings.model_copy(update={"env": env, "also": also})
-
-
-def _all_options(chosen: EnvSettings, env: Env) -> dict[str, Any]:
-    """Every option of the environment, so that the run's record states the defaults it was made with."""
-    options = getattr(env, "options", None)
-    if not isinstance(options, Settings):
-        return dict(chosen.options)
-    return options.model_dump(mode="json", exclude={"split"} - chosen.options.keys())
-
-
 def _create(out: Path | None, settings: RunSettings, made: list[RunStore]) -> Path:
     """A new run folder; its store, which holds the lock, is put into `made`."""
     names = [chosen.name.partition("://")[2] or chosen.name for chosen in settings.environments()]
@@ -493,117 +295,8 @@ def _create(out: Path | None, settings: RunSettings, made: list[RunStore]) -> Pa
         "seed": settings.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    made.append(RunStore.create(folder, dump_yaml(_without_secrets(settings)), about))
+    made.append(RunStore.create(folder, dump_yaml(without_secrets(settings)), about))
     return folder
-
-
-def _without_secrets(settings: RunSettings) -> RunSettings:
-    """The settings as they may be written down: an option that must not be shown (a token) is left out, and comes from TETHER_TOKEN."""
-
-    def shown(chosen: EnvSettings) -> dict[str, Any]:
-        known = env_factory(chosen.name).options
-        secret = set() if known is None else {name for name, field in known.model_fields.items() if not field.repr}
-        return {key: value for key, value in chosen.options.items() if key not in secret and not SECRET_NAME.search(key)}
-
-    cleared = _with_options(settings, shown)
-    if (other := settings.evaluation.env) is None:
-        return cleared
-    evaluation = settings.evaluation.model_copy(update={"env": other.model_copy(update={"options": shown(other)})})
-    return cleared.model_copy(update={"evaluation": evaluation})
-
-
-def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any]) -> RunSettings:
-    """The settings of the run in `out`; the number of steps may be raised, and memory may be saved."""
-    if out is None:
-        raise BadInput("--resume needs to know which run; add --out FOLDER")
-    store = RunStore.open(out)
-    named, given = given, _without_own_names(given, store.config())
-    fixed = [section for section, value in given.items() if section not in FREE_ON_RESUME or not _is_free(section, value)]
-    if config is not None or fixed:
-        free = ", ".join(
-            f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys or "*" if section not in ("steps", "trackers")
-        )
-        raise ConfigError(
-            f"--resume continues with the run's own settings; only --steps, --track, and --set of {free}, may be given with it"
-        )
-    stored = _stored_config(store, named)
-    _check_commands(stored, given, store.folder)
-    before = validate(RunSettings, stored)
-    settings = validate(RunSettings, merge(stored, given)) if given else before
-    find_score(settings.filter.score)
-    for name in settings.trackers:
-        check_tracker(name)
-    if settings.steps < before.steps:
-        raise BadInput(
-            f"the run has {before.steps} steps and cannot be cut to {settings.steps}; give at least {before.steps}, or no --steps"
-        )
-    return settings
-
-
-def _without_own_names(given: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given with --resume, less the names of the run's own environments: naming them allows their import, and changes nothing."""
-    if not _named_environments({key: given[key] for key in ("env", "also") if key in given}) <= _named_environments(stored):
-        return dict(given)
-    names_only = {key for key in ("env", "also") if all(set(place) <= {"name"} for place in _places(given.get(key)))}
-    return {key: value for key, value in given.items() if key not in names_only}
-
-
-def _places(value: Any) -> list[Any]:
-    found = value if isinstance(value, list) else [value] if value is not None else []
-    return found if all(isinstance(place, Mapping) for place in found) else [{"": None}]
-
-
-def _check_commands(stored: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
-    """Refuse to start a program because a run folder says so: it may have come from somebody else."""
-    if (merge(stored, given).get("rollout") or {}).get("engine") != "vllm":
-        return
-    defaults, server = ServerSettings(), stored.get("server") or {}
-    for name in COMMANDS:
-        if server.get(name, getattr(defaults, name)) != getattr(defaults, name) and name not in (given.get("server") or {}):
-            raise BadInput(
-                f"'{folder / CONFIG}' has server.{name}={server[name]!r}, and starts a program with it; if that is what you want, say so: "
-                f"add --set server.{name}={json.dumps(server[name])}"
-            )
-
-
-def _stored_config(store: RunStore, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run as it was made: one of tether 0.1 goes on with the wording and the strict reading of that version. Environments that
-    would run code of the current folder are refused, unless `given` names them.
-
-    A run's record states every option of its environments, so an option that is missing there is younger than the run.
-    """
-    config = store.config()
-    if "invalid_steps" not in (config.get("early_stop") or {}):  # a rule that the run's version did not have
-        config = merge(config, {"early_stop": {"invalid_steps": 0}})
-    for name in sorted(_named_environments(config) - _named_environments(given)):
-        check_received(name, f"'{store.folder / CONFIG}'")
-    environments = [config.get("env"), *config.get("also", [])]
-    rewards = [(env.get("options") or {}).get("reward") for env in environments if isinstance(env, dict)]
-    for what, function in (("score", (config.get("filter") or {}).get("score")), *(("reward", reward) for reward in rewards)):
-        if isinstance(function, str) and is_import_path(function):
-            check_received(function, f"'{store.folder / CONFIG}'", what)
-    younger = [_keep_former_wording(env) for env in environments if isinstance(env, dict) and "name" in env]
-    if any(younger):
-        _LOG.warning(
-            "this run was made by tether %s: it keeps the instructions of that version (instructions=plain, lenient=false)", store.version
-        )
-    return config
-
-
-def _keep_former_wording(env: dict[str, Any]) -> bool:
-    """Put the former values of options that the record does not have into an environment's options; whether there were any."""
-    known = env_factory(env["name"]).options
-    options = env.get("options") or {}
-    missing = {
-        key: value for key, value in FORMER_WORDING.items() if known is not None and key in known.model_fields and key not in options
-    }
-    env["options"] = {**options, **missing}
-    return bool(missing)
-
-
-def _is_free(section: str, value: Any) -> bool:
-    keys = FREE_ON_RESUME[section]
-    return not keys or (isinstance(value, dict) and set(value) <= set(keys))
 
 
 def _grow_allocator_segments() -> None:

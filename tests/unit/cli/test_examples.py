@@ -18,7 +18,7 @@ import typer
 
 from tether.cli.main import app, main
 from tether.core.config import merge, parse_overrides
-from tether.training.api import named_settings, resolve_settings
+from tether.training.resolve import named_settings, resolve_settings
 
 pytestmark = pytest.mark.long  # every example of every verb
 

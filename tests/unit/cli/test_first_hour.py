@@ -18,7 +18,7 @@ from tether.core.setting_docs import field_meanings, setting_docs
 from tether.envs.qa.env import QAOptions
 from tether.envs.registry import ENVIRONMENTS, find_class
 from tether.runs.store import RunStore
-from tether.training.api import CPU_PROMPTS, run_settings
+from tether.training.resolve import CPU_PROMPTS, run_settings
 from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,8 @@ import yaml
 
 from tether import make_env
 from tether.core.errors import BadInput
-from tether.training.api import ALLOCATOR_VARIABLES, SECRET_NAME, _create, _grow_allocator_segments, resolve_settings
+from tether.training.api import ALLOCATOR_VARIABLES, _create, _grow_allocator_segments
+from tether.training.resolve import SECRET_NAME, resolve_settings
 
 
 def _written(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tether.experiments.cells import Cell
 from tether.experiments.grid import Library, read_library
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.training.api import resolve_settings
+from tether.training.resolve import resolve_settings
 
 SCALES: dict[str, Any] = {
     "order": ["one", "two"],

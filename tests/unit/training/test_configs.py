@@ -14,7 +14,7 @@ from tether.core.config import load, read_file
 from tether.envs.deepcoder.sandbox.sandbox import describe_isolation
 from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.runs.store import RunStore
-from tether.training.api import SMOKE
+from tether.training.resolve import SMOKE
 from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[3]

@@ -26,10 +26,10 @@ from tether.rollout.engines.scripted import ScriptedEngine
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.runs.store import RunStore
-from tether.training.api import evaluation_settings
 from tether.training.build import env_specs
 from tether.training.evaluate import Evaluation
 from tether.training.evaluate import evaluate as evaluate_sampler
+from tether.training.resolve import evaluation_settings
 from tether.training.settings import EnvSettings
 
 RULES = EpisodeRules(900, 45, -0.1)

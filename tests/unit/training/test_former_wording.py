@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tether.runs.store import RunStore
-from tether.training.api import evaluation_settings, open_run, resolve_settings
+from tether.training.api import open_run
+from tether.training.resolve import evaluation_settings, resolve_settings
 
 RUN = Path(__file__).parents[2] / "fixtures" / "run_of_0_1" / "run"
 LINE = "this run was made by tether 0.1.0: it keeps the instructions of that version (instructions=plain, lenient=false)"

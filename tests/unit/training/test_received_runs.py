@@ -15,9 +15,9 @@ from tether.core.errors import BadInput, ConfigError, ModelUnavailable
 from tether.envs.registry import check_received, make_env
 from tether.models.load import load_model
 from tether.runs.store import RunStore
-from tether.training.api import evaluation_settings, run_settings
 from tether.training.checkpoint import save_checkpoint
 from tether.training.memory import shape_of
+from tether.training.resolve import evaluation_settings, run_settings
 from tether.training.settings import RunSettings
 
 MODULE = """

@@ -18,7 +18,7 @@ from tether.core.protocols import Env
 from tether.core.version import __version__
 from tether.models.catalog import check_name
 from tether.runs.store import RunStore
-from tether.training.api import nested_settings
+from tether.training.resolve import nested_settings
 from tether.training.sft.settings import LORA_RANK, SftSettings, default_learning_rate
 
 if TYPE_CHECKING:
