@@ -62,6 +62,7 @@ def write_run(folder: Path, gigabytes: float) -> None:
     names = [*dict.fromkeys([*sorted(drawn), *names])][:110]
     for step in range(STEPS + 1):
         metrics = {name: 0.5 + 0.4 * math.sin(step / 40 + place) for place, name in enumerate(names)}
+        metrics |= {"information/num_prompts": 8.0, "information/num_reasonings": 128.0}  # enough for a verdict, so that the plane is drawn
         metrics |= {
             f"gradients/{name}_{bucket}": 0.1 * bucket for name in ("task_norm", "rv_mean") for bucket in range(1, 7) if step % 50 == 0
         }
