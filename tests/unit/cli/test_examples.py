@@ -20,9 +20,9 @@ from tether.cli.main import app, main
 from tether.core.config import merge, parse_overrides
 from tether.training.resolve import named_settings, resolve_settings
 
-pytestmark = pytest.mark.long  # every example of every verb
 
 NETWORK, SERVER, HOURS, WAITS = "needs the network", "needs a server that runs", "takes hours", "serves until Ctrl-C"
+SHOWN = "the run of the examples has no such episode; tests/unit/dashboard/test_verbs.py"
 SMALL_SETTINGS = ("rollout.max_tokens=16", "rollout.group_size=2", "evaluation.prompts=2", "filter.refill=0", "env.options.max_turns=2")
 SMALL_RUN = ["--smoke", "--model", "tiny", "--steps", "1", *(word for pair in SMALL_SETTINGS for word in ("--set", pair))]
 TINY_LESSON = [f"{lesson}.{key}={value}" for lesson in ("skill", "habit") for key, value in (("steps", 1), ("episodes", 8))]
@@ -38,6 +38,7 @@ SMALL: dict[str, list[str]] = {
 NOT_RUN = {
     "tether train --resume --out runs/sokoban": "the run of another example; tests/e2e/test_train.py resumes",
     "tether train sokoban --gpus 8": "needs GPUs",
+    "tether train sokoban --ray head:6379 --topology topology.yaml --out /shared/run": "needs a cluster; tests/ray has one",
     "tether train frozen_lake --track tensorboard --track wandb": "wandb is an extra",
     "tether train sokoban --model smollm2 --engine http://127.0.0.1:8000": SERVER,
     "tether train frozen_lake --engine http://127.0.0.1:8000": SERVER,
@@ -52,6 +53,8 @@ NOT_RUN = {
         "needs a run with successes; tests/e2e/test_sft.py makes one"
     ),
     "tether eval smollm2 --env sokoban --prompts 64 --temperature 0 --json": "a model that is fetched",
+    "tether eval http://localhost:8000#my-model --env sokoban --concurrency 16 --out results": SERVER,
+    "tether eval runs/a runs/b smollm2 --env frozen_lake --out results": "a model that is fetched; tests/unit/training/test_remote_evaluation.py",
     "tether eval my-tiny --env frozen_lake --prompts 256": "the model of another example",
     "tether export runs/my-run --out my-agent --push-to-hub me/my-agent": NETWORK,
     "tether export runs/my-run --out early --step 20": "the run has no such step; tests/unit/cli/test_export.py does it",
@@ -77,7 +80,15 @@ NOT_RUN = {
     "tether serve runs/my-run --host 0.0.0.0": WAITS,
     "tether serve-env sokoban": WAITS,
     "tether serve-env frozen_lake --port 8011 --set slip=0.1 --set size=6": WAITS,
-    "tether serve-env deepcoder --host 0.0.0.0 --lock-options": WAITS,
+    "tether serve-env deepcoder --host 0.0.0.0 --allow-option difficulty": WAITS,
+    "tether show runs/my-run --step 40 --failed": SHOWN,
+    "tether show runs/my-run --step 40 --group 3": SHOWN,
+    "tether show runs/my-run --step 40 --group 3 --member 0": SHOWN,
+    'tether show runs/my-run --text "no box" --limit 5 --turns': SHOWN,
+    "tether dashboard": WAITS,
+    "tether dashboard runs/sweep --port 8100": WAITS,
+    "tether dashboard runs/my-run": WAITS,
+    "tether dashboard runs --host 0.0.0.0": WAITS,
     "tether serve-search": WAITS,
     "tether serve-search --host 0.0.0.0": WAITS,
     "tether serve-search --corpus wiki-18.jsonl --port 9000": WAITS,
@@ -119,7 +130,7 @@ def test_what_is_not_run_is_an_example() -> None:
 
 @pytest.mark.parametrize("example", [example for example in EXAMPLES if "COMMAND" not in example])
 def test_an_example_parses(example: str) -> None:
-    words = shlex.split(example)[1:]
+    words = _words(example)
     command: Any = typer.main.get_command(app)
     while words and hasattr(command, "commands") and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
@@ -140,6 +151,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         _call([*shlex.split(FIRST)[1:], *SMALL_RUN, "--set", "rollout.max_tokens=40", "--out", "runs/my-run", "--quiet"])
+        _call(["eval", "tiny", "--env", "frozen_lake", *SMALL["eval"], "--out", "results"])
         for copy in ("filtered", "unfiltered"):
             shutil.copytree("runs/my-run", f"runs/{copy}")
         Path("test.jsonl").write_text("".join(json.dumps({"question": f"{n} + 1?", "answer": n + 1}) + "\n" for n in range(5)))
@@ -154,17 +166,23 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 del sys.modules[name]
 
 
+def _words(example: str) -> list[str]:
+    """What a shell gives to `tether`."""
+    return shlex.split(example.partition(" > ")[0])[1:]
+
+
 def _call(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert not ended.value.code, words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", RUN)
 def test_an_example_runs(example: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{EXAMPLES[example]}\n" if EXAMPLES[example] else ""))
-    words = shlex.split(example)[1:]
+    words = _words(example)
     if "--out" in words and (place := workplace / words[words.index("--out") + 1]).is_dir():
         shutil.rmtree(place)  # of another example with the same folder
     _call([*words, *SMALL.get(words[0], [])])

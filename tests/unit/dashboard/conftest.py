@@ -89,7 +89,7 @@ class Browser:
         """The value that a script returns; `arguments[0]` and so on are given to it."""
         return self._post(f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
-    def wait(self, script: str, *arguments: Any, seconds: float = 20.0) -> Any:
+    def wait(self, script: str, *arguments: Any, seconds: float = 60.0) -> Any:
         """The first true value that a script returns."""
         until = time.monotonic() + seconds
         while not (value := self.run(f"return {script}", *arguments)):
