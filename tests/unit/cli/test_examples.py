@@ -20,7 +20,6 @@ from tether.cli.main import app, main
 from tether.core.config import merge, parse_overrides
 from tether.training.resolve import named_settings, resolve_settings
 
-
 NETWORK, SERVER, HOURS, WAITS = "needs the network", "needs a server that runs", "takes hours", "serves until Ctrl-C"
 SHOWN = "the run of the examples has no such episode; tests/unit/dashboard/test_verbs.py"
 SMALL_SETTINGS = ("rollout.max_tokens=16", "rollout.group_size=2", "evaluation.prompts=2", "filter.refill=0", "env.options.max_turns=2")
