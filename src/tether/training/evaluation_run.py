@@ -21,6 +21,7 @@ from tether.training.callbacks import Callback, CallbackList
 from tether.training.evaluate import Evaluation, evaluate, validation_specs
 from tether.training.evaluation_record import Price, evaluation_record, identity
 from tether.training.remote_evaluation import EndpointOptions, evaluate_endpoint
+from tether.training.replies import few_valid_note
 from tether.training.settings import RunSettings
 
 CONVERSATIONS = ".conversations.jsonl"
@@ -57,6 +58,9 @@ def run_evaluation(
         result, precision = _evaluate_here(settings, specs, callbacks), compute_dtype(settings)
     if not any(group.trajectories for group in result.groups):
         raise EnvironmentFailure(f"nothing was measured: {error_note(result.groups)}")
+    env = "+".join(spec.name for spec in specs)
+    if note := few_valid_note(result.groups, env=env, model=target, max_tokens=settings.rollout.max_tokens):
+        result.notes.append(note)
     record = evaluation_record(result, identified, target, precision=precision, seconds=time.monotonic() - began, price=price)
     if out is not None:
         write_result(record, out / f"{stem}.json")

@@ -2,7 +2,7 @@
 
 A model that cannot write the form of a reply learns nothing, however long it trains. So the first step's record says how many replies were
 valid, a step without any says it again, and early stopping ends a run that stays so (hooks/early_stop.py), with the words of its last step. The
-verdict of the report repeats the note (runs/causes.py, which knows the other causes of a run that cannot learn).
+verdict of the report repeats the note (runs/causes.py, which knows the other causes of a run that cannot learn). An evaluation ends with it.
 """
 
 import re
@@ -13,6 +13,7 @@ from enum import StrEnum
 from tether.core.enums import FinishReason
 from tether.core.grammar import THINK_CLOSE
 from tether.core.types import Group, Turn
+from tether.models.chat_endpoint import is_endpoint
 from tether.runs.causes import FEW_VALID
 from tether.training.sft.demonstrators import EXPERTS
 
@@ -57,13 +58,21 @@ def replies_note(groups: Sequence[Group], *, first: bool, env: str, model: str, 
         model: the model, likewise.
         max_tokens: the budget of a response.
     """
-    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-    faults = [(fault, turn) for turn in turns if (fault := reply_fault(turn)) is not None]
-    num_valid = len(turns) - len(faults)
+    turns = _turns(groups)
+    num_valid = sum(turn.valid for turn in turns)
     if not turns or (num_valid and not first):
         return None
+    few = few_valid_note(groups, env=env, model=model, max_tokens=max_tokens)
+    return few or f"{num_valid / len(turns):.0%} of {len(turns)} replies were valid"
+
+
+def few_valid_note(groups: Sequence[Group], *, env: str, model: str, max_tokens: int) -> str | None:
+    """The line on replies of which almost none is valid; None where there are enough."""
+    turns = _turns(groups)
+    faults = [(fault, turn) for turn in turns if (fault := reply_fault(turn)) is not None]
+    num_valid = len(turns) - len(faults)
     if num_valid >= FEW_VALID * len(turns):
-        return f"{num_valid / len(turns):.0%} of {len(turns)} replies were valid"
+        return None
     fault, count = Counter(fault for fault, _ in faults).most_common(1)[0]
     chosen = [turn for found, turn in faults if found is fault]
     at_limit = sum(turn.finish is FinishReason.LENGTH for turn in chosen)
@@ -75,11 +84,16 @@ def replies_note(groups: Sequence[Group], *, first: bool, env: str, model: str, 
     )
 
 
+def _turns(groups: Sequence[Group]) -> list[Turn]:
+    return [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+
+
 def _advice(fault: Fault, mostly_cut: bool, env: str, model: str, max_tokens: int) -> str:
     source = env if env in EXPERTS else "conversations.jsonl"
-    teach = (
-        f"teach the model the form first (tether sft {source} --model {model}), or word the instructions for it (env.options.instructions)"
-    )
+    if is_endpoint(model):
+        teach = "show the model worked examples (env.options.examples=2), or word the instructions for it (env.options.instructions)"
+    else:
+        teach = f"teach the model the form first (tether sft {source} --model {model}), or word the instructions for it (env.options.instructions)"
     if fault is Fault.CUT or (fault is Fault.UNCLOSED_THINK and mostly_cut):
         return f"raise rollout.max_tokens (now {max_tokens}); where that does not help, {teach}"
     return teach

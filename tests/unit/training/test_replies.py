@@ -14,7 +14,7 @@ from tether.runs.checkpoints import list_checkpoints
 from tether.runs.store import RunStore
 from tether.training.callbacks import Callback
 from tether.training.loop import Trainer
-from tether.training.replies import Fault, replies_note, reply_fault
+from tether.training.replies import Fault, few_valid_note, replies_note, reply_fault
 from tether.training.settings import RunSettings
 
 LENGTH, TEXT, END = FinishReason.LENGTH, FinishReason.STOP_TEXT, FinishReason.END_OF_TURN
@@ -63,6 +63,13 @@ def test_the_command_that_helps_is_one_that_works() -> None:
     """There is no expert for WebShop: `tether sft webshop` would be refused."""
     note = replies_note([_group(_turn(" no"))], first=True, env="webshop", model="smollm2", max_tokens=400)
     assert note is not None and "tether sft conversations.jsonl --model smollm2" in note
+
+
+def test_a_model_behind_an_endpoint_cannot_be_taught() -> None:
+    note = few_valid_note([_group(_turn("Down || Right"))], env="frozen_lake", model="http://host:8000#m", max_tokens=400)
+    assert note is not None and "'Down || Right'" in note and "env.options.examples=2" in note and "sft" not in note
+    assert few_valid_note([_group(GOOD)], env="frozen_lake", model="tiny", max_tokens=400) is None
+    assert few_valid_note([], env="frozen_lake", model="tiny", max_tokens=400) is None
 
 
 def test_the_first_step_says_the_share() -> None:
