@@ -347,7 +347,8 @@ def test_an_alarm_stops_training(make_trainer: Make, tmp_path: Path, caplog: pyt
 
 
 def test_a_resumed_run_continues_its_folder(make_trainer: Make, tmp_path: Path) -> None:
-    args = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
+    # Eight prompts and sixteen reasonings are enough for a start to be kept.
+    args = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 4, "num_generations": 2}
     make_trainer(TetherGRPOTrainer, args=args, callbacks=[TetherCallback(every=1, out=tmp_path / "run", pattern="(.*)")]).train()
     again = TetherCallback(every=1, out=tmp_path / "run", pattern="(.*)")
     make_trainer(TetherGRPOTrainer, args=args, callbacks=[again]).train(resume_from_checkpoint=str(tmp_path / "trl" / "checkpoint-2"))
