@@ -400,7 +400,7 @@ def single_programs(targets: Targets) -> dict[str, str]:
         "sabotage": {str(n): code for n, code in enumerate(SABOTAGE)},
     }
     named = {f"{kind}: {name}": code for kind, programs in lists.items() for name, code in programs.items()}
-    secrets = [targets.secret, Path.home() / ".bashrc", *(f"/proc/{process}/environ" for process in targets.processes)]
+    secrets: list[str | Path] = [targets.secret, Path.home() / ".bashrc", *(f"/proc/{process}/environ" for process in targets.processes)]
     return named | {
         "thread bomb": THREAD_BOMB,
         "limits": LIMITS_LIFTED,

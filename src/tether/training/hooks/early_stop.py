@@ -94,9 +94,7 @@ class Evidence:
 
     def stop_reason(self) -> str | None:
         """Why the run should end, or None."""
-        return (
-            self._variance_collapsed() or self._success_too_low() or self._never_valid() or self._nothing_kept() or self._not_finite()
-        )
+        return self._variance_collapsed() or self._success_too_low() or self._never_valid() or self._nothing_kept() or self._not_finite()
 
     def _variance_collapsed(self) -> str | None:
         rules, last = self._rules, self._variances
