@@ -189,7 +189,7 @@ class Bystanders:
 
     def effects(self) -> list[str]:
         """What is not as it was, a sentence each."""
-        found = [f"{what} changed: {self._before[what]!r} to {now!r}" for what, now in self._facts().items() if now != self._before[what]]
+        found = [f"{what} changed to {str(now)[:300]}" for what, now in self._facts().items() if now != self._before[what]]
         if abs(time.time() - time.monotonic() - self._clock) > CLOCK_SECONDS:
             found.append("the clock was moved")
         if self._process.poll() is not None:

@@ -252,8 +252,9 @@ class Case:
             whole = [name for name, other in self.truth.items() if name != BEST and name < self.newest and not other.is_damaged]
             named = not whole or f"{max(whole)} is" in lines[-1] or f"{STATE} is missing" in lines[-1]
             self._check_refusal("--resume", self.newest, code, lines, named=named)
-            if self._state() != before:
-                self._fail("--resume refused, and changed files")
+            changed = sorted(path for path, _ in before.items() ^ self._state().items())
+            if changed:
+                self._fail(f"--resume refused, and changed {', '.join(changed)}")
 
     def check_eval(self, *, best: bool) -> None:
         name = BEST if best else self.newest

@@ -209,17 +209,20 @@ def test_running_out_of_memory_loses_nothing_and_says_what_to_change(
     assert RunStore.open(folder).finished == "all 2 steps done" and RunStore.open(folder).config()["learner"]["micro_tokens"] == 256
 
 
-def test_a_failed_resume_deletes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_resume_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run stopped before its first record has a checkpoint and no steps; if that cannot be read, it is still the user's."""
     settings = validate(RunSettings, {"env": {"name": "frozen_lake"}})
     folder = tmp_path / "run"
-    RunStore.create(folder, dump_yaml(settings), {})
+    store = RunStore.create(folder, dump_yaml(settings), {})
+    store.finish("stopped early")
+    store.close()
     (folder / "checkpoints" / "step_000000").mkdir()
     (folder / "checkpoints" / "step_000000" / "state.pt").write_bytes(b"")
     with pytest.raises(SystemExit) as stopped:
         main(["train", "--resume", "--out", str(folder)])
     assert stopped.value.code == 1 and "step_000000" in capsys.readouterr().err
-    assert (folder / "checkpoints" / "step_000000" / "state.pt").exists() and (folder / "run.json").exists()
+    assert (folder / "checkpoints" / "step_000000" / "state.pt").exists()
+    assert RunStore.open(folder).finished == "stopped early"
 
 
 def test_mistakes_are_found_without_torch(tmp_path: Path) -> None:

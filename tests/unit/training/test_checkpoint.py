@@ -214,6 +214,18 @@ def test_a_newest_folder_that_lost_its_state_is_not_passed_over(tmp_path: Path) 
     assert find_checkpoint(tmp_path) == (tmp_path / "step_000001", 1)
 
 
+@pytest.mark.parametrize("chosen", [{}, {"best": True}, {"step": 2}], ids=["newest", "best", "of a step"])
+def test_a_checkpoint_that_lost_its_model_is_damaged(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    checkpoint = _stub(tmp_path, 2)
+    shutil.copytree(checkpoint, tmp_path / "best")
+    (tmp_path / "best" / "best.json").write_text('{"step": 2, "success": 0.5}')
+    name = "best" if chosen.get("best") else "step_000002"
+    assert find_checkpoint(tmp_path, **chosen) == (tmp_path / name, 2)
+    shutil.rmtree(tmp_path / name / "model")
+    with pytest.raises(CheckpointError, match=f"{name}' is damaged: model is missing; `tether doctor .*` says which checkpoint is whole"):
+        find_checkpoint(tmp_path, **chosen)
+
+
 # ------------------------------------------------------------------------------------------------------------ the manifest
 
 
