@@ -22,8 +22,8 @@ from tether.runs.checkpoints import BEST, BEST_FACTS, MODEL, STATE, step_folders
 from tether.runs.manifest import MANIFEST
 from torture_part import Part
 
-NEW_PROCESS_EVERY = 20
-"""Cases between two whose commands start Python anew, as a user does; the others fork this process, which saves the imports."""
+NEW_PROCESS_EVERY = 50
+"""Of so many commands one starts Python anew, as a user does; the others fork this process, which saves the imports."""
 EXTRA = ("model/pytorch_model.bin", "model/extra.safetensors", "model/adapter_config.json", "model/.hidden", "state.pt.bak", "notes.txt")
 
 
@@ -121,7 +121,8 @@ def _damage(random: np.random.Generator, run: Path) -> list[str]:
     done = []
     for _ in range(int(random.integers(1, 4))):
         checkpoints = sorted((run / "checkpoints").iterdir())
-        checkpoint = checkpoints[int(random.integers(len(checkpoints)))]
+        newest = step_folders(run / "checkpoints")[-1]  # --resume and eval read this one
+        checkpoint = newest if random.random() < 0.4 else checkpoints[int(random.integers(len(checkpoints)))]
         files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_size)
         large = [path for path in files if path.name in ("model.safetensors", STATE, MANIFEST)]
         files = [path for path in (large if large and random.random() < 0.5 else files) if path.name != BEST_FACTS]
@@ -195,7 +196,7 @@ def damage(part: Part) -> None:
         shutil.copytree(reference, run)
         done = _damage(part.random, run)
         truth = {path.name: compare(reference / "checkpoints" / path.name, path) for path in sorted((run / "checkpoints").iterdir())}
-        case = Case(part, run, done, truth, new_process=number % NEW_PROCESS_EVERY == 0)
+        case = Case(part, run, done, truth)
         case.check_doctor()
         case.check_resume()
         case.check_eval(best=False)
@@ -216,7 +217,6 @@ class Case:
     run: Path
     done: list[str]
     truth: dict[str, Truth]
-    new_process: bool
 
     @property
     def newest(self) -> str:
@@ -240,7 +240,6 @@ class Case:
             self._fail(f"doctor ends with {code}")
         if self.newest in damaged and f"--resume: stops at {self.newest}" not in lines[-1] and "has no whole checkpoint" not in lines[-1]:
             self._fail(f"doctor says of --resume, whose checkpoint is damaged: {lines[-1]}")
-        self.part.count("doctor")
 
     def check_resume(self) -> None:
         truth = self.truth[self.newest]
@@ -277,10 +276,11 @@ class Case:
         """Exit code and lines of a command; never a traceback, whatever the damage."""
         log = self.run.with_suffix(".log")
         log.unlink(missing_ok=True)
-        if self.new_process:
+        self.part.count("commands")
+        if self.part.counts["commands"] % NEW_PROCESS_EVERY == 1:
             done = subprocess.run([sys.executable, "-m", "tether", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             code, said = done.returncode, done.stdout
-            self.part.count("commands in a new process")
+            self.part.count("of them in a new process")
         else:
             code = attempt(words, log)
             said = log.read_text()

@@ -287,6 +287,15 @@ def test_missing_and_extra_files_are_errors(tmp_path: Path, tiny: Any) -> None:
     assert load_state(path)["step"] == 1  # that file is whole
 
 
+@pytest.mark.parametrize(("name", "said"), [("adapter_config.json", "does not belong to it"), ("config.json", "is missing")])
+def test_damage_is_found_before_a_file_is_read(tmp_path: Path, tiny: Any, name: str, said: str) -> None:
+    """What a file says, or that it is not there, would be taken for the fault of whoever named the folder."""
+    path = _save(tmp_path, 1, tiny) / "model" / name
+    path.unlink() if path.exists() else path.write_bytes(b"\xd0\x00")
+    with pytest.raises(CheckpointError, match=f"step_000001' is damaged: model/{name} {said}"):
+        load_checkpoint(tmp_path / "step_000001", "cpu")
+
+
 def test_a_manifest_that_cannot_be_read(tmp_path: Path, tiny: Any) -> None:
     path = _save(tmp_path, 1, tiny)
     for content in ("", "[]", "{", '{"version": 1}', '{"version": 9, "files": {}}', '{"version": 1, "files": {"a": 3}}'):
