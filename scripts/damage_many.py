@@ -98,7 +98,7 @@ def _add(random: np.random.Generator, path: Path) -> None:
 
 def _remove_model(random: np.random.Generator, path: Path) -> None:
     checkpoint = next(parent for parent in path.parents if parent.parent.name == "checkpoints")
-    shutil.rmtree(checkpoint / MODEL)
+    shutil.rmtree(checkpoint / MODEL, ignore_errors=True)  # it may be gone already
 
 
 DAMAGES: dict[str, Callable[[np.random.Generator, Path], None]] = {
