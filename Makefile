@@ -33,7 +33,7 @@ test: lint ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for 
 test-long: set-up-dev ## the tests that are too long for every time: more kills, ranks, servers, interruptions
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long $(PYTEST_ARGS)
 
-torture: set-up-dev ## kills, faults, fuzz, hostile clients and a long run, with figures (TORTURE_MINUTES=n, an hour by default)
+torture: set-up-dev ## kills, faults, damage, fuzz, hostile clients and programs, a long run, with figures (TORTURE_MINUTES=n, an hour by default)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/torture.py $(TORTURE_MINUTES)
 
 # Beside what .venv holds already; these versions were tested.

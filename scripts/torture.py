@@ -1,4 +1,4 @@
-"""What a hostile world does to Tether, for as long as you let it: kills, faults, fuzz, hostile clients, soak. Prints figures; exit code 1 on any failure.
+"""What a hostile world does to Tether, for as long as you let it. Prints figures; exit code 1 on any failure.
 
     make torture                      an hour
     make torture TORTURE_MINUTES=3
@@ -6,9 +6,13 @@
 
 kills     training runs are killed at random moments and resumed; each must end as one that was never stopped (scripts/kill_many.py)
 faults    the disk is full at a random size of a file; the run must end with one line, and resume to the same end
+damage    checkpoints of a finished run are altered, cut, removed from and added to; `tether doctor`, --resume and `tether eval` must say so, each
+          with one line, and name what is whole (scripts/damage_many.py)
 fuzz      settings, files, messages and answers made at random; each must be taken or refused with a line, in bounded time
 clients   a served environment under half-open, endless, foreign and wrong requests; an honest client must see none of it, the log must
           stay short, and SIGTERM must stop the server
+programs  hostile programs in the sandbox of DeepCoder, single and combined; the machine must stay as it was and no test may count as passed
+          (scripts/attack_many.py)
 soak      one long run; its memory and open files must not grow
 """
 
@@ -25,13 +29,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import httpx
 import numpy as np
 
-from kill_many import Trial, attempt, differences  # type: ignore[import-not-found]  # sets the number of threads before torch
+from attack_many import programs
+from damage_many import damage
+from kill_many import Trial, attempt, differences  # sets the number of threads before torch
 from tether.core.config import merge, parse_overrides, read_file, validate
 from tether.core.errors import TetherError
 from tether.core.seeding import generator
@@ -40,34 +47,13 @@ from tether.diagnostics.rollouts.values import flag, number, step, text, total
 from tether.envs.registry import make_env
 from tether.envs.remote.wire import WireError, decode
 from tether.training.settings import RunSettings
+from torture_part import Part
 
-SHARES = {"kills": 0.4, "faults": 0.15, "fuzz": 0.15, "clients": 0.15, "soak": 0.15}
+SHARES = {"kills": 0.3, "faults": 0.1, "damage": 0.15, "fuzz": 0.1, "clients": 0.1, "programs": 0.1, "soak": 0.15}
 """Of the time."""
 SLOW_SECONDS = 10.0
 """No input may take longer."""
 REFUSALS = (TetherError, WireError, BadRecord)
-
-
-class Part:
-    """One part of the campaign: what it counted, and what failed."""
-
-    def __init__(self, name: str, seconds: float, seed: int, folder: Path) -> None:
-        self.name, self.folder = name, folder
-        self.until = time.monotonic() + seconds
-        self.random = generator("torture", name, seed)
-        self.counts: dict[str, float] = {}
-        self.failures: list[str] = []
-
-    @property
-    def has_time(self) -> bool:
-        return time.monotonic() < self.until
-
-    def count(self, what: str, number: float = 1) -> None:
-        self.counts[what] = self.counts.get(what, 0) + number
-
-    def fail(self, what: str) -> None:
-        self.failures.append(what)
-        print(f"{self.name}: FAILED {what[:2000]}", flush=True)
 
 
 # --- kills and faults ---
@@ -91,7 +77,7 @@ def faults(part: Part) -> None:
         run = part.folder / f"full-{int(part.counts.get('full disks', 0))}"
         size = int(part.random.integers(1, largest))
         log = run.with_suffix(".log")
-        code = attempt(trial._start(run), log, point=lambda size=size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
+        code = attempt(trial._start(run), log, point=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size)))
         said = log.read_text()
         if code not in (0, 1, 2) or "Traceback" in said:
             part.fail(f"a disk that is full at {size} bytes: exit code {code}; {said[-1500:]}")
@@ -306,7 +292,15 @@ def _memory(process: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
-PARTS: dict[str, Callable[[Part], None]] = {"kills": kills, "faults": faults, "fuzz": fuzz, "clients": clients, "soak": soak}
+PARTS: dict[str, Callable[[Part], None]] = {
+    "kills": kills,
+    "faults": faults,
+    "damage": damage,
+    "fuzz": fuzz,
+    "clients": clients,
+    "programs": programs,
+    "soak": soak,
+}
 
 
 def main() -> None:

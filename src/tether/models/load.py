@@ -61,6 +61,7 @@ def load_model(name: str, *, device: str | None = None, dtype: str | None = None
 def _resolve(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     check_name(name)
     path = Path(name).expanduser()
+    exact = name not in EMBEDDED and _check_if_checkpoint(path)  # before any of its files is read
     if (path / ADAPTER_CONFIG).is_file() and name not in EMBEDDED:
         return _with_adapters(path, dtype)
     if name == "tiny":
@@ -74,7 +75,7 @@ def _resolve(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
             raise ModelUnavailable(
                 f"folder '{name}' holds no config.json; point to a Hugging Face model folder or a checkpoint's 'model' folder"
             )
-        model, tokenizer = _from_folder(path, dtype)
+        model, tokenizer = _from_folder(path, dtype, exact=exact)
     else:
         return _from_hub(name, dtype)
     # Adapters are saved with the name of the model they belong to: one that Tether resolves, here or on another machine.
@@ -89,7 +90,6 @@ def _with_adapters(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
         model, tokenizer = _resolve(base, dtype)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"the adapters in '{folder}' belong to model '{base}', which cannot be had: {error}") from error
-    _check_if_checkpoint(folder)
     attach_adapters(model, folder)
     if (folder / "tokenizer_config.json").is_file():
         with _reading(folder):
@@ -97,9 +97,8 @@ def _with_adapters(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+def _from_folder(folder: Path, dtype: torch.dtype, *, exact: bool = False) -> tuple[Any, Any]:
     transformers_logging.disable_progress_bar()
-    exact = _check_if_checkpoint(folder)
     with _reading(folder):
         model = _complete(folder, exact=exact, dtype=dtype, local_files_only=True)
         return model, AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

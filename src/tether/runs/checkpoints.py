@@ -77,14 +77,24 @@ def find_checkpoint(folder: Path, *, best: bool = False, step: int | None = None
         facts = best_checkpoint(folder)
         if facts is None:
             raise BadInput(f"run '{folder.parent}' has no best checkpoint: none was evaluated yet; leave out --best for its last one")
-        return folder / BEST, facts.step
+        return _with_model(folder / BEST), facts.step
     found = list_checkpoints(folder)
     if step is None:
         newest = newest_checkpoint(folder)
         if newest is None:
             raise BadInput(f"run '{folder.parent}' has no checkpoint yet; let it train on")
-        return newest, step_of(newest)
+        return _with_model(newest), step_of(newest)
     if folder / checkpoint_name(step) not in found:
         known = ", ".join(str(step_of(path)) for path in found) or "none"
         raise BadInput(f"run '{folder.parent}' has no checkpoint of step {step}; it has those of steps {known}")
-    return folder / checkpoint_name(step), step
+    return _with_model(folder / checkpoint_name(step)), step
+
+
+def _with_model(checkpoint: Path) -> Path:
+    """The checkpoint, if it has a model folder: without one its path would be taken for a mistyped name of a model."""
+    if not (checkpoint / MODEL).is_dir():
+        raise CheckpointError(
+            f"checkpoint '{checkpoint}' is damaged: {MODEL} is missing; "
+            f"`tether doctor {checkpoint.parent.parent}` says which checkpoint is whole"
+        )
+    return checkpoint

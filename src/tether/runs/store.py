@@ -60,6 +60,9 @@ class RunStore:
     def create(cls, folder: Path, config_yaml: str, about: Mapping[str, Any]) -> "RunStore":
         """A new run folder; a folder that holds anything is never touched."""
         store = cls(folder)
+        dangling = next((path for path in (folder, *folder.parents) if path.is_symlink() and not path.exists()), None)
+        if dangling is not None:
+            raise BadInput(f"'{dangling}' is a symbolic link to nothing; make the folder that it names, or choose another --out")
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise BadInput(f"run folder '{folder}' exists; resume it with --resume or choose another --out")

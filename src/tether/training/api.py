@@ -106,8 +106,6 @@ def _opened(folder: Path, changed: RunSettings | None, *, writes: bool) -> RunSt
     store.lock()
     if changed is not None:
         store.replace_config(dump_yaml(changed))
-    if writes:
-        store.reopen()
     return store
 
 
@@ -161,6 +159,8 @@ def run_training(
                 if not resumed and store.writes:
                     store.discard()
                 raise
+            if resumed and store.writes:
+                store.reopen()  # not before: a run whose checkpoint was refused has ended as it had
             ready(trainer)
             trainer.run()
     finally:

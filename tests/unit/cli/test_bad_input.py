@@ -172,6 +172,44 @@ def test_what_is_only_known_on_loading_leaves_nothing_behind(tmp_path: Path, cap
         assert list(beside.iterdir()) == []
 
 
+LINKED = {
+    "an empty folder": ("empty", "neither cached here nor reachable"),
+    "a folder in the empty folder": ("empty/new/run", "neither cached here nor reachable"),
+    "a folder with a file": ("full", "exists; resume it with --resume or choose another --out"),
+    "a file": ("file", "exists; resume it with --resume or choose another --out"),
+    "nothing": ("nothing", "is a symbolic link to nothing; make the folder that it names, or choose another --out"),
+    "a folder in nothing": ("nothing/run", "is a symbolic link to nothing; make the folder that it names, or choose another --out"),
+    "itself": ("itself", "is a symbolic link to nothing; make the folder that it names, or choose another --out"),
+}
+
+
+@pytest.mark.parametrize(("out", "said"), LINKED.values(), ids=LINKED)
+def test_out_behind_a_link_when_the_model_is_not_there(out: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the link leads to, and the link, are the user's: they stay as they were, and nothing is made where the link leads."""
+    (tmp_path / "mine" / "empty").mkdir(parents=True)
+    (tmp_path / "mine" / "full").mkdir()
+    for name in ("full/notes.txt", "file"):
+        (tmp_path / "mine" / name).write_text("of the user")
+    (tmp_path / "links").mkdir()
+    for name in ("empty", "full", "file", "nothing"):
+        (tmp_path / "links" / name).symlink_to(tmp_path / "mine" / name)
+    (tmp_path / "links" / "itself").symlink_to(tmp_path / "links" / "itself")
+    before = _tree(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "frozen_lake", "--model", "nobody/nothing-0b", "--out", str(tmp_path / "links" / out)])
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2 and err.startswith("tether: ") and said in err and len(err.splitlines()) == 1
+    assert _tree(tmp_path) == before
+
+
+def _tree(folder: Path) -> dict[Path, str]:
+    """What lies under a folder: where links lead, what files hold, and the rights of folders."""
+    return {
+        path: str(path.readlink()) if path.is_symlink() else path.read_text() if path.is_file() else oct(path.stat().st_mode)
+        for path in folder.rglob("*")
+    }
+
+
 SHORT = ["rollout.num_groups=2", "rollout.group_size=2", "rollout.max_tokens=4", "evaluation.prompts=1", "diagnosis.every=0"]
 
 
@@ -209,17 +247,20 @@ def test_running_out_of_memory_loses_nothing_and_says_what_to_change(
     assert RunStore.open(folder).finished == "all 2 steps done" and RunStore.open(folder).config()["learner"]["micro_tokens"] == 256
 
 
-def test_a_failed_resume_deletes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_resume_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run stopped before its first record has a checkpoint and no steps; if that cannot be read, it is still the user's."""
     settings = validate(RunSettings, {"env": {"name": "frozen_lake"}})
     folder = tmp_path / "run"
-    RunStore.create(folder, dump_yaml(settings), {})
+    store = RunStore.create(folder, dump_yaml(settings), {})
+    store.finish("stopped early")
+    store.close()
     (folder / "checkpoints" / "step_000000").mkdir()
     (folder / "checkpoints" / "step_000000" / "state.pt").write_bytes(b"")
     with pytest.raises(SystemExit) as stopped:
         main(["train", "--resume", "--out", str(folder)])
     assert stopped.value.code == 1 and "step_000000" in capsys.readouterr().err
-    assert (folder / "checkpoints" / "step_000000" / "state.pt").exists() and (folder / "run.json").exists()
+    assert (folder / "checkpoints" / "step_000000" / "state.pt").exists()
+    assert RunStore.open(folder).finished == "stopped early"
 
 
 def test_mistakes_are_found_without_torch(tmp_path: Path) -> None:

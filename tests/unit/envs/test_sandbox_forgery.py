@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,10 @@ from hypothesis import strategies as st
 from tether.envs.deepcoder.sandbox import client, codec, jobs
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Limits, Report, ScriptTask, StdinTask, Task
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox, describe_isolation
+
+sys.path.append(str(Path(__file__).parent))
+
+from hostile_programs import COMPILER, FORGED_MESSAGES, HEAD, SABOTAGE
 
 SANDBOX = Sandbox(Limits(cpu_seconds=3, wall_seconds=10), isolation=describe_isolation().name or "process")
 
@@ -38,42 +43,7 @@ def written(message: bytes, code: int = 0) -> Report:
     return run(f"import os\ndef f():\n    os.write(3, {message!r})\n    os._exit({code})", CallTask("f", ()))
 
 
-HEAD = b'{"ending": "ok", "detail": "", "word": ""}\n'
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"",
-        b"\x00" * 100,
-        b"not json",
-        b"[]\n1",
-        b"{}\n1",
-        b"null",
-        b'{"ending": ["ok"]}\n1',
-        b'{"ending": "ok", "detail": 5}\n1',
-        b'{"ending": "invented"}\n1',
-        b"[" * 4000,
-        b'{"a":' * 800,
-        HEAD,
-        HEAD + b"{",
-        HEAD + b"[" * 100_000,
-        HEAD + b"9" * 100_000,
-        HEAD + b'"' + b'\\"' * 100_000,
-        HEAD + b"\xff\xfe",
-        HEAD + b'{"x": 1}',
-        HEAD + b'{"s": [[1]]}',
-        HEAD + b'{"d": [1]}',
-        HEAD + b'{"i": "zz"}',
-        HEAD + b'{"b": "0"}',
-        HEAD + b'{"c": [1, {}]}',
-        HEAD + b'{"c": [1, ' + b"9" * 400 + b"]}",
-        HEAD + b'{"t": 1, "s": 2}',
-        HEAD + b'{"__reduce__": ["os.system", ["id"]]}',
-        HEAD + b"1\n2",
-        HEAD * 2 + b"1",
-    ],
-)
+@pytest.mark.parametrize("message", FORGED_MESSAGES)
 def test_messages_that_are_none(message: bytes) -> None:
     report = written(message)
     assert (report.ending, report.value) == ("error", None)
@@ -128,26 +98,7 @@ def test_subclasses_come_back_plain(code: str, value: Any) -> None:
     assert (report.ending, report.value, type(report.value)) == ("ok", value, type(value))
 
 
-@pytest.mark.parametrize(
-    "sabotage",
-    [
-        "import json; json.dumps = json.loads = None",
-        "import builtins; builtins.len = builtins.isinstance = builtins.str = None",
-        "import os; os._exit = os.write = lambda *a: 0",
-        "import sys; sys.stdout = sys.__stdout__ = sys.stderr = None",
-        "import sys; sys.modules.clear()",
-        "import sys; sys.settrace(lambda *a: 1 / 0)",
-        "import sys; sys.exit = exit = quit = None",
-        "import atexit; atexit.register(lambda: 1 / 0)",
-        "import gc; [o.clear() for o in gc.get_objects() if type(o) is dict and 'kind' in o]",
-        "import signal; signal.alarm(1); signal.signal(signal.SIGALRM, signal.SIG_IGN)",
-        "import sys; frame = sys._getframe()\nwhile frame: frame.f_locals.clear() if isinstance(frame.f_locals, dict) else None; frame = frame.f_back",
-        "import os; os.closerange(0, 100)",
-        "del __builtins__",
-        "raise type('E', (BaseException,), {'__str__': lambda self: 1 / 0})()",
-        "raise type('E' * 10000, (Exception,), {})('x' * 10**6)",
-    ],
-)
+@pytest.mark.parametrize("sabotage", SABOTAGE)
 def test_sabotage_from_within_ends_the_program_only(sabotage: str) -> None:
     for task in (StdinTask(""), CallTask("f", ()), ScriptTask("assert f() == 1")):
         report = run(f"def f(): return 1\n{sabotage}", task)
@@ -188,18 +139,7 @@ def test_output_is_any_bytes(code: str, stdout: str) -> None:
     assert (report.ending, report.stdout) == ("ok", stdout)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "(" * 100_000,
-        "x = " + "[" * 5000 + "]" * 5000,
-        "x = " + "-" * 1_000_000 + "1",
-        "x = " + "1+" * 300_000 + "1",
-        "if 1:\n" * 200,
-        "x = '" + "a" * 2_000_000 + "'",
-    ],
-    ids=["brackets", "lists", "minus", "sum", "blocks", "text"],
-)
+@pytest.mark.parametrize("code", COMPILER.values(), ids=COMPILER)
 def test_programs_made_to_break_the_compiler(code: str) -> None:
     assert run(code, StdinTask("")).ending in ("ok", "error", "memory", "killed", "timeout")
 

@@ -1,11 +1,17 @@
 """Programs that try to use up the machine: each is stopped by its own limit, and the next program runs as if nothing had been."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tether.envs.deepcoder.sandbox.jobs import Limits, Report, StdinTask
 from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox, describe_isolation
+
+sys.path.append(str(Path(__file__).parent))
+
+from hostile_programs import FILES, LIMITS_LIFTED, MEMORY, OUTPUT, PROCESSES, PROCESSOR_TIME, THREAD_BOMB, WALL_TIME
 
 LIMITS = Limits(cpu_seconds=3, wall_seconds=10, memory_mib=128, output_kib=64, file_kib=256, threads=8)
 
@@ -26,19 +32,7 @@ def attack(code: str, isolation: Isolation, limits: Limits = LIMITS) -> Report:
     return report
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "while True: pass",
-        "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError): pass\nwhile True: pass",
-        "import signal\nsignal.signal(signal.SIGXCPU, lambda *_: None)\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
-        "import threading\nfor _ in range(4): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()",
-        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
-        "9 ** 9 ** 9",
-        "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')",
-    ],
-    ids=["loop", "ignored signals", "blocked signals", "threads", "caught", "one long operation", "regular expression"],
-)
+@pytest.mark.parametrize("code", PROCESSOR_TIME.values(), ids=PROCESSOR_TIME)
 def test_processor_time(code: str, isolation: Isolation) -> None:
     report = attack(code, isolation, Limits(cpu_seconds=0.1, wall_seconds=30))
     assert (report.ending, report.detail) == ("timeout", "more than 0.1 s of processor time")
@@ -61,39 +55,14 @@ def test_a_program_that_ends_just_beyond_its_time_was_too_slow(isolation: Isolat
     assert attack(code, isolation, Limits(cpu_seconds=0.5, wall_seconds=30)).ending == "ok"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import time\ntime.sleep(1000)",
-        "import signal\nsignal.pause()",
-        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
-        "import threading\nthreading.Event().wait()",
-        "import os\nos.close(0), os.close(1), os.close(2), os.close(3)\nimport time\ntime.sleep(1000)",
-        "import atexit, time\natexit.register(time.sleep, 1000)",
-        "import select\nselect.select([], [], [])",
-    ],
-    ids=["sleep", "pause", "stopped", "lock", "closed descriptors", "exit function", "select"],
-)
+@pytest.mark.parametrize("code", WALL_TIME.values(), ids=WALL_TIME)
 def test_wall_time(code: str, isolation: Isolation) -> None:
     report = attack(code, isolation, Limits(wall_seconds=0.15))
     assert (report.ending, report.detail) == ("timeout", "more than 0.15 s")
     assert report.seconds < 3
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "x = [0]\nwhile True: x += x",
-        "x = bytearray(10**12)",
-        "x = []\nwhile True: x.append(bytearray(2**20))",
-        "x = []\nwhile True: x.append(object())",
-        "x = 'a'\nwhile True: x += x",
-        "import mmap\nx = []\nwhile True: x.append(mmap.mmap(-1, 2**24))",
-        "import mmap\nx = mmap.mmap(-1, 2**40)",
-        "def f():\n    x = []\n    while True: x.append([x] * 1000)\nf()",
-    ],
-    ids=["doubling", "at once", "blocks", "objects", "text", "maps", "one map", "inside a function"],
-)
+@pytest.mark.parametrize("code", MEMORY.values(), ids=MEMORY)
 def test_memory(code: str, isolation: Isolation) -> None:
     report = attack(code, isolation, Limits(memory_mib=64, wall_seconds=30))
     assert (report.ending, report.detail) == ("memory", "MemoryError")
@@ -122,33 +91,22 @@ def test_a_program_can_use_what_it_is_given(isolation: Isolation) -> None:
 
 
 def test_limits_cannot_be_lifted(isolation: Isolation) -> None:
-    code = """
-import resource
-for name in ('AS', 'CPU', 'NPROC', 'FSIZE', 'NOFILE', 'STACK', 'CORE', 'DATA'):
-    kind = getattr(resource, 'RLIMIT_' + name)
-    for wanted in ((resource.RLIM_INFINITY,) * 2, resource.getrlimit(kind)):
-        try: resource.setrlimit(kind, wanted)
-        except (ValueError, OSError): print('refused')
-try: resource.prlimit(1, resource.RLIMIT_AS)
-except (PermissionError, ProcessLookupError): print('refused')
-"""
-    assert attack(code, isolation).stdout == "refused\n" * 17
+    assert attack(LIMITS_LIFTED, isolation).stdout == "refused\n" * 17
 
 
 @pytest.mark.parametrize(
-    ("code", "detail"),
+    ("name", "what"),
     [
-        ("while True: print('x' * 1000)", "more than 64 KiB of standard output"),
-        ("import os\nwhile True: os.write(1, b'x')", "more than 64 KiB of standard output"),
-        ("print('x' * 10_000_000)", "more than 64 KiB of standard output"),
-        ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "more than 64 KiB of standard error"),
-        ("import os\nwhile True: os.write(3, b'x' * 1000)", "more than 64 KiB of value"),
+        ("lines", "standard output"),
+        ("bytes", "standard output"),
+        ("one line", "standard output"),
+        ("errors", "standard error"),
+        ("result", "value"),
     ],
-    ids=["lines", "bytes", "one line", "errors", "result"],
 )
-def test_output(code: str, detail: str, isolation: Isolation) -> None:
-    report = attack(code, isolation)
-    assert (report.ending, report.detail) == ("output", detail)
+def test_output(name: str, what: str, isolation: Isolation) -> None:
+    report = attack(OUTPUT[name], isolation)
+    assert (report.ending, report.detail) == ("output", f"more than 64 KiB of {what}")
     assert len(report.stdout) <= 64 * 1024
 
 
@@ -157,20 +115,7 @@ def test_output_up_to_the_limit_is_kept(isolation: Isolation) -> None:
     assert (report.ending, len(report.stdout)) == ("ok", 64 * 1024)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import os\nwhile True: os.fork()",
-        "import os\nwhile True: os.forkpty()",
-        "import multiprocessing\nmultiprocessing.Process(target=print).start()",
-        "import subprocess\nsubprocess.run(['/bin/true'])",
-        "import os\nos.posix_spawn('/bin/true', ['true'], {})",
-        "import os\nos.execv('/bin/true', ['true'])",
-        "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])",
-        "import os\nos.popen('true')",
-        "import pty\npty.spawn('/bin/sh')",
-    ],
-)
+@pytest.mark.parametrize("code", PROCESSES.values(), ids=PROCESSES)
 def test_no_process_can_be_started(code: str, isolation: Isolation) -> None:
     report = attack(code, isolation)
     assert report.ending == "error" and report.detail.split(":")[0] in ("PermissionError", "OSError", "FileNotFoundError")
@@ -199,36 +144,25 @@ barrier.set()
 
 
 def test_a_thread_bomb_is_bounded_by_memory_at_least(isolation: Isolation) -> None:
-    code = "import threading, time\nthreading.stack_size(32768)\nwhile True: threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
-    assert attack(code, isolation).ending in ("error", "memory", "timeout")
+    assert attack(THREAD_BOMB, isolation).ending in ("error", "memory", "timeout")
 
 
-@pytest.mark.parametrize(
-    ("code", "details"),
-    [
-        ("open('big', 'wb').write(bytes(2**20))", ("OSError: [Errno 27] File too large",)),
-        ("open('big', 'wb').truncate(2**40)", ("OSError: [Errno 27] File too large",)),
-        (
-            "for n in range(10**6): open(str(n), 'wb').write(bytes(200_000))",
-            ("OSError: [Errno 28] No space left on device", "more than 1088 KiB of files"),
-        ),
-        (
-            "for n in range(10**6): open(str(n), 'wb')\nimport time\ntime.sleep(1)",
-            ("OSError: [Errno 28] No space left on device", "more than 1088 KiB"),
-        ),
-        ("x = [open('/dev/null') for _ in range(100)]", ("OSError: [Errno 24] Too many open files",)),
-        ("import os\nx = [os.pipe() for _ in range(100)]", ("PermissionError: [Errno 1] Operation not permitted",)),
-        ("import os\nos.memfd_create('x')", ("PermissionError: [Errno 1] Operation not permitted",)),
-        (
-            "from multiprocessing import shared_memory\nshared_memory.SharedMemory(create=True, size=2**30)",
-            ("PermissionError", "FileNotFoundError", "OSError"),
-        ),
-    ],
-    ids=["one file", "sparse file", "total", "many files", "descriptors", "pipes", "memory file", "shared memory"],
-)
-def test_files(code: str, details: tuple[str, ...], isolation: Isolation) -> None:
-    report = attack(code, isolation)
-    assert report.ending in ("error", "output") and report.detail.startswith(details)
+FILE_ERRORS = {
+    "one file": ("OSError: [Errno 27] File too large",),
+    "sparse file": ("OSError: [Errno 27] File too large",),
+    "total": ("OSError: [Errno 28] No space left on device", "more than 1088 KiB of files"),
+    "many files": ("OSError: [Errno 28] No space left on device", "more than 1088 KiB"),
+    "descriptors": ("OSError: [Errno 24] Too many open files",),
+    "pipes": ("PermissionError: [Errno 1] Operation not permitted",),
+    "memory file": ("PermissionError: [Errno 1] Operation not permitted",),
+    "shared memory": ("PermissionError", "FileNotFoundError", "OSError"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(name: str, isolation: Isolation) -> None:
+    report = attack(FILES[name], isolation)
+    assert report.ending in ("error", "output") and report.detail.startswith(FILE_ERRORS[name])
 
 
 def test_hidden_files_count_too(isolation: Isolation) -> None:

@@ -214,6 +214,18 @@ def test_a_newest_folder_that_lost_its_state_is_not_passed_over(tmp_path: Path) 
     assert find_checkpoint(tmp_path) == (tmp_path / "step_000001", 1)
 
 
+@pytest.mark.parametrize("chosen", [{}, {"best": True}, {"step": 2}], ids=["newest", "best", "of a step"])
+def test_a_checkpoint_that_lost_its_model_is_damaged(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    checkpoint = _stub(tmp_path, 2)
+    shutil.copytree(checkpoint, tmp_path / "best")
+    (tmp_path / "best" / "best.json").write_text('{"step": 2, "success": 0.5}')
+    name = "best" if chosen.get("best") else "step_000002"
+    assert find_checkpoint(tmp_path, **chosen) == (tmp_path / name, 2)
+    shutil.rmtree(tmp_path / name / "model")
+    with pytest.raises(CheckpointError, match=f"{name}' is damaged: model is missing; `tether doctor .*` says which checkpoint is whole"):
+        find_checkpoint(tmp_path, **chosen)
+
+
 # ------------------------------------------------------------------------------------------------------------ the manifest
 
 
@@ -273,6 +285,15 @@ def test_missing_and_extra_files_are_errors(tmp_path: Path, tiny: Any) -> None:
     with pytest.raises(CheckpointError, match=r"model/tokenizer.json is missing; .*; no other checkpoint of this run is whole"):
         load_checkpoint(path, "cpu")
     assert load_state(path)["step"] == 1  # that file is whole
+
+
+@pytest.mark.parametrize(("name", "said"), [("adapter_config.json", "does not belong to it"), ("config.json", "is missing")])
+def test_damage_is_found_before_a_file_is_read(tmp_path: Path, tiny: Any, name: str, said: str) -> None:
+    """What a file says, or that it is not there, would be taken for the fault of whoever named the folder."""
+    path = _save(tmp_path, 1, tiny) / "model" / name
+    path.unlink() if path.exists() else path.write_bytes(b"\xd0\x00")
+    with pytest.raises(CheckpointError, match=f"step_000001' is damaged: model/{name} {said}"):
+        load_checkpoint(tmp_path / "step_000001", "cpu")
 
 
 def test_a_manifest_that_cannot_be_read(tmp_path: Path, tiny: Any) -> None:

@@ -6,10 +6,12 @@
 - No reply was valid for several steps in a row: the model does not write the form of a reply, and training cannot teach it that.
 - Several updates in a row were skipped because their gradient was not finite: the policy cannot learn any more.
 
-The rules read the records of the run and nothing else, so a resumed run stops where an uninterrupted one would have.
+The rules read the records of the run and nothing else, so a resumed run stops where an uninterrupted one would have. They need the first steps and
+the last few, so that is all that is kept of the records: a step costs the same however long the run is.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tether.runs.schema import StepRecord
@@ -24,62 +26,107 @@ if TYPE_CHECKING:
 class EarlyStop(Hook):
     """Ends a run by the rules; rolled-back steps do not count."""
 
+    def __init__(self) -> None:
+        self._evidence: Evidence | None = None
+        self._rolled_back: list[tuple[int, int]] = []
+        """The stretches that the evidence leaves out."""
+        self._read = 0
+        """How many of the run's records were looked at."""
+
     def stop_reason(self, run: "Trainer") -> str | None:
-        return stop_reason(run.alarm_actions.counting(run.records), run.settings.early_stop)
+        """The last record may still be amended, so it is added to a copy of the evidence; all earlier ones are final."""
+        actions = run.alarm_actions
+        if self._evidence is None or self._rolled_back != actions.rolled_back:  # a rollback takes back steps that were counted
+            self._evidence, self._rolled_back, self._read = Evidence(run.settings.early_stop), list(actions.rolled_back), 0
+        final = len(run.records) - 1
+        for record in actions.counting(run.records[self._read : final]):
+            self._evidence.add(record)
+        self._read = max(final, 0)
+        now = self._evidence.copy()
+        for record in actions.counting(run.records[-1:]):
+            now.add(record)
+        return now.stop_reason()
 
 
-def stop_reason(records: Sequence[StepRecord], rules: EarlyStopSettings) -> str | None:
+def stop_reason(records: Iterable[StepRecord], rules: EarlyStopSettings) -> str | None:
     """Why a run with these records (one per step, in order) should end, or None."""
-    trained = [record.metrics for record in records if "groups/rv_mean" in record.metrics]
-    successes = [record.metrics["validation/success"] for record in records if "validation/success" in record.metrics]
-    return (
-        _variance_collapsed(trained, rules)
-        or _success_too_low(successes, rules)
-        or _never_valid(records, rules)
-        or _nothing_kept(trained, rules)
-        or _not_finite(trained, rules)
-    )
+    evidence = Evidence(rules)
+    for record in records:
+        evidence.add(record)
+    return evidence.stop_reason()
 
 
-def _variance_collapsed(trained: list[dict[str, float]], rules: EarlyStopSettings) -> str | None:
-    variances = [metrics["groups/rv_mean"] for metrics in trained]
-    first, later = variances[: rules.baseline_steps], variances[rules.baseline_steps :]
-    last = later[-rules.variance_steps :]
-    bound = rules.variance_share * sum(first) / max(1, len(first))
-    if len(last) < rules.variance_steps or max(last) >= bound:
-        return None
-    return (
-        f"the reward variance was below {rules.variance_share:.0%} of its mean over the first {rules.baseline_steps} steps "
-        f"for {rules.variance_steps} steps in a row ({last[-1]:.3g}, the bound is {bound:.3g})"
-    )
+class Evidence:
+    """What the rules need of a run's records: each window holds as many values as its rule asks for in a row."""
 
+    def __init__(self, rules: EarlyStopSettings) -> None:
+        self._rules = rules
+        self._baseline: list[float] = []
+        """Reward variances of the first steps that trained."""
+        self._variances: deque[float] = deque(maxlen=rules.variance_steps)
+        """Those of the last ones after them."""
+        self._successes: deque[float] = deque(maxlen=rules.success_evaluations)
+        self._played: deque[StepRecord] = deque(maxlen=rules.invalid_steps)
+        """Steps in which nothing was sampled (every episode failed) say nothing about replies, and are left out."""
+        self._trained: deque[dict[str, float]] = deque(maxlen=rules.empty_steps)
+        self._nonfinite_streak = 0
 
-def _success_too_low(successes: list[float], rules: EarlyStopSettings) -> str | None:
-    last = successes[-rules.success_evaluations :]
-    if len(last) < rules.success_evaluations or max(last) >= rules.success_floor:
-        return None
-    return f"validation success was below {rules.success_floor:.1%} in {rules.success_evaluations} evaluations in a row"
+    def add(self, record: StepRecord) -> None:
+        """Take in the next record."""
+        metrics = record.metrics
+        if "groups/rv_mean" in metrics:  # a step that trained
+            full = len(self._baseline) == self._rules.baseline_steps
+            (self._variances if full else self._baseline).append(metrics["groups/rv_mean"])
+            self._trained.append(metrics)
+            self._nonfinite_streak = int(metrics.get("update/nonfinite_streak", 0))
+        if "validation/success" in metrics:
+            self._successes.append(metrics["validation/success"])
+        if metrics.get("rollout/tokens_sampled"):
+            self._played.append(record)
 
+    def copy(self) -> "Evidence":
+        """The same evidence, to be added to on its own."""
+        twin = Evidence(self._rules)
+        twin._baseline, twin._nonfinite_streak = self._baseline[:], self._nonfinite_streak
+        twin._variances, twin._successes = self._variances.copy(), self._successes.copy()
+        twin._played, twin._trained = self._played.copy(), self._trained.copy()
+        return twin
 
-def _never_valid(records: Sequence[StepRecord], rules: EarlyStopSettings) -> str | None:
-    """Steps in which nothing was sampled (every episode failed) say nothing about replies."""
-    played = [record for record in records if record.metrics.get("rollout/tokens_sampled")]
-    last = played[len(played) - rules.invalid_steps :] if 0 < rules.invalid_steps <= len(played) else []
-    if not last or any(record.metrics["rollout/format_valid"] > 0 for record in last):
-        return None
-    said = next((note for note in last[-1].notes if note.startswith(NONE_VALID)), "")
-    return f"no reply was valid for {rules.invalid_steps} steps in a row{said and '; in the last one '}{said}"
+    def stop_reason(self) -> str | None:
+        """Why the run should end, or None."""
+        return self._variance_collapsed() or self._success_too_low() or self._never_valid() or self._nothing_kept() or self._not_finite()
 
+    def _variance_collapsed(self) -> str | None:
+        rules, last = self._rules, self._variances
+        bound = rules.variance_share * sum(self._baseline) / max(1, len(self._baseline))
+        if len(last) < rules.variance_steps or max(last) >= bound:
+            return None
+        return (
+            f"the reward variance was below {rules.variance_share:.0%} of its mean over the first {rules.baseline_steps} steps "
+            f"for {rules.variance_steps} steps in a row ({last[-1]:.3g}, the bound is {bound:.3g})"
+        )
 
-def _nothing_kept(trained: list[dict[str, float]], rules: EarlyStopSettings) -> str | None:
-    last = trained[len(trained) - rules.empty_steps :] if 0 < rules.empty_steps <= len(trained) else []
-    if not last or any(metrics["groups/kept_ratio"] > 0 for metrics in last):
-        return None
-    return f"the filter kept nothing for {rules.empty_steps} steps in a row"
+    def _success_too_low(self) -> str | None:
+        rules, last = self._rules, self._successes
+        if len(last) < rules.success_evaluations or max(last) >= rules.success_floor:
+            return None
+        return f"validation success was below {rules.success_floor:.1%} in {rules.success_evaluations} evaluations in a row"
 
+    def _never_valid(self) -> str | None:
+        steps, last = self._rules.invalid_steps, self._played
+        if not steps or len(last) < steps or any(record.metrics["rollout/format_valid"] > 0 for record in last):
+            return None
+        said = next((note for note in last[-1].notes if note.startswith(NONE_VALID)), "")
+        return f"no reply was valid for {steps} steps in a row{said and '; in the last one '}{said}"
 
-def _not_finite(trained: list[dict[str, float]], rules: EarlyStopSettings) -> str | None:
-    streak = int(trained[-1].get("update/nonfinite_streak", 0)) if trained else 0
-    if not rules.nonfinite_updates or streak < rules.nonfinite_updates:
-        return None
-    return f"the gradient was not finite in {streak} updates in a row; lower learner.learning_rate or learner.max_grad_norm"
+    def _nothing_kept(self) -> str | None:
+        steps, last = self._rules.empty_steps, self._trained
+        if not steps or len(last) < steps or any(metrics["groups/kept_ratio"] > 0 for metrics in last):
+            return None
+        return f"the filter kept nothing for {steps} steps in a row"
+
+    def _not_finite(self) -> str | None:
+        bound, streak = self._rules.nonfinite_updates, self._nonfinite_streak
+        if not bound or streak < bound:
+            return None
+        return f"the gradient was not finite in {streak} updates in a row; lower learner.learning_rate or learner.max_grad_norm"

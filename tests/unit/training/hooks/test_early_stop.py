@@ -1,14 +1,19 @@
 """The rules for ending a run early, on records written by hand; and a run that ends by one, with checkpoint, reason and evaluation."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tether.core.config import dump_yaml, validate
+from tether.core.seeding import generator
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.training.hooks.early_stop import stop_reason
+from tether.training.hooks.alarms import AlarmActions
+from tether.training.hooks.early_stop import EarlyStop, stop_reason
 from tether.training.loop import Trainer
 from tether.training.settings import EarlyStopSettings, RunSettings
 
@@ -84,6 +89,99 @@ def test_a_streak_that_ended_stops_nothing() -> None:
     records[2].metrics["update/nonfinite_streak"] = 0  # the last step made no update at all
     assert stop_reason(records, RULES) is None
     assert stop_reason([], RULES) is None
+
+
+# ------------------------------------------------------------------------------------------------- from step to step
+
+SHORT = {"baseline_steps": 3, "variance_steps": 2, "success_evaluations": 2, "empty_steps": 2, "invalid_steps": 2, "nonfinite_updates": 2}
+
+
+def _rule_that_holds(records: list[StepRecord], rules: EarlyStopSettings) -> str | None:
+    """The rules once more, over all records, the way the paper states them; which one holds, by a word of its sentence."""
+    trained = [record.metrics for record in records if "groups/rv_mean" in record.metrics]
+    variances = [metrics["groups/rv_mean"] for metrics in trained]
+    later = variances[rules.baseline_steps :][-rules.variance_steps :]
+    bound = rules.variance_share * sum(variances[: rules.baseline_steps]) / max(1, len(variances[: rules.baseline_steps]))
+    successes = [record.metrics["validation/success"] for record in records if "validation/success" in record.metrics]
+    played = [record.metrics["rollout/format_valid"] for record in records if record.metrics.get("rollout/tokens_sampled")]
+    kept = [metrics["groups/kept_ratio"] for metrics in trained]
+
+    def all_of_last(values: list[bool], count: int) -> bool:
+        return 0 < count <= len(values) and all(values[-count:])
+
+    streak = trained[-1].get("update/nonfinite_streak", 0) if trained else 0
+    holds = {
+        "reward variance": len(later) == rules.variance_steps and max(later) < bound,
+        "validation success": all_of_last([value < rules.success_floor for value in successes], rules.success_evaluations),
+        "no reply": all_of_last([value == 0 for value in played], rules.invalid_steps),
+        "kept nothing": all_of_last([value == 0 for value in kept], rules.empty_steps),
+        "not finite": 0 < rules.nonfinite_updates <= streak,
+    }
+    return next((rule for rule, held in holds.items() if held), None)
+
+
+def _random_record(step: int, random: np.random.Generator) -> StepRecord:
+    """Anything a step can leave: trained or not, evaluated or not, played or not."""
+    metrics: dict[str, float] = {}
+    if random.random() < 0.8:
+        metrics |= {"groups/rv_mean": float(random.choice([0.0, 0.05, 1.0])), "groups/kept_ratio": float(random.choice([0.0, 0.5]))}
+        metrics["update/nonfinite_streak"] = float(random.choice([0, 0, 1, 2]))
+    if random.random() < 0.3:
+        metrics["validation/success"] = float(random.choice([0.0, 0.5]))
+    if random.random() < 0.7:
+        metrics |= {"rollout/tokens_sampled": float(random.integers(2)), "rollout/format_valid": float(random.choice([0.0, 0.5]))}
+    return StepRecord(step, metrics)
+
+
+@pytest.mark.parametrize("turned_off", [{}, {"variance_share": 0}, {"empty_steps": 0}, {"invalid_steps": 0}, {"nonfinite_updates": 0}])
+def test_every_step_decides_what_all_records_would(turned_off: dict[str, int]) -> None:
+    """Also where the last record is amended after it was looked at, where steps are rolled back, and after a resume."""
+    settings = validate(RunSettings, {"env": {"name": "countdown"}, "early_stop": {**SHORT, **turned_off}})
+    random, held = generator("early stop", len(turned_off)), set[str | None]()
+    for _ in range(20):
+        actions, records, hook = AlarmActions(settings), list[StepRecord](), EarlyStop()
+        run: Any = SimpleNamespace(records=records, alarm_actions=actions, settings=settings)
+        assert hook.stop_reason(run) is None
+        for step in range(40):
+            records.append(_random_record(step, random))
+            for _ in range(2):
+                expected, reason = _rule_that_holds(actions.counting(records), settings.early_stop), hook.stop_reason(run)
+                assert (reason is None) is (expected is None) and (expected or "") in (reason or "")
+                assert reason == stop_reason(actions.counting(records), settings.early_stop)
+                held.add(expected)
+                records[-1] = _random_record(step, random)
+            if random.random() < 0.05:
+                actions.rolled_back.append((int(random.integers(step + 1)), step))
+            if random.random() < 0.05:
+                hook = EarlyStop()
+    assert len(held) == 6 - len(turned_off)
+
+
+class _Counted(list[StepRecord]):
+    """Counts the records that were read."""
+
+    read = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.read += len(found) if isinstance(place, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        for record in super().__iter__():
+            self.read += 1
+            yield record
+
+
+def test_a_step_reads_no_more_records_than_are_new() -> None:
+    settings = validate(RunSettings, {"env": {"name": "countdown"}})
+    records, hook = _Counted(), EarlyStop()
+    run: Any = SimpleNamespace(records=records, alarm_actions=AlarmActions(settings), settings=settings)
+    for record in _run([1.0] * 300):
+        records.append(record)
+        before = records.read
+        assert hook.stop_reason(run) is None
+        assert records.read - before <= 2  # the one that is final now, and the last
 
 
 def _settings(**early_stop: Any) -> RunSettings:
