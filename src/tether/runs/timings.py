@@ -5,6 +5,7 @@ and one rate only; whatever a record lacks is left out of the view. The charts a
 form of a step's metrics, under names that no metric has.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +78,7 @@ class StepTimings:
         given = {name: data[name] for name in cls.__dataclass_fields__ if data.get(name) is not None}
         for name, value in given.items():
             numbers = value.values() if isinstance(value, dict) else [value]
-            if isinstance(value, dict) != (name not in _NUMBERS) or not all(type(number) in (int, float) for number in numbers):
+            if isinstance(value, dict) != (name not in _NUMBERS) or not all(map(_is_number, numbers)):
                 raise BadInput(
                     f"timings.jsonl, step {data.get('step')}: {name} is {short_repr(value)}; expected {_form(name)}; delete that line"
                 )
@@ -85,6 +86,11 @@ class StepTimings:
 
 
 _NUMBERS = ("tokens_per_second", "update_tokens_per_second", "unused_memory")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that a float can hold: a line may have come from anywhere, and JSON has whole numbers of any size."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _form(name: str) -> str:

@@ -157,6 +157,7 @@ def run(tmp_path: Path) -> Path:
         ("run.json", '{"schema": "x", "about": {}}', "schema"),
         ("run.json", '{"schema": 1, "about": {}, "machine": [1]}', "has a list as machine; expected an object"),
         ("timings.jsonl", '{"step": 0, "seconds": [1, 2]}', "seconds is [1, 2]; expected numbers by name"),
+        ("timings.jsonl", '{"step": 0, "peak_memory": {"update": 1' + "0" * 400 + "}}", "expected numbers by name"),
         ("timings.jsonl", '{"step": 0, "seconds": {"rollout": "long"}}', "seconds is {'rollout': 'long'}; expected numbers by name"),
         ("timings.jsonl", '{"step": 0, "tokens_per_second": {"a": 1}}', "tokens_per_second is {'a': 1}; expected a number"),
         ("timings.jsonl", '{"step": [], "seconds": {"rollout": 1}}', "has no whole number as step"),
