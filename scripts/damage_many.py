@@ -30,6 +30,10 @@ EXTRA = ("model/pytorch_model.bin", "model/extra.safetensors", "model/adapter_co
 # --- what happens to files ---
 
 
+def _checkpoint_of(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent.parent.name == "checkpoints")
+
+
 def _flip(random: np.random.Generator, path: Path) -> None:
     """Some bits, the size and the time of the file as they were: what a disk does."""
     stat, content = path.stat(), bytearray(path.read_bytes())
@@ -67,7 +71,7 @@ def _empty(random: np.random.Generator, path: Path) -> None:
 
 def _exchange(random: np.random.Generator, path: Path) -> None:
     """The file of that name in another checkpoint: a copy that mixed two."""
-    checkpoint = next(parent for parent in path.parents if parent.parent.name == "checkpoints")
+    checkpoint = _checkpoint_of(path)
     others = sorted(other for other in checkpoint.parent.iterdir() if other != checkpoint)
     other = others[int(random.integers(len(others)))] / path.relative_to(checkpoint)
     if other.is_file():
@@ -90,14 +94,14 @@ def _folder(random: np.random.Generator, path: Path) -> None:
 
 def _add(random: np.random.Generator, path: Path) -> None:
     """A file beside it that does not belong there."""
-    checkpoint = next(parent for parent in path.parents if parent.parent.name == "checkpoints")
+    checkpoint = _checkpoint_of(path)
     added = checkpoint / EXTRA[int(random.integers(len(EXTRA)))]
     added.parent.mkdir(exist_ok=True)
     added.write_bytes(random.bytes(int(random.integers(100))))
 
 
 def _remove_model(random: np.random.Generator, path: Path) -> None:
-    checkpoint = next(parent for parent in path.parents if parent.parent.name == "checkpoints")
+    checkpoint = _checkpoint_of(path)
     shutil.rmtree(checkpoint / MODEL, ignore_errors=True)  # it may be gone already
 
 

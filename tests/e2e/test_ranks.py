@@ -88,6 +88,11 @@ class Driver:
         for name in ("metrics.jsonl", "trajectories.jsonl"):  # one rank writes
             if len({len((folder / name).read_text().splitlines()) for folder in (reference, run)}) > 1:
                 different.append(f"lines of {name}")
+        timed = (run / "timings.jsonl").read_text().splitlines()
+        if (
+            len(timed) > len({json.loads(line)["step"] for line in timed}) + 1
+        ):  # those of the last step are written again after a checkpoint
+            different.append("lines of timings.jsonl")
         return {"differences": different, "updates": updates, "ranks": store.machine()["ranks"]}
 
     # The trials.

@@ -59,7 +59,7 @@ def run_evaluation(
     if not any(group.trajectories for group in result.groups):
         raise EnvironmentFailure(f"nothing was measured: {error_note(result.groups)}")
     env = "+".join(spec.name for spec in specs)
-    if note := few_valid_note(result.groups, env=env, model=target, max_tokens=settings.rollout.max_tokens):
+    if note := few_valid_note(result.groups, env=env, model=settings.model.name, max_tokens=settings.rollout.max_tokens):
         result.notes.append(note)
     record = evaluation_record(result, identified, target, precision=precision, seconds=time.monotonic() - began, price=price)
     if out is not None:

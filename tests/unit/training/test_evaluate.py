@@ -298,3 +298,14 @@ def test_the_command_prints_the_same_numbers_again(capsys: pytest.CaptureFixture
     assert rows == {"frozen_lake": "2", "sokoban": "2"}
     assert "4 prompts, temperature 0.5, 2 samples each" in " ".join(printed[2].split())
     assert "responses were cut at 20 tokens; --max-tokens gives more" in printed[2]
+
+
+def test_without_a_valid_reply_it_says_so_with_a_command_that_works(tmp_path: Path) -> None:
+    """The model of a run folder is that of its checkpoint: `tether sft` takes no run folder for a model."""
+    rollout = {"num_groups": 1, "group_size": 2, "max_tokens": 4}
+    quiet = {"evaluation": {"prompts": 1}, "diagnosis": {"every": 0}, "model": {"name": "tiny", "device": "cpu"}}
+    run = tether.train("frozen_lake", steps=1, out=tmp_path / "run", filter="all", rollout=rollout, **quiet)
+    result = tether.evaluate(run.folder, prompts=2)
+    (note,) = result.notes
+    assert note.startswith("none of 10 replies was valid: ") and result.record["notes"] == [note]
+    assert f"tether sft frozen_lake --model {tmp_path / 'run' / 'checkpoints' / 'step_000001' / 'model'})" in note
