@@ -304,8 +304,8 @@ def test_without_a_valid_reply_it_says_so_with_a_command_that_works(tmp_path: Pa
     """The model of a run folder is that of its checkpoint: `tether sft` takes no run folder for a model."""
     rollout = {"num_groups": 1, "group_size": 2, "max_tokens": 4}
     quiet = {"evaluation": {"prompts": 1}, "diagnosis": {"every": 0}, "model": {"name": "tiny", "device": "cpu"}}
-    run = tether.train("frozen_lake", steps=1, out=tmp_path / "run", filter="all", rollout=rollout, **quiet)
-    result = tether.evaluate(run.folder, prompts=2)
+    tether.train("frozen_lake", steps=1, out=tmp_path / "run", filter="all", rollout=rollout, **quiet)
+    result = tether.evaluate(tmp_path / "run", prompts=2)
     (note,) = result.notes
     assert note.startswith("none of 10 replies was valid: ") and result.record["notes"] == [note]
     assert f"tether sft frozen_lake --model {tmp_path / 'run' / 'checkpoints' / 'step_000001' / 'model'})" in note
