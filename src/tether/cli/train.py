@@ -122,11 +122,11 @@ def train(
     with surviving_console(ranks.interrupts.console_closed):
         store, settings = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
         if ranks.rank == 0:
-            _run(settings, store, resume, ranks, SafeConsole(stderr=as_json), quiet=quiet or as_json)
+            _run(settings, store, resume, bool(given), ranks, SafeConsole(stderr=as_json), quiet=quiet or as_json)
             if as_json:
                 typer.echo(json.dumps(_outcome(store)))
         else:
-            run_training(settings, store, (), resumed=resume, ranks=ranks)
+            run_training(settings, store, (), resumed=resume, changed=bool(given), ranks=ranks)
         ranks.close()
 
 
@@ -194,7 +194,7 @@ def _weighted(text: str) -> dict[str, Any]:
         raise BadInput(f"--also got '{text}'; write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5") from None
 
 
-def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any, console: Console, *, quiet: bool) -> None:
+def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: Any, console: Console, *, quiet: bool) -> None:
     from tether.training.api import run_training
     from tether.training.resolve import CPU_PROMPTS
 
@@ -221,7 +221,7 @@ def _run(settings: Any, store: RunStore, resumed: bool, ranks: Any, console: Con
         status.stop()
 
     try:
-        run_training(settings, store, [view], resumed=resumed, ranks=ranks, ready=ready)
+        run_training(settings, store, [view], resumed=resumed, changed=changed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
         SafeConsole(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
             f"{_stop_words(ranks.interrupts.received)} {f'after step {trainers[0].step}' if trainers else 'while the model was loaded'}; "

@@ -71,7 +71,7 @@ def train(
     given = merge(given, nested_settings(settings))
     ranks = join_world()
     store, resolved = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
-    run_training(resolved, store, callbacks, resumed=resume, ranks=ranks)
+    run_training(resolved, store, callbacks, resumed=resume, changed=bool(given), ranks=ranks)
     return Run(store.folder)
 
 
@@ -97,15 +97,13 @@ def open_run(
         ranks.together(lambda: check_several_ranks(settings, ranks))
     made: list[RunStore] = []
     folder = place if resume and place else ranks.first(lambda: _create(place, settings, made))
-    return ranks.together(lambda: made[0] if made else _opened(folder, settings if given else None, writes=ranks.rank == 0)), settings
+    return ranks.together(lambda: made[0] if made else _opened(folder, writes=ranks.rank == 0)), settings
 
 
-def _opened(folder: Path, changed: RunSettings | None, *, writes: bool) -> RunStore:
-    """The store of a run that is there, locked where this rank writes; `changed` are settings to put on its record."""
+def _opened(folder: Path, *, writes: bool) -> RunStore:
+    """The store of a run that is there, locked where this rank writes."""
     store = RunStore.open(folder, writes=writes)
     store.lock()
-    if changed is not None:
-        store.replace_config(dump_yaml(changed))
     return store
 
 
@@ -138,10 +136,14 @@ def run_training(
     callbacks: Sequence["Callback"],
     *,
     resumed: bool,
+    changed: bool = False,
     ranks: Ranks | None = None,
     ready: Callable[[Any], None] = lambda trainer: None,
 ) -> None:
-    """Build the trainer and run it; `ready` is called with the trainer once its model is loaded. Rank 0 calls `callbacks`."""
+    """Build the trainer and run it; `ready` is called with the trainer once its model is loaded. Rank 0 calls `callbacks`.
+
+    `changed` says that a resumed run goes on with other settings than those on its record, which they then replace.
+    """
     _grow_allocator_segments()
     begin = time.perf_counter()
     from tether.training.loop import Trainer
@@ -159,8 +161,10 @@ def run_training(
                 if not resumed and store.writes:
                     store.discard()
                 raise
-            if resumed and store.writes:
-                store.reopen()  # not before: a run whose checkpoint was refused has ended as it had
+            if resumed and store.writes:  # not before: a run that was refused stays as it was
+                if changed:
+                    store.replace_config(dump_yaml(settings))
+                store.reopen()
             ready(trainer)
             trainer.run()
     finally:

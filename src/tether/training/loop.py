@@ -140,7 +140,8 @@ class Trainer(RunState):
 
     def _stop_early(self, reason: str) -> None:
         """Keep the weights, measure them, and put the reason on the record."""
-        self.save()
+        if self.settings.checkpoint.last:
+            self.save()
         record, note = self.records[-1], f"stopped early: {reason}"
         if note in record.notes:  # a run that had stopped was resumed
             return

@@ -376,6 +376,8 @@ class CheckpointSettings(Settings):
     """How many of the newest checkpoints stay on disk."""
     best: bool = True
     """Keep the one with the best validation success too."""
+    last: bool = True
+    """Write one at the last step, whatever `every` is. Runs that are made for their numbers alone need none."""
 
 
 class RunSettings(Settings):

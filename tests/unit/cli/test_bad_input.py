@@ -256,9 +256,11 @@ def test_a_failed_resume_changes_nothing(tmp_path: Path, capsys: pytest.CaptureF
     store.close()
     (folder / "checkpoints" / "step_000000").mkdir()
     (folder / "checkpoints" / "step_000000" / "state.pt").write_bytes(b"")
+    config = (folder / "config.yaml").read_bytes()
     with pytest.raises(SystemExit) as stopped:
-        main(["train", "--resume", "--out", str(folder)])
+        main(["train", "--resume", "--out", str(folder), "--steps", "300", "--set", "learner.micro_tokens=256"])
     assert stopped.value.code == 1 and "step_000000" in capsys.readouterr().err
+    assert (folder / "config.yaml").read_bytes() == config
     assert (folder / "checkpoints" / "step_000000" / "state.pt").exists()
     assert RunStore.open(folder).finished == "stopped early"
 

@@ -67,6 +67,12 @@ def test_one_seed_one_run(straight: Path, tmp_path: Path) -> None:
     assert _weights(tmp_path / "again") == _weights(straight)
 
 
+def test_a_run_for_its_numbers_writes_no_last_checkpoint(straight: Path, tmp_path: Path) -> None:
+    _run(tmp_path / "numbers", steps=3, checkpoint={"every": 3, "best": False, "last": False})
+    assert list_checkpoints(tmp_path / "numbers" / "checkpoints") == []
+    assert (tmp_path / "numbers" / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
+
+
 def test_another_seed_another_run(straight: Path, tmp_path: Path) -> None:
     _run(tmp_path / "other", steps=1, seed=1)
     here, other = (list(RunStore.open(folder).trajectories(step=1, split="train")) for folder in (straight, tmp_path / "other"))

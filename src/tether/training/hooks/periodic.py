@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Checkpoints(Hook):
-    """Writes a checkpoint every `checkpoint.every` steps and at the last step."""
+    """Writes a checkpoint every `checkpoint.every` steps and at the last step, unless `checkpoint.last` is off."""
 
     def on_step(self, run: "Trainer", record: StepRecord) -> StepRecord:
-        settings = run.settings
-        if record.step and (record.step == settings.steps or record.step % settings.checkpoint.every == 0):
+        chosen = run.settings.checkpoint
+        if record.step and (chosen.last if record.step == run.settings.steps else record.step % chosen.every == 0):
             run.callbacks.on_stage_begin("checkpoint", 1)
             run.save()
         return record
