@@ -26,6 +26,7 @@ STAGES = {
     "rollout": "sampling",
     "advantages": "estimating advantages",
     "update": "updating",
+    "publish": "publishing weights",
     "probe": "sampling the probe",
     "diagnosis": "diagnosing",
     "gradients": "decomposing gradients",

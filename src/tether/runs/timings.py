@@ -26,6 +26,7 @@ STAGES = {
     "gradients": "#805ad5",
     "advantages": PALE_TEAL,
     "update": PALE_ORANGE,
+    "publish": "#fbd38d",
     "record": "#d8dde3",
     "checkpoint": "#a3adb8",
     "validation": SUCCEED,

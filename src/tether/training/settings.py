@@ -281,7 +281,7 @@ class ServerSettings(Settings):
     tolerance: Annotated[float, Field(gt=0)] | None = None
     """Most that log-probs of server and learner may differ on the probe, on average; null: 0.001 in float32, 0.05 in bfloat16."""
     weights_folder: str | None = None
-    """A folder that learner and servers see: weights go through it; null sends them over the network."""
+    """A folder that learner and servers see: weights go through it; null: shared memory to `tether serve` on the same machine, else the network."""
     vllm_command: str = "vllm"
     """The command that starts vLLM, for `rollout.engine` vllm; a path where vLLM has an environment of its own."""
     vllm_args: list[str] = []

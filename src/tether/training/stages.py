@@ -254,7 +254,11 @@ class Stages:
 
     def _publish(self, step: int) -> dict[str, float]:
         """Give the engine the new weights; with asynchronous rollouts that happens when it has sampled with those before them."""
-        return self._parts.sampler.engine.sync(step) if self.ahead is None else self._published
+        if self.ahead is not None:
+            return self._published
+        engine = self._parts.sampler.engine
+        with nullcontext() if engine.capabilities.shares_weights else self.timed("publish"):
+            return engine.sync(step)
 
     def _rates(self, step: int) -> Rates:
         chosen, critic = self._settings.learner, self._settings.critic

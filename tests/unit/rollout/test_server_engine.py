@@ -3,8 +3,11 @@
 import asyncio
 import copy
 import json
+import shutil
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,6 +26,7 @@ from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.rollout.engines import connection
 from tether.rollout.engines.native import NativeEngine
+from tether.rollout.engines.publish import TetherPublisher
 from tether.rollout.engines.server import ServerEngine, ServerOptions
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvPool, EnvSpec, play_plan, training_plan
@@ -218,17 +222,48 @@ def _nudge(model: Any, scale: float) -> None:
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
-@pytest.mark.parametrize("by_disk", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_published_weights_are_sampled_from(tiny: Any, chat: Any, tmp_path: Any, by_disk: bool) -> None:
+@pytest.mark.parametrize("way", ["memory", "http", pytest.param("disk", marks=pytest.mark.long)])
+def test_published_weights_are_sampled_from(tiny: Any, chat: Any, tmp_path: Any, way: str) -> None:
     policy = Policy(copy.deepcopy(tiny.model), tiny.tokenizer)
-    with _changeable(tiny) as (url, _):
-        engine = _engine(url, policy, weights_folder=tmp_path if by_disk else None)
+    with _changeable(tiny) as (url, served):
+        engine = _engine(url, policy, weights_folder=tmp_path if way == "disk" else None)
+        if way == "memory":
+            engine.servers[0]._publisher = TetherPublisher(memory=tmp_path)
+            served.weights.update_from_bytes = None  # type: ignore[method-assign, assignment]
+        elif way == "http":
+            engine.servers[0]._publisher = TetherPublisher(memory=None)
+            served.weights.update_from_disk = None  # type: ignore[method-assign, assignment]
         assert engine.sync()["probe_difference"] < 1e-6
         _nudge(policy.module, 0.003)
         assert engine.sync()["probe_difference"] < 1e-5
         played = _play(engine, chat)
     assert _tokens(played) == _tokens(_play(NativeEngine(policy, max_rows=8, max_context=900), chat))
     assert {version for group in played for t in group.trajectories for turn in t.turns for version in turn.versions} == {1}
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_shared_memory_weights_go_over_http(
+    tiny: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is too small, and where the server cannot see it; that is said once."""
+    policy = Policy(copy.deepcopy(tiny.model), tiny.tokenizer)
+    with _changeable(tiny) as (url, served):
+        engine = _engine(url, policy)
+        engine.servers[0]._publisher = TetherPublisher(memory=tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: Namespace(free=10**6))
+        for scale in (0.0, 0.003):
+            _nudge(policy.module, scale)
+            assert engine.sync()["probe_difference"] < 1e-5
+        assert [record.message for record in caplog.records] == [
+            f"weights go to {url} over HTTP, not through shared memory: they have 0.0 GB, and {tmp_path} has 0.0 free"
+        ]
+        monkeypatch.undo()
+        caplog.clear()
+        engine.servers[0]._publisher = TetherPublisher(memory=tmp_path)
+        elsewhere = served.weights.update_from_disk
+        monkeypatch.setattr(served.weights, "update_from_disk", lambda path: elsewhere(Path("/elsewhere") / path.name))
+        assert engine.sync()["probe_difference"] < 1e-5
+        assert "cannot read weights from '/elsewhere/model.safetensors' on the server" in caplog.text
     assert not list(tmp_path.iterdir())
 
 
@@ -239,7 +274,7 @@ def test_a_server_that_ignores_updates_is_found_out(tiny: Any) -> None:
         with _changeable(tiny) as (url, served):
             engine = _engine(url, policy)
             engine.sync()
-            served.weights.update_from_bytes = lambda data, served=served: served.weights._outstanding.clear() or 0  # type: ignore
+            served.weights._update = lambda tensors, served=served: served.weights._outstanding.clear() or 0  # type: ignore
             _nudge(policy.module, scale)
             with pytest.raises(EngineUnavailable, match=said):
                 engine.sync()

@@ -1,12 +1,15 @@
 """New weights for sampling servers: named tensors with a version, through the routes that a server has.
 
-- `tether serve`: start, tensors as safetensors bodies of a limited size (or one folder on a disk that both see), finish with the version.
+- `tether serve`: start, tensors as safetensors bodies of a limited size, finish with the version. A server of the same machine reads them from a file in
+  shared memory instead, which is many times as fast as HTTP, and any server can read them from a folder on a disk that both see.
 - vLLM: the same steps through its weight-transfer routes, with Tether's backend in the server (engines/vllm_plugin.py): the tensors go
   through a process group, NCCL between GPUs and gloo otherwise, or through a folder on a disk.
 
 Weights of a model with adapters are published merged. A tied head is not sent twice.
 """
 
+import logging
+import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +32,13 @@ from tether.rollout.engines.vllm_plugin import broadcast, join_group
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger(__name__)
+
 CHUNK_BYTES = 256 * 2**20
 """Tensors are sent in bodies of about this size."""
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_SHARE = 0.8
+"""Of what is free there, the most that weights may take."""
 UPDATE_TIMEOUT = 600.0
 """Seconds that one call of an update may take: a server first finishes the responses in flight."""
 
@@ -50,19 +58,40 @@ def named_weights(policy: Policy) -> dict[str, Tensor]:
 class TetherPublisher:
     """To `tether serve`."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: a place that learner and server both see; None sends the tensors over HTTP."""
-        self._folder = folder
+    def __init__(self, folder: Path | None = None, memory: Path | None = SHARED_MEMORY) -> None:
+        """`folder`: a place that learner and server both see; None: shared memory where the server is on this machine, HTTP elsewhere."""
+        self._folder, self._memory = folder, memory
 
     def publish(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor], version: str) -> None:
-        with weights_on_disk(self._folder, weights) if self._folder is not None else nullcontext() as path:
-            endpoint.call("POST", "/start_weight_update", timeout=UPDATE_TIMEOUT)
-            if path is not None:
-                endpoint.call("POST", "/update_weights", {"path": str(path)}, timeout=UPDATE_TIMEOUT)
-            else:
-                for chunk in chunks(weights):
-                    endpoint.call("POST", "/update_weights", content=save(chunk), timeout=UPDATE_TIMEOUT)
+        endpoint.call("POST", "/start_weight_update", timeout=UPDATE_TIMEOUT)
+        if self._folder is not None:
+            self._by_file(endpoint, self._folder, weights)
+        elif not self._by_memory(endpoint, weights):
+            for chunk in chunks(weights):
+                endpoint.call("POST", "/update_weights", content=save(chunk), timeout=UPDATE_TIMEOUT)
         endpoint.call("POST", "/finish_weight_update", {"weight_version": version}, timeout=UPDATE_TIMEOUT)
+
+    @staticmethod
+    def _by_file(endpoint: ModelEndpoint, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        with weights_on_disk(folder, weights) as path:
+            endpoint.call("POST", "/update_weights", {"path": str(path)}, timeout=UPDATE_TIMEOUT)
+
+    def _by_memory(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor]) -> bool:
+        """Whether a server of this machine took the weights from shared memory. What keeps it from doing so is said, once."""
+        if self._memory is None or not is_loopback(urlsplit(endpoint.base).hostname or "") or not self._memory.is_dir():
+            return False
+        size, free = sum(tensor.nbytes for tensor in weights.values()), shutil.disk_usage(self._memory).free
+        try:
+            if size > SHARED_MEMORY_SHARE * free:
+                raise BadInput(f"they have {size / 1e9:.1f} GB, and {self._memory} has {free / 1e9:.1f} free")
+            self._by_file(endpoint, self._memory, weights)
+        except ServerUnreachable:
+            raise
+        except BadInput as error:  # too small, or the server is in a container of its own, or another user's
+            _LOG.warning("weights go to %s over HTTP, not through shared memory: %s", endpoint.base, error)
+            self._memory = None
+            return False
+        return True
 
 
 @contextmanager
