@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -261,6 +262,20 @@ def test_a_restarted_server_gets_the_published_weights_again(tiny: Any, chat: An
         played = _play(engine, chat)
     assert _tokens(played) == expected
     assert {version for group in played for t in group.trajectories for turn in t.turns for version in turn.versions} == {7}
+
+
+def test_a_server_that_is_being_replaced_is_waited_for(tiny: Any, policy: Policy, chat: Any, native: list[Group]) -> None:
+    """However long that takes; one that stays away keeps its address, and is given up after `patience`."""
+    places: list[str | None] = [None]
+    with _changeable(tiny) as (places[0], _):
+        engine = _engine(str(places[0]), policy, patience=0.2, find=lambda: list(places))
+        engine.sync()
+    with _changeable(tiny) as (second, _):
+        places[0] = None
+        threading.Timer(0.7, places.__setitem__, [0, second]).start()
+        assert _tokens(_play(engine, chat)) == _tokens(native)
+    with pytest.raises(EngineUnavailable, match=rf"could be used for 0.2 s \(server.patience\): .*{second}"):
+        _play(engine, chat)
 
 
 # ------------------------------------------------------------------------------------------------------------------- refusals

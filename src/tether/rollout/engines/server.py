@@ -274,7 +274,7 @@ class ServerEngine:
             if self._started is not None:
                 self._started.check_lives()
             if self._replacements_start():
-                deadline = time.monotonic() + self.options.patience
+                deadline = time.monotonic() + wait + self.options.patience
             if any(server.is_outdated for server in self.servers):  # the rank that publishes may be about to
                 outdated_until = min(outdated_until, deadline, time.monotonic() + OUTDATED_SECONDS)
                 if time.monotonic() + wait > outdated_until:
