@@ -30,6 +30,10 @@ class ServerUnreachable(ModelUnavailable):
     """Nothing answers, or nothing but errors that may pass; another server may do."""
 
 
+class Forbidden(ModelUnavailable):
+    """The server answered 403: to this key, or because the route is switched off."""
+
+
 class ModelEndpoint:
     """Requests to one server. Use it as a context: connections live as long as the block.
 
@@ -133,7 +137,8 @@ class ModelEndpoint:
 
     def _refusal(self, status: int, problem: str) -> BadInput:
         if status in (401, 403):
-            return ModelUnavailable(f"the server at {self.base} refuses the key ({problem}); {self._token_source}")
+            kind = Forbidden if status == 403 else ModelUnavailable
+            return kind(f"the server at {self.base} refuses the key ({problem}); {self._token_source}")
         if status == 404:
             return NoSuchRoute(f"the server at {self.base} refuses the request ({problem})")
         return BadInput(f"the server at {self.base} refuses the request ({problem})")

@@ -48,6 +48,8 @@ class Proxy:
         self.asked: list[str] = []
         self.missing: tuple[str, ...] = ()
         """Routes that an older server does not have."""
+        self.off: tuple[str, ...] = ()
+        """Routes that a server has switched off."""
         self.app = FastAPI()
         self.app.add_api_route("/{path:path}", self._pass_on, methods=["GET", "POST"])
 
@@ -55,6 +57,8 @@ class Proxy:
         self.asked.append(path)
         if path in self.missing:
             return Response('{"detail": "Not Found"}', 404)
+        if path in self.off:
+            return Response('{"error": {"message": "Scale-out endpoints are disabled."}}', 403)
         if ("generate" in path or "completions" in path) and self.failures:
             return Response('{"error": "busy"}', self.failures.pop(0))
         if "generate" in path and self.hangs:
@@ -344,6 +348,9 @@ def test_an_old_vllm_is_refused_with_what_it_lacks(proxy: Any, policy: Policy) -
     with pytest.raises(BadInput, match=r"answers with no token ids; use tether serve, or vLLM \(0.10.2 or newer\)"):
         _engine(proxy.url, policy)
     without_ids = False
+    engine = _engine(proxy.url, policy)
+    assert engine.backend == "server (completions)"
+    proxy.missing, proxy.off = proxy.missing[1:], proxy.missing[:1]  # as vLLM answers without --enable-scale-out
     engine = _engine(proxy.url, policy)
     assert engine.backend == "server (completions)"
     with pytest.raises(EngineUnavailable, match=r"takes no weights .*; start tether serve, or vLLM with VLLM_SERVER_DEV_MODE=1"):
