@@ -19,6 +19,7 @@ from tether.core.http import serving_app
 from tether.models.load import load_model
 from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
+from tether.rollout.engines.publish import own_address
 from tether.rollout.engines.vllm_plugin import RequireToken
 from tether.rollout.engines.vllm_server import GUARD, VllmOptions, VllmServer, arguments, find_command, save_untied
 
@@ -102,6 +103,10 @@ def test_a_vllm_that_ends_in_a_run_is_said_at_once(tiny: Any, tmp_path: Path, pa
     said = rf"vLLM, which this run started, {how} \(the last error in its output: OSError: the GPU fell off; all of it is in '.*vllm.log'\)"
     with pytest.raises(EngineUnavailable, match=said):
         server.check_lives()
+
+
+def test_the_learner_is_where_a_server_of_this_machine_reaches_it() -> None:
+    assert own_address("http://localhost:8000") == own_address("http://127.0.0.1:8000/v1") == "127.0.0.1"
 
 
 def test_vllm_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
