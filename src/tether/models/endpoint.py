@@ -27,7 +27,11 @@ PIECE_BYTES = 2**20
 
 
 class ServerUnreachable(ModelUnavailable):
-    """Nothing answers, or nothing but errors that may pass; another server may do."""
+    """Nothing answers, or nothing but errors that may pass; another server may do. `cause`: what happened to the last attempt."""
+
+    def __init__(self, message: str, cause: str | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause or message
 
 
 class Forbidden(ModelUnavailable):
@@ -131,8 +135,9 @@ class ModelEndpoint:
             if pause is None:
                 break
             time.sleep(pause)
+        attempts = f"{len(delays) + 1} attempts" if delays else "1 attempt"
         raise ServerUnreachable(
-            f"the server at {self.base} cannot be used, {len(delays) + 1} attempts: {problem}; check that it runs and is not overloaded"
+            f"the server at {self.base} cannot be used, {attempts}: {problem}; check that it runs and is not overloaded", problem
         )
 
     def _refusal(self, status: int, problem: str) -> BadInput:

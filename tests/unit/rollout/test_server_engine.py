@@ -376,7 +376,7 @@ def test_addresses_tokens_and_room_are_one_line_each(tiny: Any, url: str, policy
     from tether.models import endpoint
 
     monkeypatch.setattr(endpoint, "RETRY_DELAYS", ())
-    with pytest.raises(ModelUnavailable, match=r"cannot be used, 1 attempts: ConnectError.*; start one with: tether serve MODEL"):
+    with pytest.raises(ModelUnavailable, match=r"cannot be used, 1 attempt: ConnectError.*; start one with: tether serve MODEL"):
         _engine("http://127.0.0.1:9", policy)
     with pytest.raises(ModelUnavailable, match=r"the server at http://no-such-host.invalid:80 cannot be used"):
         _engine("http://no-such-host.invalid:80", policy)

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, EngineUnavailable, OutdatedEngine
+from tether.core.outages import note_answer, note_silence
 from tether.core.protocols import (
     Communicator,
     ContextReset,
@@ -308,8 +309,15 @@ class ServerEngine:
             if self._published is not None:
                 server.publish(self._named(self._published), self.label)
             server.verify(self._probe, self.label)
+            note_answer(server.address)
         except ServerUnreachable as error:
-            server.lose(str(error))
+            self.lose(server, error)
+
+    def lose(self, server: ServerConnection, error: ServerUnreachable) -> None:
+        """Leave a server out that cannot be reached, and say so; of servers that somebody else starts again, they say it."""
+        server.lose(str(error))
+        if self.options.find is None:
+            note_silence(server.address, error.cause, self.options.patience)
 
     def _nobody_there(self) -> str:
         said = "; ".join(server.problem for server in self.servers)
@@ -449,7 +457,7 @@ class _Run:
         server.load -= 1
         self._flying -= 1
         if isinstance(answer, ServerUnreachable):
-            server.lose(str(answer))
+            self._engine.lose(server, answer)
             track.lost += 1
             if track.lost >= LOST_ATTEMPTS:  # every server that takes it fails: it is the request
                 raise EngineUnavailable(f"a request failed on {track.lost} servers in a row: {answer}")
