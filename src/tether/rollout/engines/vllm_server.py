@@ -6,6 +6,7 @@ stale. It runs under a guard (core/guarded.py), so it ends with this process, al
 
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
@@ -28,6 +29,8 @@ from tether.core.guarded import GUARD
 from tether.models.lora import merged
 from tether.models.policy import Policy
 from tether.rollout.engines.vllm_plugin import BACKEND, TOKEN_VARIABLE, RequireToken
+
+_LOG = logging.getLogger(__name__)
 
 LOG_NAME = "vllm.log"
 MODEL_NAME = "policy"
@@ -75,6 +78,7 @@ class VllmServer:
                     [sys.executable, "-c", GUARD, *started], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(options.token)
                 )
             self.stop = weakref.finalize(self, _stop, self._guard)
+            _LOG.warning("vLLM starts, which takes a minute or more; its output is in '%s'", self.log)
             try:
                 self._wait(options.start_timeout)
             except BaseException:
@@ -90,10 +94,11 @@ class VllmServer:
         code = self._guard.poll()
         if code is not None:
             number = code - SIGNALLED
-            how = f"was killed by {signal.Signals(number).name}" if number in list(signal.Signals) else f"ended with exit code {code}"
-            raise EngineUnavailable(
-                f"vLLM, which this run started, {how} (the last error in its output: {_last_error(self.log)}; all of it is in '{self.log}')"
-            )
+            if number in list(signal.Signals):
+                how = f"was killed by {signal.Signals(number).name} (a machine that is out of memory does that)"
+            else:
+                how = f"ended with exit code {code}: {_last_error(self.log)}"
+            raise EngineUnavailable(f"vLLM, which this run started, {how}; its output is in '{self.log}'")
 
     def _wait(self, seconds: float) -> None:
         """Until it answers; it may fail, or take too long."""
@@ -161,9 +166,9 @@ def _stop(guard: "subprocess.Popen[bytes]") -> None:
 
 
 def _last_error(log: Path) -> str:
-    """The last line of an output that names an error."""
+    """The last line of an output that names an error, and is not merely a remark of vLLM's."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    named = [line for line in lines if re.search(r"\b\w*Error\b", line)]
+    named = [line for line in lines if re.search(r"\b\w*Error\b", line) and not re.search(r"\b(INFO|WARNING)\b", line)]
     return " ".join((named or lines or ["it wrote nothing"])[-1].split())[-300:]
 
 

@@ -338,7 +338,13 @@ class _Run:
             if server.address != before:
                 server.last_address, server.ended_at = server.address or before, time.monotonic()
                 if not starting:
-                    now = f"was replaced, now at {server.address}" if server.address else "has ended" if server.lost else "has ended, and is started again"
+                    now = (
+                        f"was replaced, now at {server.address}"
+                        if server.address
+                        else "has ended"
+                        if server.lost
+                        else "has ended, and is started again"
+                    )
                     self._say(f"{server.name} {now}")
 
     def _settle(self, server: _Server, call: Any, starting: bool) -> None:
