@@ -52,6 +52,11 @@ class _Server:
     asked: Any = None
     """The call in flight."""
 
+    def as_engine(self, now: float, longest: float) -> str | None:
+        """The address that ranks are told. None while Ray starts the engine, for at most so many seconds: ranks that have no other wait for it. One that
+        stays away keeps its last address, so that they give up."""
+        return self.address or (self.last_address if self.lost or now > self.ended_at + longest else None)
+
 
 @dataclass(slots=True)
 class _Ended:
@@ -371,12 +376,8 @@ class _Run:
         count = self._topology.engines.count
         rest = iter(self._servers[count:])
         environments = {entry.env: [next(rest).address for _ in range(entry.count)] for entry in self._topology.environments}
-        return [self._engine_address(server) for server in self._servers[:count]], environments
-
-    def _engine_address(self, server: _Server) -> str | None:
-        """None while Ray starts the engine: ranks that have no other wait for it. One that stays away keeps its last address, so that they give up."""
-        is_late = time.monotonic() > server.ended_at + self._topology.start_timeout + CALL_SECONDS
-        return server.address or (server.last_address if server.lost or is_late else None)
+        longest = self._topology.start_timeout + CALL_SECONDS
+        return [server.as_engine(time.monotonic(), longest) for server in self._servers[:count]], environments
 
     def _tell_learners(self, ended: _Ended | None = None) -> None:
         """Where the servers are now."""

@@ -18,6 +18,7 @@ from tether.core.errors import BadInput, ConfigError
 from tether.core.guarded import GUARD
 from tether.training.build import env_specs, server_options
 from tether.training.distributed.placement import PLACEMENT_VARIABLE, Placement, joined_placement
+from tether.training.distributed.ray_run import _Server
 from tether.training.distributed.topology import Topology, check_environments, check_gpus_are_used, check_room, load_topology
 from tether.training.settings import EnvSettings, ServerSettings
 
@@ -172,6 +173,16 @@ def test_nothing_outlives_a_killed_guard_or_a_killed_child(killed: str) -> None:
         os.kill(guard.pid if killed == "guard" else child, signal.SIGKILL)
         start = time.monotonic()
         assert guard.stdout.read() == "" and time.monotonic() - start < 300, "all of them had the pipe open, and are gone"
+
+
+def test_ranks_are_told_to_wait_for_an_engine_only_while_it_is_started() -> None:
+    engine = _Server("engine 0", None, address="http://a:1", last_address="http://a:1")
+    assert engine.as_engine(now=50.0, longest=10.0) == "http://a:1"
+    engine.address, engine.ended_at = None, 100.0
+    assert engine.as_engine(now=109.0, longest=10.0) is None
+    assert engine.as_engine(now=111.0, longest=10.0) == "http://a:1", "it takes longer than the topology allows"
+    engine.lost = True
+    assert engine.as_engine(now=101.0, longest=10.0) == "http://a:1", "Ray does not start it again"
 
 
 def test_defaults_are_one_native_rank() -> None:
