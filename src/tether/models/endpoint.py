@@ -27,7 +27,15 @@ PIECE_BYTES = 2**20
 
 
 class ServerUnreachable(ModelUnavailable):
-    """Nothing answers, or nothing but errors that may pass; another server may do."""
+    """Nothing answers, or nothing but errors that may pass; another server may do. `cause`: what happened to the last attempt."""
+
+    def __init__(self, message: str, cause: str | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause or message
+
+
+class Forbidden(ModelUnavailable):
+    """The server answered 403: to this key, or because the route is switched off."""
 
 
 class ModelEndpoint:
@@ -127,13 +135,15 @@ class ModelEndpoint:
             if pause is None:
                 break
             time.sleep(pause)
+        attempts = f"{len(delays) + 1} attempts" if delays else "1 attempt"
         raise ServerUnreachable(
-            f"the server at {self.base} cannot be used, {len(delays) + 1} attempts: {problem}; check that it runs and is not overloaded"
+            f"the server at {self.base} cannot be used, {attempts}: {problem}; check that it runs and is not overloaded", problem
         )
 
     def _refusal(self, status: int, problem: str) -> BadInput:
         if status in (401, 403):
-            return ModelUnavailable(f"the server at {self.base} refuses the key ({problem}); {self._token_source}")
+            kind = Forbidden if status == 403 else ModelUnavailable
+            return kind(f"the server at {self.base} refuses the key ({problem}); {self._token_source}")
         if status == 404:
             return NoSuchRoute(f"the server at {self.base} refuses the request ({problem})")
         return BadInput(f"the server at {self.base} refuses the request ({problem})")

@@ -273,7 +273,7 @@ def _places(value: Any) -> list[Any]:
 
 def _check_commands(stored: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
     """Refuse to start a program because a run folder says so: it may have come from somebody else."""
-    if (merge(stored, given).get("rollout") or {}).get("engine") != "vllm":
+    if (merge(stored, given).get("rollout") or {}).get("engine") not in ("vllm", "ray"):  # Ray may place vLLM
         return
     defaults, server = ServerSettings(), stored.get("server") or {}
     for name in COMMANDS:

@@ -1,6 +1,7 @@
 """Environment and retrieval servers that go away and come back while episodes are played: waited for, played again with the same seeds, said."""
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -21,9 +22,13 @@ from tether.envs.searchqa.corpus import Document, of_documents
 from tether.envs.searchqa.index import open_index
 from tether.envs.searchqa.server import create_app
 from tether.models.chat import ChatFormat
+from tether.models.policy import Policy
 from tether.rollout.engines.scripted import ScriptedEngine
+from tether.rollout.engines.server import ServerEngine, ServerOptions
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvPool, EnvSpec, error_note, play_plan, training_plan
+from tether.rollout.serving.app import make_app as serve
+from tether.rollout.serving.served import ServedModel
 
 SECONDS_AWAY = 1.5
 
@@ -88,6 +93,19 @@ def test_an_environment_server_that_restarts_is_waited_for(caplog: pytest.LogCap
             and "answers again, after" in said[1]
         )
         assert take_outages() == [server.url] and take_outages() == []
+
+
+def test_a_sampling_server_that_restarts_is_waited_for(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with _restartable(lambda: serve(ServedModel("tiny", tiny, max_rows=4))) as server, caplog.at_level(logging.WARNING):
+        engine = ServerEngine([server.url], Policy(*tiny), max_rows=4, max_context=900, options=ServerOptions(patience=60))
+        engine.sync()
+        back = server.away()
+        assert engine.sync()["probe_difference"] < 1e-5
+        back.join()
+        said = [record.message for record in caplog.records if record.name == "tether.core.outages"]
+        assert re.fullmatch(rf"{server.url} does not answer \(ConnectError: .*\); trying again for up to 60 s", said[0]), said
+        assert len(said) == 2 and said[1].startswith(f"{server.url} answers again, after ")
+        assert take_outages() == [server.url]
 
 
 def test_a_server_that_stays_away_fails_at_its_time_out() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import shutil
+import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,8 @@ class Proxy:
         self.asked: list[str] = []
         self.missing: tuple[str, ...] = ()
         """Routes that an older server does not have."""
+        self.off: tuple[str, ...] = ()
+        """Routes that a server has switched off."""
         self.app = FastAPI()
         self.app.add_api_route("/{path:path}", self._pass_on, methods=["GET", "POST"])
 
@@ -58,6 +61,8 @@ class Proxy:
         self.asked.append(path)
         if path in self.missing:
             return Response('{"detail": "Not Found"}', 404)
+        if path in self.off:
+            return Response('{"error": {"message": "Scale-out endpoints are disabled."}}', 403)
         if ("generate" in path or "completions" in path) and self.failures:
             return Response('{"error": "busy"}', self.failures.pop(0))
         if "generate" in path and self.hangs:
@@ -298,6 +303,20 @@ def test_a_restarted_server_gets_the_published_weights_again(tiny: Any, chat: An
     assert {version for group in played for t in group.trajectories for turn in t.turns for version in turn.versions} == {7}
 
 
+def test_a_server_that_is_being_replaced_is_waited_for(tiny: Any, policy: Policy, chat: Any, native: list[Group]) -> None:
+    """However long that takes; one that stays away keeps its address, and is given up after `patience`."""
+    places: list[str | None] = [None]
+    with _changeable(tiny) as (places[0], _):
+        engine = _engine(str(places[0]), policy, patience=0.2, find=lambda: list(places))
+        engine.sync()
+    with _changeable(tiny) as (second, _):
+        places[0] = None
+        threading.Timer(0.7, places.__setitem__, [0, second]).start()
+        assert _tokens(_play(engine, chat)) == _tokens(native)
+    with pytest.raises(EngineUnavailable, match=rf"could be used for 0.2 s \(server.patience\): .*{second}"):
+        _play(engine, chat)
+
+
 # ------------------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -366,6 +385,9 @@ def test_an_old_vllm_is_refused_with_what_it_lacks(proxy: Any, policy: Policy) -
     without_ids = False
     engine = _engine(proxy.url, policy)
     assert engine.backend == "server (completions)"
+    proxy.missing, proxy.off = proxy.missing[1:], proxy.missing[:1]  # as vLLM answers without --enable-scale-out
+    engine = _engine(proxy.url, policy)
+    assert engine.backend == "server (completions)"
     with pytest.raises(EngineUnavailable, match=r"takes no weights .*; start tether serve, or vLLM with VLLM_SERVER_DEV_MODE=1"):
         engine.sync()
 
@@ -389,7 +411,7 @@ def test_addresses_tokens_and_room_are_one_line_each(tiny: Any, url: str, policy
     from tether.models import endpoint
 
     monkeypatch.setattr(endpoint, "RETRY_DELAYS", ())
-    with pytest.raises(ModelUnavailable, match=r"cannot be used, 1 attempts: ConnectError.*; start one with: tether serve MODEL"):
+    with pytest.raises(ModelUnavailable, match=r"cannot be used, 1 attempt: ConnectError.*; start one with: tether serve MODEL"):
         _engine("http://127.0.0.1:9", policy)
     with pytest.raises(ModelUnavailable, match=r"the server at http://no-such-host.invalid:80 cannot be used"):
         _engine("http://no-such-host.invalid:80", policy)

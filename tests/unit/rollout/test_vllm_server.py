@@ -1,5 +1,6 @@
 """Starting and ending vLLM, as far as that goes without vLLM: how it is called, what it serves, and that it never outlives its run."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -8,13 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from fastapi import FastAPI
 
 from tether.core.errors import EngineUnavailable, MissingDependency
+from tether.core.http import serving_app
 from tether.models.load import load_model
 from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
+from tether.rollout.engines.publish import own_address
+from tether.rollout.engines.vllm_plugin import RequireToken
 from tether.rollout.engines.vllm_server import GUARD, VllmOptions, VllmServer, arguments, find_command, save_untied
 
 
@@ -49,6 +55,60 @@ def test_arguments(tiny: Any, tmp_path: Path) -> None:
     assert called[-2:] == ["--max-num-seqs", "4"] and "--enable-scale-out" in called and "--enforce-eager" in called
     placed = arguments(Policy(*tiny), tmp_path, 8123, 900, VllmOptions(host="10.0.0.1", own_gpus=True))
     assert placed[placed.index("--host") + 1] == "10.0.0.1" and not {"--enforce-eager", "--gpu-memory-utilization"} & set(placed)
+    assert "--middleware" not in placed
+    guarded = arguments(Policy(*tiny), tmp_path, 8123, 900, VllmOptions(token="s3cret"))
+    module, _, name = guarded[guarded.index("--middleware") + 1].rpartition(".")
+    assert getattr(importlib.import_module(module), name) is RequireToken and "s3cret" not in guarded
+
+
+def test_every_route_but_health_wants_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    app = FastAPI()
+    app.add_middleware(RequireToken)
+    for path in ("/health", "/v1/models", "/collective_rpc"):
+        app.add_api_route(path, lambda: {"ok": True}, methods=["GET", "POST"])
+    with serving_app(app, "guarded") as url:
+        assert httpx.get(f"{url}/health").is_success
+        for headers in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "s3cret"}, {"Authorization": ""}):
+            answers = [httpx.get(f"{url}/v1/models", headers=headers), httpx.post(f"{url}/collective_rpc", headers=headers)]
+            assert [answer.status_code for answer in answers] == [401, 401], headers
+        assert httpx.post(f"{url}/collective_rpc", headers={"Authorization": "Bearer s3cret"}).json() == {"ok": True}
+
+
+SERVER = """#!{python}
+import http.server, os, sys
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/exit":
+            os._exit(1)
+        if self.path == "/kill":
+            os.kill(os.getpid(), 9)
+    def log_message(self, *words):
+        print("OSError: the GPU fell off")
+        print("(APIServer) WARNING: this can cause an OSError", flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Healthy).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "how"), [("kill", r"was killed by SIGKILL \(a machine .*\)"), ("exit", "ended with exit code 1: OSError: the GPU fell off")]
+)
+def test_a_vllm_that_ends_in_a_run_is_said_at_once(tiny: Any, tmp_path: Path, path: str, how: str) -> None:
+    script = tmp_path / "vllm"
+    script.write_text(SERVER.format(python=sys.executable))
+    script.chmod(0o755)
+    server = VllmServer(Policy(*tiny), 900, VllmOptions(str(script), folder=tmp_path))
+    server.check_lives()
+    httpx.get(f"{server.address}/{path}")
+    server.wait()
+    with pytest.raises(EngineUnavailable, match=rf"vLLM, which this run started, {how}; its output is in '.*vllm.log'"):
+        server.check_lives()
+
+
+def test_the_learner_is_where_a_server_of_this_machine_reaches_it() -> None:
+    assert own_address("http://localhost:8000") == own_address("http://127.0.0.1:8000/v1") == "127.0.0.1"
 
 
 def test_vllm_does_not_outlive_a_killed_run(tmp_path: Path) -> None:

@@ -142,8 +142,10 @@ def test_functions_that_a_run_folder_names_are_not_imported_either(
     run_settings(sent, None, {}, resume=True, smoke=False)  # chosen by the user
 
 
-def test_a_run_folder_starts_no_program(sent: Path) -> None:
-    _change(sent, env={"name": "frozen_lake"}, rollout={"engine": "vllm"}, server={"vllm_command": "/tmp/evil"})
+@pytest.mark.parametrize("engine", ["vllm", "ray"])
+def test_a_run_folder_starts_no_program(sent: Path, engine: str) -> None:
+    """Neither vLLM on this machine nor one that Ray places."""
+    _change(sent, env={"name": "frozen_lake"}, rollout={"engine": engine}, server={"vllm_command": "/tmp/evil"})
     with pytest.raises(BadInput, match=r"has server.vllm_command='/tmp/evil', and starts a program with it; .* --set server.vllm_command="):
         run_settings(sent, None, {}, resume=True, smoke=False)
     given = {"server": {"vllm_command": "/tmp/evil"}}

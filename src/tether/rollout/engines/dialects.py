@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from tether.core.errors import BadInput
 from tether.core.protocols import Sampling
-from tether.models.endpoint import ModelEndpoint, NoSuchRoute
+from tether.models.endpoint import Forbidden, ModelEndpoint, NoSuchRoute
 
 UNVERSIONED = ""
 """The label of weights where the server reports none."""
@@ -237,7 +237,10 @@ def find_dialect(endpoint: ModelEndpoint, entry: Mapping[str, Any]) -> Dialect:
     if owner == "vllm":
         try:
             endpoint.call("POST", VllmDialect.path, {"model": entry["id"], "token_ids": [0], "sampling_params": {"max_tokens": 1}})
-        except NoSuchRoute:  # started without --enable-scale-out, or older than the route
+        except (
+            NoSuchRoute,
+            Forbidden,
+        ):  # started without --enable-scale-out (the key was good for the list of models), or older than the route
             return CompletionsDialect(is_vllm=True)
         return VllmDialect()
     return CompletionsDialect(is_vllm=False)

@@ -148,8 +148,7 @@ class VllmPublisher:
     def _join(self, endpoint: ModelEndpoint) -> None:
         """Found the group of the learner and the server's workers: the server joins while this thread waits for it."""
         size = 1 + int(endpoint.call("GET", "/get_world_size")["world_size"])
-        host = "127.0.0.1" if is_loopback(urlsplit(endpoint.base).hostname or "") else socket.gethostname()
-        port = _free_port()
+        host, port = own_address(endpoint.base), _free_port()
         info = {"host": host, "port": port, "size": size, "kind": self._kind}
         with ThreadPoolExecutor(1) as threads:
             joined = threads.submit(
@@ -185,6 +184,16 @@ def _while_server_works(request: "Future[dict[str, Any]]", work: Callable[[], T]
         raise ServerUnreachable(f"the weights could not be sent ({' '.join(str(error).split())[:200]})") from error
     request.result()
     return result
+
+
+def own_address(url: str) -> str:
+    """The address of this machine on its way to a server: the name of a machine or container is often unknown to others."""
+    parts = urlsplit(url)
+    ways = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, place = min(ways, key=lambda way: way[0] != socket.AF_INET)
+    with socket.socket(family, kind, protocol) as unsent:
+        unsent.connect(place)
+        return str(unsent.getsockname()[0])
 
 
 def _free_port() -> int:

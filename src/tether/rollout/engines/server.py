@@ -18,6 +18,7 @@ With asynchronous rollouts another thread drives the engine while the learner tr
 restarted, from a snapshot, and the policy is not looked at.
 """
 
+import math
 import queue
 import secrets
 import threading
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, EngineUnavailable, OutdatedEngine
+from tether.core.outages import note_answer, note_silence
 from tether.core.protocols import (
     Communicator,
     ContextReset,
@@ -83,7 +85,7 @@ class ServerOptions:
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """How vLLM is started, where the run starts it."""
     find: Callable[[], list[str | None]] | None = None
-    """Where the servers are now, in their order, if that may change: asked when one cannot be reached. None stands for one without an address."""
+    """Where the servers are now, in their order, if that may change: asked when one cannot be reached. None stands for one that is being started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,7 @@ class ServerEngine:
     def _prepare(self) -> float:
         """Give every server that can be reached the present weights, if it has others; returns the largest difference on the probe."""
         deadline = time.monotonic() + self.options.patience
-        outdated_until, wait = deadline, 0.1
+        outdated_until, wait = math.inf, 0.1
         while True:
             self._follow_moves()
             for server in self.servers:
@@ -270,8 +272,12 @@ class ServerEngine:
                     self._bring_back(server)
             if any(server.is_alive for server in self.servers):
                 return max(server.difference for server in self.servers if server.is_alive)
+            if self._started is not None:
+                self._started.check_lives()
+            if self._replacements_start():
+                deadline = time.monotonic() + wait + self.options.patience
             if any(server.is_outdated for server in self.servers):  # the rank that publishes may be about to
-                outdated_until = min(outdated_until, time.monotonic() + OUTDATED_SECONDS)
+                outdated_until = min(outdated_until, deadline, time.monotonic() + OUTDATED_SECONDS)
                 if time.monotonic() + wait > outdated_until:
                     raise OutdatedEngine(self._nobody_there())
             if time.monotonic() + wait > deadline:
@@ -279,6 +285,10 @@ class ServerEngine:
             self._cancelled.wait(wait)
             self.check_cancelled()
             wait = min(2 * wait, LONGEST_WAIT)
+
+    def _replacements_start(self) -> bool:
+        """Whether somebody else starts a server in the place of one that is gone; they decide how long that may take."""
+        return self.options.find is not None and None in self.options.find()
 
     def _follow_moves(self) -> None:
         """A server that was replaced has another address."""
@@ -299,8 +309,15 @@ class ServerEngine:
             if self._published is not None:
                 server.publish(self._named(self._published), self.label)
             server.verify(self._probe, self.label)
+            note_answer(server.address)
         except ServerUnreachable as error:
-            server.lose(str(error))
+            self.lose(server, error)
+
+    def lose(self, server: ServerConnection, error: ServerUnreachable) -> None:
+        """Leave a server out that cannot be reached, and say so; of servers that somebody else starts again, they say it."""
+        server.lose(str(error))
+        if self.options.find is None:
+            note_silence(server.address, error.cause, self.options.patience)
 
     def _nobody_there(self) -> str:
         said = "; ".join(server.problem for server in self.servers)
@@ -440,7 +457,7 @@ class _Run:
         server.load -= 1
         self._flying -= 1
         if isinstance(answer, ServerUnreachable):
-            server.lose(str(answer))
+            self._engine.lose(server, answer)
             track.lost += 1
             if track.lost >= LOST_ATTEMPTS:  # every server that takes it fails: it is the request
                 raise EngineUnavailable(f"a request failed on {track.lost} servers in a row: {answer}")

