@@ -16,6 +16,9 @@ conversation, so a trajectory does not depend on how many tokens a call draws.
 Every row carries its own sampling, so that a server (rollout/serving) can put requests of different clients into one batch. Rows whose
 sampling is the same, budgets aside, are sampled in one call; in training that is every row.
 
+A server keeps the slots of conversations that have ended (`keeps_slots`): a request that continues one computes its new tokens alone. These slots
+are given up first where slots or memory are needed.
+
 When memory runs out, the row admitted last gives up its slot and goes to the front of the queue with all its tokens. It is computed again
 once another row has finished. That changes no trajectory, rounding apart.
 """
@@ -44,6 +47,7 @@ from tether.core.types import Completion
 from tether.models.fast.decoding.protocol import Decoder, PrefillRequest, SampleOutput
 from tether.models.policy import Policy
 from tether.rollout.engines.base import StopRule
+from tether.rollout.engines.kept_slots import KeptSlots
 
 FEED_SHARE = 8
 """Waiting rows are prefilled once they are this fraction (1 / FEED_SHARE) of all rows."""
@@ -112,14 +116,26 @@ class NativeEngine:
         per_conversation_uniforms=True, prefix_sharing=True, weight_sync=True, logprobs=True, shares_weights=True
     )
 
-    def __init__(self, policy: Policy, *, max_rows: int = 128, max_context: int | None = None, cache_gb: float | None = None) -> None:
-        """Conversations get as long as the model allows, or `max_context`; the cache takes `cache_gb`, or half of the memory that is free."""
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_rows: int = 128,
+        max_context: int | None = None,
+        cache_gb: float | None = None,
+        keeps_slots: bool = False,
+    ) -> None:
+        """Conversations get as long as the model allows, or `max_context`; the cache takes `cache_gb`, or half of the memory that is free.
+
+        `keeps_slots`: what ended conversations left in the cache serves those that begin with it. Then `forget` must be called before the weights change.
+        """
         if policy.tokenizer is None:
             raise BadInput("the native engine needs a policy with its tokenizer; build it as Policy(model, tokenizer)")
         self._choice = policy.decoder_choice
         self._decoder: Decoder | None = None
         self._stop = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._max_rows, self._max_context, self._cache_gb = max_rows, max_context, cache_gb
+        self._kept = KeptSlots() if keeps_slots else None
         self.statistics = EngineStatistics()
         """Of the last run."""
 
@@ -135,6 +151,14 @@ class NativeEngine:
     def free(self) -> None:
         """Release the memory of the cache; the next run allocates it again."""
         self._decoder = None
+        if self._kept is not None:
+            self._kept = KeptSlots()
+
+    def forget(self) -> None:
+        """Give up what was kept of ended conversations: the weights change."""
+        while self._kept:
+            assert self._decoder is not None  # whose slots they are
+            self._decoder.release(self._kept.give_up())
 
     def run(self, conversations: Sequence[Conversation], sampling: Sampling, on_finished: Callable[[], None] | None = None) -> None:
         """Drive every conversation to its end."""
@@ -150,7 +174,7 @@ class NativeEngine:
         self.statistics = EngineStatistics()
         decoder = self._decoder_for(num_slots or self._max_rows)
         cache = "half of the free memory" if self._cache_gb is None else f"rollout.cache_gb={self._cache_gb:g}"
-        batch = _Batch(decoder, self._stop, self.statistics, cache, on_finished)
+        batch = _Batch(decoder, self._stop, self.statistics, cache, on_finished, self._kept)
         try:
             batch.play(queue)
         except BaseException:
@@ -175,15 +199,17 @@ class _Batch:
         statistics: EngineStatistics,
         cache: str,
         on_finished: Callable[[], None] | None,
+        kept: KeptSlots | None,
     ) -> None:
         self._decoder, self._stop, self._statistics, self._cache = decoder, stop, statistics, cache
         self._on_finished = on_finished
+        self._kept = kept
         self._waiting: list[_Row] = []
         self._decoding: list[_Row] = []
         self._finished: list[tuple[_Row, FinishReason]] = []
         """Rows with a complete response that has not been delivered."""
         self._evicted: deque[_Row] = deque()
-        self._slots_free = list(reversed(range(decoder.num_slots)))
+        self._slots_free = [slot for slot in reversed(range(decoder.num_slots)) if kept is None or slot not in kept]
         self._num_admitted = 0
         self._is_full = False
         """Memory ran out and no row has finished since."""
@@ -194,7 +220,7 @@ class _Batch:
             self._is_full = self._is_full and self._num_rows > 0
             if not self._decoding:
                 self._deliver_finished()
-            while (queue or self._evicted) and self._slots_free and not self._is_full:
+            while (queue or self._evicted) and (self._slots_free or self._kept) and not self._is_full:
                 self._admit(queue)
             if self._waiting and (len(self._waiting) >= self._num_rows / FEED_SHARE or not self._decoding):
                 self._collect_answers()
@@ -220,9 +246,29 @@ class _Batch:
                 row.pending = feed
             else:
                 row.tokens = list(feed)
-        row.slot, row.admitted = self._slots_free.pop(), self._num_admitted
+        self._take_slot(row)
+        row.admitted = self._num_admitted
         self._num_admitted += 1
         self._waiting.append(row)
+
+    def _take_slot(self, row: _Row) -> None:
+        """The slot of an ended conversation that this one continues, an empty one, or that of the conversation that ended longest ago."""
+        if self._kept and (found := self._kept.take(row.tokens)) is not None:
+            row.slot, row.filled = found
+            self._statistics.shared_tokens += row.filled
+        else:
+            if not self._slots_free:
+                self._give_up_kept()
+            row.slot = self._slots_free.pop()
+
+    def _give_up_kept(self) -> bool:
+        """Free the slot of the conversation that ended longest ago, if one was kept."""
+        if not self._kept:
+            return False
+        slot = self._kept.give_up()
+        self._decoder.release(slot)
+        self._slots_free.append(slot)
+        return True
 
     # ---------------------------------------------------------------------------------------------------------- the moves
 
@@ -245,8 +291,9 @@ class _Batch:
             {row.slot: len(row.tokens) for row in self._waiting},
             {row.slot: members[0].slot for members in groups for row in members[1:]},
         ):
-            self._evict()
-            groups = self._same_prompts()
+            if not self._give_up_kept():
+                self._evict()
+                groups = self._same_prompts()
         self._waiting = []
         if not groups:
             return
@@ -262,6 +309,8 @@ class _Batch:
         most = self._decoder.tokens_per_call
         num_tokens = self._tokens_at_once(most)
         while not self._decoder.reserve({row.slot: row.filled + num_tokens for row in self._decoding}):
+            if self._give_up_kept():
+                continue
             if num_tokens > 1:
                 most = num_tokens // 2
             elif self._finished:
@@ -383,7 +432,7 @@ class _Batch:
     def _next_prompt(self, row: _Row, feed: PromptTokens) -> None:
         """Take the next prompt of a row, for which it waits; None frees its slot."""
         if feed is None:
-            self._free_slot(row)
+            self._end(row)
             self._notify_finished()
             return
         if isinstance(feed, ContextReset):
@@ -393,6 +442,14 @@ class _Batch:
         row.tokens += feed
         row.logprobs = []
         self._waiting.append(row)
+
+    def _end(self, row: _Row) -> None:
+        """The conversation is over: its slot is kept for one that continues it, or freed."""
+        if self._kept is None or not row.filled:
+            self._free_slot(row)
+        else:
+            self._kept.keep(row.slot, row.tokens[: row.filled])
+            self._is_full = False
 
     def _free_slot(self, row: _Row) -> None:
         self._decoder.release(row.slot)

@@ -49,7 +49,10 @@ class ServedModel:
         self.tokenizer = loaded.tokenizer
         self.chat = ChatFormat(loaded.tokenizer, self.policy.end_of_turn_ids)
         self.weights = WeightUpdates(self.policy.module)
-        self.thread = EngineThread(NativeEngine(self.policy, max_rows=max_rows, max_context=self.policy.max_positions, cache_gb=cache_gb))
+        self._engine = NativeEngine(
+            self.policy, max_rows=max_rows, max_context=self.policy.max_positions, cache_gb=cache_gb, keeps_slots=True
+        )
+        self.thread = EngineThread(self._engine)
 
     def close(self) -> None:
         self.thread.close()
@@ -103,6 +106,7 @@ class ServedModel:
 
         def start() -> None:
             self.thread.pause()
+            self._engine.forget()
             self.weights.start()
 
         await self.exclusive(start)
