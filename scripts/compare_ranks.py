@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the ranks of a ma
 
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 from tether.cli import train
 from tether.cli.main import main as tether_main
@@ -156,7 +157,8 @@ def _write_digest_at_the_end() -> None:
         finally:
             digest = hashlib.sha256()
             for parameter in trainer.policy.module.parameters():
-                digest.update(parameter.detach().numpy().tobytes())
+                whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+                digest.update(whole.detach().numpy().tobytes())
             place = trainer.store.folder
             place.with_name(f"{place.name}.rank{trainer.ranks.rank}").write_text(digest.hexdigest(), encoding="ascii")
 

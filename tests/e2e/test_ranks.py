@@ -331,7 +331,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
 
     from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
     from tether.models.policy import Policy
-    from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel, _local
+    from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel, local_part
     from tether.training.distributed.ranks import Ranks, join_ranks
     from tether.training.optim import FP32MasterAdamW
 
@@ -352,7 +352,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     chosen: dict[str, Any] = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
     alone, full = (Policy(copy.deepcopy(model)) for _ in range(2))
     by_one = FP32MasterAdamW(alone.module.parameters(), compute_dtype=torch.bfloat16, ranks=Ranks(), **chosen)
-    twin = ShardedModel(full, torch.bfloat16, ranks)
+    twin = ShardedModel.beside(full, torch.bfloat16, ranks)
     by_two = ShardedAdamW(twin, full.module.parameters(), ranks=ranks, **chosen)
     gradients = []
     for packing, recompute in (
@@ -379,7 +379,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     found = {
         "apart": apart,
         "norms": norms,
-        "held": sum(_local(shard).numel() for shard in by_two._shards) / sum(p.numel() for p in full.module.parameters()),
+        "held": sum(local_part(shard).numel() for shard in by_two._shards) / sum(p.numel() for p in full.module.parameters()),
         "published": rounded,
         "exact": exact == {torch.float32},
         "saved": bool(states[1]),

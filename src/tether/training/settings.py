@@ -316,7 +316,7 @@ class LearnerSettings(Settings):
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them: less memory, more time, the same update. Null: as needed."""
     sharding: str = "zero1"
-    """What several ranks divide: zero1 the optimiser's state, fsdp also weights and gradients of the update."""
+    """What several ranks divide: zero1 the optimiser's state, fsdp also weights and gradients; no rank then holds whole weights if servers sample."""
     schedule: str = "constant"
     """How the learning rate goes on after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -476,6 +476,10 @@ class RunSettings(Settings):
 
     def environments(self) -> list[EnvSettings]:
         return [self.env, *self.also]
+
+    def divides_weights(self, num_ranks: int) -> bool:
+        """Whether no rank holds whole weights: they are divided, and servers sample."""
+        return self.learner.sharding == "fsdp" and num_ranks > 1 and self.rollout.engine != "native"
 
     def sampling(self) -> Sampling:
         return self.rollout.sampling(self.rollout.temperature)
