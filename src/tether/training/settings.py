@@ -264,6 +264,11 @@ class RolloutSettings(Settings):
             )
         return self
 
+    @property
+    def uses_servers(self) -> bool:
+        """Whether servers sample, on devices of their own."""
+        return self.engine not in ("native", "vllm")
+
     def sampling(self, temperature: float) -> Sampling:
         """How responses are drawn at a temperature."""
         return Sampling(
@@ -479,7 +484,7 @@ class RunSettings(Settings):
 
     def divides_weights(self, num_ranks: int) -> bool:
         """Whether no rank holds whole weights: they are divided, and servers sample."""
-        return self.learner.sharding == "fsdp" and num_ranks > 1 and self.rollout.engine != "native"
+        return self.learner.sharding == "fsdp" and num_ranks > 1 and self.rollout.uses_servers
 
     def sampling(self) -> Sampling:
         return self.rollout.sampling(self.rollout.temperature)
