@@ -15,7 +15,6 @@ from tether.models.load import load_model
 from tether.models.logprobs import AnyMicroBatch, check_same_vocabulary, forward, over_batch
 from tether.models.policy import Policy
 
-
 TRUNK = "trunk."
 """What the names of the backbone's weights begin with in a saved critic."""
 

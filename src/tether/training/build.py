@@ -141,9 +141,7 @@ def _learner(
     return learner, critic
 
 
-def _reference(
-    settings: RunSettings, policy: Policy, algorithm: Algorithm, divide: Callable[[str], Policy] | None
-) -> Reference | None:
+def _reference(settings: RunSettings, policy: Policy, algorithm: Algorithm, divide: Callable[[str], Policy] | None) -> Reference | None:
     if not algorithm.has_reference:
         return None
     return reference_for(policy, settings.algorithm.reference or (None if is_lora(policy.module) else settings.model.name), divide)

@@ -35,6 +35,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tether.core.errors import BadInput, RankFailure
 from tether.models.fast.backbone import called
 from tether.models.load import LoadedModel
+from tether.models.memory import forget_failed
 from tether.models.policy import Policy
 from tether.training.distributed.ranks import Ranks
 from tether.training.optim import FUSED_DEVICES, HALVES, MOMENTS, MasterOptimizer, check_saved, clip_gradients
@@ -63,14 +64,14 @@ class ShardedModel:
     """The handle on the divided model; it computes inside a call or `in_step` alone."""
 
     def __init__(self, model: PreTrainedModel, device: torch.device, dtype: torch.dtype, ranks: Ranks, *, full: bool) -> None:
-        """`model`: the full one, or without `full` its structure (`_structure`), whose weights are still to be loaded; `dtype` is what the divided
-        one computes in."""
+        """`model`: the full one, or without `full` one without memory (on device meta), whose weights are still to be loaded; `dtype` is what the
+        divided one computes in."""
         self._layer_names = [name for name, layer in model.named_modules() if isinstance(layer, GradientCheckpointingLayer)]
         if not self._layer_names:
             kind = model.config.model_type
             raise BadInput(f"models of type '{kind}' do not say what their layers are; train with learner.sharding=zero1")
         self.dtype, self._ranks, self._device = dtype, ranks, device
-        self._model, self._is_alone = model, not full
+        self._model, self.is_alone = model, not full
         self._mesh = init_device_mesh(device.type, (ranks.size,))
         held = model.dtype
         precision = MixedPrecisionPolicy(
@@ -110,11 +111,6 @@ class ShardedModel:
         twin.policy = policy.twin(twin.twin)
         return twin
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether no rank holds the full model."""
-        return self._is_alone
-
     def __call__(self, compute: Callable[[], Tensor]) -> Tensor:
         """What `compute` returns, with gradient; all ranks call it at the same time."""
         found: Tensor = self._root(compute)
@@ -123,7 +119,7 @@ class ShardedModel:
     @torch.no_grad()
     def publish(self) -> None:
         """Give the full model, where there is one, the twin's weights, one after the other."""
-        if not self._is_alone:
+        if not self.is_alone:
             for full, shard in self.pairs.items():
                 full.copy_(shard.full_tensor())
 
@@ -147,7 +143,7 @@ class ShardedModel:
     def gathered(self, dtype: torch.dtype) -> dict[str, Tensor] | None:
         found = {}
         for name, shard in self._shards.items():
-            whole = shard.detach().to(dtype).full_tensor()
+            whole = _whole(shard, dtype)
             if self._ranks.rank == 0:
                 found[name] = whole.cpu()
         return found if self._ranks.rank == 0 else None
@@ -185,9 +181,9 @@ class ShardedModel:
         try:
             with self._ranks.interrupts.exchanging(), self._ranks.exchanging("scoring"), torch.no_grad():
                 self._root(until_all_are_done)
+                self._let_go()
         finally:
             self._in_step = False
-        self._root.reshard()  # else what belongs to no layer would stay whole until the next update
         if failures:
             raise failures[0]
         return kept[0]
@@ -204,6 +200,11 @@ class ShardedModel:
         """Have torch make the tensors that it gathers weights into: made while something is scored, they could not be trained with."""
         with torch.no_grad():
             self._root(self._idle_pass)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What belongs to no layer would stay whole until the next update."""
+        assert isinstance(self._root, FSDPModule)
         self._root.reshard()
 
     def _idle_pass(self) -> None:
@@ -215,7 +216,7 @@ class ShardedModel:
 
     def _copied(self, part: nn.Module, without: Iterable[nn.Module] = ()) -> Any:
         """A copy of a part of the model, without some layers; alone, on the device and with weights that are still to be loaded."""
-        if not self._is_alone:
+        if not self.is_alone:
             return copy.deepcopy(part, {id(layer): nn.Module() for layer in without})
 
         def allocated(name: str, parameter: nn.Parameter) -> Tensor:
@@ -234,11 +235,12 @@ class ShardedModel:
         count = min(len(layers), max(PROBED_LAYERS, *(kinds.index(kind) + 1 for kind in kinds)))
 
         def gathered(name: str, _: nn.Parameter) -> Tensor:
-            return self._shards[name].detach().to(self.dtype).full_tensor()
+            return _whole(self._shards[name], self.dtype)
 
-        with torch.no_grad():
-            shallow: PreTrainedModel = _rebuilt(model, gathered, self._device, layers[count:])
-        del shallow.get_submodule(parent)[count:]  # type: ignore[attr-defined]  # a ModuleList
+        shallow: PreTrainedModel = _rebuilt(model, gathered, self._device, layers[count:])
+        stack = shallow.get_submodule(parent)
+        assert isinstance(stack, nn.ModuleList)
+        del stack[count:]
         shortened = shallow.config.get_text_config()
         if getattr(shortened, "layer_types", None):
             shortened.layer_types = shortened.layer_types[:count]
@@ -278,6 +280,7 @@ def divided_policy(
     divided.load(weights or None)
     weights.clear()
     divided.policy = divided.probed(tokenizer, max_positions).twin(divided.twin, divided)
+    forget_failed(device)  # what was gathered for the probes hangs in cycles of objects
     divided.warm_up()
     return divided.policy
 
@@ -410,6 +413,14 @@ def local_part(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         part: Tensor = tensor.to_local()
     return part
+
+
+@torch.no_grad()
+def _whole(shard: DTensor, dtype: torch.dtype) -> Tensor:
+    """A divided tensor as a whole; all ranks call it at the same time."""
+    cast = shard.detach().to(dtype)
+    assert isinstance(cast, DTensor)
+    return cast.full_tensor()
 
 
 def _rebuilt(
