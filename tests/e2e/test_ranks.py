@@ -198,6 +198,7 @@ class Driver:
 
         def run(trainer: Any) -> None:
             real(trainer)
+            self.rolled_back(trainer)
             whole = 3 * sum(parameter.numel() * 4 for parameter in trainer.policy.module.parameters())
             (self.folder / f"census.{rank}").write_text(str(census.most / whole))
 
@@ -211,6 +212,22 @@ class Driver:
             chosen = ("learner.sharding=fsdp", f"rollout.engine={server.address}")
             run = self.new("served-killed", 2, "mixed", *chosen, prepare=server.dies_in_step_2)
             return {**self.equal(self.folder / "served-1", run, 2), "starts": server.starts()}
+
+    def rolled_back(self, trainer: Any) -> None:
+        """Put the weights of step 1 in place of those of the last step."""
+        import torch
+        from safetensors.torch import load_file
+
+        from tether.training.checkpoint import rollback
+
+        checkpoint = self.ranks.list_checkpoints(trainer.store.checkpoints)[0]
+        before = trainer.policy.divided.gathered(torch.float32)
+        rollback(checkpoint, trainer.learner)
+        after = trainer.policy.divided.gathered(torch.float32)
+        if trainer.ranks.rank == 0:
+            saved = load_file(checkpoint / "model" / "model.safetensors")
+            assert checkpoint.name == "step_000001" and not _same(before, after)
+            assert all(torch.equal(after[name], saved[name]) for name in after)
 
     def optimizer(self) -> dict[str, Any]:
         """Both optimisers of two ranks, without a run around them."""
@@ -455,6 +472,7 @@ def _divided_alone(rank: int) -> dict[str, Any]:
     from tether.models.load import LoadedModel
     from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy, token_logprobs
     from tether.models.policy import Policy
+    from tether.rollout.engines.publish import named_weights, with_head
     from tether.training.distributed.fsdp import ShardedAdamW, divided_policy
     from tether.training.distributed.ranks import Ranks, join_ranks
     from tether.training.optim import FP32MasterAdamW
@@ -515,6 +533,7 @@ def _divided_alone(rank: int) -> dict[str, Any]:
     after = token_logprobs(policy, ids, mask, lengths, 1.0, max_tokens=99) - token_logprobs(whole, ids, mask, lengths, 1.0, max_tokens=99)
     with by_two.full_precision():
         saved, state = divided.saved, by_two.state_dict()
+    sent = with_head(named_weights(policy), policy)
     found = {
         "scores": float((ours - theirs).abs().max()),
         "cross-scores": float(max(abs(scores - expected).max(), abs(only_first - expected[:, :1]).max())),
@@ -524,6 +543,7 @@ def _divided_alone(rank: int) -> dict[str, Any]:
         "held": census.most / whole_bytes,
         "gathered": None if weights is None else max(float((weights[name] - named[name]).abs().max()) for name in named),
         "saved": None if saved is None else [_same(dict(saved.named_parameters()), weights), saved.lm_head.weight is saved.model.embed_tokens.weight],
+        "head": len(sent) == len(named) + 1 and _same(sent["lm_head.weight"], weights["model.embed_tokens.weight"]) if weights else sent == {},
         "state": [len(state["adam"]["state"]), state["masters"]] if state else None,
     }
     divided.load(dict(model.named_parameters()) if rank == 0 else None)  # a rollback
@@ -663,7 +683,7 @@ def test_a_model_that_no_rank_holds_whole(found: dict[str, Any]) -> None:
         assert here["scores"] < 1e-5 and here["cross-scores"] < 1e-5 and here["after"] < 1e-4
         assert here["refused"] == "rank 1: no rows here"
         assert here["norms"][1] == pytest.approx(here["norms"][0], rel=1e-5)
-        assert 0.5 < here["held"] < 0.9 and here["loaded"]  # half, the embedding, and the layers that are gathered
+        assert 0.5 < here["held"] < 0.9 and here["loaded"] and here["head"]  # half, the embedding, and the layers that are gathered
     assert first["gathered"] < 1e-6 and first["saved"] == [True, True] and first["state"] == [56, []]
     assert second["gathered"] is None and second["saved"] is None and second["state"] is None
 

@@ -180,7 +180,8 @@ class RunState:
         }
         self.store.computed_on(machine)
         self.saver.prepare(self.learner.saved_sizes())
-        for note in (*(self.parts.plan.notes if self.parts.plan else ()), *report.lines(), *self.sampler.chat.notes):
+        divided = [f"weights are divided among {self.ranks.size} ranks, none holds all of them"] if self.policy.divided else []
+        for note in (*(self.parts.plan.notes if self.parts.plan else ()), *divided, *report.lines(), *self.sampler.chat.notes):
             self.callbacks.on_note(note)
 
 

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,8 @@ class ServerEngine:
             version = 0 if self._published is None else self._published.version + 1
         if self._policy.divided is None:
             return self.publish(WeightsSnapshot(version, self._probe.score() if self._ranks.rank == 0 else NO_SCORES, None))
+        if self._published is not None:  # the copy of the weights before would take as much host memory again
+            self._published = replace(self._published, weights=None)
         published = self.publish(self.snapshot(version))
         self._ranks.share(lambda: self._policy.in_step(self._check_sampling))
         return published
