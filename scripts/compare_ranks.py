@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from tether.cli import train
 from tether.cli.main import main as tether_main
+from tether.core.errors import RankFailure
 from tether.core.seeding import generator
 from tether.models import hardware
 from tether.runs.checkpoints import MODEL, list_checkpoints
@@ -152,11 +153,15 @@ def _write_digest_at_the_end() -> None:
     real = Trainer.run
 
     def run(trainer: Trainer) -> None:
+        lost = False
         try:
             real(trainer)
+        except RankFailure:  # divided weights cannot be gathered without the others
+            lost = True
+            raise
         finally:
             digest = hashlib.sha256()
-            for parameter in trainer.policy.module.parameters():
+            for parameter in () if lost else trainer.policy.module.parameters():
                 whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
                 digest.update(whole.detach().numpy().tobytes())
             place = trainer.store.folder

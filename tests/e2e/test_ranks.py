@@ -542,8 +542,12 @@ def _divided_alone(rank: int) -> dict[str, Any]:
         "after": float(after.abs().max()),
         "held": census.most / whole_bytes,
         "gathered": None if weights is None else max(float((weights[name] - named[name]).abs().max()) for name in named),
-        "saved": None if saved is None else [_same(dict(saved.named_parameters()), weights), saved.lm_head.weight is saved.model.embed_tokens.weight],
-        "head": len(sent) == len(named) + 1 and _same(sent["lm_head.weight"], weights["model.embed_tokens.weight"]) if weights else sent == {},
+        "saved": None
+        if saved is None
+        else [_same(dict(saved.named_parameters()), weights), saved.lm_head.weight is saved.model.embed_tokens.weight],
+        "head": len(sent) == len(named) + 1 and _same(sent["lm_head.weight"], weights["model.embed_tokens.weight"])
+        if weights
+        else sent == {},
         "state": [len(state["adam"]["state"]), state["masters"]] if state else None,
     }
     divided.load(dict(model.named_parameters()) if rank == 0 else None)  # a rollback

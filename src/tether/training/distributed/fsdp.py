@@ -163,7 +163,8 @@ class ShardedModel:
 
         def until_all_are_done() -> None:
             try:
-                kept.append(work())
+                with self._ranks.exchanging("scoring"):
+                    kept.append(work())
             except RankFailure:
                 raise
             except BaseException as error:
