@@ -4,8 +4,8 @@
     python benchmarks/memory_table.py --card 141            # for a card with so many GB
 
 The first table counts what GRPO holds at once on each card: the engine's whole weights in bfloat16, fp32 master weights, Adam's moments, gradients,
-what FSDP gathers, the cache of one conversation, and the logits that are computed at a time (`tether.training.memory.counted`). What is left of the
-card is for more cache and for activations. The second one says how fast a card can decode and train at most, and how long ranks exchange
+what FSDP gathers, the cache of one conversation, and the logits that are computed at a time (`tether.training.memory.counted`); where servers sample and
+FSDP divides, neither whole weights nor a cache. What is left of the card is for more cache and for activations. The second one says how fast a card can decode and train at most, and how long ranks exchange
 gradients and weights, with the rates of `simulate_scaling.Machine`.
 """
 

@@ -321,7 +321,7 @@ class LearnerSettings(Settings):
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them: less memory, more time, the same update. Null: as needed."""
     sharding: str = "zero1"
-    """What several ranks divide: zero1 the optimiser's state, fsdp also weights and gradients; no rank then holds whole weights if servers sample."""
+    """What several ranks divide: zero1 the optimiser's state, fsdp also weights and gradients of the update, and where servers sample no rank holds whole weights."""
     schedule: str = "constant"
     """How the learning rate goes on after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
