@@ -553,7 +553,55 @@ def _divided_alone(rank: int) -> dict[str, Any]:
     divided.load(dict(model.named_parameters()) if rank == 0 else None)  # a rollback
     again = divided.gathered(torch.float32)
     found["loaded"] = again is None or _same(again, dict(model.named_parameters()))
+    found["half"] = _divided_in_bfloat16(rank, load)
     return found
+
+
+def _divided_in_bfloat16(rank: int, load: Callable[[], Any]) -> dict[str, Any]:
+    """The same model computed in bfloat16, trained and frozen, beside a full one; and a state that one process saved."""
+    import torch
+
+    from tether.models.logprobs import token_logprobs
+    from tether.models.policy import Policy
+    from tether.training.distributed.fsdp import ShardedAdamW, divided_policy, local_part
+    from tether.training.distributed.ranks import Ranks, join_ranks
+    from tether.training.optim import FP32MasterAdamW
+
+    ranks, cpu = join_ranks(), torch.device("cpu")
+    path = Path(os.environ["TETHER_STATES"])
+    chosen: dict[str, Any] = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    ids = torch.arange(12).view(1, 12) * 5 % 53
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[:, 0] = False
+    if rank == 0:
+        whole = Policy(load()[0])
+        by_one = FP32MasterAdamW(whole.module.parameters(), compute_dtype=torch.bfloat16, ranks=Ranks(), **chosen)
+        start = token_logprobs(whole, ids, mask, torch.tensor([12]), 1.0, max_tokens=12)
+        torch.stack([parameter.sum() for parameter in whole.module.parameters()]).sum().backward()
+        by_one.step()
+        torch.save((start, by_one.state_dict()), path)
+    ranks.gather(None)
+    start, state = torch.load(path)
+    trained = divided_policy(load, cpu, torch.bfloat16, ranks)
+    frozen = divided_policy(lambda: load()._replace(model=load()[0].bfloat16()), cpu, torch.bfloat16, ranks, is_trained=False)
+    apart = [
+        float((token_logprobs(policy, ids, mask, torch.tensor([12]), 1.0, max_tokens=12) - start).abs().max()) for policy in (trained, frozen)
+    ]
+    divided: Any = trained.divided
+    by_two = ShardedAdamW(divided, trained.module.parameters(), ranks=ranks, **chosen)
+    by_two.load_state_dict(state)
+    moments = sum(local_part(kept["exp_avg"]).untyped_storage().nbytes() for kept in by_two._adam.state.values())
+    with by_two.full_precision():
+        ours = by_two.state_dict()
+        exact = divided.saved is None or [*map(torch.equal, divided.saved.parameters(), state["masters"])]
+    return {
+        "apart": apart,
+        "held in": [str(next(policy.module.parameters()).dtype) for policy in (trained, frozen)],
+        "computes in": [str(policy.dtype) for policy in (trained, frozen)],
+        "same state": _same(ours, state) if rank == 0 else ours == {},
+        "exact": exact if exact is True else all(exact),
+        "moments": moments / sum(master.nbytes for master in state["masters"]),
+    }
 
 
 class _Census:
@@ -690,6 +738,10 @@ def test_a_model_that_no_rank_holds_whole(found: dict[str, Any]) -> None:
         assert 0.5 < here["held"] < 0.9 and here["loaded"] and here["head"]  # half, the embedding, and the layers that are gathered
     assert first["gathered"] < 1e-6 and first["saved"] == [True, True] and first["state"] == [56, []]
     assert second["gathered"] is None and second["saved"] is None and second["state"] is None
+    for half in (first["half"], second["half"]):
+        assert max(half["apart"]) < 0.05 and half["held in"] == ["torch.float32", "torch.bfloat16"]
+        assert half["computes in"] == 2 * ["torch.bfloat16"]
+        assert half["same state"] and half["exact"] and half["moments"] == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.mark.long
