@@ -243,7 +243,7 @@ class ShardedModel:
         assert isinstance(stack, nn.ModuleList)
         del stack[count:]
         shortened = shallow.config.get_text_config()
-        if getattr(shortened, "layer_types", None):
+        if vars(shortened).get("layer_types"):  # some configs compute theirs from the number
             shortened.layer_types = shortened.layer_types[:count]
         shortened.num_hidden_layers = count
         return Policy(shallow, tokenizer, max_positions=max_positions)
