@@ -585,7 +585,8 @@ def _divided_in_bfloat16(rank: int, load: Callable[[], Any]) -> dict[str, Any]:
     trained = divided_policy(load, cpu, torch.bfloat16, ranks)
     frozen = divided_policy(lambda: load()._replace(model=load()[0].bfloat16()), cpu, torch.bfloat16, ranks, is_trained=False)
     apart = [
-        float((token_logprobs(policy, ids, mask, torch.tensor([12]), 1.0, max_tokens=12) - start).abs().max()) for policy in (trained, frozen)
+        float((token_logprobs(policy, ids, mask, torch.tensor([12]), 1.0, max_tokens=12) - start).abs().max())
+        for policy in (trained, frozen)
     ]
     divided: Any = trained.divided
     by_two = ShardedAdamW(divided, trained.module.parameters(), ranks=ranks, **chosen)
