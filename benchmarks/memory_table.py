@@ -4,8 +4,8 @@
     python benchmarks/memory_table.py --card 141            # for a card with so many GB
 
 The first table counts what GRPO holds at once on each card: the engine's whole weights in bfloat16, fp32 master weights, Adam's moments, gradients,
-what FSDP gathers, the cache of one conversation, and the logits that are computed at a time (`tether.training.memory.counted`). What is left of the
-card is for more cache and for activations. The second one says how fast a card can decode and train at most, and how long ranks exchange
+what FSDP gathers, the cache of one conversation, and the logits that are computed at a time (`tether.training.memory.counted`); where servers sample and
+FSDP divides, neither whole weights nor a cache. What is left of the card is for more cache and for activations. The second one says how fast a card can decode and train at most, and how long ranks exchange
 gradients and weights, with the rates of `simulate_scaling.Machine`.
 """
 
@@ -25,8 +25,6 @@ from tether.training.settings import RunSettings
 CARDS = (1, 2, 4, 8, 16, 64)
 ROWS, CONTEXT = 128, 1000
 """Conversations that a card decodes together, and the tokens that each has by then."""
-WITHOUT_ENGINE = ("optimiser", "gradients", "gathered", "logits")
-"""What would be held of a model whose whole weights no card has. Such a run cannot be started: see docs/scaling.md."""
 ROOM = 0.9
 """A run fits where it holds at most this share of a card: the rest is for activations and for what torch keeps."""
 
@@ -70,11 +68,10 @@ def shape(name: str) -> Shape:
         return measured_shape(AutoModelForCausalLM.from_config(MODELS[name]))
 
 
-def plan(sizes: Shape, cards: int, sharding: str) -> MemoryPlan:
+def plan(sizes: Shape, cards: int, sharding: str, engine: str = "native") -> MemoryPlan:
     """What GRPO with the settings' defaults takes of each card."""
-    settings = validate(
-        RunSettings, {"env": {"name": "frozen_lake"}, "model": {"name": "m", "dtype": "bfloat16"}, "learner": {"sharding": sharding}}
-    )
+    chosen = {"learner": {"sharding": sharding}, "rollout": {"engine": engine}}
+    settings = validate(RunSettings, {"env": {"name": "frozen_lake"}, "model": {"name": "m", "dtype": "bfloat16"}, **chosen})
     return counted(settings, resolve_algorithm(settings.algorithm), torch.device("cuda"), 2**60, {"m": sizes}, cards)
 
 
@@ -104,9 +101,8 @@ def rates(sizes: Shape, machine: Machine) -> Rates:
 def memory_table(shapes: dict[str, Shape], card: float) -> list[str]:
     """Gigabytes of each card; bold where they fit."""
 
-    def cell(sizes: Shape, cards: int, sharding: str, engine: bool) -> str:
-        needs = plan(sizes, cards, sharding).needs
-        size = sum(needs[what] for what in (needs if engine else WITHOUT_ENGINE)) / GB
+    def cell(sizes: Shape, cards: int, sharding: str, engine: str = "native") -> str:
+        size = plan(sizes, cards, sharding, engine).total / GB
         return f"**{size:,.0f}**" if size <= ROOM * card else f"{size:,.0f}"
 
     lines = [
@@ -114,8 +110,8 @@ def memory_table(shapes: dict[str, Shape], card: float) -> list[str]:
         "|---" * (len(CARDS) + 2) + "|",
     ]
     for name, sizes in shapes.items():
-        lines.append(f"| {name} | `zero1` | {' | '.join(cell(sizes, cards, 'zero1', True) for cards in CARDS)} |")
-        for words, engine in (("`fsdp`", True), ("`fsdp`, engine elsewhere", False)):
+        lines.append(f"| {name} | `zero1` | {' | '.join(cell(sizes, cards, 'zero1') for cards in CARDS)} |")
+        for words, engine in (("`fsdp`", "native"), ("`fsdp`, servers sample", "ray")):
             lines.append(f"| {name} | {words} | - | {' | '.join(cell(sizes, cards, 'fsdp', engine) for cards in CARDS[1:])} |")
     return lines
 

@@ -28,9 +28,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the ranks of a ma
 
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 from tether.cli import train
 from tether.cli.main import main as tether_main
+from tether.core.errors import RankFailure
 from tether.core.seeding import generator
 from tether.models import hardware
 from tether.runs.checkpoints import MODEL, list_checkpoints
@@ -151,12 +153,17 @@ def _write_digest_at_the_end() -> None:
     real = Trainer.run
 
     def run(trainer: Trainer) -> None:
+        lost = False
         try:
             real(trainer)
+        except RankFailure:  # divided weights cannot be gathered without the others
+            lost = True
+            raise
         finally:
             digest = hashlib.sha256()
-            for parameter in trainer.policy.module.parameters():
-                digest.update(parameter.detach().numpy().tobytes())
+            for parameter in () if lost else trainer.policy.module.parameters():
+                whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+                digest.update(whole.detach().numpy().tobytes())
             place = trainer.store.folder
             place.with_name(f"{place.name}.rank{trainer.ranks.rank}").write_text(digest.hexdigest(), encoding="ascii")
 

@@ -5,6 +5,7 @@ run as a program. `scripts/compare_ranks.py` does the same on any number of rank
 """
 
 import copy
+import gc
 import importlib.util
 import itertools
 import json
@@ -155,9 +156,55 @@ class Driver:
         """Asynchronous rollouts on two ranks, beside one; validation and the fixed probe need the engine in between."""
         chosen = ("rollout.max_staleness=1", "steps=3", "diagnosis.every=1", "diagnosis.probe_prompts=2", "diagnosis.probe_samples=2")
         with _Server() as server:
-            one, two = (self.new(f"ahead-{size}", size, "mixed", *chosen, f"rollout.engine={server.address}") for size in (1, 2))
+            chosen = (*chosen, f"rollout.engine={server.address}")
+            one, two = (self.new(f"ahead-{size}", size, "mixed", *chosen) for size in (1, 2))
+            divided = self.new("ahead-fsdp", 2, "mixed", *chosen, "learner.sharding=fsdp")
         stale = [record.metrics["rollout/staleness"] for record in self.ranks.RunStore.open(two).steps()[1:]]
-        return {**self.equal(one, two, 2), "staleness": stale}
+        return {**self.equal(one, two, 2), "staleness": stale, "divided": self.equal(one, divided, 2)}
+
+    def served_divided(self) -> dict[str, Any]:
+        """No rank of two holds whole weights: with a filter, the fixed probe, a reference, and a frozen scorer, beside one rank; and two ranks,
+        then one, then two."""
+        name = "served-resumed"
+        with _Server() as server:
+            chosen = [*LONGER, f"rollout.engine={server.address}", "learner.sharding=fsdp", "diagnosis.gradients.every=0"]
+            chosen += ["diagnosis.every=1", "diagnosis.scorer=reference", "algorithm.kl_coef=0.01", "algorithm.importance_cap=2"]
+            one = self.new("served-filtered-1", 1, "filtered", *chosen, "steps=3")
+            two = self.new("served-filtered-2", 2, "filtered", *chosen, "steps=3", prepare=self.counted_weights)
+            resumed = self.new(name, 2, "filtered", *chosen, "steps=1")
+            for size, steps in ((1, "2"), (2, "3")):
+                self.resume(name, size, "--steps", steps)
+        stores = [self.ranks.RunStore.open(folder) for folder in (one, resumed)]
+        turns = [self.ranks.turns_of(store, "train") for store in stores]
+        held = [float((self.folder / f"census.{rank}").read_text()) for rank in range(2)]
+        return {
+            **self.equal(one, two, 2),
+            "held": held,
+            "resumed": {"same turns": turns[0] == turns[1], "apart": self.ranks.distances(*stores)},
+        }
+
+    def counted_weights(self, rank: int) -> None:
+        """Count the weights that a rank holds in a diagnosis and in the updates of step 1, as a share of what its models have. There are three:
+        policy, reference and scorer."""
+        from tether.diagnostics import scorer
+        from tether.training.learner import Learner
+        from tether.training.loop import Trainer
+
+        census, real = _Census(), Trainer.run
+
+        def watched(real: Any, *args: Any) -> Any:
+            with census:
+                return real(*args)
+
+        def run(trainer: Any) -> None:
+            real(trainer)
+            self.rolled_back(trainer)
+            whole = 3 * sum(parameter.numel() * 4 for parameter in trainer.policy.module.parameters())
+            (self.folder / f"census.{rank}").write_text(str(census.most / whole))
+
+        _counted(scorer, "cross_score", {1: watched})
+        _counted(Learner, "_backward", {1: watched})
+        Trainer.run = run  # type: ignore[method-assign, assignment]
 
     def served_killed(self) -> dict[str, Any]:
         """Two ranks with FSDP, whose only server is killed in step 2 and started again, beside one rank."""
@@ -166,11 +213,27 @@ class Driver:
             run = self.new("served-killed", 2, "mixed", *chosen, prepare=server.dies_in_step_2)
             return {**self.equal(self.folder / "served-1", run, 2), "starts": server.starts()}
 
+    def rolled_back(self, trainer: Any) -> None:
+        """Put the weights of step 1 in place of those of the last step."""
+        import torch
+        from safetensors.torch import load_file
+
+        from tether.training.checkpoint import rollback
+
+        checkpoint = self.ranks.list_checkpoints(trainer.store.checkpoints)[0]
+        before = trainer.policy.divided.gathered(torch.float32)
+        rollback(checkpoint, trainer.learner)
+        after = trainer.policy.divided.gathered(torch.float32)
+        if trainer.ranks.rank == 0:
+            saved = load_file(checkpoint / "model" / "model.safetensors")
+            assert checkpoint.name == "step_000001" and not _same(before, after)
+            assert all(torch.equal(after[name], saved[name]) for name in after)
+
     def optimizer(self) -> dict[str, Any]:
         """Both optimisers of two ranks, without a run around them."""
 
         def work(rank: int) -> None:
-            found = {"by hand": _literal_update(rank), "twin": _update_of_a_twin(rank)}
+            found = {"by hand": _literal_update(rank), "twin": _update_of_a_twin(rank), "alone": _divided_alone(rank)}
             (self.folder / f"optimizer-{rank}.json").write_text(json.dumps(found))
 
         codes = self.ranks.launch(work, 2, self.folder / "optimizer.log")
@@ -331,7 +394,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
 
     from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
     from tether.models.policy import Policy
-    from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel, _local
+    from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel, local_part
     from tether.training.distributed.ranks import Ranks, join_ranks
     from tether.training.optim import FP32MasterAdamW
 
@@ -352,7 +415,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     chosen: dict[str, Any] = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
     alone, full = (Policy(copy.deepcopy(model)) for _ in range(2))
     by_one = FP32MasterAdamW(alone.module.parameters(), compute_dtype=torch.bfloat16, ranks=Ranks(), **chosen)
-    twin = ShardedModel(full, torch.bfloat16, ranks)
+    twin = ShardedModel.beside(full, torch.bfloat16, ranks)
     by_two = ShardedAdamW(twin, full.module.parameters(), ranks=ranks, **chosen)
     gradients = []
     for packing, recompute in (
@@ -379,7 +442,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     found = {
         "apart": apart,
         "norms": norms,
-        "held": sum(_local(shard).numel() for shard in by_two._shards) / sum(p.numel() for p in full.module.parameters()),
+        "held": sum(local_part(shard).numel() for shard in by_two._shards) / sum(p.numel() for p in full.module.parameters()),
         "published": rounded,
         "exact": exact == {torch.float32},
         "saved": bool(states[1]),
@@ -398,6 +461,191 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     return found
 
 
+def _divided_alone(rank: int) -> dict[str, Any]:
+    """A small Llama that no rank holds whole, scored by two ranks with unlike work and updated, beside the same model in this process alone."""
+    import torch
+    import transformers as hf
+
+    from tether.core.errors import BadInput
+    from tether.diagnostics.cross_score import cross_score
+    from tether.diagnostics.scorer import SharedScorer
+    from tether.models.load import LoadedModel
+    from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy, token_logprobs
+    from tether.models.policy import Policy
+    from tether.rollout.engines.publish import named_weights, with_head
+    from tether.training.distributed.fsdp import ShardedAdamW, divided_policy
+    from tether.training.distributed.ranks import Ranks, join_ranks
+    from tether.training.optim import FP32MasterAdamW
+
+    shape = {"vocab_size": 53, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 6, "num_attention_heads": 2}
+    torch.manual_seed(1)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**shape, max_position_embeddings=32, tie_word_embeddings=True)).eval()
+    whole, ranks, cpu = Policy(copy.deepcopy(model)), join_ranks(), torch.device("cpu")
+    whole_bytes, census = sum(p.nbytes for p in model.parameters()), _Census()
+
+    def load() -> LoadedModel:
+        assert rank == 0  # the others read nothing
+        return LoadedModel(copy.deepcopy(model), None)
+
+    policy = divided_policy(load, cpu, torch.float32, ranks)
+    divided: Any = policy.divided
+    ids = torch.arange(4 * 12).view(4, 12) * 5 % 53
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, 4:] = True
+    lengths = torch.full((4,), 12)
+    rows = slice(0, 3) if rank == 0 else slice(3, 4)  # in passes of one row: three, and one
+    with census:
+        ours = token_logprobs(policy, ids[rows], mask[rows], lengths[rows], 0.7, max_tokens=12)
+    theirs = token_logprobs(whole, ids[rows], mask[rows], lengths[rows], 0.7, max_tokens=12)
+    prompts, reasonings = [[7, 8, 9], [3, 4], [11, 5, 6, 2]], [[1, 2, 3, 4], [5]]
+    scores = SharedScorer(policy.scorer(), ranks, "").score_all(prompts, reasonings)
+    only_first = SharedScorer(policy.scorer(), ranks, "").score_all(prompts[:1], reasonings)  # nothing for the second rank
+    expected = cross_score(whole.scorer(), prompts, reasonings)
+
+    def refuse() -> None:
+        if rank == 1:
+            raise BadInput("no rows here")
+        token_logprobs(policy, ids, mask, lengths, 1.0, max_tokens=12)
+
+    try:
+        ranks.share(lambda: policy.in_step(refuse))
+        refused = ""
+    except BadInput as error:
+        refused = str(error)
+
+    def loss(on: Policy, rows: slice) -> Any:
+        (micro,) = cut_batch(on, ids[rows], lengths[rows], 999)
+        selected = forward(on, ids[rows], mask[rows], micro)
+        return -logprobs_and_entropy(on, selected.features_ND, selected.targets_N, 1.0)[0].sum()
+
+    chosen: dict[str, Any] = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    by_one = FP32MasterAdamW(whole.module.parameters(), ranks=Ranks(), **chosen)
+    by_two = ShardedAdamW(divided, policy.module.parameters(), ranks=ranks, **chosen)
+    with census:
+        divided(lambda: loss(policy, slice(2 * rank, 2 * rank + 2))).backward()
+    loss(whole, slice(0, 4)).backward()
+    norms = [optimizer.clip(0.5) for optimizer in (by_one, by_two)]
+    for optimizer in (by_one, by_two):
+        optimizer.step()
+        optimizer.zero_grad()
+    named = dict(whole.module.named_parameters())
+    weights = divided.gathered(torch.float32)
+    after = token_logprobs(policy, ids, mask, lengths, 1.0, max_tokens=99) - token_logprobs(whole, ids, mask, lengths, 1.0, max_tokens=99)
+    with by_two.full_precision():
+        saved, state = divided.saved, by_two.state_dict()
+    sent = with_head(named_weights(policy), policy)
+    found = {
+        "scores": float((ours - theirs).abs().max()),
+        "cross-scores": float(max(abs(scores - expected).max(), abs(only_first - expected[:, :1]).max())),
+        "refused": refused,
+        "norms": norms,
+        "after": float(after.abs().max()),
+        "held": census.most / whole_bytes,
+        "gathered": None if weights is None else max(float((weights[name] - named[name]).abs().max()) for name in named),
+        "saved": None
+        if saved is None
+        else [_same(dict(saved.named_parameters()), weights), saved.lm_head.weight is saved.model.embed_tokens.weight],
+        "head": len(sent) == len(named) + 1 and _same(sent["lm_head.weight"], weights["model.embed_tokens.weight"])
+        if weights
+        else sent == {},
+        "state": [len(state["adam"]["state"]), state["masters"]] if state else None,
+    }
+    divided.load(dict(model.named_parameters()) if rank == 0 else None)  # a rollback
+    again = divided.gathered(torch.float32)
+    found["loaded"] = again is None or _same(again, dict(model.named_parameters()))
+    found["half"] = _divided_in_bfloat16(rank, load)
+    return found
+
+
+def _divided_in_bfloat16(rank: int, load: Callable[[], Any]) -> dict[str, Any]:
+    """The same model computed in bfloat16, trained and frozen, beside a full one; and a state that one process saved."""
+    import torch
+
+    from tether.models.logprobs import token_logprobs
+    from tether.models.policy import Policy
+    from tether.training.distributed.fsdp import ShardedAdamW, divided_policy, local_part
+    from tether.training.distributed.ranks import Ranks, join_ranks
+    from tether.training.optim import FP32MasterAdamW
+
+    ranks, cpu = join_ranks(), torch.device("cpu")
+    path = Path(os.environ["TETHER_STATES"])
+    chosen: dict[str, Any] = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    ids = torch.arange(12).view(1, 12) * 5 % 53
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[:, 0] = False
+    if rank == 0:
+        whole = Policy(load()[0])
+        by_one = FP32MasterAdamW(whole.module.parameters(), compute_dtype=torch.bfloat16, ranks=Ranks(), **chosen)
+        start = token_logprobs(whole, ids, mask, torch.tensor([12]), 1.0, max_tokens=12)
+        torch.stack([parameter.sum() for parameter in whole.module.parameters()]).sum().backward()
+        by_one.step()
+        torch.save((start, by_one.state_dict()), path)
+    ranks.gather(None)
+    start, state = torch.load(path)
+    trained = divided_policy(load, cpu, torch.bfloat16, ranks)
+    frozen = divided_policy(lambda: load()._replace(model=load()[0].bfloat16()), cpu, torch.bfloat16, ranks, is_trained=False)
+    apart = [
+        float((token_logprobs(policy, ids, mask, torch.tensor([12]), 1.0, max_tokens=12) - start).abs().max())
+        for policy in (trained, frozen)
+    ]
+    divided: Any = trained.divided
+    by_two = ShardedAdamW(divided, trained.module.parameters(), ranks=ranks, **chosen)
+    by_two.load_state_dict(state)
+    moments = sum(local_part(kept["exp_avg"]).untyped_storage().nbytes() for kept in by_two._adam.state.values())
+    with by_two.full_precision():
+        ours = by_two.state_dict()
+        exact = divided.saved is None or [*map(torch.equal, divided.saved.parameters(), state["masters"])]
+    return {
+        "apart": apart,
+        "held in": [str(next(policy.module.parameters()).dtype) for policy in (trained, frozen)],
+        "computes in": [str(policy.dtype) for policy in (trained, frozen)],
+        "same state": _same(ours, state) if rank == 0 else ours == {},
+        "exact": exact if exact is True else all(exact),
+        "moments": moments / sum(master.nbytes for master in state["masters"]),
+    }
+
+
+class _Census:
+    """Counts bytes of weights that this process holds in the middle of passes: all parameters, gathered ones too, that came into being since."""
+
+    def __init__(self) -> None:
+        self.known, self.most = {id(parameter) for parameter in self._parameters()}, 0
+
+    @staticmethod
+    def _parameters() -> list[Any]:
+        import torch
+
+        tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+        return [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter) and tensor.device.type != "meta"]
+
+    def look(self, *_: Any) -> None:
+        from torch.distributed.tensor import DTensor
+
+        new = [parameter for parameter in self._parameters() if id(parameter) not in self.known]
+        held = [(parameter.to_local() if isinstance(parameter, DTensor) else parameter).untyped_storage() for parameter in new]
+        self.most = max(self.most, sum({storage.data_ptr(): storage.nbytes() for storage in held}.values()))
+
+    def __enter__(self) -> None:
+        from tether.models.fast.backbone import LlamaBackbone
+
+        self._real = real = LlamaBackbone._layer
+
+        def layer(backbone: Any, index: int, *args: Any, **kwargs: Any) -> Any:
+            delta, residual = real(backbone, index, *args, **kwargs)
+            if index == 3 and backbone.through_modules:
+                self.look()
+                if delta.requires_grad:  # the layer before is being fetched when this one computes its gradient
+                    delta.register_hook(self.look)
+            return delta, residual
+
+        LlamaBackbone._layer = layer  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        from tether.models.fast.backbone import LlamaBackbone
+
+        LlamaBackbone._layer = self._real  # type: ignore[method-assign]
+
+
 def _same(one: Any, other: Any) -> bool:
     """Whether two nested states hold the same numbers."""
     import torch
@@ -411,7 +659,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-LONG = ("ppo", "sharded", "troubled", "served", "served_killed", "served_ahead")
+LONG = ("ppo", "sharded", "troubled", "served", "served_killed", "served_ahead", "served_divided")
 """Trials of the tests that are marked long."""
 
 
@@ -429,6 +677,7 @@ def drive(folder: Path, with_long: bool) -> None:
         "served": driver.served,
         "served_killed": driver.served_killed,
         "served_ahead": driver.served_ahead,
+        "served_divided": driver.served_divided,
     }
     found = {}
     for name, trial in trials.items():
@@ -480,6 +729,22 @@ def test_an_update_by_fsdp(found: dict[str, Any]) -> None:
     assert first["exact"] and first["saved"] and not second["saved"] and first["interchanged"] == [True, True]
 
 
+def test_a_model_that_no_rank_holds_whole(found: dict[str, Any]) -> None:
+    """Scores, an update and what is saved are those of the whole model; what a rank fails with is told to the other, which has passes left."""
+    first, second = (found["optimizer"][rank]["alone"] for rank in ("0", "1"))
+    for here in (first, second):
+        assert here["scores"] < 1e-5 and here["cross-scores"] < 1e-5 and here["after"] < 1e-4
+        assert here["refused"] == "rank 1: no rows here"
+        assert here["norms"][1] == pytest.approx(here["norms"][0], rel=1e-5)
+        assert 0.5 < here["held"] < 0.9 and here["loaded"] and here["head"]  # half, the embedding, and the layers that are gathered
+    assert first["gathered"] < 1e-6 and first["saved"] == [True, True] and first["state"] == [56, []]
+    assert second["gathered"] is None and second["saved"] is None and second["state"] is None
+    for half in (first["half"], second["half"]):
+        assert max(half["apart"]) < 0.05 and half["held in"] == ["torch.float32", "torch.bfloat16"]
+        assert half["computes in"] == 2 * ["torch.bfloat16"]
+        assert half["same state"] and half["exact"] and half["moments"] == pytest.approx(0.5, abs=0.02)
+
+
 @pytest.mark.long
 def test_trouble_on_one_rank_is_everybodys(found: dict[str, Any]) -> None:
     trouble = found["troubled"]
@@ -508,6 +773,16 @@ def test_two_ranks_that_sample_from_servers_are_one(found: dict[str, Any]) -> No
 def test_asynchronous_rollouts_on_two_ranks_are_those_of_one(found: dict[str, Any]) -> None:
     ahead = found["served_ahead"]
     assert ahead["differences"] == [] and ahead["updates"] >= 3 and ahead["staleness"] == [0, 1, 1]
+    assert ahead["divided"]["differences"] == []
+
+
+@pytest.mark.long
+def test_two_ranks_of_which_none_holds_whole_weights_are_one(found: dict[str, Any]) -> None:
+    divided = found["served_divided"]
+    assert divided["differences"] == [] and divided["ranks"] == 2 and divided["updates"] >= 2
+    weights, moments = divided["resumed"]["apart"]
+    assert divided["resumed"]["same turns"] and weights < 1e-5 and moments < 1e-4
+    assert all(0.5 < held < 0.7 for held in divided["held"])  # half of three models, and a layer or two of one
 
 
 @pytest.mark.long

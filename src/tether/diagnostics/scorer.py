@@ -6,7 +6,7 @@ A collapsed policy also scores its own text poorly. A frozen scorer does not dri
 run with adapters is the same model with the adapters switched off, so no second copy is loaded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from tether.diagnostics.settings import POLICY, REFERENCE
 from tether.models.lora import is_lora, without_adapters
 from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
-from tether.models.scoring.make import make_scorer
+from tether.models.scoring.local import PrefixScorer
+from tether.models.scoring.make import make_scorer, ready_scorer
 from tether.models.scoring.retokenized import RetokenizedScorer, same_tokens
 
 
@@ -46,14 +47,20 @@ class SharedScorer:
     def __init__(self, scorer: Any, ranks: Communicator, no_memory: str) -> None:
         """`scorer`: anything that `cross_score` takes; `no_memory`: what to lower where a rank's part does not fit."""
         self._scorer, self._ranks, self._no_memory = scorer, ranks, no_memory
+        model = scorer.scorer if isinstance(scorer, RetokenizedScorer) else scorer
+        self._policy = model.policy if isinstance(model, PrefixScorer) else None
+        """What computes the scores; None where it is not here."""
 
     def score_all(self, prompts: Sequence[Sequence[int]], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         """log p of every reasoning after every prompt, [reasonings, prompts]."""
         own = prompts[self._ranks.rank :: self._ranks.size]
 
+        def score_part() -> npt.NDArray[np.float64]:
+            return cross_score(self._scorer, own, reasonings) if own else np.empty((len(reasonings), 0))
+
         def score_own() -> npt.NDArray[np.float64]:
             with memory_boundary("diagnosis", self._no_memory):
-                return cross_score(self._scorer, own, reasonings) if own else np.empty((len(reasonings), 0))
+                return score_part() if self._policy is None else self._policy.in_step(score_part)
 
         scores = np.empty((len(reasonings), len(prompts)))
         for rank, columns in enumerate(self._ranks.share(score_own)):
@@ -61,7 +68,14 @@ class SharedScorer:
         return scores
 
 
-def build_scorer(name: str, policy: Policy, start_model: str, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Any:
+def build_scorer(
+    name: str,
+    policy: Policy,
+    start_model: str,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    divide: Callable[[str], Policy] | None = None,
+) -> Any:
     """The scorer of a run; anything that `cross_score` takes.
 
     Args:
@@ -69,17 +83,21 @@ def build_scorer(name: str, policy: Policy, start_model: str, *, tokenizer: PreT
         policy: the model that is trained. A model that is loaded here computes on its device and in its precision.
         start_model: the name of the model that the run started from, which is the reference.
         tokenizer: the policy's tokenizer; by default the one that `policy` carries. A model with another vocabulary gets re-encoded text.
+        divide: loads a model by name that is divided among ranks; None: this process holds it whole.
     """
-    model = policy.module
     if name == POLICY:
         return policy.scorer()
     if name == REFERENCE:
-        if is_lora(model):
+        if is_lora(policy.module):
             return AdapterFreeScorer(policy)
         name = start_model
     local = "://" not in name
     try:
-        ready = make_scorer(name, **({"device": str(model.device), "dtype": str(model.dtype).removeprefix("torch.")} if local else {}))
+        if local and divide is not None:
+            ready = ready_scorer(divide(name))
+        else:
+            place = {"device": str(policy.device), "dtype": str(policy.dtype).removeprefix("torch.")} if local else {}
+            ready = make_scorer(name, **place)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
     except BadInput as error:

@@ -5,7 +5,7 @@ computed anyway, the head costs nothing) or that of a second causal language mod
 zero, so every value starts at 0, and it computes in float32 whatever the types of backbone and head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from tether.core.errors import BadInput, CheckpointError, ModelUnavailable
 from tether.models.load import load_model
 from tether.models.logprobs import AnyMicroBatch, check_same_vocabulary, forward, over_batch
 from tether.models.policy import Policy
+
+TRUNK = "trunk."
+"""What the names of the backbone's weights begin with in a saved critic."""
 
 
 class ValueHead(torch.nn.Module):
@@ -63,13 +66,17 @@ class Critic:
         return values_N
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that training changes, as plain tensors; a shared backbone is saved with the policy."""
-        backbone = {} if self.shared else {f"trunk.{name}": tensor for name, tensor in self._backbone.state_dict().items()}
-        return {**backbone, **{f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}}
+        """Everything that training changes, as plain tensors; a shared backbone is saved with the policy. Where ranks hold parts, all call it and
+        the first gets it."""
+        if self.shared or self.policy.divided is None:
+            return self._tensors()
+        weights = self.policy.divided.gathered(torch.float32) or {}
+        backbone = {f"{TRUNK}{name.removeprefix(self._prefix)}": each for name, each in weights.items() if name.startswith(self._prefix)}
+        return backbone | {name: tensor for name, tensor in self._tensors().items() if not name.startswith(TRUNK)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
-        own = self.state()
+        own = self._tensors()
         strange = sorted(own.keys() ^ state.keys()) or sorted(name for name in own if own[name].shape != state[name].shape)
         if strange:
             raise CheckpointError(
@@ -78,7 +85,21 @@ class Critic:
             )
         with torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(state[name])
+                if self.policy.divided is None or not name.startswith(TRUNK):
+                    tensor.copy_(state[name])
+        if self.policy.divided is not None and not self.shared:
+            trunk = {name.removeprefix(TRUNK): tensor for name, tensor in state.items() if name.startswith(TRUNK)}
+            self.policy.divided.load({f"{self._prefix}{name}": tensor for name, tensor in trunk.items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """What `state` saves, as it is held here."""
+        backbone = {} if self.shared else {f"{TRUNK}{name}": tensor for name, tensor in self._backbone.state_dict().items()}
+        return {**backbone, **{f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}}
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of the backbone's weights begin with in the whole model."""
+        return "" if self._backbone is self.policy.module else f"{self.policy.module.base_model_prefix}."
 
     @property
     def _backbone(self) -> torch.nn.Module:
@@ -86,12 +107,13 @@ class Critic:
         return backbone
 
 
-def load_critic(name: str, *, policy: Policy, device: str | None = None, dtype: str | None = None) -> Critic:
-    """A critic with a backbone of its own, from any name `load_model` takes."""
+def load_critic(
+    name: str, *, policy: Policy, device: str | None = None, dtype: str | None = None, divide: Callable[[str], Policy] | None = None
+) -> Critic:
+    """A critic with a backbone of its own, from any name `load_model` takes; `divide` loads one that is divided among ranks."""
     try:
-        loaded = load_model(name, device=device, dtype=dtype)
+        own = divide(name) if divide else Policy(*load_model(name, device=device, dtype=dtype), max_positions=policy.max_positions)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"critic.model: {error}") from error
-    own = Policy(*loaded, max_positions=policy.max_positions)
     check_same_vocabulary(own, policy, f"critic.model '{name}'")
     return Critic(own, shared=False)

@@ -110,14 +110,19 @@ def logprobs_and_entropy(policy: Policy, features_ND: Tensor, targets_N: Tensor,
 def over_batch(
     policy: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int, function: Callable[[Selected], Tensor]
 ) -> Tensor:
-    """A number for every selected token of a whole batch, in row order, without gradient: `function` of each micro-batch's selection."""
-    result_BT = torch.zeros(ids_BT.shape, device=ids_BT.device)
-    for micro in cut_batch(policy, ids_BT, lengths_B, max_tokens):
-        index_M = micro.index_M.to(ids_BT.device)
-        part_MT = torch.zeros(len(index_M), ids_BT.shape[1], device=ids_BT.device)
-        values_N = function(forward(policy, ids_BT, mask_BT, micro)).float()
-        result_BT[index_M] = part_MT.masked_scatter(mask_BT[index_M], values_N)
-    return result_BT[mask_BT]
+    """A number for every selected token of a whole batch, in row order, without gradient: `function` of each micro-batch's selection. Of a
+    divided policy all ranks call it at the same time, each with its rows."""
+
+    def compute() -> Tensor:
+        result_BT = torch.zeros(ids_BT.shape, device=ids_BT.device)
+        for micro in cut_batch(policy, ids_BT, lengths_B, max_tokens):
+            index_M = micro.index_M.to(ids_BT.device)
+            part_MT = torch.zeros(len(index_M), ids_BT.shape[1], device=ids_BT.device)
+            values_N = function(forward(policy, ids_BT, mask_BT, micro)).float()
+            result_BT[index_M] = part_MT.masked_scatter(mask_BT[index_M], values_N)
+        return result_BT[mask_BT]
+
+    return policy.in_step(compute)
 
 
 def token_logprobs(policy: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, temperature: float, *, max_tokens: int) -> Tensor:

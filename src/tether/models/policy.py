@@ -11,9 +11,9 @@ for a device and a number type: where the learner changes what the model compute
 found, and why something slow is used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 HEAD_TOKENS = 4
 PACKED_LENGTHS = ((4, 3), (5, 2))
 """Two rows of two texts each: as many tokens in both, the border elsewhere."""
+SCORER_PROBES = ("shared prefix", "cache")
+"""Names of the probes that decide how texts are scored (models/scoring/local.py)."""
 UNLIMITED = 2**31
 """Positions of a model that names no limit."""
 
@@ -53,6 +55,25 @@ class ModelMemory:
     """What an update keeps for the backward pass over one token, about."""
 
 
+class Divided(Protocol):
+    """A model of which each of several ranks holds a part (training/distributed/fsdp.py)."""
+
+    dtype: torch.dtype
+    """What it computes in; the parts may be held in more."""
+
+    def in_step(self, work: Callable[[], T]) -> T:
+        """What `work` returns, while all ranks make equally many passes through the model; all ranks call it at the same time."""
+        ...
+
+    def gathered(self, dtype: torch.dtype) -> dict[str, Tensor] | None:
+        """The weights by name, whole, in host memory on the first rank; None on the others. All ranks call it at the same time."""
+        ...
+
+    def load(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Take the whole weights that the first rank gives, all or some of them. All ranks call it at the same time."""
+        ...
+
+
 class Policy:
     """A Hugging Face causal language model with everything that is known about it."""
 
@@ -68,6 +89,8 @@ class Policy:
         self._found: dict[tuple[str, torch.device, torch.dtype], Any] = {}
         self._known: dict[str, Any] = {}
         """What is known without a probe: see `twin`."""
+        self.divided: Divided | None = None
+        """Where the module's weights are divided among ranks and no rank holds all of them; the module computes inside `in_step` alone."""
 
     # ------------------------------------------------------------------------------------------------------ what it is
 
@@ -77,7 +100,8 @@ class Policy:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.module.dtype
+        """What the model computes in."""
+        return self.module.dtype if self.divided is None else self.divided.dtype
 
     @property
     def config(self) -> Any:
@@ -120,6 +144,11 @@ class Policy:
 
     # ------------------------------------------------------------------------------------------------------ what it computes
 
+    def in_step(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which passes through the model without gradient. Of a divided model all ranks call this at the same time, each
+        with its own work or with none; whoever has fewer passes takes part in those of the others."""
+        return work() if self.divided is None else self.divided.in_step(work)
+
     def features(self, **inputs: Any) -> Tensor:
         """[B, T, D] (or [B, T, V] for a model whose head is not separable) for the model's usual inputs."""
         output: Tensor
@@ -149,16 +178,20 @@ class Policy:
                 self._found[key] = probe()
         return cast(T, self._found[key])
 
-    def twin(self, module: PreTrainedModel) -> "Policy":
-        """A policy over a copy of the module whose weights are in place only during a call of the module, so that it cannot be probed: what
-        was found on this policy holds for it. Layers are computed inside calls of their modules."""
+    def twin(self, module: PreTrainedModel, divided: Divided | None = None) -> "Policy":
+        """A policy over a module of the same kind whose weights are in place only during a call of the module, so that it cannot be probed:
+        what was found on this policy holds for it. Layers are computed inside calls of their modules. `divided`: as the attribute."""
         other = Policy(module, self.tokenizer, max_positions=self._wanted_positions)
+        other.divided = divided
         other._head_found = self._head_reason
         backbone = None
         if self.backbone is not None:
             backbone = LlamaBackbone(module, find_layers(module), self.max_positions)
             backbone.through_modules = True
         other._known = {"backbone": (backbone, self.backbone_reason), "packing": self._packing_reason}
+        if divided is not None:  # it also scores
+            other._known["report"] = self.report()
+            other._known |= {name: found for (name, *_), found in self._found.items() if name in SCORER_PROBES}
         return other
 
     @property
@@ -260,6 +293,9 @@ class Policy:
 
     def report(self) -> FastPathReport:
         """Which parts of the fast path serve the model, and why a slow way was chosen where one was. Probes what has not been probed."""
+        return self.once("report", self._report)
+
+    def _report(self) -> FastPathReport:
         reasons: dict[str, str] = {}
         backbone, backbone_reason = self._backbone
         decoder: Decoder = "none"

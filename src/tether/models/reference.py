@@ -31,23 +31,28 @@ class Reference:
             return token_logprobs(self._policy, ids_BT, mask_BT, lengths_B, temperature, max_tokens=max_tokens)
 
 
-def reference_for(policy: Policy, name: str | None = None) -> Reference:
+def reference_for(policy: Policy, name: str | None = None, divide: Callable[[str], Policy] | None = None) -> Reference:
     """The reference of a policy.
 
     Args:
         policy: the model to be trained, as it starts.
         name: another model to compare with, by any name `load_model` takes; None takes the policy's own start.
+        divide: loads a model by name that is divided among ranks; None: this process holds it whole.
     """
     model = policy.module
     if name is not None:
         try:
-            loaded = load_model(name, device=str(model.device), dtype=str(model.dtype).removeprefix("torch."))
+            other = divide(name) if divide else _frozen(name, policy)
         except ModelUnavailable as error:
             raise ModelUnavailable(f"algorithm.reference: {error}") from error
-        other = Policy(loaded.model.requires_grad_(False), loaded.tokenizer, max_positions=policy.max_positions)
         check_same_vocabulary(other, policy, f"algorithm.reference '{name}'")
         return Reference(other)
     if is_lora(model):
         return Reference(policy, lambda: without_adapters(model))
     frozen = copy.deepcopy(model).eval().requires_grad_(False)
     return Reference(Policy(frozen, policy.tokenizer, max_positions=policy.max_positions))
+
+
+def _frozen(name: str, policy: Policy) -> Policy:
+    loaded = load_model(name, device=str(policy.device), dtype=str(policy.dtype).removeprefix("torch."))
+    return Policy(loaded.model.requires_grad_(False), loaded.tokenizer, max_positions=policy.max_positions)

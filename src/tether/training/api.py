@@ -117,7 +117,11 @@ def check_several_ranks(settings: RunSettings, ranks: Ranks) -> None:
             "learner.sharding is fsdp, and the run trains adapters (lora.rank): they are small, and the frozen weights are needed whole; "
             "give learner.sharding=zero1"
         )
-
+    if settings.divides_weights(ranks.size) and settings.diagnosis.gradients.every:
+        raise BadInput(
+            "diagnosis.gradients.every is set, which differentiates the whole model, and with learner.sharding=fsdp and servers that sample no rank "
+            "has it; give diagnosis.gradients.every=0, or learner.sharding=zero1"
+        )
     name = settings.model.device or default_device()
     if name not in ("cpu", "cuda"):
         raise BadInput(

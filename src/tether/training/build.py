@@ -3,6 +3,8 @@
 Whether they fit into memory is planned before anything is loaded. Weights that are trained are loaded in float32; the learner keeps fp32
 master weights and gives the model a rounded copy where it computes in bfloat16. A resumed run takes its policy from the checkpoint; critic
 and reference are made as at the start and then restored, or never change. Learner, engine, scorer, reference and critic share one `Policy`.
+
+Where ranks divide the weights and servers sample, no model of the run is whole on a rank's device: all are loaded by `_divided`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +22,8 @@ from tether.diagnostics.scorer import SharedScorer, build_scorer
 from tether.diagnostics.settings import POLICY
 from tether.models.chat import ChatFormat
 from tether.models.critic import Critic, load_critic
-from tether.models.hardware import default_device
-from tether.models.load import DTYPES, load_model
+from tether.models.hardware import check_device, default_device
+from tether.models.load import DTYPES, LoadedModel, load_model
 from tether.models.lora import add_lora, is_lora
 from tether.models.policy import Policy
 from tether.models.reference import Reference, reference_for
@@ -72,12 +74,17 @@ def build(
     algorithm = resolve_algorithm(settings.algorithm)
     with timer.part("memory_plan"):
         plan = plan_memory(settings, algorithm, ranks)  # before anything is loaded
+    divide = partial(_divided, settings, ranks) if settings.divides_weights(ranks.size) else None
     with timer.part("model"):
-        policy = load_policy(settings, settings.rollout.max_context, checkpoint)
+        if divide is not None:
+            policy = divide(settings.model.name, checkpoint=checkpoint)
+        else:
+            policy = load_policy(settings, settings.rollout.max_context, checkpoint)
     with timer.part("learner"):
-        learner, critic = _learner(settings, policy, algorithm, ranks)
+        learner, critic = _learner(settings, policy, algorithm, ranks, divide)
+    frozen = None if divide is None else partial(divide, is_trained=False)
     with timer.part("reference"):
-        reference = _reference(settings, policy, algorithm)  # after the learner, which decides what the policy computes in
+        reference = _reference(settings, policy, algorithm, frozen)  # after the learner, which decides what the policy computes in
     estimator = AdvantageEstimator(
         algorithm,
         critic,
@@ -91,12 +98,35 @@ def build(
         sampler = build_sampler(settings, policy, callbacks or Callback(), plan, folder, sampling_ranks or ranks)
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
-        monitor = _monitor(settings, policy, ranks)
+        monitor = _monitor(settings, policy, ranks, frozen)
     return Parts(policy, algorithm, estimator, learner, sampler, monitor, plan, ranks)
 
 
-def _learner(settings: RunSettings, policy: Policy, algorithm: Algorithm, ranks: Ranks) -> tuple[Learner, Critic | None]:
-    critic = _critic(settings, policy) if algorithm.has_critic else None
+def _divided(settings: RunSettings, ranks: Ranks, name: str, *, is_trained: bool = True, checkpoint: Path | None = None) -> Policy:
+    """A model of which each rank holds a part, by name or from a checkpoint."""
+    from tether.training.distributed.fsdp import divided_policy
+
+    computed_in = compute_dtype(settings)
+
+    def load() -> LoadedModel:
+        if checkpoint is not None:
+            return load_checkpoint(checkpoint, "cpu")
+        return load_model(name, device="cpu", dtype=None if is_trained else computed_in)
+
+    return divided_policy(
+        load,
+        torch.device(check_device(settings.model.device or default_device())),
+        DTYPES[computed_in],
+        ranks,
+        max_positions=settings.rollout.max_context,
+        is_trained=is_trained,
+    )
+
+
+def _learner(
+    settings: RunSettings, policy: Policy, algorithm: Algorithm, ranks: Ranks, divide: Callable[[str], Policy] | None
+) -> tuple[Learner, Critic | None]:
+    critic = _critic(settings, policy, divide) if algorithm.has_critic else None
     learner = Learner(
         policy,
         algorithm,
@@ -111,10 +141,10 @@ def _learner(settings: RunSettings, policy: Policy, algorithm: Algorithm, ranks:
     return learner, critic
 
 
-def _reference(settings: RunSettings, policy: Policy, algorithm: Algorithm) -> Reference | None:
+def _reference(settings: RunSettings, policy: Policy, algorithm: Algorithm, divide: Callable[[str], Policy] | None) -> Reference | None:
     if not algorithm.has_reference:
         return None
-    return reference_for(policy, settings.algorithm.reference or (None if is_lora(policy.module) else settings.model.name))
+    return reference_for(policy, settings.algorithm.reference or (None if is_lora(policy.module) else settings.model.name), divide)
 
 
 def build_sampler(
@@ -149,7 +179,7 @@ def build_sampler(
         ChatFormat(policy.tokenizer, policy.end_of_turn_ids),
         rules,
         max_rows=settings.rollout.max_rows,
-        device=policy.module.device,
+        device=policy.device,
         error_retries=settings.rollout.error_retries,
         on_stage=callbacks.on_stage_begin,
         on_finished=callbacks.on_stage_progress,
@@ -239,16 +269,16 @@ def load_policy(settings: TrainedModel, max_context: int, checkpoint: Path | Non
     return Policy(model, tokenizer, max_positions=max_context)
 
 
-def _critic(settings: RunSettings, policy: Policy) -> Critic:
+def _critic(settings: RunSettings, policy: Policy, divide: Callable[[str], Policy] | None) -> Critic:
     if settings.critic.shared:
         return Critic(policy, shared=True)
-    return load_critic(settings.critic.model or settings.model.name, policy=policy, device=settings.model.device)
+    return load_critic(settings.critic.model or settings.model.name, policy=policy, device=settings.model.device, divide=divide)
 
 
-def _monitor(settings: RunSettings, policy: Policy, ranks: Ranks) -> Monitor:
+def _monitor(settings: RunSettings, policy: Policy, ranks: Ranks, divide: Callable[[str], Policy] | None) -> Monitor:
     """Diagnosis of the run. The scorer is the policy's own where nothing is measured, so that no further model is loaded."""
     chosen = settings.diagnosis
-    scorer = build_scorer(chosen.scorer if chosen.every else POLICY, policy, settings.model.name)
+    scorer = build_scorer(chosen.scorer if chosen.every else POLICY, policy, settings.model.name, divide=divide)
     if ranks.size > 1:
         scorer = SharedScorer(scorer, ranks, NO_MEMORY)
     rules = settings.alarms.rules

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -193,12 +194,20 @@ def restore(checkpoint: Path, learner: "Learner", monitor: "Monitor", actions: "
         raise CheckpointError(f"checkpoint '{checkpoint}' does not fit this run: {error}; resume with the config it was made by") from error
 
 
-def rollback(checkpoint: Path, model: PreTrainedModel, learner: "Learner") -> None:
+def rollback(checkpoint: Path, learner: "Learner") -> None:
     """Put the weights, optimiser state and critic of an earlier step in place of the present ones."""
-    saved = dict(load_checkpoint(checkpoint, "cpu").model.named_parameters())
-    with torch.no_grad():  # fp32 master weights of rounded parameters come back with the optimiser
-        for name, parameter in model.named_parameters():
-            parameter.copy_(saved[name])
+
+    def read() -> dict[str, Tensor]:
+        return {name: weight.detach() for name, weight in load_checkpoint(checkpoint, "cpu").model.named_parameters()}
+
+    policy, ranks = learner.policy, learner.ranks
+    if policy.divided is not None:
+        policy.divided.load(ranks.together(lambda: read() if ranks.rank == 0 else None))
+    else:
+        saved = read()
+        with torch.no_grad():  # fp32 master weights of rounded parameters come back with the optimiser
+            for name, parameter in policy.module.named_parameters():
+                parameter.copy_(saved[name])
     learner.restore(_learner_state(checkpoint, learner)["learner"])
 
 

@@ -92,6 +92,17 @@ class Interrupts:
         finally:
             self._interruptible = False
 
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Inside `interruptible`: a block in which ranks wait for each other, so that an interrupt is held back until it ends."""
+        before, self._interruptible = self._interruptible, False
+        try:
+            yield
+        finally:
+            self._interruptible = before
+        if self._pending and before:
+            raise KeyboardInterrupt
+
     def agreed(self) -> None:
         """All ranks stop now: what they do for that is not interrupted again."""
         self._stopping = True

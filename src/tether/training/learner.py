@@ -11,19 +11,20 @@ Several ranks cut a minibatch alike and deal the micro-batches out by tokens. Th
 of the ranks' gradients is the gradient of one rank. What was counted is combined before anything is decided: all ranks skip an update, or
 repeat it in smaller parts, together.
 
-With learner.sharding=fsdp the gradient is computed on a divided copy of the policy (training/distributed/fsdp.py). Every pass is then an exchange:
-ranks with fewer micro-batches than others repeat one with a loss of zero, and a rank that runs out of memory ends the run.
+With learner.sharding=fsdp the gradient is computed on a divided copy of the policy, or on the policy itself where no rank holds it whole
+(training/distributed/fsdp.py). Every pass is then an exchange: ranks with fewer micro-batches than others repeat one with a loss of zero, and a rank that runs out of memory ends the run.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from tether.algorithms.batch import Batch
 from tether.algorithms.objective import LossTerms, PolicyTokens, clipped_value_loss, loss_terms, token_mean, token_weights
@@ -74,7 +75,7 @@ class Learner:
         self._critic_settings = critic_settings or CriticSettings()
         self._max_tokens = max_tokens
         self._sharded: dict[str, ShardedModel] = {}
-        """The divided copies of the models that are trained, with learner.sharding=fsdp on several ranks."""
+        """The models that are trained in their divided form, with learner.sharding=fsdp on several ranks."""
         self._optimizers: dict[str, FP32MasterAdamW | ShardedAdamW] = {}
         parameters = [parameter for parameter in policy.module.parameters() if parameter.requires_grad]
         self._add_optimizer("policy", parameters, dtype, policy)
@@ -100,7 +101,8 @@ class Learner:
         if model is not None and chosen.sharding == "fsdp" and self.ranks.size > 1:
             from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel
 
-            sharded = self._sharded[name] = ShardedModel(model, dtype, self.ranks)
+            assert model.divided is None or isinstance(model.divided, ShardedModel)  # there is no other
+            sharded = self._sharded[name] = model.divided or ShardedModel.beside(model, dtype, self.ranks)
         common: dict[str, Any] = {
             "learning_rate": 0.0,  # set for every step
             "beta1": chosen.beta1,
@@ -163,9 +165,13 @@ class Learner:
         """Tokens that go through the model at once, by now."""
         return self._budget.tokens
 
-    def full_precision(self) -> AbstractContextManager[None]:
-        """A context in which the policy holds its float32 weights, to be saved."""
-        return self._optimizers["policy"].full_precision()
+    @contextmanager
+    def full_precision(self) -> Iterator[PreTrainedModel | None]:
+        """The policy's model with its float32 weights, to be saved. Where no rank holds the model, it is in the first one's host memory, and the
+        others have None."""
+        with self._optimizers["policy"].full_precision():
+            sharded = self._sharded.get("policy")
+            yield sharded.saved if sharded is not None and sharded.is_alone else self.policy.module
 
     def _gradient(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
         """Accumulate the gradient of one minibatch, in smaller parts where memory asks for it; returns what all ranks saw."""
@@ -251,7 +257,7 @@ class Learner:
                 (loss if is_own else 0.0 * loss).backward()
 
     def _computed(self, name: str, compute: Callable[[Policy], Tensor]) -> Tensor:
-        """What `compute` makes of the model of this name, or of its divided copy where there is one."""
+        """What `compute` makes of the model of this name, in its divided form where there is one."""
         if name in self._sharded:
             sharded = self._sharded[name]
             return sharded(lambda: compute(sharded.policy))

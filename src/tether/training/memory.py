@@ -112,14 +112,17 @@ def counted(
 ) -> MemoryPlan:
     """What a run with models of these shapes needs on each rank, and how the rest is shared out."""
     policy, width = shapes[settings.model.name], _width(settings, device)
-    row = policy.cached * width * min(settings.rollout.max_context, policy.positions)
-    wanted = settings.rollout.cache_gb
+    row = 0 if settings.rollout.uses_servers else policy.cached * width * min(settings.rollout.max_context, policy.positions)
+    wanted = None if settings.rollout.uses_servers else settings.rollout.cache_gb
+    divided = settings.divides_weights(num_ranks)
     needs = {
-        **_policy_needs(settings, policy, width, num_ranks, settings.learner.sharding),
+        **_policy_needs(settings, policy, width, num_ranks, settings.learner.sharding, whole=not divided),
         **_other_needs(settings, algorithm, shapes, width, num_ranks),
         "cache": row if wanted is None else min(int(wanted * GIB), settings.rollout.max_rows * row),
         "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"]),
     }
+    if divided and device.type == "cpu":  # the first rank keeps what it published in host memory, which is here the memory it trains in
+        needs["published weights"] = width * policy.parameters
     if (loading := _loading(settings, policy, num_ranks) - sum(needs.values())) > 0:
         needs["loading"] = loading
     spare = max(0, available - sum(needs.values()))
@@ -129,7 +132,8 @@ def counted(
     background = copied + activations <= spare
     if background and copied:
         needs["checkpoint copy"], spare = copied, spare - copied
-    cache = needs["cache"] + int(CACHE_SHARE * spare) if wanted is None else int(wanted * GIB)
+    share = 0 if settings.rollout.uses_servers else int(CACHE_SHARE * spare)
+    cache = needs["cache"] + share if wanted is None else int(wanted * GIB)
     plan = MemoryPlan(needs, available, cache, [], background or not copied)
     if not plan.background:
         plan.notes.append(f"checkpoints are written in the foreground: a copy of {copied / GB:.1f} GB would not fit beside training")
@@ -161,47 +165,53 @@ def check_fits(settings: TrainedModel) -> None:
         raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {advice}")
 
 
-def _policy_needs(settings: TrainedModel, policy: Shape, width: int, num_ranks: int = 1, sharding: str = "zero1") -> dict[str, int]:
+def _policy_needs(
+    settings: TrainedModel, policy: Shape, width: int, num_ranks: int = 1, sharding: str = "zero1", *, whole: bool = True
+) -> dict[str, int]:
     adapters = _num_adapted(settings, policy)
     if adapters is not None:
         return {"weights": width * policy.parameters + 4 * adapters, "optimiser": 8 * adapters // num_ranks, "gradients": 4 * adapters}
-    return trained_needs(policy, policy.parameters, width, num_ranks, sharding)
+    return trained_needs(policy, policy.parameters, width, num_ranks, sharding, whole=whole)
 
 
-def trained_needs(shape: Shape, parameters: int, width: int, num_ranks: int, sharding: str) -> dict[str, int]:
+def trained_needs(shape: Shape, parameters: int, width: int, num_ranks: int, sharding: str, *, whole: bool = True) -> dict[str, int]:
     """What one of the ranks holds of `parameters` weights of a model that are trained, computed in `width` bytes: gradients and two moments in
     float32, and float32 weights beside those that compute in less.
 
     zero1 divides the optimiser's state by whole parameters, so a rank holds at least that of the largest. fsdp divides everything but the
-    weights that the engine reads, and gathers what it computes with: two layers (one is fetched ahead) and what belongs to no layer, with the
-    gradient of the larger of them before it is divided.
+    weights that the engine reads (`whole`; none where servers sample), and gathers what it computes with: two layers (one is fetched ahead) and
+    what belongs to no layer, with the gradient of the larger of them before it is divided.
     """
     if sharding == "fsdp" and num_ranks > 1:
         gathered = width * (shape.outside + 2 * shape.layer) + (width + 4) * max(shape.outside, shape.layer)
         part = -(-parameters // num_ranks)
-        return {"weights": width * parameters, "optimiser": 12 * part, "gradients": 4 * part, "gathered": gathered}
+        held = {"weights": width * parameters} if whole else {}
+        return {**held, "optimiser": 12 * part, "gradients": 4 * part, "gathered": gathered}
     owned = max(-(-parameters // num_ranks), min(shape.largest, parameters))
     return {"weights": width * parameters, "optimiser": (12 if width < 4 else 8) * owned, "gradients": 4 * parameters}
 
 
 def _loading(settings: RunSettings, policy: Shape, num_ranks: int) -> int:
-    """What fsdp holds while it divides a model: all float32 weights, and its part of them."""
-    divided = settings.learner.sharding == "fsdp" and num_ranks > 1 and not trains_adapters(settings)
-    return 4 * (policy.parameters + policy.parameters // num_ranks) if divided else 0
+    """What fsdp holds while it divides a model that is whole on the device: all float32 weights, and its part of them."""
+    divides = settings.learner.sharding == "fsdp" and num_ranks > 1 and not trains_adapters(settings)
+    whole = divides and not settings.divides_weights(num_ranks)
+    return 4 * (policy.parameters + policy.parameters // num_ranks) if whole else 0
 
 
 def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[str, Shape], width: int, num_ranks: int) -> dict[str, int]:
     """The models beside the policy."""
     needs = {}
+    divided = settings.divides_weights(num_ranks)
+    parts = num_ranks if divided else 1
     if name := _critic(settings, algorithm):
         shape = shapes[name]
         own_width = 4 if trains_adapters(settings) else width  # beside adapters the critic trains in float32
-        trained = trained_needs(shape, shape.backbone, own_width, num_ranks, settings.learner.sharding)
-        needs["critic"] = sum(trained.values()) + 4 * (shape.parameters - shape.backbone)
+        trained = trained_needs(shape, shape.backbone, own_width, num_ranks, settings.learner.sharding, whole=not divided)
+        needs["critic"] = sum(trained.values()) + -(-4 * (shape.parameters - shape.backbone) // parts)
     if name := _reference(settings, algorithm):
-        needs["reference model"] = width * shapes[name].parameters
+        needs["reference model"] = -(-width * shapes[name].parameters // parts)
     if name := _scorer(settings):
-        needs["scorer"] = width * shapes[name].parameters
+        needs["scorer"] = -(-width * shapes[name].parameters // parts)
     return needs
 
 
@@ -284,6 +294,8 @@ def _alternatives(
     divided = num_ranks > 1 and settings.learner.sharding == "fsdp"
     if num_ranks > 1 and not trains_adapters(settings):
         changes["learner.sharding=fsdp"] = {"learner": {"sharding": "fsdp"}}
+        elsewhere = {"rollout": {"engine": "ray"}}  # any server counts alike
+        changes["learner.sharding=fsdp with servers that sample (rollout.engine)"] = changes["learner.sharding=fsdp"] | elsewhere
     found: dict[int, str] = {}
     for words, change in changes.items():
         if divided and "lora" in change:  # adapters are not divided
@@ -294,11 +306,8 @@ def _alternatives(
             found.setdefault(needed, words)  # of changes that come to the same, the first and shortest
     fitting = {needed: words for needed, words in found.items() if needed <= plan.available}  # where there are any, nobody needs the others
     listed = ", ".join(f"{words} ({needed / GB:.1f} GB)" for needed, words in sorted((fitting or found).items()))
-    ways = f"try {listed}, or a smaller model" if listed else "take a smaller model, or a device with more memory"
-    if divided:  # and no setting changes that
-        ways += f"; {plan.needs['weights'] / GB:.1f} GB of it are the whole weights, which every rank holds to sample, score and save,"
-        ways += " whatever rollout.engine is"
-    return ways
+    more = "more ranks, " if settings.divides_weights(num_ranks) else ""
+    return f"try {listed}, {more}or a smaller model" if listed else f"take {more}a smaller model, or a device with more memory"
 
 
 def shape_of(name: str) -> Shape | None:
@@ -411,7 +420,8 @@ def _needed(policy: Policy, tokens: int, packing: bool) -> int:
     device_type = policy.module.device.type
     logits = 2 * LOGIT_BYTES.get(device_type, LOGIT_BYTES["cpu"])
     fused = packing and policy.backbone is not None and device_type == "cuda"
-    return int(MARGIN * kept_bytes(policy.module, tokens, fused=fused)) + logits
+    kept = kept_bytes(policy.module, tokens, fused=fused) * policy.dtype.itemsize // policy.module.dtype.itemsize
+    return int(MARGIN * kept) + logits
 
 
 def _recomputes(policy: Policy) -> bool:

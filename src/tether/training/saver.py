@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from tether.core.errors import OutOfMemory, TetherError
 from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
@@ -36,7 +38,7 @@ class CheckpointSaver:
         """`background` False: the memory plan has no room for copies. `writes` False: another rank writes."""
         self._folder, self._policy, self._keep, self._callbacks = folder, policy, keep, callbacks
         self._background, self._writes = background, writes
-        self._memory = HostMemory(reuse=policy.module.device.type != "cpu")
+        self._memory = HostMemory(reuse=policy.device.type != "cpu")
         self._writer = BackgroundWriter()
         self._tokenizer: Any = None
         self._size = 0
@@ -47,19 +49,19 @@ class CheckpointSaver:
     def prepare(self, sizes: Iterable[int]) -> None:
         """Take memory for copies of storages of these sizes, in the background, where a run keeps it: see snapshot.py."""
         sizes = list(sizes)
-        if self._writes and self._background and self._policy.module.device.type != "cpu" and self._memory.fits(sum(sizes)):
+        if self._writes and self._background and self._policy.device.type != "cpu" and self._memory.fits(sum(sizes)):
             self._writer.submit(lambda: self._memory.prepare(sizes))
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
-        """Take the copy that the checkpoint of a step is written from; the model holds its float32 weights meanwhile."""
+    def save(self, step: int, model: PreTrainedModel | None, state: dict[str, Any]) -> None:
+        """Take the copy that the checkpoint of a step is written from; the model holds its float32 weights meanwhile. None: another rank has it."""
         assert not self._writer.busy  # one at a time: the run has waited
         self.saved_step = step
         if not self._writes:
             return
-        model, tokenizer = self._policy.module, self._policy.tokenizer
-        assert tokenizer is not None  # loaded with the model
+        tokenizer = self._policy.tokenizer
+        assert tokenizer is not None and model is not None  # loaded with the model; the rank that writes has it
         self._size = storage_bytes(model, state)
-        taken = self._snapshot(state)
+        taken = self._snapshot(model, state)
         if taken is None:
             start = time.perf_counter()
             save_checkpoint(self._folder, step, model, tokenizer, state, self._keep)
@@ -112,7 +114,7 @@ class CheckpointSaver:
         taken, self._seconds = self._seconds, 0.0
         return taken
 
-    def _snapshot(self, state: dict[str, Any]) -> Snapshot | None:
+    def _snapshot(self, model: PreTrainedModel, state: dict[str, Any]) -> Snapshot | None:
         """The copy; None where there is no room for it."""
         if self._background and not self._memory.fits(self._size):
             self._background = False
@@ -123,7 +125,7 @@ class CheckpointSaver:
             return None
         try:
             with memory_boundary("checkpoint", "it is written in the foreground"):
-                return self._memory.snapshot(self._policy.module, state)
+                return self._memory.snapshot(model, state)
         except OutOfMemory as error:
             self._memory.release()
             self._callbacks.on_note(str(error))

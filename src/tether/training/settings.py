@@ -264,6 +264,11 @@ class RolloutSettings(Settings):
             )
         return self
 
+    @property
+    def uses_servers(self) -> bool:
+        """Whether servers sample, on devices of their own."""
+        return self.engine not in ("native", "vllm")
+
     def sampling(self, temperature: float) -> Sampling:
         """How responses are drawn at a temperature."""
         return Sampling(
@@ -316,7 +321,7 @@ class LearnerSettings(Settings):
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them: less memory, more time, the same update. Null: as needed."""
     sharding: str = "zero1"
-    """What several ranks divide: zero1 the optimiser's state, fsdp also weights and gradients of the update."""
+    """What several ranks divide: zero1 the optimiser's state, fsdp also weights and gradients of the update, and where servers sample no rank holds whole weights."""
     schedule: str = "constant"
     """How the learning rate goes on after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -478,6 +483,10 @@ class RunSettings(Settings):
 
     def environments(self) -> list[EnvSettings]:
         return [self.env, *self.also]
+
+    def divides_weights(self, num_ranks: int) -> bool:
+        """Whether no rank holds whole weights: they are divided, and servers sample."""
+        return self.learner.sharding == "fsdp" and num_ranks > 1 and self.rollout.uses_servers
 
     def sampling(self) -> Sampling:
         return self.rollout.sampling(self.rollout.temperature)

@@ -61,7 +61,7 @@ class RunState:
             self.parts.monitor,
         )
         with self._start_timer.part("peak"):
-            self.timer = StepTimer(self.policy.module, self.learner.critic, num_devices=self.ranks.size)
+            self.timer = StepTimer(self.policy.module, self.learner.critic, num_devices=self.ranks.size, dtype=self.policy.dtype)
         plan = self.parts.plan
         self.saver = CheckpointSaver(
             store.checkpoints,
@@ -98,10 +98,10 @@ class RunState:
             return
         self.finish_saving()  # one at a time; outside the shield, which is for what must not be interrupted
         ahead = self._ahead_state()
-        with self.timer.stage("checkpoint"), self.interrupts.shield(), self.learner.full_precision():
+        with self.timer.stage("checkpoint"), self.interrupts.shield(), self.learner.full_precision() as model:
             self.store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
             state = {"learner": self.learner.state(), "monitor": self._monitor_state, "alarm_actions": self.alarm_actions.state()} | ahead
-            self.saver.save(self.step, state)
+            self.saver.save(self.step, model, state)
 
     def _ahead_state(self) -> dict[str, str]:
         """Waits for batches that are being sampled."""
@@ -170,8 +170,8 @@ class RunState:
         with self._start_timer.part("probe"):
             report = self.policy.report()
         machine = {
-            "device": device_name(self.policy.module.device),
-            "dtype": str(self.policy.module.dtype).removeprefix("torch."),
+            "device": device_name(self.policy.device),
+            "dtype": str(self.policy.dtype).removeprefix("torch."),
             "peak": self.timer.peak,
             "engine": self.sampler.engine.backend,
             "ranks": self.ranks.size,
@@ -180,7 +180,8 @@ class RunState:
         }
         self.store.computed_on(machine)
         self.saver.prepare(self.learner.saved_sizes())
-        for note in (*(self.parts.plan.notes if self.parts.plan else ()), *report.lines(), *self.sampler.chat.notes):
+        divided = [f"weights are divided among {self.ranks.size} ranks, none holds all of them"] if self.policy.divided else []
+        for note in (*(self.parts.plan.notes if self.parts.plan else ()), *divided, *report.lines(), *self.sampler.chat.notes):
             self.callbacks.on_note(note)
 
 

@@ -118,10 +118,13 @@ class StartTimer:
 class StepTimer:
     """Measures the stages of a run's steps, one step after the other."""
 
-    def __init__(self, model: PreTrainedModel, critic: Critic | None = None, *, num_devices: int = 1) -> None:
-        """`num_devices`: the ranks that share the work. Tokens and operations are those of all; seconds and memory are this rank's."""
+    def __init__(
+        self, model: PreTrainedModel, critic: Critic | None = None, *, num_devices: int = 1, dtype: torch.dtype | None = None
+    ) -> None:
+        """`num_devices`: the ranks that share the work. Tokens and operations are those of all; seconds and memory are this rank's. `dtype`: what
+        the model computes in, where its weights are held in another."""
         self._device = model.device
-        self.peak = num_devices * measured_peak(model.device, model.dtype)
+        self.peak = num_devices * measured_peak(model.device, dtype or model.dtype)
         self._policy = arithmetic_of(model)
         self._critic = arithmetic_of(critic.policy.module, with_head=False) if critic is not None and not critic.shared else None
         self._open: list[str] = []

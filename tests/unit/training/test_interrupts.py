@@ -257,3 +257,22 @@ def test_ranks_that_stop_are_not_interrupted_again() -> None:
             _press()
             done.append("saved")
     assert done == ["saved"]
+
+
+def test_ranks_that_wait_for_each_other_hold_it_back() -> None:
+    """Inside work that a rank does alone it is raised at once, but for the parts of it in which the others wait for this rank."""
+    interrupts, done = Interrupts(several_ranks=True), []
+
+    def work() -> None:
+        with interrupts.interruptible():
+            with interrupts.exchanging():
+                _press()
+                done.append("exchanged")
+            done.append("after")
+
+    with interrupts.listening():
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        with interrupts.exchanging():  # outside of such work nothing is raised
+            done.append("alone")
+    assert done == ["exchanged", "alone"]

@@ -129,16 +129,45 @@ def test_fsdp_divides_all_but_the_engines_weights(shape: Shape) -> None:
     assert loaded.total == 4 * (THREE_B + THREE_B // 64)  # the float32 weights are whole on every card while they are divided
 
 
-def test_a_run_that_fsdp_would_fit_is_told_so(three_b: str, little_memory: None) -> None:
+def test_a_run_that_fsdp_would_fit_is_told_so(three_b: str, little_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
     four = Ranks()
     four.size = 4
     settings = _settings(three_b)
     with pytest.raises(BadInput, match=r"does not fit on cpu: .*try lora\.rank=16 .*learner\.sharding=fsdp \(\d+\.\d GB\)"):
         plan_memory(settings, resolve_algorithm(settings.algorithm), four)
+    monkeypatch.setattr(
+        memory, "available_memory", lambda _: CARD // 4
+    )  # and where nothing would fit, servers that sample are among what needs less
     settings = _settings(three_b, learner={"sharding": "fsdp"}, algorithm={"name": "ppo"})
-    words = r"6\.2 GB of it are the whole weights, which every rank holds to sample, score and save, whatever rollout\.engine is"
+    words = r"weights 6\.2 GB, .*, learner\.sharding=fsdp with servers that sample \(rollout\.engine\) \(36\.6 GB\)"
     with pytest.raises(BadInput, match=words):
         plan_memory(settings, resolve_algorithm(settings.algorithm), four)
+    served = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"engine": "http://a:1"})})
+    with pytest.raises(
+        BadInput, match=r"does not fit on cpu: optimiser 9\.3 GB, .*published weights 6\.2 GB.* more ranks, or a smaller model"
+    ):
+        plan_memory(served, resolve_algorithm(served.algorithm), four)
+
+
+def test_no_rank_holds_whole_weights_where_servers_sample(shape: Shape) -> None:
+    """16 bytes a weight on four ranks, and what is gathered; no weights, no cache, and nothing is loaded whole."""
+    gathered = 2 * (311_166_976 + 2 * 77_076_992) + (2 + 4) * 311_166_976
+    settings = _settings(learner={"sharding": "fsdp"}, rollout={"engine": "http://a:1"}, algorithm={"name": "ppo", "kl_coef": 0.1})
+    needs, on_host = (
+        counted(settings, resolve_algorithm(settings.algorithm), place, 10**12, {"m": shape}, 4).needs for place in (CUDA, CPU)
+    )
+    assert needs == {
+        "optimiser": 3 * THREE_B,
+        "gradients": THREE_B,
+        "gathered": gathered,
+        "critic": 4 * THREE_B + gathered,
+        "reference model": THREE_B // 2,
+        "cache": 0,
+        "logits": 2**30,
+    }
+    assert on_host["published weights"] == 2 * THREE_B and "checkpoint copy" in on_host
+    alone = counted(settings, resolve_algorithm(settings.algorithm), CUDA, 10**12, {"m": shape}, 1).needs
+    assert alone["weights"] == 2 * THREE_B and alone["cache"] == 0  # one rank holds everything
 
 
 def test_critic_reference_and_scorer(shape: Shape) -> None:

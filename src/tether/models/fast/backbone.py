@@ -13,7 +13,7 @@ Shape legend: S tokens, D width of the model, H query heads, K key heads, W widt
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from tether.models.probing import (
     probe_positions,
     widened,
 )
+
+T = TypeVar("T")
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [S, H, W], keys [S, K, W], values [S, K, W]) -> [S, H, W]; positions are in queries and keys already."""
@@ -107,10 +109,11 @@ class LlamaBackbone:
             apply_positions: puts positions into queries and keys; rotation by the tables of angles if not given.
             recompute: keep only the input of each layer for the backward pass and compute the layer again there.
         """
-        if not torch.is_grad_enabled():
+        # Weights that are in place only during a call have no memory of their own to be joined in.
+        fused = not torch.is_grad_enabled() and not self.through_modules
+        if fused:
             self.join()
         apply_positions = apply_positions or partial(self._rotate, positions_S, self.angles)
-        fused = not torch.is_grad_enabled()
         residual_SD: Tensor = self._embed(ids_S)
         delta_SD: Tensor | None = None
         for index, layer in enumerate(self.layers):
@@ -119,7 +122,7 @@ class LlamaBackbone:
                 residual_SD, delta_SD = residual_SD if delta_SD is None else residual_SD + delta_SD, None
                 compute = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
             if self.through_modules:
-                compute = partial(_called, layer.module, compute)
+                compute = partial(called, layer.module, compute)
             delta_SD, residual_SD = compute(delta_SD, residual_SD, apply_positions, attend, fused)
         assert delta_SD is not None  # there is at least one layer
         return add_rms_norm(delta_SD, residual_SD, self._norm.weight, self._norm.variance_epsilon)[0]
@@ -193,11 +196,11 @@ class LlamaBackbone:
         return rotary(query_SHW, key_SKW, positions_S, *angles)
 
 
-def _called(module: nn.Module, compute: Callable[..., tuple[Tensor, Tensor]], *inputs: Any) -> tuple[Tensor, Tensor]:
+def called(module: nn.Module, compute: Callable[..., T], *inputs: Any) -> T:
     """Compute something as if it were the module's forward pass."""
     vars(module)["forward"] = compute
     try:
-        found: tuple[Tensor, Tensor] = module(*inputs)
+        found: T = module(*inputs)
     finally:
         del vars(module)["forward"]
     return found

@@ -52,13 +52,13 @@ class PrefixScorer:
 
     def __init__(self, model: PreTrainedModel | Policy, tokens_per_call: int | None = None) -> None:
         """`model`: the policy's handle, whose probes are shared; a bare Hugging Face model gets a handle of its own."""
-        self._policy = model if isinstance(model, Policy) else Policy(without_wrapper(model))
-        self._model = self._policy.module
-        self._shared = shares_prefix(self._policy)
-        self._cache_reason = "" if self._shared.tokens is not None else decodes_with_cache(self._policy)
-        self._tokens = TokenScores(self._policy)
+        self.policy = model if isinstance(model, Policy) else Policy(without_wrapper(model))
+        self._model = self.policy.module
+        self._shared = shares_prefix(self.policy)
+        self._cache_reason = "" if self._shared.tokens is not None else decodes_with_cache(self.policy)
+        self._tokens = TokenScores(self.policy)
         self._tokens_per_call = tokens_per_call
-        self.precision: str = str(self._model.dtype).removeprefix("torch.")
+        self.precision: str = str(self.policy.dtype).removeprefix("torch.")
         embeddings: Any = self._model.get_input_embeddings()
         self.vocabulary_size: int = int(embeddings.num_embeddings)
 
@@ -85,7 +85,7 @@ class PrefixScorer:
     def score_all(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> Scores:
         """log p of every reasoning after every prompt, [reasonings, prompts]."""
         self._check(prompts, reasonings)
-        budget = self._tokens_per_call or tokens_per_call(self._policy)
+        budget = self._tokens_per_call or tokens_per_call(self.policy)
         rows = sorted(range(len(reasonings)), key=lambda n: len(reasonings[n]))
         columns = sorted(range(len(prompts)), key=lambda j: len(prompts[j]))
         longest = len(reasonings[rows[-1]]) - 1
@@ -124,7 +124,7 @@ class PrefixScorer:
         return np.concatenate(columns, axis=1)
 
     def _share_block(self, prompts: Sequence[Ids], texts: Sequence[Ids], budget: int) -> Scores:
-        prefix = SharedPrefix(self._policy, prompts)
+        prefix = SharedPrefix(self.policy, prompts)
         firsts = torch.tensor([text[0] for text in texts], device=self._model.device)
         first_PN = self._tokens.of_words(prefix.last_PD, firsts)
         num_short = sum(len(text) == 1 for text in texts)  # they come first, and the prompts' last features score them
@@ -148,7 +148,7 @@ class PrefixScorer:
 
     def _one_prompt(self, prompt: Ids, texts: Sequence[Ids], budget: int) -> Scores:
         prompt_1T = torch.tensor([list(prompt)], device=self._model.device)
-        fits = len(prompt) + len(texts[-1]) - 1 <= self._policy.max_positions
+        fits = len(prompt) + len(texts[-1]) - 1 <= self.policy.max_positions
         copies = self.backend == "copied" and fits
         extra = 0 if copies else len(prompt)  # what a row holds beside the reasoning
         parts = list(cuts([len(text) + extra for text in texts], budget, padded=True))
@@ -157,7 +157,7 @@ class PrefixScorer:
 
     def _after_cached(self, prompt_1T: Tensor, num_rows: int) -> Predict:
         """Compute the prompt once; every call reuses its keys and values."""
-        decoder = CachedDecoder(self._policy, num_rows)
+        decoder = CachedDecoder(self.policy, num_rows)
         num_prompt = prompt_1T.shape[1]
         last_D = decoder.extend(slice(0, 1), prompt_1T, torch.zeros(1, dtype=torch.long, device=prompt_1T.device))[0, -1]
         decoder.cache.copy_row(0, slice(0, num_rows), num_prompt)
@@ -176,7 +176,7 @@ class PrefixScorer:
 
         def predict(ids_BT: Tensor) -> Tensor:
             whole_BT = torch.cat([prompt_1T.expand(len(ids_BT), -1), ids_BT[:, :-1]], dim=1)
-            return self._policy.features(input_ids=whole_BT, use_cache=False)[:, prompt_1T.shape[1] - 1 :]
+            return self.policy.features(input_ids=whole_BT, use_cache=False)[:, prompt_1T.shape[1] - 1 :]
 
         return predict
 

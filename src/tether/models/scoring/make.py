@@ -12,6 +12,7 @@ from tether.core.errors import BadInput
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tether.models.policy import Policy
     from tether.models.scoring.local import PrefixScorer
     from tether.models.scoring.server import ServerScorer
 
@@ -44,9 +45,13 @@ def make_scorer(name: str, *, device: str | None = None, dtype: str | None = Non
     from tether.models.load import load_model
     from tether.models.policy import Policy
 
-    model_here, tokenizer = load_model(name, device=device, dtype=dtype)
-    scorer = Policy(model_here, tokenizer).scorer()
-    return ReadyScorer(scorer, tokenizer, scorer.vocabulary_size)
+    return ready_scorer(Policy(*load_model(name, device=device, dtype=dtype)))
+
+
+def ready_scorer(policy: "Policy") -> ReadyScorer:
+    """The scorer of a model that is here."""
+    scorer = policy.scorer()
+    return ReadyScorer(scorer, policy.tokenizer, scorer.vocabulary_size)
 
 
 def check_ids(texts: Iterable[Sequence[int]], vocabulary_size: int | None) -> None:

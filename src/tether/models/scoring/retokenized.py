@@ -23,7 +23,7 @@ class RetokenizedScorer:
     """Scores token ids of `source` with a scorer that reads the ids of `target`."""
 
     def __init__(self, scorer: BatchScorer, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
-        self._scorer, self._source, self._target = scorer, source, target
+        self.scorer, self._source, self._target = scorer, source, target
 
     def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
         """log p(reasoning | prompt), both in the scorer's tokens."""
@@ -31,7 +31,7 @@ class RetokenizedScorer:
 
     def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         """log p of every reasoning after one prompt."""
-        return np.asarray(self._scorer.score_many(self._read(prompt), [self._read(reasoning) for reasoning in reasonings]))
+        return np.asarray(self.scorer.score_many(self._read(prompt), [self._read(reasoning) for reasoning in reasonings]))
 
     def _read(self, ids: Sequence[int]) -> list[int]:
         text = self._source.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)

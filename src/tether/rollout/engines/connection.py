@@ -211,8 +211,8 @@ class ServerConnection:
                     "serve the model that is trained (untied, if its head is tied and the server is vLLM), or raise server.tolerance"
                 )
             self.difference = probe.difference(scores)
-        if not self._sampling_checked and self.dialect.name != "llama.cpp":
-            self._check_sampling(probe)
+        if probe.policy.divided is None:  # else the engine does, when all ranks are there to compute
+            self.check_sampling(probe)
         self.is_current = True
 
     def take_over(self, probe: Probe, label: str) -> None:
@@ -235,8 +235,10 @@ class ServerConnection:
                 return None
             raise
 
-    def _check_sampling(self, probe: Probe) -> None:
+    def check_sampling(self, probe: Probe) -> None:
         """Log-probs of sampled tokens must be those of the sampling temperature: vLLM returns those of temperature 1 unless told otherwise."""
+        if self._sampling_checked or self.dialect.name == "llama.cpp":
+            return
         request = self._probe_request(probe, PROBE_TEMPERATURE)
         sampled = self._sample_probe(request)
         texts = [*request.ids, *sampled.ids]

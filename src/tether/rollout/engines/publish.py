@@ -50,7 +50,10 @@ class Publisher(Protocol):
 
 
 def named_weights(policy: Policy) -> dict[str, Tensor]:
-    """The weights as the plain Hugging Face model names them; those of adapters merged."""
+    """The weights as the plain Hugging Face model names them; those of adapters merged. Of a divided policy all ranks call it, and the first gets
+    them, in host memory."""
+    if policy.divided is not None:
+        return policy.divided.gathered(policy.dtype) or {}
     module = merged(policy.module) if is_lora(policy.module) else policy.module
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
@@ -206,6 +209,7 @@ def with_head(weights: Mapping[str, Tensor], policy: Policy) -> dict[str, Tensor
     """The weights with a tied head under its own name: a server that keeps the head apart needs it, others skip it."""
     head = policy.module.get_output_embeddings()
     named = dict(weights)
-    if isinstance(head, torch.nn.Linear) and "lm_head.weight" not in named:
-        named["lm_head.weight"] = head.weight.detach().clone()
+    if isinstance(head, torch.nn.Linear) and named and "lm_head.weight" not in named:
+        tied = next(name for name, parameter in policy.module.named_parameters() if parameter is head.weight)
+        named["lm_head.weight"] = named.get(tied, head.weight).detach().clone()
     return named

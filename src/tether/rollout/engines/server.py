@@ -14,6 +14,9 @@ Of several ranks each samples its own conversations from all servers. The first 
 found, and leave out a server whose answers carry other weights. A rank that has none left asks for the weights (`OutdatedEngine`): all ranks then
 publish again together, and play again.
 
+Where no rank holds whole weights (training/distributed/fsdp.py), all ranks gather them into the first one's host memory at each publish, and it keeps
+them there for servers that are restarted.
+
 With asynchronous rollouts another thread drives the engine while the learner trains: weights are then published, also to a server that was
 restarted, from a snapshot, and the policy is not looked at.
 """
@@ -26,7 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +209,37 @@ class ServerEngine:
         """Publish the policy's weights to every server that can be reached, and score the probe there."""
         if version is None:
             version = 0 if self._published is None else self._published.version + 1
-        return self.publish(WeightsSnapshot(version, self._probe.score() if self._ranks.rank == 0 else NO_SCORES, None))
+        if self._policy.divided is None:
+            return self.publish(WeightsSnapshot(version, self._probe.score() if self._ranks.rank == 0 else NO_SCORES, None))
+        if self._published is not None:  # the copy of the weights before would take as much host memory again
+            self._published = replace(self._published, weights=None)
+        published = self.publish(self.snapshot(version))
+        self._ranks.share(lambda: self._policy.in_step(self._check_sampling))
+        return published
 
     def snapshot(self, version: int) -> WeightsSnapshot:
-        """The policy's weights as they are now, copied; on a rank that publishes nothing without them."""
+        """The policy's weights as they are now, copied; on a rank that publishes nothing without them. Of a divided policy all ranks call it."""
+        if self._policy.divided is not None:
+            scores, weights = self._probe.score(), self._named(None)  # gathered: copies already
+            return WeightsSnapshot(version, *((NO_SCORES, None) if self._ranks.rank else (scores, weights)))
         if self._ranks.rank:
             return WeightsSnapshot(version, NO_SCORES, None)
         weights = self._named(None)
         return WeightsSnapshot(version, self._probe.score(), {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()})
+
+    def _check_sampling(self) -> None:
+        """With a divided policy, which the first rank cannot compute with alone whenever a server is verified."""
+        if self._ranks.rank == 0:
+            with self._connections():
+                for server in self.servers:
+                    if server.is_alive:
+                        self._checked(server)
+
+    def _checked(self, server: ServerConnection) -> None:
+        try:
+            server.check_sampling(self._probe)
+        except ServerUnreachable as error:
+            server.lose(str(error))
 
     def publish(self, snapshot: WeightsSnapshot) -> dict[str, float]:
         """Publish weights to every server that can be reached, and score the probe there; of several ranks the first does, for all."""

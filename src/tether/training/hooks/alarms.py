@@ -96,7 +96,7 @@ class AlarmActions(Hook):
         if healthy is None:
             return "no checkpoint from before the decline is left, continuing without; raise checkpoint.keep or lower checkpoint.every"
         # Steps keep counting: nothing is replayed.
-        run.ranks.together(lambda: rollback(healthy, run.policy.module, run.learner))
+        run.ranks.together(lambda: rollback(healthy, run.learner))
         run.stages.replace_weights(run.step)
         self.rolled_back.append((step_of(healthy) + 1, run.step))
         run.monitor.forget(step_of(healthy) + 1, run.step)

@@ -116,6 +116,16 @@ def test_adapters_are_not_divided() -> None:
         validate(RunSettings, {**settings, "learner": {"sharding": "fsdp2"}})
 
 
+def test_the_gradient_decomposition_needs_the_whole_model() -> None:
+    ranks = Ranks()
+    ranks.size = 2
+    chosen = {"learner": {"sharding": "fsdp"}, "diagnosis": {"gradients": {"every": 5}}}
+    settings = {"env": {"name": "frozen_lake"}, "model": {"name": "tiny", "device": "cpu"}, **chosen}
+    check_several_ranks(validate(RunSettings, settings), ranks)  # every rank has it
+    with pytest.raises(BadInput, match=r"no rank has it; give diagnosis.gradients.every=0, or learner.sharding=zero1"):
+        check_several_ranks(validate(RunSettings, {**settings, "rollout": {"engine": "http://a:1"}}), ranks)
+
+
 def test_a_lost_rank_is_told_from_a_failed_computation() -> None:
     group = ProcessGroup.__new__(ProcessGroup)
     group.rank, group.size, group._seconds = 0, 2, 60.0
