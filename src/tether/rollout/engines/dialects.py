@@ -237,10 +237,7 @@ def find_dialect(endpoint: ModelEndpoint, entry: Mapping[str, Any]) -> Dialect:
     if owner == "vllm":
         try:
             endpoint.call("POST", VllmDialect.path, {"model": entry["id"], "token_ids": [0], "sampling_params": {"max_tokens": 1}})
-        except (
-            NoSuchRoute,
-            Forbidden,
-        ):  # started without --enable-scale-out (the key was good for the list of models), or older than the route
+        except (NoSuchRoute, Forbidden):  # older than the route, or without --enable-scale-out: the key was good for the list of models
             return CompletionsDialect(is_vllm=True)
         return VllmDialect()
     return CompletionsDialect(is_vllm=False)
