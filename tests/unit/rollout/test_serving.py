@@ -242,7 +242,8 @@ def test_new_weights_are_served_with_their_version(changeable: tuple[str, Loaded
     after = _post(url, "/inference/v1/generate", **body)["choices"][0]
     assert tuple(after["token_ids"]) == expected.token_ids and after["weight_versions"][0]["version"] == "1"
     assert [entry["logprob"] for entry in after["logprobs"]["content"]] == pytest.approx(expected.logprobs, abs=1e-5)
-    continued = (*chat.encode(PROMPT), *before["token_ids"], *chat.encode(" and"))  # what the old weights left of it in the cache is not used
+    # A conversation that goes on: what the old weights left of it in the cache is not used.
+    continued = (*chat.encode(PROMPT), *before["token_ids"], *chat.encode(" and"))
     body["token_ids"] = list(continued)
     expected = _native(LoadedModel(other, tiny.tokenizer), continued, 0, Sampling(0, 12))
     after = _post(url, "/inference/v1/generate", **body)["choices"][0]
