@@ -249,8 +249,12 @@ def _attack(part: Part, port: int, number: int) -> None:
 # --- soak ---
 
 
+NEVER_STOPS = ("early_stop.variance_share=0", "early_stop.success_floor=0", "early_stop.empty_steps=0", "early_stop.invalid_steps=0")
+"""The run of the soak learns nothing; it must go on all the same."""
+
+
 def soak(part: Part) -> None:
-    trial = Trial(part.folder, "grpo", 0, ("checkpoint.every=5", "evaluation.every=50", "diagnosis.every=5"))
+    trial = Trial(part.folder, "grpo", 0, ("checkpoint.every=5", "evaluation.every=50", "diagnosis.every=5", *NEVER_STOPS))
     run, samples = part.folder / "soak", list[tuple[float, int]]()
     words = [*trial._start(run), "--set", "steps=1000000"]
     thread = threading.Thread(target=lambda: attempt(words, run.with_suffix(".log"), delay=part.until - time.monotonic()))
@@ -262,6 +266,8 @@ def soak(part: Part) -> None:
         found = [(_memory(child), len(os.listdir(f"/proc/{child}/fd"))) for child in children if (run / "metrics.jsonl").exists()]
         samples += found[:1]
     thread.join()
+    if time.monotonic() < part.until - 2:
+        part.fail(f"the long run ended by itself: {run.with_suffix('.log').read_text()[-500:]}")
     steps = len((run / "metrics.jsonl").read_text().splitlines()) - 1
     half = samples[len(samples) // 2 :]
     if len(half) < 4:

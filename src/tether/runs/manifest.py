@@ -61,7 +61,7 @@ def damage(checkpoint: Path, *, only: str = "") -> list[str]:
     """What is wrong with the files of a checkpoint, a sentence each; empty where it is whole, as far as that can be known."""
     if not checkpoint.is_dir():
         return ["it is not there"]
-    if not (checkpoint / MANIFEST).is_file():
+    if not os.path.lexists(checkpoint / MANIFEST):  # a folder or a broken link in its place is damage
         missing = (
             [name for name in (STATE, f"{MODEL}/config.json") if not (checkpoint / name).exists()] if has_no_adapters(checkpoint) else []
         )

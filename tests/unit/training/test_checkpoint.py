@@ -302,6 +302,12 @@ def test_a_manifest_that_cannot_be_read(tmp_path: Path, tiny: Any) -> None:
         (path / "manifest.json").write_text(content)
         with pytest.raises(CheckpointError, match=r"step_000001' is damaged: manifest.json cannot be read"):
             load_state(path)
+    (path / "manifest.json").unlink()
+    for put in (Path.mkdir, lambda place: place.symlink_to(tmp_path / "nowhere")):  # not as if there had never been one
+        put(path / "manifest.json")
+        with pytest.raises(CheckpointError, match=r"step_000001' is damaged: manifest.json cannot be read"):
+            check_checkpoint(path)
+        (path / "manifest.json").rmdir() if put is Path.mkdir else (path / "manifest.json").unlink()
 
 
 def _with_tensors(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
