@@ -95,7 +95,7 @@ def test_ctrl_c_names_the_step_of_the_trainer(
     store = RunStore.create(tmp_path / "run", "env: {name: frozen_lake}\nsteps: 9\n", {})
     store.append(StepRecord(8, {}))
 
-    def interrupted(settings: Any, store: Any, callbacks: Any, *, resumed: bool, ranks: Any, ready: Any) -> None:
+    def interrupted(settings: Any, store: Any, callbacks: Any, *, resumed: bool, changed: bool, ranks: Any, ready: Any) -> None:
         if loaded:
             ready(SimpleNamespace(step=6))
         raise KeyboardInterrupt

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tether.core.config import dump_yaml
 from tether.runs.store import RunStore
 from tether.training.api import open_run
 from tether.training.resolve import evaluation_settings, resolve_settings
@@ -27,7 +28,9 @@ def test_a_resumed_run_keeps_its_wording_and_says_so(old_run: Path, caplog: pyte
 
 
 def test_with_more_steps_the_record_states_the_wording(old_run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    open_run(old_run, None, {"steps": 9}, resume=True, smoke=False)
+    store, settings = open_run(old_run, None, {"steps": 9}, resume=True, smoke=False)
+    store.replace_config(dump_yaml(settings))  # as the run does once its checkpoint is accepted
+    store.close()
     assert RunStore.open(old_run).config()["env"]["options"]["instructions"] == "plain"
     caplog.clear()
     open_run(old_run, None, {}, resume=True, smoke=False)
