@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import resource
 import shutil
 import threading
 from argparse import Namespace
@@ -27,7 +28,7 @@ from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.rollout.engines import connection
 from tether.rollout.engines.native import NativeEngine
-from tether.rollout.engines.publish import TetherPublisher
+from tether.rollout.engines.publish import TetherPublisher, weights_on_disk
 from tether.rollout.engines.server import ServerEngine, ServerOptions
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvPool, EnvSpec, play_plan, training_plan
@@ -269,6 +270,20 @@ def test_without_shared_memory_weights_go_over_http(
         monkeypatch.setattr(served.weights, "update_from_disk", lambda path: elsewhere(Path("/elsewhere") / path.name))
         assert engine.sync()["probe_difference"] < 1e-5
         assert "cannot read weights from '/elsewhere/model.safetensors' on the server" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_room_for_weights_is_one_line(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))  # as on a full disk
+    try:
+        with (
+            pytest.raises(BadInput, match=r"cannot write weights to .* free some space"),
+            weights_on_disk(tmp_path, {"a": torch.zeros(2**19)}),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())
 
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save, save_file
 from torch import Tensor
 
@@ -104,11 +105,18 @@ def weights_on_disk(folder: Path, weights: Mapping[str, Tensor]) -> Iterator[Pat
         folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(prefix="weights-", dir=folder)
     except OSError as error:
-        raise BadInput(f"cannot write weights to '{folder}' ({error.strerror or error}); choose another server.weights_folder") from error
+        raise _cannot_write(folder, error.strerror or error) from error
     with temporary:
         path = Path(temporary.name).resolve() / "model.safetensors"
-        save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, path, {"format": "pt"})
+        try:
+            save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, path, {"format": "pt"})
+        except (OSError, SafetensorError) as error:  # a full disk
+            raise _cannot_write(folder, error) from error
         yield path
+
+
+def _cannot_write(folder: Path, why: object) -> BadInput:
+    return BadInput(f"cannot write weights to '{folder}' ({why}); free some space, or choose another server.weights_folder")
 
 
 def chunks(weights: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Iterator[dict[str, Tensor]]:
