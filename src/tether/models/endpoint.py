@@ -120,6 +120,8 @@ class ModelEndpoint:
             try:
                 pieces = None if content is None else _pieces(content)
                 reply = self._client.request(method, self.base + path, json=body, content=pieces, headers=headers, timeout=limit)
+                if self._client.is_closed:  # while it connected: the pool has forgotten this connection
+                    reply.extensions["network_stream"].close()
             except httpx.TransportError as error:
                 problem, pause = f"{type(error).__name__}: {error}", delay
             except RuntimeError as error:  # the client was closed while this thread paused

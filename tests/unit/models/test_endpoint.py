@@ -1,8 +1,11 @@
-"""A body reaches the server whole, in pieces, also when it is sent again."""
+"""A body reaches the server whole, in pieces, also when it is sent again; no connection outlives the endpoint."""
 
 import random
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -49,3 +52,25 @@ def test_the_body_arrives_whole(server: _Server, size: int, refusals: int) -> No
     with ModelEndpoint(f"http://127.0.0.1:{server.server_address[1]}", token=None) as endpoint:
         endpoint.call("POST", "/update_weights", content=content, delays=(0.0,))
     assert server.bodies == [content] * (refusals + 1)
+
+
+def test_a_connection_made_while_the_endpoint_is_closed_is_closed_too() -> None:
+    """The queue of the server is full, so that connecting lasts until after the endpoint was closed; nothing is left open then."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        first = stack.enter_context(socket.create_connection(server.getsockname()))
+        endpoint = stack.enter_context(ModelEndpoint("http://{}:{}".format(*server.getsockname()), token=None))
+        answers: list[object] = []
+        thread = threading.Thread(target=lambda: answers.append(endpoint.call("GET", "/v1/models", delays=())))
+        thread.start()
+        time.sleep(0.2)
+        endpoint.close()
+        stack.enter_context(server.accept()[0])  # of `first`: the kernel lets the other connect at its next try, after a second
+        first.close()
+        connection = stack.enter_context(server.accept()[0])
+        connection.settimeout(10.0)
+        assert connection.recv(4096).startswith(b"GET /v1/models")
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        thread.join()
+        assert answers == [{}]
+        assert connection.recv(4096) == b""  # the client's end is closed
