@@ -145,6 +145,10 @@ class EngineStatistics:
     recomputed_tokens: int = 0
     """Of the fed tokens, those that had been evicted."""
     decode_calls: int = 0
+    drafts: int = 0
+    """How often the next tokens of a conversation were guessed."""
+    accepted_tokens: int = 0
+    """Guessed tokens that were right."""
 
 
 ENGINES = ("native", "vllm", "ray")

@@ -27,6 +27,7 @@ WITHOUT_EFFECT = (
     "env.weight",
     "rollout.max_rows",
     "rollout.cache_gb",
+    "rollout.speculative_tokens",
     "rollout.error_retries",
     "learner.micro_tokens",
     "learner.packing",

@@ -41,6 +41,8 @@ ENGINE_WORDS = {
     "recomputed_tokens": "tokens computed again after an eviction",
     "evictions": "conversations evicted from the cache",
     "decode_calls": "decode calls",
+    "drafts": "drafts of the next tokens",
+    "accepted_tokens": "tokens of drafts that were right",
 }
 
 

@@ -279,7 +279,14 @@ def play(
         rules, chat = episode_rules(resolved, policy), ChatFormat(loaded.tokenizer, policy.end_of_turn_ids)
         server = server_options(resolved.server)
         rows = resolved.rollout.max_rows
-        engine = make_engine(resolved.rollout.engine, policy, max_rows=rows, max_context=rules.max_context, server=server)
+        engine = make_engine(
+            resolved.rollout.engine,
+            policy,
+            max_rows=rows,
+            max_context=rules.max_context,
+            speculative_tokens=resolved.rollout.speculative_tokens,
+            server=server,
+        )
     else:
         engine, tokenizer = model_or_engine, tokenizer or getattr(model_or_engine, "tokenizer", None)
         if tokenizer is None:

@@ -169,6 +169,7 @@ def build_sampler(
             max_rows=max_rows,
             max_context=rules.max_context,
             cache_gb=cache_gb,
+            speculative_tokens=settings.rollout.speculative_tokens,
             server=server_options(settings.server, folder),
             ranks=ranks,
         )

@@ -47,7 +47,7 @@ SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|passwd|api_?key|crede
 FREE_ON_RESUME = {
     "steps": (),
     "learner": ("micro_tokens", "gradient_checkpointing", "share_prompts", "sharding"),
-    "rollout": ("max_rows", "cache_gb", "error_retries", "engine"),
+    "rollout": ("max_rows", "cache_gb", "speculative_tokens", "error_retries", "engine"),
     "server": (),
     "diagnosis": ("every",),
     "trackers": (),

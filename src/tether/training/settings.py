@@ -234,6 +234,9 @@ class RolloutSettings(Settings):
     """Episodes decoded at a time."""
     cache_gb: Annotated[float, Field(gt=0)] | None = None
     """Memory for keys and values, in GiB; null takes a quarter of what training leaves free. Where it runs out, episodes wait for others to end."""
+    speculative_tokens: Annotated[int, Field(ge=0, le=16)] = 0
+    """Tokens of an episode that the native engine guesses from the other episodes and samples behind in one call, where few decode; 0 for none.
+    Trajectories stay the same."""
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     """Added to the reward of a turn whose response is malformed or whose action is unknown."""
     context: Literal["full", "last_k", "single_turn"] = "full"
@@ -261,6 +264,11 @@ class RolloutSettings(Settings):
             raise ValueError(
                 f"max_staleness is {self.max_staleness} but engine is native, which decodes on the learner's own weights and device, in turn "
                 "with it; start 'tether serve MODEL' on another device and give its address as rollout.engine, or set max_staleness=0"
+            )
+        if self.speculative_tokens and self.engine != "native":
+            raise ValueError(
+                f"speculative_tokens is {self.speculative_tokens} but engine is {self.engine}, and only the native engine guesses tokens; set "
+                "speculative_tokens=0, and tell the server itself if it can do so"
             )
         return self
 

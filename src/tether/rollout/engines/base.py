@@ -104,6 +104,7 @@ def make_engine(
     max_rows: int = 128,
     max_context: int | None = None,
     cache_gb: float | None = None,
+    speculative_tokens: int = 0,
     server: "ServerOptions | None" = None,
     ranks: Communicator | None = None,
 ) -> Engine:
@@ -115,6 +116,7 @@ def make_engine(
         max_rows: conversations decoded at a time, or requests in flight.
         max_context: most tokens of a conversation; None: as many as the model allows.
         cache_gb: memory of the key/value cache in GiB; None: half of what is free.
+        speculative_tokens: how many tokens of a conversation the native engine guesses where few conversations decode; 0 for none.
         server: how servers are used.
         ranks: of a run on several, which sample from the same servers.
     """
@@ -143,4 +145,4 @@ def make_engine(
         return ServerEngine([started.address], policy, max_rows=max_rows, max_context=max_context, options=options, started=started)
     from tether.rollout.engines.native import NativeEngine
 
-    return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb)
+    return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb, speculative_tokens=speculative_tokens)

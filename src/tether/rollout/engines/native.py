@@ -13,6 +13,10 @@ the run, so the order of everything follows from the conversations alone. Same s
 A decoder may draw several tokens in one call. Tokens past the end of a response are dropped, and the uniforms they used stay with the
 conversation, so a trajectory does not depend on how many tokens a call draws.
 
+Where few rows are left to decode, which takes much the same time for one token of a row as for several, the engine can guess the next tokens of
+each (`speculative_tokens`, see drafts.py): one call feeds a guess and samples behind each of its tokens, and what was sampled counts as far as the
+guess agrees with it. The tokens are those that would have been sampled one by one, from the same uniforms.
+
 Every row carries its own sampling, so that a server (rollout/serving) can put requests of different clients into one batch. Rows whose
 sampling is the same, budgets aside, are sampled in one call; in training that is every row.
 
@@ -47,10 +51,17 @@ from tether.core.types import Completion
 from tether.models.fast.decoding.protocol import Decoder, PrefillRequest, SampleOutput
 from tether.models.policy import Policy
 from tether.rollout.engines.base import StopRule
+from tether.rollout.engines.drafts import Drafts
 from tether.rollout.engines.kept_slots import KeptSlots
 
 FEED_SHARE = 8
 """Waiting rows are prefilled once they are this fraction (1 / FEED_SHARE) of all rows."""
+TRIED_DRAFTS = 64
+"""Drafts after which the engine looks whether they were worth their time."""
+LEAST_ACCEPTED = 0.6
+"""Tokens of a draft that have to be right on average: about what a call with drafts takes longer than one without."""
+PAUSED_CALLS = 16
+"""Calls without drafts where they were not."""
 
 T = TypeVar("T")
 
@@ -124,8 +135,11 @@ class NativeEngine:
         max_context: int | None = None,
         cache_gb: float | None = None,
         keeps_slots: bool = False,
+        speculative_tokens: int = 0,
     ) -> None:
         """Conversations get as long as the model allows, or `max_context`; the cache takes `cache_gb`, or half of the memory that is free.
+
+        `speculative_tokens`: how many tokens of a row are guessed where few rows decode; 0 for none.
 
         `keeps_slots`: what ended conversations left in the cache serves those that begin with it. Then `forget` must be called before the weights change.
         """
@@ -136,6 +150,7 @@ class NativeEngine:
         self._stop = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._max_rows, self._max_context, self._cache_gb = max_rows, max_context, cache_gb
         self._kept = KeptSlots() if keeps_slots else None
+        self._speculative_tokens = speculative_tokens
         self.statistics = EngineStatistics()
         """Of the last run."""
 
@@ -174,7 +189,7 @@ class NativeEngine:
         self.statistics = EngineStatistics()
         decoder = self._decoder_for(num_slots or self._max_rows)
         cache = "half of the free memory" if self._cache_gb is None else f"rollout.cache_gb={self._cache_gb:g}"
-        batch = _Batch(decoder, self._stop, self.statistics, cache, on_finished, self._kept)
+        batch = _Batch(decoder, self._stop, self.statistics, cache, on_finished, self._kept, self._speculative_tokens)
         try:
             batch.play(queue)
         except BaseException:
@@ -200,10 +215,17 @@ class _Batch:
         cache: str,
         on_finished: Callable[[], None] | None,
         kept: KeptSlots | None,
+        speculative_tokens: int,
     ) -> None:
         self._decoder, self._stop, self._statistics, self._cache = decoder, stop, statistics, cache
         self._on_finished = on_finished
         self._kept = kept
+        self._speculative_tokens = speculative_tokens
+        self._texts: list[list[int]] = []
+        """Of all conversations so far, where tokens are guessed from them."""
+        self._drafts = Drafts()
+        self._num_tried = self._num_right = self._num_paused = 0
+        """Drafts and their right tokens since the last look, and calls without drafts that are still to come."""
         self._waiting: list[_Row] = []
         self._decoding: list[_Row] = []
         self._finished: list[tuple[_Row, FinishReason]] = []
@@ -246,10 +268,15 @@ class _Batch:
                 row.pending = feed
             else:
                 row.tokens = list(feed)
+            self._remember(row)
         self._take_slot(row)
         row.admitted = self._num_admitted
         self._num_admitted += 1
         self._waiting.append(row)
+
+    def _remember(self, row: _Row) -> None:
+        if self._speculative_tokens:
+            self._texts.append(row.tokens)
 
     def _take_slot(self, row: _Row) -> None:
         """The slot of an ended conversation that this one continues, an empty one, or that of the conversation that ended longest ago."""
@@ -305,8 +332,9 @@ class _Batch:
             self._accept(rows, kind, self._decoder.prefill(requests, kind, np.concatenate([row.uniforms(1) for row in rows])))
 
     def _decode(self) -> None:
-        """Feed the last sampled token of every decoding row and sample its next tokens."""
-        most = self._decoder.tokens_per_call
+        """Feed the last sampled token of every decoding row, and a draft where that is worth it, and sample its next tokens."""
+        drafts = self._guess()
+        wanted = most = 1 + self._speculative_tokens if drafts else self._decoder.tokens_per_call
         num_tokens = self._tokens_at_once(most)
         while not self._decoder.reserve({row.slot: row.filled + num_tokens for row in self._decoding}):
             if self._give_up_kept():
@@ -323,9 +351,30 @@ class _Batch:
             uniforms_BK = np.stack([row.uniforms(num_tokens) for row in alike])
             slots, starts, last_ids = zip(*[(row.slot, row.filled, row.tokens[-1]) for row in alike], strict=True)
             self._statistics.decode_calls += 1
-            sampled = self._decoder.decode(slots, starts, last_ids, kind, uniforms_BK)
-            self._deliver_finished()  # while the device decodes
-            self._accept(alike, kind, sampled())
+            if not drafts or num_tokens < wanted:
+                sampled = self._decoder.decode(slots, starts, last_ids, kind, uniforms_BK)
+                self._deliver_finished()  # while the device decodes
+                self._accept(alike, kind, sampled())
+            else:
+                fed_BT = np.array([[row.tokens[-1], *drafts[row.slot]] for row in alike])
+                sampled = self._decoder.verify(slots, starts, fed_BT, kind, uniforms_BK)
+                self._deliver_finished()
+                self._accept_drafts(alike, kind, sampled(), fed_BT)
+
+    def _guess(self) -> dict[int, list[int]]:
+        """A draft for the slot of every decoding row; none where that would not save time."""
+        rows, count = self._decoding, self._speculative_tokens
+        if not count or len(rows) > self._decoder.most_drafted_rows:
+            return {}
+        if self._num_paused:
+            self._num_paused -= 1
+            return {}
+        for text in self._texts:
+            self._drafts.learn(text)
+        guesses = {row.slot: self._drafts.guess(row.tokens, count) for row in rows}
+        if 2 * sum(map(bool, guesses.values())) < len(rows):
+            return {}
+        return {slot: guess + [0] * (count - len(guess)) for slot, guess in guesses.items()}
 
     def _evict(self) -> None:
         """Free the slot of the row admitted last. It keeps its tokens and goes to the front of the queue.
@@ -379,6 +428,20 @@ class _Batch:
             )
 
     # ----------------------------------------------------------------------------------------------------- after the calls
+
+    def _accept_drafts(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput, fed_BT: npt.NDArray[np.int64]) -> None:
+        """Append the sampled tokens before which the draft is what was sampled."""
+        agrees_BT = sampled.ids_BK[:, :-1] == fed_BT[:, 1:]
+        counts_B = 1 + np.cumprod(agrees_BT, axis=1).sum(axis=1)
+        num_right = int(counts_B.sum()) - len(rows)
+        self._statistics.drafts += len(rows)
+        self._statistics.accepted_tokens += num_right
+        self._num_tried, self._num_right = self._num_tried + len(rows), self._num_right + num_right
+        if self._num_tried >= TRIED_DRAFTS:
+            self._num_paused = PAUSED_CALLS if self._num_right < LEAST_ACCEPTED * self._num_tried else 0
+            self._num_tried = self._num_right = 0
+        for row, count, ids_K, logprobs_K in zip(rows, counts_B.tolist(), *sampled, strict=True):
+            self._accept([row], kind, SampleOutput(ids_K[None, :count], logprobs_K[None, :count]))
 
     def _accept(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput) -> None:
         """Append the sampled tokens to their rows, up to the end of a response; complete responses wait to be delivered."""
@@ -439,6 +502,7 @@ class _Batch:
             self._decoder.release(row.slot)
             self._is_full = False
             row.tokens, row.filled, row.lost = [], 0, 0
+            self._remember(row)
         row.tokens += feed
         row.logprobs = []
         self._waiting.append(row)

@@ -8,7 +8,7 @@ Memory: all rows are as long as the longest conversation needs. Rows and positio
 doubling inside it, and where the longest conversation needs more, there are fewer rows. When the last slot is released, all memory goes
 back.
 
-Shape legend: B rows that decode, K tokens sampled for each, D width of the model.
+Shape legend: B rows that decode, K tokens sampled for each, T tokens fed to each, S tokens of all, D width of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,6 +36,8 @@ class ContiguousDecoder:
     """A Decoder over any causal language model; the family's forward pass makes it faster where there is one."""
 
     tokens_per_call = 1
+    most_drafted_rows = 1
+    """A CPU computes the second token of a row in the time of the first only while hardly any row is there."""
 
     def __init__(
         self,
@@ -98,7 +100,8 @@ class ContiguousDecoder:
         for part in self._parts(requests):
             texts = [requests[n] for n in part]
             rows = [self._row[request.slots[0]] for request in texts]
-            features.append(self._pass.feed(rows, [request.start for request in texts], [request.tokens for request in texts]))
+            features_SD = self._pass.feed(rows, [request.start for request in texts], [request.tokens for request in texts])
+            features.append(features_SD[torch.tensor([len(request.tokens) for request in texts], device=self._device).cumsum(0) - 1])
             order += part
         for request in requests:
             self._copy_to_followers(request)
@@ -130,6 +133,23 @@ class ContiguousDecoder:
         in_rows = self._output(sampled)
         back = np.argsort(order)
         output = SampleOutput(in_rows.ids_BK[back], in_rows.logprobs_BK[back])
+        return lambda: output
+
+    @torch.inference_mode()
+    def verify(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        fed_BT: npt.NDArray[np.int64],
+        sampling: Sampling,
+        uniforms_BT: npt.NDArray[np.float32],
+    ) -> Sampled:
+        """Feed a last sampled token and a draft to each slot, and sample behind every token of them; room is reserved."""
+        features_SD = self._pass.feed([self._row[slot] for slot in slots], starts, fed_BT.tolist())
+        ids_S, logprobs_S = self._sample(features_SD, sampling, uniforms_BT.ravel())
+        for slot, start in zip(slots, starts, strict=True):
+            self._filled[slot] = start + fed_BT.shape[1]
+        output = SampleOutput(*(x_S.cpu().numpy().reshape(fed_BT.shape) for x_S in (ids_S, logprobs_S)))
         return lambda: output
 
     # ---------------------------------------------------------------------------------------------------------- sampling

@@ -4,13 +4,13 @@ A step of decoding (embedding, layers, head, sampling, recording) is recorded on
 token; rows that fill up a batch to its size write to page 0, which no slot owns. Several tokens in a row are sampled on the device before the
 host looks at them. Prompts and observations are fed flat, one text after another; slots that begin with the same prompt share its full pages. Small
 feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
-kernels would take longer than the device needs for them. The weights are the learner's: an update in place is seen by the next replay, and where
+kernels would take longer than the device needs for them. A draft is such a feed with a sample behind every token. The weights are the learner's: an update in place is seen by the next replay, and where
 parameters have moved the graphs are recorded again.
 
-Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X pages of a slot, V vocabulary.
+Shape legend: B slots of a call, K tokens sampled for each, T tokens of a draft and the one before, S tokens fed, X pages of a slot, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,6 +43,8 @@ FEED_SIZES = (64, 128, 256, 512, 1024, 2048)
 """Tokens of recorded feeds; larger ones keep the device busy while their kernels are launched."""
 TOKENS_PER_TEXT = 16
 """A recorded feed has room for one text per so many of its tokens; an observation is longer."""
+MOST_DRAFTED_ROWS = 16
+"""Beyond these, a draft's tokens take longer than the steps they save: weights are read once for all, products are not free."""
 
 
 class _Feed(NamedTuple):
@@ -69,6 +71,8 @@ class _Feed(NamedTuple):
 class PagedDecoder:
     """A Decoder over a paged cache; see the module's text."""
 
+    most_drafted_rows = MOST_DRAFTED_ROWS
+
     def __init__(self, backbone: LlamaBackbone, head: nn.Linear, num_slots: int, max_positions: int, budget: int) -> None:
         """`budget` is in bytes; the cache takes what `num_slots` conversations of the full length need, if that is less."""
         weight = head.weight
@@ -88,6 +92,8 @@ class PagedDecoder:
         self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
         self._feeds: dict[tuple[int, int], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = {}
         """Recorded feeds by their sizes: inputs, graph, logits."""
+        self._drafted: dict[tuple[int, int, Sampling], tuple[Tensor, DecodeState, Callable[[], object]]] = {}
+        """Recorded verifications by rows and tokens of each: inputs, what was sampled, and the work."""
         self._pool: Any = None
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
@@ -122,13 +128,36 @@ class PagedDecoder:
         state = self._state
         state.uniforms_BK[:num_rows, :num_steps] = torch.from_numpy(uniforms_BK).to(self._device)
         state.rate_1.fill_(1 / (sampling.temperature or 1.0))
-        step = self._recorded(size, replace(sampling, max_tokens=0, stop_ids=()))
+        step = self._recorded(size, sampling)
         for _ in range(num_steps):
             step()
 
         def wait() -> SampleOutput:
             sampled = state.sampled_BK[:num_rows, :num_steps].cpu().numpy()
             return SampleOutput(sampled, state.logprobs_BK[:num_rows, :num_steps].cpu().numpy())
+
+        return wait
+
+    @torch.inference_mode()
+    def verify(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        fed_BT: npt.NDArray[np.int64],
+        sampling: Sampling,
+        uniforms_BT: npt.NDArray[np.float32],
+    ) -> Sampled:
+        num_rows, num_fed = fed_BT.shape
+        size, num_tokens = _batch_size(num_rows), fed_BT.size
+        requests = [PrefillRequest((slot,), start, fed) for slot, start, fed in zip(slots, starts, fed_BT, strict=True)]
+        inputs, state, work = self._verification(size, num_fed, sampling)
+        inputs.copy_(torch.from_numpy(self._layout(requests, size * num_fed, size)))
+        state.uniforms_BK[:num_tokens, 0] = torch.from_numpy(uniforms_BT.ravel()).to(self._device)
+        state.rate_1.fill_(1 / (sampling.temperature or 1.0))
+        work()
+
+        def wait() -> SampleOutput:
+            return SampleOutput(*(x[:num_tokens].cpu().numpy().reshape(fed_BT.shape) for x in (state.sampled_BK, state.logprobs_BK)))
 
         return wait
 
@@ -236,8 +265,7 @@ class PagedDecoder:
         if self._device.type != "cuda":
             return step
         self._forget_moved_weights()
-        # A temperature is read from the state where nothing else shapes the distribution.
-        key = size, sampling if sampling.truncates or sampling.temperature == 0 else Sampling(max_tokens=0)
+        key = size, _shape(sampling)
         if key not in self._graphs:
             self._graphs[key] = self._record(step)
         return partial(self._graphs[key].replay)
@@ -248,6 +276,7 @@ class PagedDecoder:
         if addresses != self._addresses:
             self._graphs.clear()
             self._feeds.clear()
+            self._drafted.clear()
             self._backbone.join()
             self._addresses = addresses
 
@@ -281,22 +310,46 @@ class PagedDecoder:
         """Feed the last sampled token of every row and sample the next."""
         state = self._state
         features_BD = self._new_features(state.ids_B[:size], state.positions_B[:size], self._tables_BX[:size], state.lengths_B[:size])
-        logits_BV = float32_product(self._head, features_BD)
-        if sampling.truncates and sampling.temperature > 0:
-            self._sample_excluding(logits_BV, sampling)
-        else:
-            sample_step(logits_BV, state, greedy=sampling.temperature == 0)
+        _sample(float32_product(self._head, features_BD), state, sampling)
 
-    def _sample_excluding(self, logits_BV: Tensor, sampling: Sampling) -> None:
-        """Sample where some tokens are excluded: by torch, since the kernel does not look for thresholds."""
-        state, size = self._state, len(logits_BV)
-        step_B1 = state.step_1.long().expand(size)[:, None]
-        ids_B, logprobs_B = sample(logits_BV, sampling, state.uniforms_BK[:size].gather(1, step_B1)[:, 0])
-        state.ids_B[:size] = ids_B
-        state.sampled_BK[:size].scatter_(1, step_B1, ids_B[:, None])
-        state.logprobs_BK[:size].scatter_(1, step_B1, logprobs_B[:, None])
-        for counter in (state.positions_B[:size], state.lengths_B[:size], state.step_1):
-            counter.add_(1)
+    def _verification(self, size: int, num_fed: int, sampling: Sampling) -> tuple[Tensor, DecodeState, Callable[[], object]]:
+        """What verifies drafts of so many rows: the feed that it reads, where it writes, the work; recorded when it is first asked for."""
+        if self._device.type == "cuda":
+            self._forget_moved_weights()
+        key = size, num_fed, _shape(sampling)
+        if key not in self._drafted:
+            num_tokens = size * num_fed
+            num_inputs = 3 * num_tokens + 3 * size + 1 + (size + 1) * self._pages.tables.shape[1]
+            inputs = torch.zeros(num_inputs, dtype=torch.int32, device=self._device)  # texts without tokens on page 0
+            state = DecodeState(num_tokens, 1, self._device)
+            work = partial(self._sample_behind, _Feed.of(inputs, num_tokens, size), num_fed, state, sampling)
+            self._drafted[key] = inputs, state, self._capture(work)[0].replay if self._device.type == "cuda" else work
+        return self._drafted[key]
+
+    def _sample_behind(self, feed: _Feed, most_new: int, state: DecodeState, sampling: Sampling) -> None:
+        """Write keys and values of these tokens, and sample behind each of them."""
+        state.step_1.zero_()
+        _sample(float32_product(self._head, self._features(feed, most_new)), state, sampling)
+
+
+def _shape(sampling: Sampling) -> Sampling:
+    """What is recorded for a sampling: its temperature is read from the state where nothing else shapes the distribution."""
+    return replace(sampling, max_tokens=0, stop_ids=()) if sampling.truncates or sampling.temperature == 0 else Sampling(max_tokens=0)
+
+
+def _sample(logits_BV: Tensor, state: DecodeState, sampling: Sampling) -> None:
+    """Sample a token for each row, record it, and move the rows on; by torch where tokens are excluded, since the kernel looks for no thresholds."""
+    if not sampling.truncates or sampling.temperature == 0:
+        sample_step(logits_BV, state, greedy=sampling.temperature == 0)
+        return
+    size = len(logits_BV)
+    step_B1 = state.step_1.long().expand(size)[:, None]
+    ids_B, logprobs_B = sample(logits_BV, sampling, state.uniforms_BK[:size].gather(1, step_B1)[:, 0])
+    state.ids_B[:size] = ids_B
+    state.sampled_BK[:size].scatter_(1, step_B1, ids_B[:, None])
+    state.logprobs_BK[:size].scatter_(1, step_B1, logprobs_B[:, None])
+    for counter in (state.positions_B[:size], state.lengths_B[:size], state.step_1):
+        counter.add_(1)
 
 
 def _parts(requests: Sequence[PrefillRequest]) -> list[list[PrefillRequest]]:

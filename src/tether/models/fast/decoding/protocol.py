@@ -4,7 +4,7 @@ A slot holds the keys and values of one conversation. The engine passes the leng
 lengths. Positions past that length are unused and are overwritten: a response that ended before the last token sampled for it needs no
 repair. Samples follow uniforms that the caller passes, so they depend neither on the batch nor on how many tokens are sampled in one call.
 
-Shape legend: B slots of a call, K tokens sampled for each.
+Shape legend: B slots of a call, K tokens sampled for each, T tokens fed to each and sampled behind.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +56,11 @@ class Decoder(Protocol):
         superfluous tokens."""
         ...
 
+    @property
+    def most_drafted_rows(self) -> int:
+        """For how many slots at once `verify` takes less time than the steps that it can save."""
+        ...
+
     def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
         """Make room for so many positions in each of these slots. False: memory does not suffice, and nothing has changed.
 
@@ -83,5 +88,19 @@ class Decoder(Protocol):
         """Sample K more tokens for each slot, whose last sampled token has not been fed yet and goes to position `starts`; room is reserved.
 
         A decoder on a GPU returns while the device still computes, and the caller may do other work before it asks for the result.
+        """
+        ...
+
+    def verify(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        fed_BT: npt.NDArray[np.int64],
+        sampling: Sampling,
+        uniforms_BT: npt.NDArray[np.float32],
+    ) -> Sampled:
+        """Feed each slot its last sampled token, which goes to position `starts`, and a draft of the tokens behind it; sample behind each of them.
+
+        What is sampled behind a token counts as far as the draft before it is what was sampled. The caller compares; room is reserved.
         """
         ...

@@ -194,7 +194,7 @@ class RowPass(Protocol):
     cache: RowCache
 
     def feed(self, rows: Sequence[int], starts: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-        """Feed a text to each of these rows, from its start on; the features [N, D] of their last tokens."""
+        """Feed a text to each of these rows, from its start on; the features [S, D] of all their tokens, one text after another."""
         ...
 
     def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
@@ -218,7 +218,7 @@ class PaddedPass:
             ids_NT[n, : len(text)] = torch.tensor(text)
         rows_N, starts_N, lengths_N = (torch.tensor(x, device=self._device) for x in (rows, starts, [len(text) for text in texts]))
         features_NTD = self._decoder.extend(rows_N, ids_NT.to(self._device), starts_N, lengths_N)
-        return features_NTD[torch.arange(len(texts), device=self._device), lengths_N - 1]
+        return features_NTD[torch.arange(ids_NT.shape[1], device=self._device) < lengths_N[:, None]]
 
     def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
         return self._decoder.extend(slice(0, len(ids_B)), ids_B[:, None], torch.tensor(starts, device=self._device))[:, 0]
@@ -240,8 +240,7 @@ class GroupedPass:
             for parts in (texts, [range(start, start + len(text)) for start, text in zip(starts, texts, strict=True)])
         )
         ends = list(accumulate(len(text) for text in texts))
-        features_SD = self._backbone.features(ids_S, positions_S, self._to_texts(rows, starts, ends))
-        return features_SD[torch.tensor(ends, device=self._device) - 1]
+        return self._backbone.features(ids_S, positions_S, self._to_texts(rows, starts, ends))
 
     def step(self, ids_B: Tensor, starts: Sequence[int]) -> Tensor:
         starts_B = torch.tensor(starts, device=self._device)

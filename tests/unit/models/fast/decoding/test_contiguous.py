@@ -50,20 +50,40 @@ class Journal:
         uniforms = self.random.random((len(slots), count), dtype=np.float32)
         self.compare(slots, self.decoder.decode(slots, starts, [self.talks[slot][-1] for slot in slots], WARM, uniforms)(), uniforms)
 
+    def verify(self, *slots: int, right: int, count: int) -> None:
+        """A draft of `count` tokens for each slot, of which the first `right` are what a plain pass draws."""
+        uniforms = self.random.random((len(slots), count + 1), dtype=np.float32)
+        starts = [len(self.talks[slot]) - 1 for slot in slots]
+        assert self.decoder.reserve({slot: start + count + 1 for slot, start in zip(slots, starts, strict=True)})
+        rows = []
+        for slot, row_uniforms in zip(slots, uniforms, strict=True):
+            said = list(self.talks[slot])
+            for uniform in row_uniforms[:right]:
+                said.append(self.plain(said, uniform)[0])
+            rows.append([*said[-1 - right :], *self.words(count - right)])
+        drawn = self.decoder.verify(slots, starts, np.array(rows), WARM, uniforms)()
+        assert drawn.ids_BK.shape == drawn.logprobs_BK.shape == (len(slots), count + 1)
+        self.compare(slots, SampleOutput(drawn.ids_BK[:, : right + 1], drawn.logprobs_BK[:, : right + 1]), uniforms[:, : right + 1])
+
     def release(self, *slots: int) -> None:
         for slot in slots:
             self.decoder.release(slot)
             self.talks.pop(slot)
 
     @torch.inference_mode()
+    def plain(self, said: list[int], uniform: np.float32) -> tuple[int, float]:
+        """What a plain pass over a whole conversation draws next, and its log-prob."""
+        logits_1V = self.model(input_ids=torch.tensor([said]), use_cache=False).logits[:, -1].float()
+        ids_1, logprobs_1 = sample(logits_1V, WARM, torch.tensor([uniform]))
+        return int(ids_1), float(logprobs_1)
+
     def compare(self, slots: Any, drawn: SampleOutput, uniforms_BK: np.ndarray) -> None:
         for b, slot in enumerate(slots):
             for k in range(uniforms_BK.shape[1]):
-                logits_1V = self.model(input_ids=torch.tensor([self.talks[slot]]), use_cache=False).logits[:, -1].float()
-                ids_1, logprobs_1 = sample(logits_1V, WARM, torch.from_numpy(uniforms_BK[b, k : k + 1]))
-                assert int(drawn.ids_BK[b, k]) == int(ids_1)
-                assert float(drawn.logprobs_BK[b, k]) == pytest.approx(float(logprobs_1), abs=1e-4)
-                self.talks[slot].append(int(ids_1))
+                token, logprob = self.plain(self.talks[slot], uniforms_BK[b, k])
+                assert int(drawn.ids_BK[b, k]) == token
+                assert float(drawn.logprobs_BK[b, k]) == pytest.approx(logprob, abs=1e-4)
+                self.talks[slot].append(token)
                 self.num_compared += 1
 
 
@@ -104,6 +124,19 @@ def test_a_conversation_of_every_kind(journal: Callable[..., Journal]) -> None:
     j.decode(1, 3, 4)
     j.decode(0, count=2)
     assert j.num_compared == 3 + 3 + 2 + 1 + 3 + 4 + 3 + 18 + 2 + 3 + 2
+
+
+def test_drafts_right_and_wrong(journal: Callable[..., Journal]) -> None:
+    """What a wrong draft leaves behind in the cache is overwritten."""
+    j = journal()
+    j.feed((0,), (1,), (2,), lengths=(9, 4, 17))
+    j.verify(2, 0, right=0, count=3)
+    j.verify(1, right=3, count=3)
+    j.decode(0, 1, 2, count=2)
+    j.verify(0, 2, 1, right=1, count=4)
+    j.feed((0,), lengths=(5,))
+    j.decode(2, 0)
+    assert j.num_compared == 3 + 2 + 4 + 6 + 6 + 1 + 2
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])

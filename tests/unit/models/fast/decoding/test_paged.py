@@ -134,6 +134,33 @@ def test_draws_follow_the_uniforms(model: hf.PreTrainedModel, sampling: Sampling
         assert abs(found[step] - float(probs[ids[step]].log())) < 1e-5
 
 
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(temperature=0.7), pytest.param(Sampling(temperature=0.7, top_k=3), marks=pytest.mark.long)]
+)
+def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling: Sampling) -> None:
+    """Two slots of three: one draft right, one wrong from its second token on; steps after them overwrite what was wrong."""
+    uniforms = generator("test", "drafts").random((2, 6), dtype=np.float32)
+    texts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]]  # the second crosses into another page
+
+    def begun() -> tuple[paged.PagedDecoder, list[int]]:
+        decoder = decoder_for(model)
+        assert decoder.reserve({0: 20, 2: 30})
+        requests = [PrefillRequest((0,), 0, texts[0]), PrefillRequest((2,), 0, texts[1])]
+        return decoder, decoder.prefill(requests, sampling, uniforms[:, 0].copy()).ids_BK[:, 0].tolist()
+
+    single, first = begun()
+    wanted = single.decode([0, 2], [5, 14], first, sampling, uniforms[:, 1:])()
+    decoder, first = begun()
+    drafts = np.array([[first[0], *wanted.ids_BK[0, :2]], [first[1], wanted.ids_BK[1, 0], (wanted.ids_BK[1, 1] + 1) % 50]])
+    found = decoder.verify([0, 2], [5, 14], drafts, sampling, uniforms[:, 1:4])()
+    assert found.ids_BK[0].tolist() == wanted.ids_BK[0, :3].tolist() and found.ids_BK[1, :2].tolist() == wanted.ids_BK[1, :2].tolist()
+    np.testing.assert_allclose(found.logprobs_BK[0], wanted.logprobs_BK[0, :3], atol=1e-5)
+    np.testing.assert_allclose(found.logprobs_BK[1, :2], wanted.logprobs_BK[1, :2], atol=1e-5)
+    last = [int(found.ids_BK[0, 2]), int(found.ids_BK[1, 1])]
+    more = decoder.decode([0, 2], [8, 16], last, sampling, np.stack([uniforms[0, 4:6], uniforms[1, 3:5]]))()
+    assert more.ids_BK[0].tolist() == wanted.ids_BK[0, 3:].tolist() and more.ids_BK[1].tolist() == wanted.ids_BK[1, 2:4].tolist()
+
+
 def test_the_cache_stays_within_its_budget(model: hf.PreTrainedModel) -> None:
     """A page of 16 positions: two layers, keys and values, two heads of width 8, four bytes: 4,096 bytes."""
     decoder = decoder_for(model, budget=3 * 4096 + 100)

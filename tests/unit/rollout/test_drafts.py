@@ -1,0 +1,131 @@
+"""Speculative decoding: drafts come from where the last tokens occurred before, and trajectories stay what they are without them."""
+
+from typing import Any
+
+import pytest
+
+from tether.core.config import validate
+from tether.core.errors import TetherError
+from tether.core.types import Group
+from tether.models.fast.decoding.contiguous import ContiguousDecoder
+from tether.models.policy import Policy
+from tether.rollout.engines import native
+from tether.rollout.engines.drafts import MATCHES, Drafts
+from tether.rollout.engines.native import NativeEngine
+from tether.rollout.sampler import EnvPool, play_plan, training_plan
+from tether.training.build import env_specs, episode_rules
+from tether.training.settings import RunSettings
+
+
+def test_a_draft_is_what_followed_the_last_tokens() -> None:
+    assert MATCHES == (8, 4, 2)
+    drafts = Drafts()
+    drafts.learn([1, 2, 3, 4, 5, 6, 7])
+    assert drafts.guess([9, 9, 3, 4], 2) == [5, 6]
+    assert drafts.guess([9, 9, 3, 4], 9) == [5, 6, 7]
+    assert drafts.guess([6, 7], 2) == []  # nothing followed
+    assert drafts.guess([9, 4], 2) == []
+    assert drafts.guess([4], 2) == []
+
+
+def test_the_longest_match_goes_first_and_then_the_latest() -> None:
+    drafts = Drafts()
+    drafts.learn([1, 2, 3, 4, 50])
+    drafts.learn([3, 4, 60])
+    assert drafts.guess([1, 2, 3, 4], 1) == [50]
+    assert drafts.guess([0, 2, 3, 4], 1) == [60]
+
+
+def test_a_text_that_grows_is_looked_at_from_where_it_was_left() -> None:
+    drafts, text = Drafts(), [1, 2]
+    drafts.learn(text)
+    assert drafts.guess([1, 2], 4) == []
+    text += [4, 1, 2]
+    drafts.learn(text)
+    assert drafts.guess([1, 2], 4) == [4, 1, 2]
+    text += [8]
+    drafts.learn(text)
+    assert drafts.guess([1, 2], 4) == [8]
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts for any number of rows, also on a CPU."""
+    monkeypatch.setattr(ContiguousDecoder, "most_drafted_rows", 128)
+
+
+def play(tiny: Any, chat: Any, env: str, speculative_tokens: int, **rollout: Any) -> tuple[list[Group], NativeEngine]:
+    given = {"env": {"name": env}, "model": {"name": "tiny"}, "rollout": {"num_groups": 2, "group_size": 6, "max_tokens": 80, **rollout}}
+    settings = validate(RunSettings, given)
+    policy = Policy(tiny.model, tiny.tokenizer)
+    rules = episode_rules(settings, policy)
+    engine = NativeEngine(
+        policy,
+        max_rows=settings.rollout.max_rows,
+        max_context=rules.max_context,
+        cache_gb=settings.rollout.cache_gb,
+        speculative_tokens=speculative_tokens,
+    )
+    with EnvPool(env_specs(settings.environments())) as pool:
+        plan = training_plan(0, 1, settings.rollout.num_groups, settings.rollout.group_size, weights=pool.weights)
+        return play_plan(pool, plan, engine, chat, settings.sampling(), rules), engine
+
+
+def turns(groups: list[Group]) -> list[tuple[tuple[int, ...], str]]:
+    return [(turn.response_ids, turn.observation) for group in groups for one in group.trajectories for turn in one.turns]
+
+
+def logprobs(groups: list[Group]) -> list[float]:
+    return [x for group in groups for one in group.trajectories for turn in one.turns for x in turn.logprobs]
+
+
+@pytest.mark.parametrize(
+    ("env", "rollout"),
+    [
+        ("frozen_lake", {}),
+        ("frozen_lake", {"temperature": 0.5, "top_p": 0.9}),
+        ("frozen_lake", {"context": "last_k", "last_k": 1}),
+        pytest.param("sokoban", {"max_rows": 5}, marks=pytest.mark.long),
+        pytest.param("countdown", {"max_tokens": 7}, marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.usefixtures("everywhere")
+def test_trajectories_are_the_same_in_fewer_calls(tiny: Any, chat: Any, env: str, rollout: dict[str, Any]) -> None:
+    plain, without = play(tiny, chat, env, 0, **rollout)
+    drafted, engine = play(tiny, chat, env, 4, **rollout)
+    assert turns(drafted) == turns(plain)
+    assert logprobs(drafted) == pytest.approx(logprobs(plain), abs=1e-4)
+    found, before = engine.statistics, without.statistics
+    assert found.sampled_tokens == before.sampled_tokens and before.drafts == before.accepted_tokens == 0
+    assert 0 < found.accepted_tokens <= 4 * found.drafts
+    assert found.decode_calls < before.decode_calls
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_where_memory_runs_out_nothing_changes(tiny: Any, chat: Any) -> None:
+    plain, _ = play(tiny, chat, "frozen_lake", 0)
+    drafted, engine = play(tiny, chat, "frozen_lake", 4, cache_gb=0.015)
+    assert engine.statistics.evictions > 0 and engine.statistics.accepted_tokens > 0
+    assert turns(drafted) == turns(plain)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "TRIED_DRAFTS", 20)
+    plain, _ = play(tiny, chat, "frozen_lake", 0)
+    _, always = play(tiny, chat, "frozen_lake", 4)
+    monkeypatch.setattr(native, "LEAST_ACCEPTED", 4.1)  # more than a draft has
+    paused, engine = play(tiny, chat, "frozen_lake", 4)
+    assert 20 <= engine.statistics.drafts < always.statistics.drafts / 2
+    monkeypatch.setattr(native, "PAUSED_CALLS", 10**6)
+    _, given_up = play(tiny, chat, "frozen_lake", 4)
+    assert 20 <= given_up.statistics.drafts < 20 + 12  # one call more at most
+    assert turns(paused) == turns(plain)
+
+
+def test_other_engines_refuse_the_setting() -> None:
+    rollout = {"engine": "http://127.0.0.1:8000", "speculative_tokens": 4}
+    with pytest.raises(
+        TetherError, match=r"speculative_tokens is 4 but engine is http://127\.0\.0\.1:8000, and only the native engine guesses"
+    ):
+        validate(RunSettings, {"env": {"name": "frozen_lake"}, "rollout": rollout})
