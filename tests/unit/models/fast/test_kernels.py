@@ -15,7 +15,7 @@ from tether.core.seeding import derive_seed, generator
 pytest.importorskip("triton")
 
 from tether.models.fast.kernels import attention
-from tether.models.fast.kernels.attention import attend_new_token, paged_attention, text_attention
+from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention, text_attention
 from tether.models.fast.kernels.logits import BLOCK, DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import norm_backward, norm_forward, rotate, rotate_and_store, swiglu_backward, swiglu_forward
 
@@ -142,34 +142,42 @@ def test_paged_attention(new: tuple[int, ...], heads: tuple[int, int]) -> None:
         assert_close(found[own], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("lengths", "heads", "programs"), [((1, 37, 64), (6, 2), 264), ((5, 33), (4, 4), 1), ((17, 48), (8, 1), 8)])
-def test_attention_of_a_new_token(monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], heads: tuple[int, int], programs: int) -> None:
-    """Positions, cache and attention of one new token a text, split among programs or not; twice, as a step that is replayed."""
+@pytest.mark.parametrize("new", [1, 3])
+@pytest.mark.parametrize(("lengths", "heads", "programs"), [((4, 37, 64), (6, 2), 264), ((5, 33), (4, 4), 1), ((17, 48), (8, 1), 8)])
+def test_attention_of_new_tokens(
+    monkeypatch: pytest.MonkeyPatch, new: int, lengths: tuple[int, ...], heads: tuple[int, int], programs: int
+) -> None:
+    """Positions, cache and attention of new tokens, split among programs or not; twice, as a step that is replayed.
+
+    Three new tokens of 17 and 33 lie on two pages, which are of different programs where each has one.
+    """
     monkeypatch.setattr(attention, "ENOUGH_PROGRAMS", programs)
     num_heads, num_kv_heads = heads
     page, width = 16, 24
-    tables = torch.tensor([[7, 0, 4, 0], [2, 5, 1, 10], [9, 3, 8, 6]], dtype=torch.int32, device=DEVICE)[: len(lengths)]
+    tables = torch.tensor([[7, 11, 4, 0], [2, 5, 1, 10], [9, 3, 8, 6]], dtype=torch.int32, device=DEVICE)[: len(lengths)]
     angles = random(80, width // 2)
-    caches = tuple(torch.full((11, num_kv_heads, page, width), math.nan, device=DEVICE) for _ in range(2))
-    before = [random(2, length - 1, num_kv_heads, width) for length in lengths]
+    caches = tuple(torch.full((12, num_kv_heads, page, width), math.nan, device=DEVICE) for _ in range(2))
+    before = [random(2, length - new, num_kv_heads, width) for length in lengths]
     for cache, which in zip(caches, range(2), strict=True):
         for table, past in zip(tables, before, strict=True):
             for position, entry in enumerate(past[which]):
                 cache[int(table[position // page]), :, position % page] = entry
     arrived = torch.zeros(len(lengths) * num_kv_heads, dtype=torch.int32, device=DEVICE)
     filled = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    positions = torch.tensor([length - new + step for length in lengths for step in range(new)], device=DEVICE)
     for _ in range(2):
-        states = random(len(lengths), (num_heads + 2 * num_kv_heads) * width)
+        states = random(len(lengths) * new, (num_heads + 2 * num_kv_heads) * width)
         sizes = [num_heads * width, num_kv_heads * width, num_kv_heads * width]
         query, key, value = (part.unflatten(1, (-1, width)) for part in states.split(sizes, dim=1))
-        found = attend_new_token((query, key, value), caches, tables, filled, (angles.cos(), angles.sin()), 0.2, arrived)
-        turned_query, turned_key = (turned(x, filled.long() - 1, angles) for x in (query, key))
+        found = attend_new_tokens((query, key, value), caches, tables, filled, (angles.cos(), angles.sin()), 0.2, arrived)
+        turned_query, turned_key = (turned(x, positions, angles) for x in (query, key))
         for row, past in enumerate(before):
-            keys, values = torch.cat([past[0], turned_key[row][None]]), torch.cat([past[1], value[row][None]])
-            assert_close(found[row][None], definition(turned_query[row][None], keys, values, 0.2), rtol=1e-4, atol=1e-4)
-            last = filled[row] - 1
-            stored = [cache[int(tables[row, last // page]), :, last % page] for cache in caches]
-            assert_close(stored, [turned_key[row], value[row]], rtol=1e-5, atol=1e-5)
+            own = slice(row * new, (row + 1) * new)
+            keys, values = torch.cat([past[0], turned_key[own]]), torch.cat([past[1], value[own]])
+            assert_close(found[own], definition(turned_query[own], keys, values, 0.2), rtol=1e-4, atol=1e-4)
+            for at, token in zip(positions[own].tolist(), range(own.start, own.stop), strict=True):
+                stored = [cache[int(tables[row, at // page]), :, at % page] for cache in caches]
+                assert_close(stored, [turned_key[token], value[token]], rtol=1e-5, atol=1e-5)
         assert not arrived.any()
 
 

@@ -4,10 +4,10 @@ A step of decoding (embedding, layers, head, sampling, recording) is recorded on
 token; rows that fill up a batch to its size write to page 0, which no slot owns. Several tokens in a row are sampled on the device before the
 host looks at them. Prompts and observations are fed flat, one text after another; slots that begin with the same prompt share its full pages. Small
 feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
-kernels would take longer than the device needs for them. A draft is such a feed with a sample behind every token. The weights are the learner's: an update in place is seen by the next replay, and where
-parameters have moved the graphs are recorded again.
+kernels would take longer than the device needs for them. Drafts are verified by a step with a few tokens a row. The weights are the learner's: an
+update in place is seen by the next replay, and where parameters have moved the graphs are recorded again.
 
-Shape legend: B slots of a call, K tokens sampled for each, T tokens of a draft and the one before, S tokens fed, X pages of a slot, V vocabulary.
+Shape legend: B slots of a call, K tokens sampled for each, T tokens of a draft and the one before it, S tokens fed, X pages of a slot, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
-from tether.models.fast.kernels.attention import attend_new_token, paged_attention
+from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import rotate_and_store
 from tether.models.fast.linear_logprobs import float32_product
@@ -149,9 +149,11 @@ class PagedDecoder:
     ) -> Sampled:
         num_rows, num_fed = fed_BT.shape
         size, num_tokens = _batch_size(num_rows), fed_BT.size
-        requests = [PrefillRequest((slot,), start, fed) for slot, start, fed in zip(slots, starts, fed_BT, strict=True)]
         inputs, state, work = self._verification(size, num_fed, sampling)
-        inputs.copy_(torch.from_numpy(self._layout(requests, size * num_fed, size)))
+        ids_S, lengths_B = np.zeros(size * num_fed, dtype=np.int32), np.full(size, num_fed, dtype=np.int32)
+        ids_S[:num_tokens] = fed_BT.ravel()
+        lengths_B[:num_rows] += np.asarray(starts, dtype=np.int32)
+        inputs.copy_(torch.from_numpy(np.concatenate([ids_S, lengths_B, self._pages.rows(slots, size).ravel()])))
         state.uniforms_BK[:num_tokens, 0] = torch.from_numpy(uniforms_BT.ravel()).to(self._device)
         state.rate_1.fill_(1 / (sampling.temperature or 1.0))
         work()
@@ -233,8 +235,8 @@ class PagedDecoder:
 
         return backbone.features(feed.ids_S, feed.positions_S, attend, apply_positions=apply_positions)
 
-    def _new_features(self, ids_B: Tensor, positions_B: Tensor, tables_BX: Tensor, lengths_B: Tensor) -> Tensor:
-        """Of one new token a row: its position, its place in the cache and its attention are one kernel."""
+    def _new_features(self, ids_S: Tensor, tables_BX: Tensor, lengths_B: Tensor) -> Tensor:
+        """Of a few new tokens a row, as many for each: their positions, their places in the cache and their attention are one kernel."""
         backbone = self._backbone
 
         def leave(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,9 +244,9 @@ class PagedDecoder:
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             states, angles = (query, key, value), backbone.angles
-            return attend_new_token(states, self._layers[layer], tables_BX, lengths_B, angles, backbone.scale, self._arrived)
+            return attend_new_tokens(states, self._layers[layer], tables_BX, lengths_B, angles, backbone.scale, self._arrived)
 
-        return backbone.features(ids_B, positions_B, attend, apply_positions=leave)
+        return backbone.features(ids_S, ids_S, attend, apply_positions=leave)  # the kernel knows the positions by the lengths
 
     # ----------------------------------------------------------------------------------------------------------- decoding
 
@@ -309,7 +311,7 @@ class PagedDecoder:
     def _step(self, size: int, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and sample the next."""
         state = self._state
-        features_BD = self._new_features(state.ids_B[:size], state.positions_B[:size], self._tables_BX[:size], state.lengths_B[:size])
+        features_BD = self._new_features(state.ids_B[:size], self._tables_BX[:size], state.lengths_B[:size])
         _sample(float32_product(self._head, features_BD), state, sampling)
 
     def _verification(self, size: int, num_fed: int, sampling: Sampling) -> tuple[Tensor, DecodeState, Callable[[], object]]:
@@ -318,18 +320,19 @@ class PagedDecoder:
             self._forget_moved_weights()
         key = size, num_fed, _shape(sampling)
         if key not in self._drafted:
-            num_tokens = size * num_fed
-            num_inputs = 3 * num_tokens + 3 * size + 1 + (size + 1) * self._pages.tables.shape[1]
-            inputs = torch.zeros(num_inputs, dtype=torch.int32, device=self._device)  # texts without tokens on page 0
+            num_tokens, num_pages = size * num_fed, size * self._pages.tables.shape[1]
+            inputs = torch.zeros(num_tokens + size + num_pages, dtype=torch.int32, device=self._device)
+            ids_S, lengths_B, tables = inputs.split([num_tokens, size, num_pages])
+            lengths_B.fill_(num_fed)  # of texts on page 0, where no conversation is
             state = DecodeState(num_tokens, 1, self._device)
-            work = partial(self._sample_behind, _Feed.of(inputs, num_tokens, size), num_fed, state, sampling)
+            work = partial(self._sample_behind, ids_S, lengths_B, tables.view(size, -1), state, sampling)
             self._drafted[key] = inputs, state, self._capture(work)[0].replay if self._device.type == "cuda" else work
         return self._drafted[key]
 
-    def _sample_behind(self, feed: _Feed, most_new: int, state: DecodeState, sampling: Sampling) -> None:
+    def _sample_behind(self, ids_S: Tensor, lengths_B: Tensor, tables_BX: Tensor, state: DecodeState, sampling: Sampling) -> None:
         """Write keys and values of these tokens, and sample behind each of them."""
         state.step_1.zero_()
-        _sample(float32_product(self._head, self._features(feed, most_new)), state, sampling)
+        _sample(float32_product(self._head, self._new_features(ids_S, tables_BX, lengths_B)), state, sampling)
 
 
 def _shape(sampling: Sampling) -> Sampling:

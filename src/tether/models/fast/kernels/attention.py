@@ -3,8 +3,9 @@
 Paged: the new tokens are at the end of their texts. A program takes some queries of one text and one key head, and reads that text's pages up to
 the last position its queries may see.
 
-A new token: a step of decoding has one new token a text. One kernel puts its position into query and key, writes key and value to the cache,
-and attends. Where texts are too few to fill the GPU, the pages of each are split among programs; the one that arrives last adds up the parts.
+New tokens: a step of decoding has one new token a text, one that verifies drafts a few. One kernel puts their positions into queries and keys,
+writes keys and values to the cache, and attends. Where texts are too few to fill the GPU, the pages of each are split among programs; the one that
+arrives last adds up the parts.
 
 Texts: a query sees all of its text's prefix, then its own text up to itself. Both go into one softmax; nothing is copied or padded.
 
@@ -109,39 +110,46 @@ def _rotated(first, second, cos, sin, dtype: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_texts"])
-def _attend_new_token(
+def _attend_new_tokens(
     query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, tables_ptr, lengths_ptr, cos_ptr, sin_ptr,
     out_ptr, part_ptr, sums_ptr, arrived_ptr,
     query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half, scale_log2, num_texts,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    NEW: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     text, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     dtype: tl.constexpr = query_ptr.dtype.element_ty
     length = tl.load(lengths_ptr + text)
-    position = length - 1
     width = 2 * half
-    head, offset = tl.arange(0, ROWS), tl.arange(0, PAGE)
+    row, offset = tl.arange(0, ROWS), tl.arange(0, PAGE)
+    token, head = row // GROUP_ROWS, row % GROUP_ROWS
     turn, column = tl.arange(0, HALF), tl.arange(0, WIDTH)
-    in_half, in_width, is_query = turn < half, column < width, head < GROUP
-    cos = tl.load(cos_ptr + position.to(tl.int64) * half + turn, mask=in_half, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + position.to(tl.int64) * half + turn, mask=in_half, other=0.0).to(tl.float32)
-    rows = query_ptr + text * query_stride + (kv_head * GROUP + head)[:, None] * width + turn[None, :]
+    in_half, in_width, is_query = turn < half, column < width, (token < NEW) & (head < GROUP)
+    position = length - NEW + tl.minimum(token, NEW - 1)
+    angle = position.to(tl.int64)[:, None] * half + turn[None, :]
+    cos = tl.load(cos_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
+    rows = query_ptr + (text * NEW + token)[:, None] * query_stride + (kv_head * GROUP + head)[:, None] * width + turn[None, :]
     there = is_query[:, None] & in_half[None, :]
-    query_a, query_b = _rotated(
-        tl.load(rows, mask=there, other=0.0), tl.load(rows + half, mask=there, other=0.0), cos[None, :], sin[None, :], dtype
-    )
+    query_a, query_b = _rotated(tl.load(rows, mask=there, other=0.0), tl.load(rows + half, mask=there, other=0.0), cos, sin, dtype)
     num_pages = tl.cdiv(length, PAGE)
     each = tl.cdiv(num_pages, SPLITS)
-    if split == (num_pages - 1) // each:  # this program reads the last page, and no other does: it writes the new token there
-        page = tl.load(tables_ptr + text * table_stride + position // PAGE).to(tl.int64)
-        place = ((page * num_kv_heads + kv_head) * PAGE + position % PAGE) * width
-        new = key_ptr + text * key_stride + kv_head * width + turn
-        key_a, key_b = _rotated(tl.load(new, mask=in_half, other=0.0), tl.load(new + half, mask=in_half, other=0.0), cos, sin, dtype)
-        tl.store(key_cache_ptr + place + turn, key_a, mask=in_half)
-        tl.store(key_cache_ptr + place + half + turn, key_b, mask=in_half)
-        value = tl.load(value_ptr + text * value_stride + kv_head * width + column, mask=in_width, other=0.0)
-        tl.store(value_cache_ptr + place + column, value, mask=in_width)
+    for number in tl.static_range(NEW):
+        at = length - NEW + number
+        if split == at // PAGE // each:  # this program reads the page, and no other does: it writes the new token there
+            page = tl.load(tables_ptr + text * table_stride + at // PAGE).to(tl.int64)
+            place = ((page * num_kv_heads + kv_head) * PAGE + at % PAGE) * width
+            new = key_ptr + (text * NEW + number) * key_stride + kv_head * width + turn
+            new_cos = tl.load(cos_ptr + at.to(tl.int64) * half + turn, mask=in_half, other=0.0).to(tl.float32)
+            new_sin = tl.load(sin_ptr + at.to(tl.int64) * half + turn, mask=in_half, other=0.0).to(tl.float32)
+            key_a, key_b = _rotated(
+                tl.load(new, mask=in_half, other=0.0), tl.load(new + half, mask=in_half, other=0.0), new_cos, new_sin, dtype
+            )
+            tl.store(key_cache_ptr + place + turn, key_a, mask=in_half)
+            tl.store(key_cache_ptr + place + half + turn, key_b, mask=in_half)
+            value = tl.load(value_ptr + (text * NEW + number) * value_stride + kv_head * width + column, mask=in_width, other=0.0)
+            tl.store(value_cache_ptr + place + column, value, mask=in_width)
+    if split >= (length - NEW) // PAGE // each:
         tl.debug_barrier()  # the loop below reads what other threads of this program have written
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -155,21 +163,22 @@ def _attend_new_token(
         key_b = tl.load(keys + half, mask=filled & in_half[None, :], other=0.0)
         scores = tl.dot(query_a, tl.trans(key_a), input_precision=PRECISION)
         scores = tl.dot(query_b, tl.trans(key_b), scores, input_precision=PRECISION) * scale_log2
-        scores = tl.where((index * PAGE + offset < length)[None, :], scores, float("-inf"))
+        scores = tl.where((index * PAGE + offset)[None, :] <= position[:, None], scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, axis=1))
-        shares = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(best - higher)
+        safe = tl.where(higher == float("-inf"), 0.0, higher)  # a page may lie behind the first new tokens
+        shares = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(best - safe)
         total = total * shrink + tl.sum(shares, axis=1)
         value = tl.load(value_cache_ptr + lines + column[None, :], mask=filled & in_width[None, :], other=0.0)
         mixed = mixed * shrink[:, None] + tl.dot(shares.to(dtype), value, input_precision=PRECISION)
         best = higher
-    out = out_ptr + (text * num_heads + kv_head * GROUP + head)[:, None] * width + column[None, :]
+    first = (text * NEW + token) * num_heads + kv_head * GROUP + head
+    out = out_ptr + first[:, None] * width + column[None, :]
     whole = is_query[:, None] & in_width[None, :]
     if SPLITS == 1:
         tl.store(out, (mixed / total[:, None]).to(dtype), mask=whole)
     else:
-        first = (text * num_heads + kv_head * GROUP + head).to(tl.int64)
-        stride = num_texts * num_heads
+        stride = num_texts * NEW * num_heads
         number = split * stride + first
         tl.store(part_ptr + number[:, None] * WIDTH + column[None, :], mixed, mask=is_query[:, None])
         tl.store(sums_ptr + number * 2, best, mask=is_query)
@@ -196,7 +205,7 @@ def _attend_new_token(
             tl.store(arrived_ptr + text * num_kv_heads + kv_head, 0)
 
 
-def attend_new_token(
+def attend_new_tokens(
     states: tuple[Tensor, Tensor, Tensor],
     caches: tuple[Tensor, Tensor],
     tables_BX: Tensor,
@@ -205,36 +214,39 @@ def attend_new_token(
     scale: float,
     arrived: Tensor,
 ) -> Tensor:
-    """[B, H, D] contiguous: a step of decoding, one new token a text, in one kernel: positions, cache, attention, sum of the splits.
+    """[S, H, D] contiguous: new tokens, the same number for each text, in one kernel: positions, cache, attention, sum of the splits.
 
     Args:
-        states: queries, keys and values of the new tokens, before positions; the heads of a token stand beside each other.
+        states: queries, keys and values of the new tokens, one text after another, before positions; the heads of a token stand beside each other.
         caches: keys and values [pages, K, page, D]; the new tokens' are written here.
         tables_BX: the pages of each text, in order (int32).
-        lengths_B: how many positions each text fills, the new one included (int32).
+        lengths_B: how many positions each text fills, the new ones included (int32).
         angles: cosines and sines of every position, [P, D / 2].
         scale: of the scores.
         arrived: at least B x K zeros (int32), to count programs in; they are zeros again afterwards.
     """
-    query_BHD, key_BKD, value_BKD = states
-    num_texts, num_heads, width = query_BHD.shape
+    query_SHD, key_SKD, value_SKD = states
+    num_texts, (num_tokens, num_heads, width) = len(lengths_B), query_SHD.shape
+    num_new = num_tokens // num_texts
     num_kv_heads, page = caches[0].shape[1], caches[0].shape[2]
     group = num_heads // num_kv_heads
+    group_rows = triton.next_power_of_2(group)
     wide = max(16, triton.next_power_of_2(width))
     splits = min(MOST_SPLITS, triton.next_power_of_2(max(1, ENOUGH_PROGRAMS // (num_texts * num_kv_heads))))
-    out_BHD = torch.empty(num_texts, num_heads, width, dtype=query_BHD.dtype, device=query_BHD.device)
-    size = splits * num_texts * num_heads if splits > 1 else 0
-    parts = torch.empty(size, wide, dtype=torch.float32, device=query_BHD.device)
-    sums = torch.empty(size, 2, dtype=torch.float32, device=query_BHD.device)
-    full = query_BHD.dtype == torch.float32
-    _attend_new_token[(num_texts, num_kv_heads, splits)](
-        query_BHD, key_BKD, value_BKD, *caches, tables_BX, lengths_B, *angles, out_BHD, parts, sums, arrived,
-        query_BHD.stride(0), key_BKD.stride(0), value_BKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width // 2,
+    out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
+    size = splits * num_tokens * num_heads if splits > 1 else 0
+    parts = torch.empty(size, wide, dtype=torch.float32, device=query_SHD.device)
+    sums = torch.empty(size, 2, dtype=torch.float32, device=query_SHD.device)
+    full = query_SHD.dtype == torch.float32
+    _attend_new_tokens[(num_texts, num_kv_heads, splits)](
+        query_SHD, key_SKD, value_SKD, *caches, tables_BX, lengths_B, *angles, out_SHD, parts, sums, arrived,
+        query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width // 2,
         scale * 1.4426950408889634, num_texts,
-        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
+        NEW=num_new, GROUP=group, GROUP_ROWS=group_rows, ROWS=max(16, triton.next_power_of_2(num_new) * group_rows),
+        HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
         SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else 3,
     )  # fmt: skip
-    return out_BHD
+    return out_SHD
 
 
 TEXT_ROWS = 128

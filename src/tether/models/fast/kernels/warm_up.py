@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tether.models.fast.kernels.attention import ENOUGH_PROGRAMS, MOST_SPLITS, attend_new_token, paged_attention
+from tether.models.fast.kernels.attention import ENOUGH_PROGRAMS, MOST_SPLITS, attend_new_tokens, paged_attention
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_and_store, swiglu_forward
 
@@ -60,7 +60,7 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
     def attend_new(num_texts: int) -> None:
         tables, lengths = zeros(num_texts, 2, dtype=torch.int32), torch.ones(num_texts, dtype=torch.int32, device=device)
         arrived = zeros(num_texts * backbone.num_kv_heads, dtype=torch.int32)
-        attend_new_token(states(num_texts), caches, tables, lengths, backbone.angles, backbone.scale, arrived)
+        attend_new_tokens(states(num_texts), caches, tables, lengths, backbone.angles, backbone.scale, arrived)
 
     cache = zeros(1, backbone.num_kv_heads, PAGE, backbone.head_dim)
     caches = cache, cache.clone()
