@@ -20,7 +20,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,14 @@ class TimedDecoder:
         return output
 
     def decode(self, slots: Sequence[int], *arguments: Any) -> Sampled:
+        return self._timed(self._decoder.decode, slots, *arguments)
+
+    def verify(self, slots: Sequence[int], *arguments: Any) -> Sampled:
+        return self._timed(self._decoder.verify, slots, *arguments)
+
+    def _timed(self, call: Callable[..., Sampled], slots: Sequence[int], *arguments: Any) -> Sampled:
         began = time.perf_counter()
-        wait = self._decoder.decode(slots, *arguments)
+        wait = call(slots, *arguments)
         launched = time.perf_counter()
 
         def waited() -> SampleOutput:
