@@ -440,11 +440,13 @@ class _Batch:
         if self._num_tried >= TRIED_DRAFTS:
             self._num_paused = PAUSED_CALLS if self._num_right < LEAST_ACCEPTED * self._num_tried else 0
             self._num_tried = self._num_right = 0
-        for row, count, ids_K, logprobs_K in zip(rows, counts_B.tolist(), *sampled, strict=True):
-            self._accept([row], kind, SampleOutput(ids_K[None, :count], logprobs_K[None, :count]))
+        self._accept(rows, kind, sampled, counts_B.tolist())
 
-    def _accept(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput) -> None:
-        """Append the sampled tokens to their rows, up to the end of a response; complete responses wait to be delivered."""
+    def _accept(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput, counts: list[int] | None = None) -> None:
+        """Append the sampled tokens to their rows, up to the end of a response; complete responses wait to be delivered.
+
+        `counts`: how many tokens of each row count; all, if not given.
+        """
         if not np.isfinite(sampled.logprobs_BK).all():
             raise DivergedModel(
                 "the model's log-probs are not finite: its weights have diverged; move the last checkpoints away, resume from an earlier one, "
@@ -455,6 +457,7 @@ class _Batch:
         for b, k in np.argwhere(candidates_BK).tolist():
             candidates.setdefault(b, []).append(k)
         for b, (row, ids, logprobs) in enumerate(zip(rows, sampled.ids_BK.tolist(), sampled.logprobs_BK.tolist(), strict=True)):
+            ids = ids if counts is None else ids[: counts[b]]
             used, reason = self._end_of_response(row, ids, candidates.get(b, []))
             row.tokens += ids[:used]
             row.logprobs += logprobs[:used]
@@ -472,13 +475,13 @@ class _Batch:
     def _end_of_response(self, row: _Row, ids: list[int], candidates: list[int]) -> tuple[int, FinishReason | None]:
         """How many of these new tokens belong to the response, and why it ends with them, if it does; only `candidates` can end it."""
         num_before, room = len(row.logprobs), row.room
+        candidates = [index for index in candidates if index < min(room, len(ids))]
         num_tail = min(num_before, StopRule.tail_tokens(row.sampling)) if candidates else 0
         for index in candidates:
-            if index < room:
-                tail = row.tokens[len(row.tokens) - num_tail :] + ids[: index + 1]
-                reason = self._stop.finished(tail, row.sampling, row.conversation.closing_tags, num_before - num_tail)
-                if reason is not None:
-                    return index + 1, reason
+            tail = row.tokens[len(row.tokens) - num_tail :] + ids[: index + 1]
+            reason = self._stop.finished(tail, row.sampling, row.conversation.closing_tags, num_before - num_tail)
+            if reason is not None:
+                return index + 1, reason
         return (room, FinishReason.LENGTH) if len(ids) >= room else (len(ids), None)
 
     def _deliver_finished(self) -> None:

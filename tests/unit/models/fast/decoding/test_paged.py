@@ -135,7 +135,12 @@ def test_draws_follow_the_uniforms(model: hf.PreTrainedModel, sampling: Sampling
 
 
 @pytest.mark.parametrize(
-    "sampling", [GREEDY, Sampling(temperature=0.7), pytest.param(Sampling(temperature=0.7, top_k=3), marks=pytest.mark.long)]
+    "sampling",
+    [
+        pytest.param(GREEDY, marks=pytest.mark.long),
+        Sampling(temperature=0.7),
+        pytest.param(Sampling(temperature=0.7, top_k=3), marks=pytest.mark.long),
+    ],
 )
 def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling: Sampling) -> None:
     """Two slots of three: one draft right, one wrong from its second token on; steps after them overwrite what was wrong."""

@@ -1,0 +1,89 @@
+"""Every kernel compiles for CUDA devices, seen where there is none: the interpreter of the other tests takes code that the compiler refuses."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+KERNELS = [
+    "_attend_new_tokens",
+    "_attend_pages",
+    "_attend_texts",
+    "_differentiate_rows",
+    "_norm_backward",
+    "_norm_forward",
+    "_pick",
+    "_reduce_rows",
+    "_rotate",
+    "_rotate_and_store",
+    "_sum_blocks",
+    "_swiglu_backward",
+    "_swiglu_forward",
+]
+
+PROGRAM = """
+import sys
+
+import torch
+import transformers as hf
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tether.models.fast.backbone import LlamaBackbone
+from tether.models.fast.kernels.attention import attend_new_tokens, text_attention
+from tether.models.fast.kernels.logits import logit_gradient, reduce_logits
+from tether.models.fast.kernels.pointwise import norm_backward, swiglu_backward
+from tether.models.fast.kernels.warm_up import _jobs
+from tether.models.fast.layers import find_layers
+
+compiled = set()
+
+
+class OnlyCompiles:
+    def get_current_target(self):
+        return GPUTarget("cuda", int(sys.argv[1]), 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def compile_only(self, *arguments, grid, warmup, **options):
+    run(self, *arguments, grid=grid, warmup=True, **options)
+    compiled.add(self.fn.__name__)
+
+
+driver.set_active(OnlyCompiles())
+run, JITFunction.run = JITFunction.run, compile_only
+config = hf.Qwen2Config(
+    vocab_size=300, hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=2, head_dim=64
+)
+model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+for job in _jobs(LlamaBackbone(model, find_layers(model), 128)):  # one new token a text, no gradient
+    job()
+x, number = torch.zeros(16, 6, 64, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32)
+few, rows, row = x[:, :2].contiguous(), x.flatten(1), torch.zeros(16)
+caches, angles = (torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16),) * 2, (torch.zeros(64, 32, dtype=torch.bfloat16),) * 2
+for num_texts in (1, 4):
+    attend_new_tokens((x, few, few), caches, number[:num_texts, None], number[:num_texts], angles, 1.0, torch.zeros(64, dtype=torch.int32))
+text_attention(x, few, few, number[:3], 8, 1.0)
+norm_backward(rows, rows, rows, row, rows[0])
+swiglu_backward(rows, rows, rows)
+reduce_logits(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row, row))
+logit_gradient(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row), (row, row), torch.bfloat16)
+print(*sorted(compiled))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_the_kernels_of_a_model_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(capability)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == KERNELS
