@@ -262,12 +262,12 @@ class RolloutSettings(Settings):
     def _samples_elsewhere(self) -> "RolloutSettings":
         if self.max_staleness and self.engine == "native":
             raise ValueError(
-                f"max_staleness is {self.max_staleness} but engine is native, which decodes on the learner's own weights and device, in turn "
+                f"has max_staleness {self.max_staleness}, but engine is native, which decodes on the learner's own weights and device, in turn "
                 "with it; start 'tether serve MODEL' on another device and give its address as rollout.engine, or set max_staleness=0"
             )
         if self.speculative_tokens and self.engine != "native":
             raise ValueError(
-                f"speculative_tokens is {self.speculative_tokens} but engine is {self.engine}, and only the native engine guesses tokens; set "
+                f"has speculative_tokens {self.speculative_tokens}, but engine is {self.engine}, and only the native engine guesses tokens; set "
                 "speculative_tokens=0, and tell the server itself if it can do so"
             )
         return self

@@ -126,6 +126,6 @@ def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, monkeypatch: p
 def test_other_engines_refuse_the_setting() -> None:
     rollout = {"engine": "http://127.0.0.1:8000", "speculative_tokens": 4}
     with pytest.raises(
-        TetherError, match=r"speculative_tokens is 4 but engine is http://127\.0\.0\.1:8000, and only the native engine guesses"
+        TetherError, match=r"it has speculative_tokens 4, but engine is http://127\.0\.0\.1:8000, and only the native engine guesses"
     ):
         validate(RunSettings, {"env": {"name": "frozen_lake"}, "rollout": rollout})

@@ -178,5 +178,5 @@ def test_a_batch_comes_back_from_json_as_it_was(run: RunStore, tiny: Any) -> Non
 
 
 def test_the_native_engine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"max_staleness is 1 but engine is native.*tether serve MODEL"):
+    with pytest.raises(ConfigError, match=r"has max_staleness 1, but engine is native.*tether serve MODEL"):
         tether.train("frozen_lake", out=tmp_path / "run", steps=1, rollout={"max_staleness": 1})
