@@ -9,7 +9,7 @@ from tether.core.errors import TetherError
 from tether.core.types import Group
 from tether.models.fast.decoding.contiguous import ContiguousDecoder
 from tether.models.policy import Policy
-from tether.rollout.engines import native
+from tether.rollout.engines import drafts as drafts_module
 from tether.rollout.engines.drafts import MATCHES, Drafts
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.sampler import EnvPool, play_plan, training_plan
@@ -111,13 +111,13 @@ def test_where_memory_runs_out_nothing_changes(tiny: Any, chat: Any) -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "TRIED_DRAFTS", 20)
+    monkeypatch.setattr(drafts_module, "TRIED_DRAFTS", 20)
     plain, _ = play(tiny, chat, "frozen_lake", 0)
     _, always = play(tiny, chat, "frozen_lake", 4)
-    monkeypatch.setattr(native, "LEAST_ACCEPTED", 4.1)  # more than a draft has
+    monkeypatch.setattr(drafts_module, "LEAST_ACCEPTED", 4.1)  # more than a draft has
     paused, engine = play(tiny, chat, "frozen_lake", 4)
     assert 20 <= engine.statistics.drafts < always.statistics.drafts / 2
-    monkeypatch.setattr(native, "PAUSED_CALLS", 10**6)
+    monkeypatch.setattr(drafts_module, "PAUSED_CALLS", 10**6)
     _, given_up = play(tiny, chat, "frozen_lake", 4)
     assert 20 <= given_up.statistics.drafts < 20 + 12  # one call more at most
     assert turns(paused) == turns(plain)

@@ -5,13 +5,19 @@ before, by another row or by the same one. A draft is what followed the latest o
 second model is needed.
 
 A draft is only a guess: the model samples at every place of it as it would have without one, with the same uniforms, and what was sampled
-counts. A wrong draft costs time and changes nothing.
+counts. A wrong draft costs time and changes nothing; where too many are wrong, there are none for a while.
 """
 
 from collections.abc import Sequence
 
 MATCHES = (8, 4, 2)
 """How many last tokens are looked up, in this order."""
+TRIED_DRAFTS = 64
+"""Drafts after which it is decided whether they were worth their time."""
+LEAST_ACCEPTED = 0.6
+"""Tokens of a draft that have to be right on average: about what a call with drafts takes longer than one without."""
+PAUSED_CALLS = 16
+"""Calls without drafts where they were not."""
 
 
 class Drafts:
@@ -24,6 +30,8 @@ class Drafts:
         """By the identity of a text: how many of its tokens are known."""
         self._texts: list[list[int]] = []
         """Keeps their identities from being used again."""
+        self._num_tried = self._num_right = self._num_paused = 0
+        """Drafts and their right tokens since the last decision, and calls without drafts that are still to come."""
 
     def learn(self, text: list[int]) -> None:
         """Look at what is new in a text; the list itself is kept, and may grow."""
@@ -43,3 +51,17 @@ class Drafts:
                 text, end = found
                 return text[end : end + count]
         return []
+
+    def count(self, tried: int, right: int) -> None:
+        """So many drafts were verified, and so many of their tokens were right."""
+        self._num_tried, self._num_right = self._num_tried + tried, self._num_right + right
+        if self._num_tried >= TRIED_DRAFTS:
+            self._num_paused = PAUSED_CALLS if self._num_right < LEAST_ACCEPTED * self._num_tried else 0
+            self._num_tried = self._num_right = 0
+
+    def pauses(self) -> bool:
+        """Whether the next call goes without drafts, because the last ones were seldom right; asked once a call."""
+        if not self._num_paused:
+            return False
+        self._num_paused -= 1
+        return True

@@ -56,12 +56,6 @@ from tether.rollout.engines.kept_slots import KeptSlots
 
 FEED_SHARE = 8
 """Waiting rows are prefilled once they are this fraction (1 / FEED_SHARE) of all rows."""
-TRIED_DRAFTS = 64
-"""Drafts after which the engine looks whether they were worth their time."""
-LEAST_ACCEPTED = 0.6
-"""Tokens of a draft that have to be right on average: about what a call with drafts takes longer than one without."""
-PAUSED_CALLS = 16
-"""Calls without drafts where they were not."""
 
 T = TypeVar("T")
 
@@ -224,8 +218,6 @@ class _Batch:
         self._texts: list[list[int]] = []
         """Of all conversations so far, where tokens are guessed from them."""
         self._drafts = Drafts()
-        self._num_tried = self._num_right = self._num_paused = 0
-        """Drafts and their right tokens since the last look, and calls without drafts that are still to come."""
         self._waiting: list[_Row] = []
         self._decoding: list[_Row] = []
         self._finished: list[tuple[_Row, FinishReason]] = []
@@ -366,8 +358,7 @@ class _Batch:
         rows, count = self._decoding, self._speculative_tokens
         if not count or len(rows) > self._decoder.most_drafted_rows:
             return {}
-        if self._num_paused:
-            self._num_paused -= 1
+        if self._drafts.pauses():
             return {}
         for text in self._texts:
             self._drafts.learn(text)
@@ -436,10 +427,7 @@ class _Batch:
         num_right = int(counts_B.sum()) - len(rows)
         self._statistics.drafts += len(rows)
         self._statistics.accepted_tokens += num_right
-        self._num_tried, self._num_right = self._num_tried + len(rows), self._num_right + num_right
-        if self._num_tried >= TRIED_DRAFTS:
-            self._num_paused = PAUSED_CALLS if self._num_right < LEAST_ACCEPTED * self._num_tried else 0
-            self._num_tried = self._num_right = 0
+        self._drafts.count(len(rows), num_right)
         self._accept(rows, kind, sampled, counts_B.tolist())
 
     def _accept(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput, counts: list[int] | None = None) -> None:
