@@ -48,6 +48,17 @@ def test_a_text_that_grows_is_looked_at_from_where_it_was_left() -> None:
     assert drafts.guess([1, 2], 4) == [8]
 
 
+def test_a_pause_ends_and_then_drafts_are_tried_anew() -> None:
+    """64 drafts with fewer than 0.6 x 64 = 38.4 right tokens: 16 calls without."""
+    drafts = Drafts()
+    drafts.count(63, 0)
+    assert not drafts.pauses()
+    drafts.count(1, 38)
+    assert [drafts.pauses() for _ in range(18)] == [True] * 16 + [False] * 2
+    drafts.count(64, 39)
+    assert not drafts.pauses()
+
+
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts for any number of rows, also on a CPU."""
