@@ -55,7 +55,9 @@ def test_a_pause_ends_and_then_drafts_are_tried_anew() -> None:
     assert not drafts.pauses()
     drafts.count(1, 38)
     assert [drafts.pauses() for _ in range(18)] == [True] * 16 + [False] * 2
-    drafts.count(64, 39)
+    drafts.count(64, 0)
+    assert all(drafts.pauses() for _ in range(16))
+    drafts.count(64, 39)  # those before do not count any more
     assert not drafts.pauses()
 
 
