@@ -11,9 +11,9 @@ to the last one that the run may use must give what the module gives.
 Shape legend: S tokens, D width of the model, H query heads, K key heads, W width of a head, P positions, R half of W.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,8 @@ class LlamaBackbone:
         self.through_modules = False
         """Whether a layer is computed inside a call of its module, so that hooks on the module run. FSDP gathers a layer's weights in such
         hooks."""
+        self.few_by_kernels = all(layer.has_plain_products for layer in layers)
+        """Whether kernels of our own compute the products of few tokens."""
         self._angles: tuple[Tensor, Tensor] | None = None
         self._angles_for: tuple[torch.device, torch.dtype] | None = None
 
@@ -116,8 +118,9 @@ class LlamaBackbone:
         apply_positions = apply_positions or partial(self._rotate, positions_S, self.angles)
         residual_SD: Tensor = self._embed(ids_S)
         delta_SD: Tensor | None = None
+        few = fused and self._are_few(residual_SD)
         for index, layer in enumerate(self.layers):
-            compute: Callable[..., tuple[Tensor, Tensor]] = partial(self._layer, index, layer)
+            compute: Callable[..., tuple[Tensor, Tensor]] = partial(self._layer_of_few if few else self._layer, index, layer)
             if recompute and torch.is_grad_enabled():
                 residual_SD, delta_SD = residual_SD if delta_SD is None else residual_SD + delta_SD, None
                 compute = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
@@ -175,14 +178,55 @@ class LlamaBackbone:
         added_SD: Tensor = layer.down(swiglu(gate_SF, up_SF))
         return added_SD, residual_SD
 
+    def _are_few(self, x_SD: Tensor) -> bool:
+        """Whether these are few enough tokens for the kernels of our own, as in a step of decoding."""
+        if not self.few_by_kernels or not x_SD.is_cuda or x_SD.dtype not in HALF_TYPES:
+            return False
+        from tether.models.fast.kernels.products import MOST_ROWS
+
+        return len(x_SD) <= MOST_ROWS
+
+    def _layer_of_few(
+        self,
+        index: int,
+        layer: Layer,
+        parts_PSD: Tensor | None,
+        residual_SD: Tensor,
+        apply_positions: ApplyPositions,
+        attend: Attend,
+        fused: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """One layer for few tokens: the same as `_layer`, but that what is added comes in parts, which the next norm sums up."""
+        from tether.models.fast.kernels.products import product, product_parts, product_swiglu
+
+        assert layer.states is not None
+        assert layer.gate_up is not None
+        norm: Any = layer.attention_norm
+        output, down = cast("nn.Linear", layer.output), cast("nn.Linear", layer.down)
+        if parts_PSD is None:
+            normed_SD = rms_norm(residual_SD, norm.weight, norm.variance_epsilon)
+        else:
+            normed_SD, residual_SD = add_rms_norm(parts_PSD, residual_SD, norm.weight, norm.variance_epsilon)
+        states = self._heads(layer, product(normed_SD, layer.states.weight, layer.states.bias))
+        query_SHW, key_SKW = apply_positions(index, *states)
+        mixed_PSD = product_parts(attend(index, query_SHW, key_SKW, states[2]).flatten(1), output.weight)
+        norm = layer.mlp_norm
+        normed_SD, residual_SD = add_rms_norm(mixed_PSD, residual_SD, norm.weight, norm.variance_epsilon)
+        return product_parts(product_swiglu(normed_SD, layer.gate_up.weight), down.weight), residual_SD
+
     def _states(self, layer: Layer, normed_SD: Tensor, fused: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, heads apart and normed where the model does that."""
-        width = self.head_dim
         if layer.states is not None and fused:
-            sizes = [self.num_heads * width, self.num_kv_heads * width, self.num_kv_heads * width]
-            parts = layer.states(normed_SD).split(sizes, dim=-1)
-        else:
-            parts = tuple(project(normed_SD) for project in (layer.query, layer.key, layer.value))
+            return self._heads(layer, layer.states(normed_SD))
+        return self._normed_heads(layer, [project(normed_SD) for project in (layer.query, layer.key, layer.value)])
+
+    def _heads(self, layer: Layer, states_SN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values that were computed as one."""
+        sizes = [heads * self.head_dim for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
+        return self._normed_heads(layer, states_SN.split(sizes, dim=-1))
+
+    def _normed_heads(self, layer: Layer, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        width = self.head_dim
         query, key, value = (part.unflatten(1, (-1, width)) for part in parts)
         if layer.query_norm is not None and layer.key_norm is not None:
             norms: tuple[Any, Any] = layer.query_norm, layer.key_norm
@@ -243,7 +287,10 @@ def _disagreement(backbone: LlamaBackbone) -> str:
     if model.dtype in HALF_TYPES:
         exact_TD = in_float32()
         reason = float32_disagreement(backbone.float32_features(ids_1T[0], positions_T, attend), exact_TD)
-        return reason or disagreement(backbone.features(ids_1T[0], positions_T, attend), by_module(), lambda: exact_TD, model.dtype)
+        for few_by_kernels in sorted({False, backbone.few_by_kernels}):
+            backbone.few_by_kernels = few_by_kernels
+            reason = reason or disagreement(backbone.features(ids_1T[0], positions_T, attend), by_module(), lambda: exact_TD, model.dtype)
+        return reason
     return float32_disagreement(backbone.features(ids_1T[0], positions_T, attend), by_module())
 
 

@@ -95,9 +95,17 @@ class FusedLinear:
                 layer.bias.data = self._bias[start:stop]
             start = stop
 
-    def __call__(self, x_SD: Tensor) -> Tensor:
+    @property
+    def weight(self) -> Tensor:
         assert self._weight is not None  # joined before the first use
-        return nn.functional.linear(x_SD, self._weight, self._bias)
+        return self._weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._bias
+
+    def __call__(self, x_SD: Tensor) -> Tensor:
+        return nn.functional.linear(x_SD, self.weight, self.bias)
 
 
 def _lie_together(tensors: Sequence[Tensor]) -> bool:
@@ -135,6 +143,15 @@ class Layer:
     states: FusedLinear | None
     """Query, key and value as one product; None where a layer is more than linear, as with adapters."""
     gate_up: FusedLinear | None
+
+    @property
+    def has_plain_products(self) -> bool:
+        """Whether every projection is a weight and nothing else, but for a bias of queries, keys and values."""
+        return (
+            self.states is not None
+            and self.gate_up is not None
+            and all(type(linear) is nn.Linear and linear.bias is None for linear in (self.output, self.gate, self.down))
+        )
 
     @property
     def joins(self) -> tuple[FusedLinear, ...]:
@@ -228,8 +245,13 @@ def rms_norm(x: Tensor, weight_N: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(delta_SN: Tensor, residual_SN: Tensor, weight_N: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(norm of the sum, the sum): a layer's output goes into the residual stream, and the next norm reads it there."""
+    """(norm of the sum, the sum): a layer's output goes into the residual stream, and the next norm reads it there.
+
+    Without gradient, delta may also be float32 parts [P, S, N], whose sum it is.
+    """
     if not residual_SN.is_cuda:
+        if delta_SN.ndim == 3:
+            delta_SN = delta_SN.sum(dim=0).to(residual_SN.dtype)
         total_SN = residual_SN + delta_SN
         return rms_norm(total_SN, weight_N, eps), total_SN
     if torch.is_grad_enabled():

@@ -84,6 +84,25 @@ def test_it_computes_what_the_module_computes(name: str) -> None:
         torch.testing.assert_close(ours(trunk_of(model), ids_T), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the probe does this, in half precision")
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_few_tokens_by_kernels_of_our_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in parts, which the norms add up; by Triton's interpreter."""
+    pytest.importorskip("triton")
+    model = model_of(MEMBERS[name]())
+    ids_T = torch.arange(20) * 7 % 99
+    backbone = trunk_of(model)
+    assert backbone.few_by_kernels
+    monkeypatch.setattr(backbone, "_are_few", lambda x: True)
+    with torch.no_grad():
+        expected = model.base_model(input_ids=ids_T[None]).last_hidden_state[0]
+        torch.testing.assert_close(ours(backbone, ids_T), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_that_are_more_than_weights_are_left_to_the_library() -> None:
+    assert not trunk_of(model_of(MEMBERS["llama with biases"]())).few_by_kernels
+
+
 @pytest.mark.parametrize("name", STRANGERS)
 def test_models_of_other_kinds_are_left_alone(name: str) -> None:
     backbone, reason = probe_backbone(model_of(STRANGERS[name]()))

@@ -18,8 +18,10 @@ from tether.models.fast.kernels import attention
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention, text_attention
 from tether.models.fast.kernels.logits import BLOCK, DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import norm_backward, norm_forward, rotate, rotate_and_store, swiglu_backward, swiglu_forward
+from tether.models.fast.kernels.products import product, product_parts, product_swiglu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ONLY_CUDA = pytest.mark.skipif(DEVICE != "cuda", reason="Triton's interpreter has no products in half precision")
 assert_close: Callable[..., None] = torch.testing.assert_close
 
 
@@ -44,6 +46,31 @@ def test_norm() -> None:
     by_x, by_weight = norm_backward(by_normed, by_total, found_total, scale, weight.detach())
     assert_close(by_x, x.grad, rtol=1e-5, atol=1e-5)
     assert_close(by_weight, weight.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_norm_of_a_sum_in_parts() -> None:
+    """Products of few rows leave what they add in parts."""
+    x, parts, weight = random(9, 70), random(3, 9, 70), random(70)
+    total = x + parts.sum(dim=0)
+    normed, found_total, _ = norm_forward(x, parts, weight, 1e-5, save=False)
+    assert_close(found_total, total)
+    assert_close(normed, weight * total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=ONLY_CUDA)])
+def test_products_of_few_rows(num_tokens: int, dtype: torch.dtype) -> None:
+    """Sizes that no block divides; parts of the depth that add up to the whole."""
+    x, weight, bias = ((scale * t).to(dtype) for scale, t in ((0.1, random(num_tokens, 592)), (1, random(72, 592)), (1, random(72))))
+    rounding: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.01, "atol": 0.01}
+    expected = x.float() @ weight.float().T
+    assert_close(product(x, weight, bias).float(), expected + bias.float(), **rounding)
+    parts = product_parts(x, weight)
+    assert parts.shape == (2, num_tokens, 72)
+    assert parts.dtype == torch.float32
+    assert_close(parts.sum(dim=0), expected, rtol=1e-4, atol=1e-4)
+    gate, up = expected.to(dtype).float().chunk(2, dim=1)
+    assert_close(product_swiglu(x, weight).float(), silu(gate) * up, **{name: 4 * value for name, value in rounding.items()})
 
 
 def test_norm_of_heads_that_stand_apart() -> None:

@@ -15,6 +15,7 @@ KERNELS = [
     "_norm_backward",
     "_norm_forward",
     "_pick",
+    "_product",
     "_reduce_rows",
     "_rotate",
     "_rotate_and_store",
@@ -33,6 +34,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tether.models.fast.backbone import LlamaBackbone
+from tether.models.fast.kernels import attention, pointwise, products
 from tether.models.fast.kernels.attention import attend_new_tokens, text_attention
 from tether.models.fast.kernels.logits import logit_gradient, reduce_logits
 from tether.models.fast.kernels.pointwise import norm_backward, swiglu_backward
@@ -58,6 +60,9 @@ def compile_only(self, *arguments, grid, warmup, **options):
     compiled.add(self.fn.__name__)
 
 
+if int(sys.argv[1]) >= 90:
+    for kernels in (attention, pointwise, products):
+        kernels.launch_options = lambda device: {"CHAINED": True, "launch_pdl": True}
 driver.set_active(OnlyCompiles())
 run, JITFunction.run = JITFunction.run, compile_only
 config = hf.Qwen2Config(

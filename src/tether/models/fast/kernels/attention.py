@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tether.models.fast.kernels.chaining import launch_options, wait_for_inputs
+
 ENOUGH_PROGRAMS = 264
 """Two for each multiprocessor of the largest cards."""
 MOST_SPLITS = 16
@@ -115,7 +117,7 @@ def _attend_new_tokens(
     out_ptr, part_ptr, sums_ptr, arrived_ptr,
     query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half, scale_log2, num_texts,
     NEW: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
-    PAGE: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     text, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     dtype: tl.constexpr = query_ptr.dtype.element_ty
@@ -129,6 +131,7 @@ def _attend_new_tokens(
     angle = position.to(tl.int64)[:, None] * half + turn[None, :]
     cos = tl.load(cos_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
+    wait_for_inputs(CHAINED)
     rows = query_ptr + (text * NEW + token)[:, None] * query_stride + (kv_head * GROUP + head)[:, None] * width + turn[None, :]
     there = is_query[:, None] & in_half[None, :]
     query_a, query_b = _rotated(tl.load(rows, mask=there, other=0.0), tl.load(rows + half, mask=there, other=0.0), cos, sin, dtype)
@@ -186,21 +189,20 @@ def _attend_new_tokens(
         tl.debug_barrier()
         # The program that arrives last adds up the parts of all, in their order: no second kernel, and the same bits every time.
         if tl.atomic_add(arrived_ptr + text * num_kv_heads + kv_head, 1, sem="acq_rel") == SPLITS - 1:
-            best = tl.full([ROWS], float("-inf"), tl.float32)
+            # No load waits for another: each takes as long as a page of keys.
+            places = tl.arange(0, SPLITS)[:, None] * stride + first[None, :]
+            best = tl.max(tl.load(sums_ptr + places * 2, mask=is_query[None, :], other=0.0, cache_modifier=".cg"), axis=0)
             total = tl.zeros([ROWS], tl.float32)
             mixed = tl.zeros([ROWS, WIDTH], tl.float32)
-            for part in range(SPLITS):
-                number = part * stride + first
-                part_best = tl.load(sums_ptr + number * 2, mask=is_query, other=0.0, cache_modifier=".cg")
-                part_total = tl.load(sums_ptr + number * 2 + 1, mask=is_query, other=1.0, cache_modifier=".cg")
+            for part in tl.static_range(SPLITS):
+                place = part * stride + first
+                part_best = tl.load(sums_ptr + place * 2, mask=is_query, other=0.0, cache_modifier=".cg")
+                grow = tl.exp2(part_best - best)  # a part that saw nothing has -inf, and no weight
+                total += grow * tl.load(sums_ptr + place * 2 + 1, mask=is_query, other=1.0, cache_modifier=".cg")
                 part_mixed = tl.load(
-                    part_ptr + number[:, None] * WIDTH + column[None, :], mask=is_query[:, None], other=0.0, cache_modifier=".cg"
+                    part_ptr + place[:, None] * WIDTH + column[None, :], mask=is_query[:, None], other=0.0, cache_modifier=".cg"
                 )
-                higher = tl.maximum(best, part_best)
-                shrink, grow = tl.exp2(best - higher), tl.exp2(part_best - higher)  # a part that saw nothing has -inf, and no weight
-                total = total * shrink + part_total * grow
-                mixed = mixed * shrink[:, None] + part_mixed * grow[:, None]
-                best = higher
+                mixed += grow[:, None] * part_mixed
             tl.store(out, (mixed / total[:, None]).to(dtype), mask=whole)
             tl.store(arrived_ptr + text * num_kv_heads + kv_head, 0)
 
@@ -245,6 +247,7 @@ def attend_new_tokens(
         NEW=num_new, GROUP=group, GROUP_ROWS=group_rows, ROWS=max(16, triton.next_power_of_2(num_new) * group_rows),
         HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
         SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else 3,
+        **launch_options(query_SHD.device),
     )  # fmt: skip
     return out_SHD
 

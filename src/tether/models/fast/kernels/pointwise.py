@@ -1,7 +1,7 @@
 """The steps between a layer's matrix products, one pass over memory each, and their gradients: norm, SwiGLU, rotary positions.
 
 Norm: a row is normalised in float32, rounded to its own precision, and then scaled by the weight, as transformers does it; the addition of the
-residual stream happens in the same pass. Rows are addressed as heads of tokens, so that the norm of queries and keys reads them where the
+residual stream happens in the same pass, and where that comes in parts (kernels/products.py) their sum too. Rows are addressed as heads of tokens, so that the norm of queries and keys reads them where the
 projection wrote them: row r starts at `(r // heads) * token_stride + (r % heads) * width`.
 
 SwiGLU: silu(gate) * up. The two halves may lie in one matrix, beside each other.
@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tether.models.fast.kernels.chaining import launch_options, wait_for_inputs
+
 BACKWARD_PROGRAMS = 264
 """Two for each multiprocessor of the largest cards; each sums the weight's gradient over its share of the rows."""
 
@@ -26,16 +28,19 @@ BACKWARD_PROGRAMS = 264
 @triton.jit
 def _norm_forward(
     x_ptr, delta_ptr, weight_ptr, y_ptr, sum_ptr, scale_ptr,
-    x_stride, y_stride, heads, width, eps,
-    HAS_DELTA: tl.constexpr, SAVE_SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    x_stride, y_stride, part_stride, heads, width, eps,
+    HAS_DELTA: tl.constexpr, PARTS: tl.constexpr, SAVE_SCALE: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    wait_for_inputs(CHAINED)
     x = tl.load(x_ptr + (row // heads) * x_stride + (row % heads) * width + columns, mask=inside, other=0.0)
     if HAS_DELTA:
         delta = tl.load(delta_ptr + row * width + columns, mask=inside, other=0.0)
-        x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
+        for part in tl.static_range(1, PARTS):
+            delta += tl.load(delta_ptr + part * part_stride + row * width + columns, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + delta.to(x.dtype).to(tl.float32)).to(x.dtype)
         tl.store(sum_ptr + row * width + columns, x, mask=inside)
     wide = x.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
@@ -79,16 +84,21 @@ def _warps(block: int) -> int:
 def norm_forward(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, save: bool, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(normed, x + delta or x itself, the rows' scales or nothing); x [S, N], or [S, heads, N] with heads side by side and no delta."""
+    """(normed, x + delta or x itself, the rows' scales or nothing); x [S, N], or [S, heads, N] with heads side by side and no delta.
+
+    Delta is [S, N], or [parts, S, N] in float32, of which it is the sum: as products of few rows leave it.
+    """
     width, heads = x.shape[-1], x.shape[1] if x.ndim == 3 else 1
     num_rows = x.shape[0] * heads
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     total = torch.empty_like(x) if delta is not None else x
     scale = torch.empty(num_rows if save else 0, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
+    in_parts = delta is not None and delta.ndim == 3
     _norm_forward[(num_rows,)](
-        x, x if delta is None else delta, weight, y, total, scale, x.stride(0), y.stride(0), heads, width, eps,
-        HAS_DELTA=delta is not None, SAVE_SCALE=save, BLOCK=block, num_warps=_warps(block),
+        x, x if delta is None else delta, weight, y, total, scale, x.stride(0), y.stride(0), num_rows * width, heads, width, eps,
+        HAS_DELTA=delta is not None, PARTS=len(delta) if delta is not None and in_parts else 1, SAVE_SCALE=save, BLOCK=block,
+        num_warps=_warps(block), **(launch_options(x.device) if in_parts else {"CHAINED": False}),
     )  # fmt: skip
     return y, total, scale
 

@@ -14,6 +14,8 @@ import torch
 from tether.models.fast.kernels.attention import ENOUGH_PROGRAMS, MOST_SPLITS, attend_new_tokens, paged_attention
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_and_store, swiglu_forward
+from tether.models.fast.kernels.products import MOST_ROWS, product, product_parts, product_swiglu
+from tether.models.probing import HALF_TYPES
 
 if TYPE_CHECKING:
     from tether.models.fast.backbone import LlamaBackbone
@@ -36,6 +38,7 @@ def _run(device: torch.device, job: Callable[[], Any]) -> None:
 
 
 def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
+    backbone.join()
     layer: Any = backbone.layers[0]
     norm, head = layer.attention_norm.weight, backbone.model.get_output_embeddings()
     dtype, device = norm.dtype, norm.device
@@ -62,8 +65,19 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
         arrived = zeros(num_texts * backbone.num_kv_heads, dtype=torch.int32)
         attend_new_tokens(states(num_texts), caches, tables, lengths, backbone.angles, backbone.scale, arrived)
 
+    def multiply(num_tokens: int) -> list[Callable[[], Any]]:
+        """The products of few rows, and the norms behind those in parts."""
+        x_SD, mixed_SN, inner_SF = (zeros(num_tokens, width) for width in (len(norm), layer.output.in_features, backbone.mlp_width))
+        return [
+            lambda: product(x_SD, layer.states.weight, layer.states.bias),
+            lambda: norm_forward(x_SD, product_parts(mixed_SN, layer.output.weight), norm, 1e-6, save=False),
+            lambda: product_swiglu(x_SD, layer.gate_up.weight),
+            lambda: norm_forward(x_SD, product_parts(inner_SF, layer.down.weight), norm, 1e-6, save=False),
+        ]
+
     cache = zeros(1, backbone.num_kv_heads, PAGE, backbone.head_dim)
     caches = cache, cache.clone()
+    few = (TOKENS, MOST_ROWS) if backbone.few_by_kernels and dtype in HALF_TYPES else ()
     positions = torch.arange(TOKENS, dtype=torch.int32, device=device)
     x_SD, gate_up = zeros(TOKENS, len(norm)), zeros(TOKENS, 2 * backbone.mlp_width)
     return [
@@ -73,6 +87,7 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
         lambda: rotate(*states(TOKENS)[:2], positions, *backbone.angles, back=False),
         lambda: rotate_and_store(states(TOKENS), caches, positions, positions * 0, zeros(1, 2, dtype=torch.int32), backbone.angles),
         *(partial(attend_new, -(-ENOUGH_PROGRAMS // (backbone.num_kv_heads * splits))) for splits in (1, 2, 4, 8, MOST_SPLITS)),
+        *(job for num_tokens in few for job in multiply(num_tokens)),
         lambda: attend(1, TOKENS),
         lambda: sample_step(zeros(TOKENS, head.weight.shape[0], dtype=torch.float32), DecodeState(TOKENS, 1, device), greedy=False),
     ]
