@@ -48,6 +48,18 @@ def test_a_text_that_grows_is_looked_at_from_where_it_was_left() -> None:
     assert drafts.guess([1, 2], 4) == [8]
 
 
+def test_a_prompt_that_a_group_shares_is_looked_at_once() -> None:
+    drafts, first, second = Drafts(), [1, 2, 3, 4], [1, 2, 3, 4]
+    drafts.learn(first)
+    first += [50]
+    drafts.learn(first)
+    drafts.learn(second)
+    assert drafts.guess([2, 3], 3) == [4, 50]  # of the first, whose prompt was not looked at again
+    second += [60]
+    drafts.learn(second)
+    assert drafts.guess([3, 4], 3) == [60]
+
+
 def test_a_pause_ends_and_then_drafts_are_tried_anew() -> None:
     """64 drafts with fewer than 0.6 x 64 = 38.4 right tokens: 16 calls without."""
     drafts = Drafts()

@@ -30,6 +30,8 @@ class Drafts:
         """By the identity of a text: how many of its tokens are known."""
         self._texts: list[list[int]] = []
         """Keeps their identities from being used again."""
+        self._beginnings: set[tuple[int, ...]] = set()
+        """The texts as they were first seen: the prompt of a group is looked at once."""
         self._num_tried = self._num_right = self._num_paused = 0
         """Drafts and their right tokens since the last decision, and calls without drafts that are still to come."""
 
@@ -37,7 +39,10 @@ class Drafts:
         """Look at what is new in a text; the list itself is kept, and may grow."""
         if id(text) not in self._num_known:
             self._texts.append(text)
-        for end in range(max(self._num_known.get(id(text), 0), MATCHES[-1]), len(text)):
+            beginning = tuple(text)
+            self._num_known[id(text)] = len(text) if beginning in self._beginnings else 0
+            self._beginnings.add(beginning)
+        for end in range(max(self._num_known[id(text)], MATCHES[-1]), len(text)):
             for length in MATCHES:
                 if end >= length:
                     self._followed_by[tuple(text[end - length : end])] = text, end

@@ -269,6 +269,7 @@ class _Batch:
     def _remember(self, row: _Row) -> None:
         if self._speculative_tokens:
             self._texts.append(row.tokens)
+            self._drafts.learn(row.tokens)  # the prompt alone, which its group shares
 
     def _take_slot(self, row: _Row) -> None:
         """The slot of an ended conversation that this one continues, an empty one, or that of the conversation that ended longest ago."""
@@ -346,12 +347,19 @@ class _Batch:
             if not drafts or num_tokens < wanted:
                 sampled = self._decoder.decode(slots, starts, last_ids, kind, uniforms_BK)
                 self._deliver_finished()  # while the device decodes
+                self._learn()
                 self._accept(alike, kind, sampled())
             else:
                 fed_BT = np.array([[row.tokens[-1], *drafts[row.slot]] for row in alike])
                 sampled = self._decoder.verify(slots, starts, fed_BT, kind, uniforms_BK)
                 self._deliver_finished()
+                self._learn()
                 self._accept_drafts(alike, kind, sampled(), fed_BT)
+
+    def _learn(self) -> None:
+        """Look at what drafts are copied from; called while the device decodes, since the tokens of a rollout take a tenth of a second."""
+        for text in self._texts:
+            self._drafts.learn(text)
 
     def _guess(self) -> dict[int, list[int]]:
         """A draft for the slot of every decoding row; none where that would not save time."""
@@ -360,8 +368,7 @@ class _Batch:
             return {}
         if self._drafts.pauses():
             return {}
-        for text in self._texts:
-            self._drafts.learn(text)
+        self._learn()
         guesses = {row.slot: self._drafts.guess(row.tokens, count) for row in rows}
         if 2 * sum(map(bool, guesses.values())) < len(rows):
             return {}
