@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tether.models.fast.kernels.chaining import launch_options, wait_for_inputs
+from tether.models.fast.kernels.products import MOST_ROWS
 
 ENOUGH_PROGRAMS = 264
 """Two for each multiprocessor of the largest cards."""
@@ -247,7 +248,7 @@ def attend_new_tokens(
         NEW=num_new, GROUP=group, GROUP_ROWS=group_rows, ROWS=max(16, triton.next_power_of_2(num_new) * group_rows),
         HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
         SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else 3,
-        **launch_options(query_SHD.device),
+        **(launch_options(query_SHD.device) if num_tokens <= MOST_ROWS else {"CHAINED": False}),  # behind the library's products it costs a little
     )  # fmt: skip
     return out_SHD
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tether.models.fast.kernels.attention import ENOUGH_PROGRAMS, MOST_SPLITS, attend_new_tokens, paged_attention
+from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_and_store, swiglu_forward
 from tether.models.fast.kernels.products import MOST_ROWS, product, product_parts, product_swiglu
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TOKENS = 16
 PAGE = 64
+BATCH_SIZES = (1, 4, 16, 32, 64, 128)
+"""Of steps of decoding: how far attention is split, and whether it starts early, follows from them."""
 
 
 def warm_up(backbone: "LlamaBackbone") -> None:
@@ -86,7 +88,7 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
         lambda: swiglu_forward(*gate_up.chunk(2, dim=1)),
         lambda: rotate(*states(TOKENS)[:2], positions, *backbone.angles, back=False),
         lambda: rotate_and_store(states(TOKENS), caches, positions, positions * 0, zeros(1, 2, dtype=torch.int32), backbone.angles),
-        *(partial(attend_new, -(-ENOUGH_PROGRAMS // (backbone.num_kv_heads * splits))) for splits in (1, 2, 4, 8, MOST_SPLITS)),
+        *(partial(attend_new, num_texts) for num_texts in BATCH_SIZES),
         *(job for num_tokens in few for job in multiply(num_tokens)),
         lambda: attend(1, TOKENS),
         lambda: sample_step(zeros(TOKENS, head.weight.shape[0], dtype=torch.float32), DecodeState(TOKENS, 1, device), greedy=False),
