@@ -39,7 +39,9 @@ SMOKE: dict[str, Any] = {
 """Any run, reduced to what shows within a minute whether it works."""
 
 CPU_PROMPTS = 128
-"""Validation prompts by default where a CPU plays them; the paper's 512 elsewhere."""
+LARGE_CPU_PROMPTS = 16
+"""Validation prompts by default where a CPU plays them, with a model as small as `tiny` and with a larger one; the paper's 512 elsewhere."""
+SMALL_MODEL_BYTES = 50_000_000
 
 SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|passwd|api_?key|credentials?)$")
 """Names of options that are never written down, whatever their class says."""
@@ -81,7 +83,13 @@ def _fewer_prompts_on_cpu(settings: RunSettings, file: Path | None, given: Mappi
     default = EvaluationSettings.model_fields["prompts"].default
     if "prompts" in asked or settings.evaluation.prompts != default or not _on_cpu(settings):
         return settings
-    return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"prompts": CPU_PROMPTS})})
+    return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"prompts": cpu_prompts(settings.model.name)})})
+
+
+def cpu_prompts(model: str) -> int:
+    """Validation prompts by default on a CPU: SmolLM2 needs five seconds or more for an episode, `tiny` a tenth of one."""
+    weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    return CPU_PROMPTS if model == "tiny" or 0 < weights < SMALL_MODEL_BYTES else LARGE_CPU_PROMPTS
 
 
 def _on_cpu(settings: RunSettings) -> bool:

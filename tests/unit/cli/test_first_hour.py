@@ -18,7 +18,7 @@ from tether.core.setting_docs import field_meanings, setting_docs
 from tether.envs.qa.env import QAOptions
 from tether.envs.registry import ENVIRONMENTS, find_class
 from tether.runs.store import RunStore
-from tether.training.resolve import CPU_PROMPTS, run_settings
+from tether.training.resolve import CPU_PROMPTS, LARGE_CPU_PROMPTS, run_settings
 from tether.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[3]
@@ -139,6 +139,11 @@ def test_a_cpu_plays_fewer_validation_prompts_unless_told_otherwise(tmp_path: Pa
         return run_settings(None, config, on_cpu, resume=False, smoke=smoke).evaluation.prompts
 
     assert prompts({}) == CPU_PROMPTS == 128
+    assert prompts({"model": {"name": "smollm2", "device": "cpu"}}) == LARGE_CPU_PROMPTS == 16
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"0" * 1000)
+    assert prompts({"model": {"name": str(folder), "device": "cpu"}}) == CPU_PROMPTS  # as small as tiny
     assert prompts({"evaluation": {"prompts": 512}}) == 512
     assert prompts({}, smoke=True) == 4
     config = tmp_path / "config.yaml"
