@@ -108,7 +108,7 @@ def test_every_cell_has_valid_settings_and_a_hash_of_its_own(published: Library)
     for scale in published.shared.scales:
         cells = {cell.id: cell for name in published.grids for cell in published.own_cells(name, scale)}
         assert len({cell.id.rpartition("-")[2] for cell in cells.values()}) == len(cells)
-    assert len(cells) == 24
+    assert len(cells) == 30
 
 
 @pytest.mark.parametrize("name", [path.parent.name for path in sorted(EXPERIMENTS.glob("*/grid.yaml"))])
