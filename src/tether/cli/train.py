@@ -196,15 +196,15 @@ def _weighted(text: str) -> dict[str, Any]:
 
 def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: Any, console: Console, *, quiet: bool) -> None:
     from tether.training.api import run_training
-    from tether.training.resolve import cpu_prompts
+    from tether.training.resolve import cpu_prompts, on_cpu
 
     played = " + ".join(chosen.name for chosen in settings.environments())
     console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
     console.print(f"{share}, {settings.steps} steps, seed {settings.seed}", end="", highlight=False)
     console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {store.folder}", highlight=False)
-    if settings.evaluation.prompts == (on_cpu := cpu_prompts(settings.model.name)):
-        console.print(f"validation on {on_cpu} prompts, as this is a CPU; --set evaluation.prompts=512 for the paper's", highlight=False)
+    if on_cpu(settings) and settings.evaluation.prompts == (fewer := cpu_prompts(settings.model.name)):
+        console.print(f"validation on {fewer} prompts, as this is a CPU; --set evaluation.prompts=512 for the paper's", highlight=False)
     if resumed:
         console.print(_continues(store, settings.steps), highlight=False)
     status = console.status("loading the model")

@@ -81,7 +81,7 @@ def _fewer_prompts_on_cpu(settings: RunSettings, file: Path | None, given: Mappi
     """The settings with fewer validation prompts where a CPU would play the default number of them: that takes longer than some steps."""
     asked = merge(read_file(file) if file is not None else {}, given).get("evaluation") or {}
     default = EvaluationSettings.model_fields["prompts"].default
-    if "prompts" in asked or settings.evaluation.prompts != default or not _on_cpu(settings):
+    if "prompts" in asked or settings.evaluation.prompts != default or not on_cpu(settings):
         return settings
     return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"prompts": cpu_prompts(settings.model.name)})})
 
@@ -92,7 +92,8 @@ def cpu_prompts(model: str) -> int:
     return CPU_PROMPTS if model == "tiny" or 0 < weights < SMALL_MODEL_BYTES else LARGE_CPU_PROMPTS
 
 
-def _on_cpu(settings: RunSettings) -> bool:
+def on_cpu(settings: RunSettings) -> bool:
+    """Whether a CPU plays and trains."""
     from tether.models.hardware import default_device
 
     return (settings.model.device or default_device()) == "cpu"
