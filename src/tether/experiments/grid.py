@@ -52,6 +52,8 @@ class Scale(Settings):
     settings: dict[str, Any]
     environments: dict[str, dict[str, Any]]
     """Environment to the settings in which its runs differ."""
+    arms: dict[str, dict[str, Any]] = {}
+    """Arm to the settings in which it differs at this scale from its definition."""
     minutes: Annotated[float, Field(gt=0)]
     """Rough minutes of device time per cell with the device shared, for the cost before any cell was run."""
 
@@ -214,7 +216,8 @@ class Library:
 def _cell(library: Library, scale: str, env: str, arm: str, seed: int) -> Cell:
     chosen = library.scale(scale)
     probe = library.shared.probe
-    layers = [chosen.settings, {"env": {"name": env}}, chosen.environments[env], probe.settings, library.arms[arm].settings, {"seed": seed}]
+    of_arm = [library.arms[arm].settings, chosen.arms.get(arm, {})]
+    layers = [chosen.settings, {"env": {"name": env}}, chosen.environments[env], probe.settings, *of_arm, {"seed": seed}]
     if library.smoke:
         layers += [library.shared.smoke, probe.smoke]
     return Cell.of(scale, env, arm, seed, functools.reduce(merge, layers))
@@ -244,15 +247,17 @@ def _problems(library: Library) -> Iterable[str]:
     missing = set(library.grids) - set(library.shared.order)
     if missing:
         yield f"{SCALES} key 'order' lacks {', '.join(sorted(missing))}; add them by importance"
+    for name, scale in library.shared.scales.items():
+        yield from _unknown(f"{SCALES} scale {name}", scale.arms, library.arms)
     for name, grid in library.grids.items():
         where = f"{name}/{GRID}"
         yield from _unknown(where, grid.arms, library.arms)
         yield from _unknown(where, grid.scales, library.shared.scales)
         yield from _unknown(where, grid.reads, library.grids)
-        for scale, plan in grid.scales.items():
-            if scale in library.shared.scales:
-                yield from _unknown(f"{where} scale {scale}", plan.environments, library.shared.scales[scale].environments)
-            yield from _unknown(f"{where} scale {scale}", plan.arms or [], grid.arms)
+        for at, plan in grid.scales.items():
+            if at in library.shared.scales:
+                yield from _unknown(f"{where} scale {at}", plan.environments, library.shared.scales[at].environments)
+            yield from _unknown(f"{where} scale {at}", plan.arms or [], grid.arms)
         read = [library.grids[other] for other in (name, *grid.reads) if other in library.grids]
         arms = {arm for source in read for arm in source.arms}
         environments = {env for source in read for plan in source.scales.values() for env in plan.environments}

@@ -39,6 +39,13 @@ def test_probe_settings_enter_every_cell(tmp_path: Path, files: Files, write_exp
     assert probed.in_small("one").own_cells("one", "tiny")[0].settings["diagnosis"] == {"every": 1}
 
 
+def test_an_arm_may_differ_at_a_scale(tmp_path: Path, files: Files, write_experiments: Write) -> None:
+    files["scales"]["scales"]["tiny"]["arms"] = {"top_p": {"filter": {"keep": 0.5}}}
+    none, top_p = read_library(write_experiments(tmp_path, files)).own_cells("one", "tiny", [0])
+    assert top_p.settings["filter"] == {"strategy": "top_p", "keep": 0.5}
+    assert none.settings.get("filter", {}).get("keep") != 0.5
+
+
 def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> None:
     for name in ("one", "two"):
         small = library.in_small(name)
@@ -61,6 +68,7 @@ def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> N
         (("one", "titel"), "x", "unknown one/grid.yaml key 'titel': did you mean 'title'"),
         (("two", "reads"), ["on"], "did you mean 'one'"),
         (("scales", "order"), ["one"], "lacks two"),
+        (("scales", "scales", "tiny", "arms"), {"top_q": {}}, "scales.yaml scale tiny names 'top_q', which is not there: did you mean 'top_p'"),
         (("arms", "none", "words"), None, "arms.yaml none key 'words'"),
     ],
 )
