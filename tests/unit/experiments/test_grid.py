@@ -68,7 +68,11 @@ def test_smoke_is_one_environment_two_arms_and_small_runs(library: Library) -> N
         (("one", "titel"), "x", "unknown one/grid.yaml key 'titel': did you mean 'title'"),
         (("two", "reads"), ["on"], "did you mean 'one'"),
         (("scales", "order"), ["one"], "lacks two"),
-        (("scales", "scales", "tiny", "arms"), {"top_q": {}}, "scales.yaml scale tiny names 'top_q', which is not there: did you mean 'top_p'"),
+        (
+            ("scales", "scales", "tiny", "arms"),
+            {"top_q": {}},
+            "scales.yaml scale tiny names 'top_q', which is not there: did you mean 'top_p'",
+        ),
         (("arms", "none", "words"), None, "arms.yaml none key 'words'"),
     ],
 )
