@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from tether.core.config import validate
@@ -60,9 +61,10 @@ def play_one(settings: RunSettings, policy: Policy, chat: ChatFormat) -> list[Gr
     rollout = settings.rollout
     rules = episode_rules(settings, policy)
     engine = make_engine(rollout.engine, policy, max_rows=rollout.max_rows, max_context=rules.max_context)
-    with EnvPool(env_specs(settings.environments())) as pool:
+    with EnvPool(env_specs(settings.environments())) as pool, Progress(console=Console(stderr=True), transient=True) as progress:
         plan = training_plan(settings.seed, 1, rollout.num_groups, rollout.group_size, weights=pool.weights)
-        return play_plan(pool, plan, engine, chat, settings.sampling(), rules)
+        episodes = progress.add_task(settings.env.name, total=len(plan))
+        return play_plan(pool, plan, engine, chat, settings.sampling(), rules, lambda: progress.advance(episodes))
 
 
 def row_of(env: str, groups: list[Group], seconds: float) -> dict[str, Any]:
