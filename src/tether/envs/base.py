@@ -89,8 +89,6 @@ class ActionOptions(TurnOptions):
     """Actions executed per answer."""
     lenient: bool = True
     """Read an answer that names its actions unambiguously in another form than the one asked for, such as "Up, Left"."""
-    reminder: bool = False
-    """Say below every state that the task is not solved yet and what an answer is made of; an untrained model then gives up less often."""
 
 
 @dataclass(slots=True)
@@ -317,8 +315,6 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
 
     actions: ClassVar[tuple[str, ...]]
     """The names an answer may use; matched without regard to case."""
-    unsolved: ClassVar[str] = "The task is not solved yet."
-    """How the option `reminder` begins."""
     Options: ClassVar[type[ActionOptions]]
 
     # --- what a subclass supplies, besides `generate` ---
@@ -406,17 +402,9 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
 
     def observe(self, head: str, body: str | None = None) -> Observation:
         lines = f"{body}\n{head}" if body else head
-        reminder = f"\n{self._reminder()}" if self._phase is EpisodePhase.PLAYING and getattr(self.options, "reminder", False) else ""
         if self.options.observation == "image":
-            return Observation(f"{lines}\nSee the image.{reminder}", self.state_image())
-        return Observation(f"{lines}\n{self.state_text()}{reminder}")
-
-    def _reminder(self) -> str:
-        limit, names = self.options.actions_per_turn, ", ".join(self.actions)
-        if limit == 1:
-            return f"{self.unsolved} Your answer: one of {names}."
-        many = "one or two" if limit == 2 else f"one to {limit}"
-        return f"{self.unsolved} Your answer: {many} of {names}, separated by {ACTION_SEPARATOR}."
+            return Observation(f"{lines}\nSee the image.", self.state_image())
+        return Observation(f"{lines}\n{self.state_text()}")
 
 
 def check_reset_signature(env: Any, label: str) -> None:

@@ -37,26 +37,6 @@ def test_last_action_is_singular() -> None:
     assert open_lake(max_turns=1, actions_per_turn=1).reset(0).text.startswith("Turn 1 of 1, 1 action left.\n")
 
 
-def test_a_reminder_stands_below_every_state_that_waits_for_an_answer() -> None:
-    env = open_lake(max_turns=2, reminder=True)
-    said = "You are not at the goal yet. Your answer: one or two of Left, Down, Right, Up, separated by ||."
-    assert env.reset(0).text == f"Turn 1 of 2, 4 actions left.\nP___\n____\n____\n___G\n{said}"
-    assert env.step("wait").observation.text.endswith(f"___G\n{said}")
-    assert env.step("Right").observation.text.endswith("No turns left.\n_P__\n____\n____\n___G")  # nobody answers this
-
-
-@pytest.mark.parametrize(
-    ("name", "actions", "said"),
-    [
-        ("frozen_lake", 1, "You are not at the goal yet. Your answer: one of Left, Down, Right, Up."),
-        ("sokoban", 3, "Not every box is on a target yet. Your answer: one to 3 of Up, Down, Left, Right, separated by ||."),
-    ],
-)
-def test_a_reminder_names_how_many_actions(name: str, actions: int, said: str) -> None:
-    assert make_env(name, reminder=True, actions_per_turn=actions).reset(0).text.endswith(f"\n{said}")
-    assert said not in make_env(name, actions_per_turn=actions).reset(0).text
-
-
 def test_surplus_actions_are_cut_without_a_word() -> None:
     env = open_lake()
     env.reset(0)

@@ -71,7 +71,6 @@ def test_description(api: httpx.Client) -> None:
             "observation": "grid",
             "actions_per_turn": 2,
             "lenient": True,
-            "reminder": False,
             "size": 4,
             "frozen": 0.9,
             "slip": 0.0,

@@ -92,7 +92,6 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     actions = ACTIONS
     Options = FrozenLakeOptions
     metrics = ("slips",)
-    unsolved = prompt.UNSOLVED
 
     def __init__(
         self, options: FrozenLakeOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None

@@ -11,7 +11,6 @@ TASK = "Walk over the frozen lake to the goal; a hole ends the game."
 SLIPPERY = " The ice is slippery: a step may go sideways."
 LEGEND = "P you, _ ice, O hole, G goal"
 """X (you in a hole) and √ (you on the goal) only occur once the episode is over."""
-UNSOLVED = "You are not at the goal yet."
 
 EXAMPLE_LAKES = (Lake.of(["FSF", "HFF", "FGF"]), Lake.of(["FFG", "FHF", "FFS"]))
 """The example shows the first of them that is not the lake being played."""

@@ -106,7 +106,6 @@ class Sokoban(ActionEnv[SokobanOptions]):
     actions = ACTIONS
     Options = SokobanOptions
     metrics = ("boxes_on_target",)
-    unsolved = prompt.UNSOLVED
     read_row = staticmethod(read_level)
 
     def __init__(self, options: SokobanOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None) -> None:

@@ -9,7 +9,6 @@ from tether.envs.wording import Example, in_papers_frame, way
 
 TASK = "Push every box onto a target. You cannot pull, and cannot push two boxes at once or a box into a wall."
 LEGEND = "# wall, _ floor, O target, X box, √ box on target, P you, S you on a target"
-UNSOLVED = "Not every box is on a target yet."
 
 EXAMPLE_LEVELS = (
     Level.of(["######", "#    #", "#@$ .#", "######"]),
