@@ -188,7 +188,7 @@ def test_flat_rows_and_shared_prompts_give_the_gradients_of_padded_rows(name: st
         assert all(isinstance(micro, FlatBatch) for micro in cut)
         assert (sum(micro.num_saved for micro in cut) > 30) is (share and budget > 1)
         got, got_grad = _weighted(policy, cut, recompute)
-        torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+        torch.testing.assert_close(got, want, rtol=2e-6, atol=2e-5)
         assert got_grad.keys() == want_grad.keys()
         for key, expected in want_grad.items():
             assert float((got_grad[key] - expected).norm()) <= 1e-5 * float(expected.norm()), (budget, share, recompute, key)

@@ -33,7 +33,8 @@ SMALL: dict[str, Any] = {
     "checkpoint": {"every": 9},
     "steps": 3,
 }
-FAILED = "not enough memory"
+FAILED = "you tried to allocate"
+"""In what torch says on every processor."""
 
 
 class Runs:

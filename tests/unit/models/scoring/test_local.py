@@ -159,8 +159,10 @@ ARCHITECTURES: dict[str, tuple[Any, str]] = {
     "biases by distance": (lambda: hf.BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4), "whole"),
     "recurrent": (lambda: hf.MambaConfig(vocab_size=WORDS, hidden_size=32, num_hidden_layers=2), "whole"),
 }
-SINGLE_PRECISION = {"attention sinks", "recurrent"}
-"""Compared in float32: the one has parts that take no other, the other drifts by more than the tolerance whatever the way."""
+SINGLE_PRECISION = {"attention sinks"}
+"""Compared in float32: it has parts that take no other."""
+TOLERANCE = {"recurrent": 5e-4}
+"""In float32 a scan drifts from double precision by up to 3e-4 on some processors, whatever the way; the others stay within 1e-4."""
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -171,7 +173,7 @@ def test_every_architecture_is_scored_exactly(name: str) -> None:
     for budget in (None, 30):
         scorer = PrefixScorer(model, budget)
         assert scorer.backend == backend
-        assert np.abs(scorer.score_all(PROMPTS, REASONINGS) - expected).max() < 1e-4
+        assert np.abs(scorer.score_all(PROMPTS, REASONINGS) - expected).max() < TOLERANCE.get(name, 1e-4)
 
 
 def test_how_far_attention_reaches() -> None:
