@@ -111,7 +111,7 @@ def logprobs(groups: list[Group]) -> list[float]:
         ("frozen_lake", {"temperature": 0.5, "top_p": 0.9}),
         ("frozen_lake", {"context": "last_k", "last_k": 1}),
         pytest.param("sokoban", {"max_rows": 5}, marks=pytest.mark.long),
-        pytest.param("countdown", {"max_tokens": 7}, marks=pytest.mark.long),
+        pytest.param("countdown", {"max_tokens": 24}, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.usefixtures("everywhere")
