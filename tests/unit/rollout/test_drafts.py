@@ -8,69 +8,69 @@ from tether.core.config import validate
 from tether.core.errors import TetherError
 from tether.core.types import Group
 from tether.models.fast.decoding.contiguous import ContiguousDecoder
+from tether.models.fast.decoding.drafts import MATCHES, Drafts
 from tether.models.policy import Policy
-from tether.rollout.engines import drafts as drafts_module
-from tether.rollout.engines.drafts import MATCHES, Drafts
+from tether.rollout.engines import draft_pause
+from tether.rollout.engines.draft_pause import DraftPause
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.sampler import EnvPool, play_plan, training_plan
 from tether.training.build import env_specs, episode_rules
 from tether.training.settings import RunSettings
 
 
+def known(*texts: list[int]) -> Drafts:
+    drafts = Drafts()
+    for slot, text in enumerate(texts):
+        drafts.write(slot, 0, text)
+    return drafts
+
+
 def test_a_draft_is_what_followed_the_last_tokens() -> None:
     assert MATCHES == (8, 4, 2)
-    drafts = Drafts()
-    drafts.learn([1, 2, 3, 4, 5, 6, 7])
-    assert drafts.guess([9, 9, 3, 4], 2) == [5, 6]
-    assert drafts.guess([9, 9, 3, 4], 9) == [5, 6, 7]
-    assert drafts.guess([6, 7], 2) == []  # nothing followed
-    assert drafts.guess([9, 4], 2) == []
-    assert drafts.guess([4], 2) == []
+    drafts = known([1, 2, 3, 4, 5, 6, 7], [9, 9, 3, 4], [6, 7], [9, 4], [4])
+    assert drafts.guess(1, 2) == [5, 6]
+    assert drafts.guess(1, 9) == [5, 6, 7]
+    assert drafts.guess(2, 2) == [], "nothing followed"
+    assert drafts.guess(3, 2) == []
+    assert drafts.guess(4, 2) == []
 
 
 def test_the_longest_match_goes_first_and_then_the_latest() -> None:
+    drafts = known([1, 2, 3, 4, 50], [3, 4, 60], [1, 2, 3, 4], [0, 2, 3, 4])
+    assert drafts.guess(2, 1) == [50]
+    assert drafts.guess(3, 1) == [60]
+
+
+def test_a_text_grows_and_is_overwritten_from_where_it_is_written() -> None:
+    drafts = known([1, 2])
+    assert drafts.guess(0, 4) == []
+    drafts.write(0, 2, [4, 1, 2])
+    assert drafts.guess(0, 4) == [4, 1, 2]
+    drafts.write(0, 4, [2])  # nothing new
+    assert drafts.guess(0, 4) == [4, 1, 2]
+    drafts.write(0, 3, [4, 8, 2, 4])  # tokens behind the end of a response were dropped
+    assert drafts.guess(0, 4) == [4, 8, 2, 4]
+    drafts.write(0, 0, [5, 2, 4])  # another conversation; the one before may still be copied
+    assert drafts.guess(0, 2) == [4, 8]
+
+
+def test_a_slot_that_was_filled_before() -> None:
     drafts = Drafts()
-    drafts.learn([1, 2, 3, 4, 50])
-    drafts.learn([3, 4, 60])
-    assert drafts.guess([1, 2, 3, 4], 1) == [50]
-    assert drafts.guess([0, 2, 3, 4], 1) == [60]
-
-
-def test_a_text_that_grows_is_looked_at_from_where_it_was_left() -> None:
-    drafts, text = Drafts(), [1, 2]
-    drafts.learn(text)
-    assert drafts.guess([1, 2], 4) == []
-    text += [4, 1, 2]
-    drafts.learn(text)
-    assert drafts.guess([1, 2], 4) == [4, 1, 2]
-    text += [8]
-    drafts.learn(text)
-    assert drafts.guess([1, 2], 4) == [8]
-
-
-def test_a_prompt_that_a_group_shares_is_looked_at_once() -> None:
-    drafts, first, second = Drafts(), [1, 2, 3, 4], [1, 2, 3, 4]
-    drafts.learn(first)
-    first += [50]
-    drafts.learn(first)
-    drafts.learn(second)
-    assert drafts.guess([2, 3], 3) == [4, 50]  # of the first, whose prompt was not looked at again
-    second += [60]
-    drafts.learn(second)
-    assert drafts.guess([3, 4], 3) == [60]
+    drafts.write(3, 2, [7, 8, 7, 8])
+    assert drafts.guess(3, 2) == [7, 8]
 
 
 def test_a_pause_ends_and_then_drafts_are_tried_anew() -> None:
-    """64 drafts with fewer than 0.6 x 64 = 38.4 right tokens: 16 calls without."""
-    drafts = Drafts()
-    drafts.count(63, 0)
-    assert not drafts.pauses()
-    drafts.count(1, 38)
-    assert [drafts.pauses() for _ in range(18)] == [True] * 16 + [False] * 2
-    drafts.count(64, 0)
-    assert all(drafts.pauses() for _ in range(16))
-    drafts.count(64, 39)  # those before do not count any more
-    assert not drafts.pauses()
+    """64 drafts with fewer than 0.4 x 64 = 25.6 right tokens: 4 calls without."""
+    pause = DraftPause()
+    pause.count(63, 0)
+    assert not pause.applies()
+    pause.count(1, 25)
+    assert [pause.applies() for _ in range(18)] == [True] * 4 + [False] * 14
+    pause.count(64, 0)
+    assert all(pause.applies() for _ in range(4))
+    pause.count(64, 26)  # those before do not count any more
+    assert not pause.applies()
 
 
 @pytest.fixture
@@ -136,13 +136,15 @@ def test_where_memory_runs_out_nothing_changes(tiny: Any, chat: Any) -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts_module, "TRIED_DRAFTS", 20)
+    monkeypatch.setattr(draft_pause, "TRIED_DRAFTS", 20)
     plain, _ = play(tiny, chat, "frozen_lake", 0)
+    monkeypatch.setattr(draft_pause, "LEAST_ACCEPTED", 0.0)
     _, always = play(tiny, chat, "frozen_lake", 4)
-    monkeypatch.setattr(drafts_module, "LEAST_ACCEPTED", 4.1)  # more than a draft has
+    monkeypatch.setattr(draft_pause, "LEAST_ACCEPTED", 4.1)  # more than a draft has
+    monkeypatch.setattr(draft_pause, "PAUSED_CALLS", 16)
     paused, engine = play(tiny, chat, "frozen_lake", 4)
     assert 20 <= engine.statistics.drafts < always.statistics.drafts / 2
-    monkeypatch.setattr(drafts_module, "PAUSED_CALLS", 10**6)
+    monkeypatch.setattr(draft_pause, "PAUSED_CALLS", 10**6)
     _, given_up = play(tiny, chat, "frozen_lake", 4)
     assert 20 <= given_up.statistics.drafts < 20 + 12  # one call more at most
     assert turns(paused) == turns(plain)

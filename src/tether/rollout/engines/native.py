@@ -13,9 +13,9 @@ the run, so the order of everything follows from the conversations alone. Same s
 A decoder may draw several tokens in one call. Tokens past the end of a response are dropped, and the uniforms they used stay with the
 conversation, so a trajectory does not depend on how many tokens a call draws.
 
-Where few rows are left to decode, which takes much the same time for one token of a row as for several, the engine can guess the next tokens of
-each (`speculative_tokens`, see drafts.py): one call feeds a guess and samples behind each of its tokens, and what was sampled counts as far as the
-guess agrees with it. The tokens are those that would have been sampled one by one, from the same uniforms.
+Where a step takes much the same time for one token of a row as for several, the decoder can guess the next tokens of each (`speculative_tokens`,
+see models/fast/decoding/drafts.py): a step feeds a guess and samples behind each of its tokens, and what was sampled counts as far as the guess
+agrees with it. The tokens are those that would have been sampled one by one, from the same uniforms.
 
 Every row carries its own sampling, so that a server (rollout/serving) can put requests of different clients into one batch. Rows whose
 sampling is the same, budgets aside, are sampled in one call; in training that is every row.
@@ -48,10 +48,10 @@ from tether.core.protocols import (
     Sampling,
 )
 from tether.core.types import Completion
-from tether.models.fast.decoding.protocol import Decoder, PrefillRequest, SampleOutput
+from tether.models.fast.decoding.protocol import Decoder, DraftPlan, PrefillRequest, SampleOutput
 from tether.models.policy import Policy
 from tether.rollout.engines.base import StopRule
-from tether.rollout.engines.drafts import Drafts
+from tether.rollout.engines.draft_pause import DraftPause
 from tether.rollout.engines.kept_slots import KeptSlots
 
 FEED_SHARE = 8
@@ -133,7 +133,7 @@ class NativeEngine:
     ) -> None:
         """Conversations get as long as the model allows, or `max_context`; the cache takes `cache_gb`, or half of the memory that is free.
 
-        `speculative_tokens`: how many tokens of a row are guessed where few rows decode; 0 for none.
+        `speculative_tokens`: how many tokens of a row are guessed at most; 0 for none.
 
         `keeps_slots`: what ended conversations left in the cache serves those that begin with it. Then `forget` must be called before the weights change.
         """
@@ -215,9 +215,9 @@ class _Batch:
         self._on_finished = on_finished
         self._kept = kept
         self._speculative_tokens = speculative_tokens
-        self._texts: list[list[int]] = []
-        """Of all conversations so far, where tokens are guessed from them."""
-        self._drafts = Drafts()
+        self._pause = DraftPause()
+        if speculative_tokens:
+            decoder.start_drafts()
         self._waiting: list[_Row] = []
         self._decoding: list[_Row] = []
         self._finished: list[tuple[_Row, FinishReason]] = []
@@ -260,16 +260,10 @@ class _Batch:
                 row.pending = feed
             else:
                 row.tokens = list(feed)
-            self._remember(row)
         self._take_slot(row)
         row.admitted = self._num_admitted
         self._num_admitted += 1
         self._waiting.append(row)
-
-    def _remember(self, row: _Row) -> None:
-        if self._speculative_tokens:
-            self._texts.append(row.tokens)
-            self._drafts.learn(row.tokens)  # the prompt alone, which its group shares
 
     def _take_slot(self, row: _Row) -> None:
         """The slot of an ended conversation that this one continues, an empty one, or that of the conversation that ended longest ago."""
@@ -326,14 +320,14 @@ class _Batch:
 
     def _decode(self) -> None:
         """Feed the last sampled token of every decoding row, and a draft where that is worth it, and sample its next tokens."""
-        drafts = self._guess()
-        wanted = most = 1 + self._speculative_tokens if drafts else self._decoder.tokens_per_call
-        num_tokens = self._tokens_at_once(most)
+        plan = self._draft_plan()
+        most = self._decoder.tokens_per_call
+        num_tokens = plan.most_sampled if plan else self._tokens_at_once(most)
         while not self._decoder.reserve({row.slot: row.filled + num_tokens for row in self._decoding}):
             if self._give_up_kept():
                 continue
             if num_tokens > 1:
-                most = num_tokens // 2
+                plan, most = None, min(most, num_tokens // 2)
             elif self._finished:
                 self._deliver_finished()  # some may free their memory
             else:
@@ -344,35 +338,31 @@ class _Batch:
             uniforms_BK = np.stack([row.uniforms(num_tokens) for row in alike])
             slots, starts, last_ids = zip(*[(row.slot, row.filled, row.tokens[-1]) for row in alike], strict=True)
             self._statistics.decode_calls += 1
-            if not drafts or num_tokens < wanted:
+            if plan is None:
                 sampled = self._decoder.decode(slots, starts, last_ids, kind, uniforms_BK)
-                self._deliver_finished()  # while the device decodes
-                self._learn()
-                self._accept(alike, kind, sampled())
             else:
-                fed_BT = np.array([[row.tokens[-1], *drafts[row.slot]] for row in alike])
-                sampled = self._decoder.verify(slots, starts, fed_BT, kind, uniforms_BK)
-                self._deliver_finished()
-                self._learn()
-                self._accept_drafts(alike, kind, sampled(), fed_BT)
+                sampled = self._decoder.speculate(slots, starts, last_ids, plan, kind, uniforms_BK)
+            self._deliver_finished()  # while the device decodes
+            output = sampled()
+            if plan is not None and output.counts_B is not None:
+                self._count_drafts(len(alike) * plan.rounds, int(output.counts_B.sum()))
+            self._accept(alike, kind, output)
 
-    def _learn(self) -> None:
-        """Look at what drafts are copied from; called while the device decodes, since the tokens of a rollout take a tenth of a second."""
-        for text in self._texts:
-            self._drafts.learn(text)
+    def _draft_plan(self) -> DraftPlan | None:
+        """How the next call drafts; None where it does not."""
+        if not self._speculative_tokens or not self._decoding or self._pause.applies():
+            return None
+        plan = self._decoder.draft_plan(len(self._decoding), self._speculative_tokens)
+        if plan is None:
+            return None
+        rounds = min(plan.rounds, self._positions_left() // (1 + plan.tokens))
+        return plan._replace(rounds=rounds) if rounds else None
 
-    def _guess(self) -> dict[int, list[int]]:
-        """A draft for the slot of every decoding row; none where that would not save time."""
-        rows, count = self._decoding, self._speculative_tokens
-        if not count or len(rows) > self._decoder.most_drafted_rows:
-            return {}
-        if self._drafts.pauses():
-            return {}
-        self._learn()
-        guesses = {row.slot: self._drafts.guess(row.tokens, count) for row in rows}
-        if 2 * sum(map(bool, guesses.values())) < len(rows):
-            return {}
-        return {slot: guess + [0] * (count - len(guess)) for slot, guess in guesses.items()}
+    def _count_drafts(self, num_drafts: int, num_sampled: int) -> None:
+        num_right = num_sampled - num_drafts  # one token is sampled behind every draft
+        self._statistics.drafts += num_drafts
+        self._statistics.accepted_tokens += num_right
+        self._pause.count(num_drafts, num_right)
 
     def _evict(self) -> None:
         """Free the slot of the row admitted last. It keeps its tokens and goes to the front of the queue.
@@ -414,9 +404,13 @@ class _Batch:
         """How many tokens to draw for every decoding row: no more than the longest can still use, and than fit before the last position."""
         if not self._decoding:
             return most
-        room = self._decoder.max_positions - max(row.filled for row in self._decoding)
-        self._check_length(self._decoder.max_positions - room + 1)
-        return min(most, room, max(row.room for row in self._decoding))
+        return min(most, self._positions_left(), max(row.room for row in self._decoding))
+
+    def _positions_left(self) -> int:
+        """Behind the longest row that decodes."""
+        longest = max(row.filled for row in self._decoding)
+        self._check_length(longest + 1)
+        return self._decoder.max_positions - longest
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self._decoder.max_positions:
@@ -427,21 +421,8 @@ class _Batch:
 
     # ----------------------------------------------------------------------------------------------------- after the calls
 
-    def _accept_drafts(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput, fed_BT: npt.NDArray[np.int64]) -> None:
-        """Append the sampled tokens before which the draft is what was sampled."""
-        agrees_BT = sampled.ids_BK[:, :-1] == fed_BT[:, 1:]
-        counts_B = 1 + np.cumprod(agrees_BT, axis=1).sum(axis=1)
-        num_right = int(counts_B.sum()) - len(rows)
-        self._statistics.drafts += len(rows)
-        self._statistics.accepted_tokens += num_right
-        self._drafts.count(len(rows), num_right)
-        self._accept(rows, kind, sampled, counts_B.tolist())
-
-    def _accept(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput, counts: list[int] | None = None) -> None:
-        """Append the sampled tokens to their rows, up to the end of a response; complete responses wait to be delivered.
-
-        `counts`: how many tokens of each row count; all, if not given.
-        """
+    def _accept(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput) -> None:
+        """Append the sampled tokens to their rows, up to the end of a response; complete responses wait to be delivered."""
         if not np.isfinite(sampled.logprobs_BK).all():
             raise DivergedModel(
                 "the model's log-probs are not finite: its weights have diverged; move the last checkpoints away, resume from an earlier one, "
@@ -452,7 +433,8 @@ class _Batch:
         for b, k in np.argwhere(candidates_BK).tolist():
             candidates.setdefault(b, []).append(k)
         for b, (row, ids, logprobs) in enumerate(zip(rows, sampled.ids_BK.tolist(), sampled.logprobs_BK.tolist(), strict=True)):
-            ids = ids if counts is None else ids[: counts[b]]
+            if sampled.counts_B is not None:
+                ids = ids[: sampled.counts_B[b]]
             used, reason = self._end_of_response(row, ids, candidates.get(b, []))
             row.tokens += ids[:used]
             row.logprobs += logprobs[:used]
@@ -500,7 +482,6 @@ class _Batch:
             self._decoder.release(row.slot)
             self._is_full = False
             row.tokens, row.filled, row.lost = [], 0, 0
-            self._remember(row)
         row.tokens += feed
         row.logprobs = []
         self._waiting.append(row)

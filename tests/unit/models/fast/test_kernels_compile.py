@@ -8,10 +8,13 @@ import pytest
 pytest.importorskip("triton")
 
 KERNELS = [
+    "_accept",
     "_attend_new_tokens",
     "_attend_pages",
     "_attend_texts",
     "_differentiate_rows",
+    "_guess",
+    "_learn",
     "_norm_backward",
     "_norm_forward",
     "_pick",
@@ -36,6 +39,7 @@ from triton.runtime.jit import JITFunction
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.kernels import attention, pointwise, products
 from tether.models.fast.kernels.attention import attend_new_tokens, text_attention
+from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import logit_gradient, reduce_logits
 from tether.models.fast.kernels.pointwise import norm_backward, swiglu_backward
 from tether.models.fast.kernels.warm_up import _jobs
@@ -77,6 +81,10 @@ caches, angles = (torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16),) * 2, (torch.
 for num_texts in (1, 4):
     attend_new_tokens((x, few, few), caches, number[:num_texts, None], number[:num_texts], angles, 1.0, torch.zeros(64, dtype=torch.int32))
 text_attention(x, few, few, number[:3], 8, 1.0)
+texts, state = TextTable(4, 64, x.device), DraftState(4, 4, 2, 1, x.device)
+texts.learn(number, number, number)
+texts.guess(state)
+texts.accept(state)
 norm_backward(rows, rows, rows, row, rows[0])
 swiglu_backward(rows, rows, rows)
 reduce_logits(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row, row))

@@ -8,7 +8,7 @@ Memory: all rows are as long as the longest conversation needs. Rows and positio
 doubling inside it, and where the longest conversation needs more, there are fewer rows. When the last slot is released, all memory goes
 back.
 
-Shape legend: B rows that decode, K tokens sampled for each, T tokens fed to each, S tokens of all, D width of the model.
+Shape legend: B rows that decode, K tokens sampled for each, S tokens fed to all of them, D width of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, Sampled, SampleOutput
+from tether.models.fast.decoding.drafts import Drafts
+from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.rows import INITIAL_POSITIONS, GroupedPass, PaddedPass, RowPass, position_bytes
 from tether.models.fast.decoding.sampling import sample
 
@@ -65,6 +66,7 @@ class ContiguousDecoder:
         self._reserved: dict[int, int] = {}
         self._filled: dict[int, int] = {}
         """Positions of a slot that may hold something."""
+        self._drafts: Drafts | None = None
 
     @torch.inference_mode()
     def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
@@ -105,6 +107,10 @@ class ContiguousDecoder:
             order += part
         for request in requests:
             self._copy_to_followers(request)
+        if self._drafts is not None:
+            for request in requests:
+                for slot in request.slots:
+                    self._drafts.write(slot, request.start, request.tokens)
         place = {n: index for index, n in enumerate(order)}
         source_B = torch.tensor([place[n] for n, request in enumerate(requests) for _ in request.slots], device=self._device)
         return self._output([self._sample(torch.cat(features)[source_B], sampling, uniforms_B)])
@@ -133,23 +139,43 @@ class ContiguousDecoder:
         in_rows = self._output(sampled)
         back = np.argsort(order)
         output = SampleOutput(in_rows.ids_BK[back], in_rows.logprobs_BK[back])
+        if self._drafts is not None:
+            for slot, start, last_id, ids in zip(slots, starts, last_ids, output.ids_BK.tolist(), strict=True):
+                self._drafts.write(slot, start, [last_id, *ids])
         return lambda: output
 
+    def start_drafts(self) -> None:
+        """Copy drafts from what is fed and sampled from now on, and from nothing before."""
+        self._drafts = Drafts()
+
+    def draft_plan(self, num_slots: int, most_tokens: int) -> DraftPlan | None:
+        """How to draft for so many slots at once, at most so many tokens each; None where that would not save time."""
+        return DraftPlan(1, most_tokens) if num_slots <= self.most_drafted_rows else None
+
     @torch.inference_mode()
-    def verify(
+    def speculate(
         self,
         slots: Sequence[int],
         starts: Sequence[int],
-        fed_BT: npt.NDArray[np.int64],
+        last_ids: Sequence[int],
+        plan: DraftPlan,
         sampling: Sampling,
-        uniforms_BT: npt.NDArray[np.float32],
+        uniforms_BK: npt.NDArray[np.float32],
     ) -> Sampled:
-        """Feed a last sampled token and a draft to each slot, and sample behind every token of them; room is reserved."""
-        features_SD = self._pass.feed([self._row[slot] for slot in slots], starts, fed_BT.tolist())
-        ids_S, logprobs_S = self._sample(features_SD, sampling, uniforms_BT.ravel())
-        for slot, start in zip(slots, starts, strict=True):
-            self._filled[slot] = start + fed_BT.shape[1]
-        output = SampleOutput(*(x_S.cpu().numpy().reshape(fed_BT.shape) for x_S in (ids_S, logprobs_S)))
+        """Like `decode`, with a draft for each slot. Drafts are as long as the plan says; what none is known for is filled up with zeros."""
+        assert self._drafts is not None and plan.rounds == 1
+        for slot, start, last_id in zip(slots, starts, last_ids, strict=True):
+            self._drafts.write(slot, start, [last_id])
+        guesses = [self._drafts.guess(slot, plan.tokens) for slot in slots]
+        fed_BK = np.array([[last_id, *guess, *[0] * (plan.tokens - len(guess))] for last_id, guess in zip(last_ids, guesses, strict=True)])
+        features_SD = self._pass.feed([self._row[slot] for slot in slots], starts, fed_BK.tolist())
+        sampled = self._sample(features_SD, sampling, uniforms_BK.ravel())
+        ids_BK, logprobs_BK = (x_S.cpu().numpy().reshape(fed_BK.shape) for x_S in sampled)
+        counts_B = 1 + np.cumprod(ids_BK[:, :-1] == fed_BK[:, 1:], axis=1).sum(axis=1, dtype=np.int32)
+        for slot, start, ids, count in zip(slots, starts, ids_BK.tolist(), counts_B.tolist(), strict=True):
+            self._filled[slot] = start + fed_BK.shape[1]
+            self._drafts.write(slot, start + 1, ids[:count])
+        output = SampleOutput(ids_BK, logprobs_BK, counts_B)
         return lambda: output
 
     # ---------------------------------------------------------------------------------------------------------- sampling

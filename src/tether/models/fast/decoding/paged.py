@@ -4,13 +4,14 @@ A step of decoding (embedding, layers, head, sampling, recording) is recorded on
 token; rows that fill up a batch to its size write to page 0, which no slot owns. Several tokens in a row are sampled on the device before the
 host looks at them. Prompts and observations are fed flat, one text after another; slots that begin with the same prompt share its full pages. Small
 feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
-kernels would take longer than the device needs for them. Drafts are verified by a step with a few tokens a row. The weights are the learner's: an
-update in place is seen by the next replay, and where parameters have moved the graphs are recorded again.
+kernels would take longer than the device needs for them. Drafts (kernels/drafts.py) are made and verified by a step with a few tokens a row, several
+times before the host looks. The weights are the learner's: an update in place is seen by the next replay, and where parameters have moved the
+graphs are recorded again.
 
-Shape legend: B slots of a call, K tokens sampled for each, T tokens of a draft and the one before it, S tokens fed, X pages of a slot, V vocabulary.
+Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X pages of a slot, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,9 +24,10 @@ from torch import Tensor, nn
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.pages import Pages
-from tether.models.fast.decoding.protocol import NO_SHARING, PrefillRequest, Sampled, SampleOutput
+from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
+from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import rotate_and_store
 from tether.models.fast.linear_logprobs import float32_product
@@ -43,9 +45,10 @@ FEED_SIZES = (64, 128, 256, 512, 1024, 2048)
 """Tokens of recorded feeds; larger ones keep the device busy while their kernels are launched."""
 TOKENS_PER_TEXT = 16
 """A recorded feed has room for one text per so many of its tokens; an observation is longer."""
-MOST_DRAFTED_ROWS = 32
-"""Beyond these, a draft's tokens may take longer than the steps they save: weights are read once for all, products are not free. Three
-tokens each for 32 rows are fed like a step of 128 rows, which takes 1.4 times one of 32."""
+DRAFTED_TOKENS = 256
+"""Tokens of a step with drafts: so many take 1.3 to 2 times as long as a step without. Few rows get long drafts, many rows short ones."""
+DRAFT_ROUNDS = 3
+"""Drafts of a row that are verified before the host looks."""
 
 
 class _Feed(NamedTuple):
@@ -72,8 +75,6 @@ class _Feed(NamedTuple):
 class PagedDecoder:
     """A Decoder over a paged cache; see the module's text."""
 
-    most_drafted_rows = MOST_DRAFTED_ROWS
-
     def __init__(self, backbone: LlamaBackbone, head: nn.Linear, num_slots: int, max_positions: int, budget: int) -> None:
         """`budget` is in bytes; the cache takes what `num_slots` conversations of the full length need, if that is less."""
         weight = head.weight
@@ -93,8 +94,9 @@ class PagedDecoder:
         self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
         self._feeds: dict[tuple[int, int], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = {}
         """Recorded feeds by their sizes: inputs, graph, logits."""
-        self._drafted: dict[tuple[int, int, Sampling], tuple[Tensor, DecodeState, Callable[[], object]]] = {}
-        """Recorded verifications by rows and tokens of each: inputs, what was sampled, and the work."""
+        self._texts: TextTable | None = None
+        self._drafted: dict[tuple[int, int, Sampling], tuple[DraftState, partial[None]]] = {}
+        """Recorded steps with drafts, by rows and tokens that are fed to each."""
         self._pool: Any = None
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
@@ -109,6 +111,8 @@ class PagedDecoder:
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> SampleOutput:
         leader_logits = [self._feed(part) for part in _parts(requests)]
         self._share([request for request in requests if len(request.slots) > 1])
+        if self._texts is not None:
+            self._learn_fed(self._texts, requests)
         of_slot = [number for number, request in enumerate(requests) for _ in request.slots]
         logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
         ids_B, logprobs_B = sample(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
@@ -132,6 +136,8 @@ class PagedDecoder:
         step = self._recorded(size, sampling)
         for _ in range(num_steps):
             step()
+        if self._texts is not None:
+            self._learn_sampled(self._texts, slots, starts, last_ids, state.sampled_BK[:num_rows, :num_steps])
 
         def wait() -> SampleOutput:
             sampled = state.sampled_BK[:num_rows, :num_steps].cpu().numpy()
@@ -139,28 +145,44 @@ class PagedDecoder:
 
         return wait
 
+    def start_drafts(self) -> None:
+        if self._texts is None:
+            self._texts = TextTable(self.num_slots, self.max_positions, self._device)
+        self._texts.forget()
+
+    def draft_plan(self, num_slots: int, most_tokens: int) -> DraftPlan | None:
+        num_tokens = min(most_tokens, DRAFTED_TOKENS // _batch_size(num_slots) - 1)
+        return DraftPlan(DRAFT_ROUNDS, num_tokens) if num_tokens > 0 else None
+
     @torch.inference_mode()
-    def verify(
+    def speculate(
         self,
         slots: Sequence[int],
         starts: Sequence[int],
-        fed_BT: npt.NDArray[np.int64],
+        last_ids: Sequence[int],
+        plan: DraftPlan,
         sampling: Sampling,
-        uniforms_BT: npt.NDArray[np.float32],
+        uniforms_BK: npt.NDArray[np.float32],
     ) -> Sampled:
-        num_rows, num_fed = fed_BT.shape
-        size, num_tokens = _batch_size(num_rows), fed_BT.size
-        inputs, state, work = self._verification(size, num_fed, sampling)
-        ids_S, lengths_B = np.zeros(size * num_fed, dtype=np.int32), np.full(size, num_fed, dtype=np.int32)
-        ids_S[:num_tokens] = fed_BT.ravel()
-        lengths_B[:num_rows] += np.asarray(starts, dtype=np.int32)
-        inputs.copy_(torch.from_numpy(np.concatenate([ids_S, lengths_B, self._pages.rows(slots, size).ravel()])))
-        state.uniforms_BK[:num_tokens, 0] = torch.from_numpy(uniforms_BT.ravel()).to(self._device)
-        state.rate_1.fill_(1 / (sampling.temperature or 1.0))
-        work()
+        assert self._texts is not None  # start_drafts made it
+        num_rows, size = len(slots), _batch_size(len(slots))
+        state, step = self._drafting(self._texts, size, 1 + plan.tokens, sampling)
+        unused = size - num_rows
+        inputs = (
+            [*slots, *[self._texts.unused_slot] * unused],
+            [*(start + 1 for start in starts), *[1] * unused],
+            np.zeros(size, dtype=np.int32),
+            self._pages.rows(slots, size).ravel(),
+        )
+        state.inputs.copy_(torch.from_numpy(np.concatenate(inputs).astype(np.int32)))
+        self._texts.learn(*torch.tensor([last_ids, slots, starts], dtype=torch.int32).to(self._device))
+        state.uniforms_BK[:num_rows, : uniforms_BK.shape[1]] = torch.from_numpy(uniforms_BK).to(self._device)
+        state.drawn.rate_1.fill_(1 / (sampling.temperature or 1.0))
+        for _ in range(plan.rounds):
+            step()
 
         def wait() -> SampleOutput:
-            return SampleOutput(*(x[:num_tokens].cpu().numpy().reshape(fed_BT.shape) for x in (state.sampled_BK, state.logprobs_BK)))
+            return SampleOutput(*(x[:num_rows].cpu().numpy() for x in (state.sampled_BK, state.logprobs_BK, state.counts_B)))
 
         return wait
 
@@ -315,25 +337,49 @@ class PagedDecoder:
         features_BD = self._new_features(state.ids_B[:size], self._tables_BX[:size], state.lengths_B[:size])
         _sample(float32_product(self._head, features_BD), state, sampling)
 
-    def _verification(self, size: int, num_fed: int, sampling: Sampling) -> tuple[Tensor, DecodeState, Callable[[], object]]:
-        """What verifies drafts of so many rows: the feed that it reads, where it writes, the work; recorded when it is first asked for."""
+    # ------------------------------------------------------------------------------------------------------------- drafts
+
+    def _drafting(self, texts: TextTable, size: int, num_fed: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
+        """The state of rows to which so many tokens are fed, and the step on it; recorded when it is first asked for."""
         if self._device.type == "cuda":
             self._forget_moved_weights()
         key = size, num_fed, _shape(sampling)
         if key not in self._drafted:
-            num_tokens, num_pages = size * num_fed, size * self._pages.tables.shape[1]
-            inputs = torch.zeros(num_tokens + size + num_pages, dtype=torch.int32, device=self._device)
-            ids_S, lengths_B, tables = inputs.split([num_tokens, size, num_pages])
-            lengths_B.fill_(num_fed)  # of texts on page 0, where no conversation is
-            state = DecodeState(num_tokens, 1, self._device)
-            work = partial(self._sample_behind, ids_S, lengths_B, tables.view(size, -1), state, sampling)
-            self._drafted[key] = inputs, state, self._capture(work)[0].replay if self._device.type == "cuda" else work
+            state = DraftState(size, num_fed, DRAFT_ROUNDS, self._pages.tables.shape[1], self._device)
+            step = partial(self._draft_step, texts, state, sampling)
+            if self._device.type == "cuda":
+                state.slots_B.fill_(texts.unused_slot)  # whose rows are on page 0, where no conversation is
+                state.lengths_B.fill_(1)
+                graph, _ = self._capture(step)
+                step = partial(graph.replay)
+            self._drafted[key] = state, step
         return self._drafted[key]
 
-    def _sample_behind(self, ids_S: Tensor, lengths_B: Tensor, tables_BX: Tensor, state: DecodeState, sampling: Sampling) -> None:
-        """Write keys and values of these tokens, and sample behind each of them."""
-        state.step_1.zero_()
-        _sample(float32_product(self._head, self._new_features(ids_S, tables_BX, lengths_B)), state, sampling)
+    def _draft_step(self, texts: TextTable, state: DraftState, sampling: Sampling) -> None:
+        """Feed the last sampled token of every row and a draft, sample behind each of them, and keep what the draft allows."""
+        texts.guess(state)
+        features_SD = self._new_features(state.fed_S, state.tables_BX, state.filled_B)
+        state.drawn.step_1.zero_()
+        _sample(float32_product(self._head, features_SD), state.drawn, sampling)
+        texts.accept(state)
+
+    def _learn_fed(self, texts: TextTable, requests: Sequence[PrefillRequest]) -> None:
+        ids_S = np.concatenate([np.asarray(request.tokens) for request in requests])
+        slots_S = np.concatenate([np.full(len(request.tokens), request.slots[0]) for request in requests])
+        positions_S = np.concatenate([request.start + np.arange(len(request.tokens)) for request in requests])
+        texts.learn(*torch.from_numpy(np.stack([ids_S, slots_S, positions_S]).astype(np.int32)).to(self._device))
+        for leader, *followers in (request.slots for request in requests):
+            if followers:
+                texts.copy(leader, torch.tensor(followers, device=self._device))
+
+    def _learn_sampled(
+        self, texts: TextTable, slots: Sequence[int], starts: Sequence[int], last_ids: Sequence[int], sampled_BK: Tensor
+    ) -> None:
+        """What a call without drafts has sampled, and the token before it, which may not be known."""
+        last_ids_B, slots_B, starts_B = torch.tensor([last_ids, slots, starts], dtype=torch.int32).to(self._device)
+        ids_BK = torch.cat([last_ids_B[:, None], sampled_BK], dim=1)
+        numbers_K = torch.arange(ids_BK.shape[1], dtype=torch.int32, device=self._device)
+        texts.learn(ids_BK.ravel(), slots_B.repeat_interleave(len(numbers_K)), (starts_B[:, None] + numbers_K).ravel())
 
 
 def _shape(sampling: Sampling) -> Sampling:

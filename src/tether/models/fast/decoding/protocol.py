@@ -4,7 +4,9 @@ A slot holds the keys and values of one conversation. The engine passes the leng
 lengths. Positions past that length are unused and are overwritten: a response that ended before the last token sampled for it needs no
 repair. Samples follow uniforms that the caller passes, so they depend neither on the batch nor on how many tokens are sampled in one call.
 
-Shape legend: B slots of a call, K tokens sampled for each, T tokens fed to each and sampled behind.
+A decoder can guess what a conversation says next from what it was fed and has sampled (drafts.py), and sample several tokens in the time of one.
+
+Shape legend: B slots of a call, K tokens sampled for each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +35,26 @@ class SampleOutput(NamedTuple):
 
     ids_BK: npt.NDArray[np.int64]
     logprobs_BK: npt.NDArray[np.float32]
+    counts_B: npt.NDArray[np.int32] | None = None
+    """How many of the K tokens of each slot were sampled; None for all."""
 
 
 Sampled = Callable[[], SampleOutput]
 """Waits for what a call samples. The next call to the decoder comes after it."""
+
+
+class DraftPlan(NamedTuple):
+    """How drafts are verified in one call."""
+
+    rounds: int
+    """Drafts of a slot, one after the other."""
+    tokens: int
+    """Of each."""
+
+    @property
+    def most_sampled(self) -> int:
+        """Tokens that a slot gets if all drafts are right: one is sampled behind each."""
+        return self.rounds * (1 + self.tokens)
 
 
 class Decoder(Protocol):
@@ -54,11 +72,6 @@ class Decoder(Protocol):
     def tokens_per_call(self) -> int:
         """How many tokens `decode` should sample at once: one on a CPU, several where waiting for the device costs more than a few
         superfluous tokens."""
-        ...
-
-    @property
-    def most_drafted_rows(self) -> int:
-        """For how many slots at once `verify` takes less time than the steps that it can save."""
         ...
 
     def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
@@ -91,16 +104,25 @@ class Decoder(Protocol):
         """
         ...
 
-    def verify(
+    def start_drafts(self) -> None:
+        """Copy drafts from what is fed and sampled from now on, and from nothing before: a run does not depend on earlier ones."""
+        ...
+
+    def draft_plan(self, num_slots: int, most_tokens: int) -> DraftPlan | None:
+        """How to draft for so many slots at once, at most so many tokens each; None where that would not save time."""
+        ...
+
+    def speculate(
         self,
         slots: Sequence[int],
         starts: Sequence[int],
-        fed_BT: npt.NDArray[np.int64],
+        last_ids: Sequence[int],
+        plan: DraftPlan,
         sampling: Sampling,
-        uniforms_BT: npt.NDArray[np.float32],
+        uniforms_BK: npt.NDArray[np.float32],
     ) -> Sampled:
-        """Feed each slot its last sampled token, which goes to position `starts`, and a draft of the tokens behind it; sample behind each of them.
+        """Like `decode`, but each step feeds a draft too, and samples behind every token of it; K is what the plan can sample at most.
 
-        What is sampled behind a token counts as far as the draft before it is what was sampled. The caller compares; room is reserved.
+        What was sampled counts as far as the draft before it is what was sampled: the same tokens as without drafts, from the same uniforms.
         """
         ...

@@ -10,7 +10,7 @@ import torch
 from tether.core.protocols import Sampling
 from tether.models.fast.decoding import contiguous
 from tether.models.fast.decoding.contiguous import ContiguousDecoder, position_bytes
-from tether.models.fast.decoding.protocol import PrefillRequest, SampleOutput
+from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest, SampleOutput
 from tether.models.fast.decoding.sampling import sample
 from tether.models.policy import Policy
 
@@ -50,19 +50,21 @@ class Journal:
         uniforms = self.random.random((len(slots), count), dtype=np.float32)
         self.compare(slots, self.decoder.decode(slots, starts, [self.talks[slot][-1] for slot in slots], WARM, uniforms)(), uniforms)
 
-    def verify(self, *slots: int, right: int, count: int) -> None:
-        """A draft of `count` tokens for each slot, of which the first `right` are what a plain pass draws."""
+    def speculate(self, *slots: int, right: int, count: int) -> None:
+        """A draft of `count` tokens for each slot, of which the first `right` are what a plain pass draws: another slot has said it before."""
         uniforms = self.random.random((len(slots), count + 1), dtype=np.float32)
         starts = [len(self.talks[slot]) - 1 for slot in slots]
         assert self.decoder.reserve({slot: start + count + 1 for slot, start in zip(slots, starts, strict=True)})
-        rows = []
+        assert self.decoder._drafts is not None
         for slot, row_uniforms in zip(slots, uniforms, strict=True):
             said = list(self.talks[slot])
             for uniform in row_uniforms[:right]:
                 said.append(self.plain(said, uniform)[0])
-            rows.append([*said[-1 - right :], *self.words(count - right)])
-        drawn = self.decoder.verify(slots, starts, np.array(rows), WARM, uniforms)()
+            self.decoder._drafts.write(NUM_SLOTS + slot, 0, [*said, *self.words(count - right)])
+        last = [self.talks[slot][-1] for slot in slots]
+        drawn = self.decoder.speculate(slots, starts, last, DraftPlan(1, count), WARM, uniforms)()
         assert drawn.ids_BK.shape == drawn.logprobs_BK.shape == (len(slots), count + 1)
+        assert drawn.counts_B is not None and drawn.counts_B.tolist() == [right + 1] * len(slots)
         self.compare(slots, SampleOutput(drawn.ids_BK[:, : right + 1], drawn.logprobs_BK[:, : right + 1]), uniforms[:, : right + 1])
 
     def release(self, *slots: int) -> None:
@@ -129,11 +131,12 @@ def test_a_conversation_of_every_kind(journal: Callable[..., Journal]) -> None:
 def test_drafts_right_and_wrong(journal: Callable[..., Journal]) -> None:
     """What a wrong draft leaves behind in the cache is overwritten."""
     j = journal()
+    j.decoder.start_drafts()
     j.feed((0,), (1,), (2,), lengths=(9, 4, 17))
-    j.verify(2, 0, right=0, count=3)
-    j.verify(1, right=3, count=3)
+    j.speculate(2, 0, right=0, count=3)
+    j.speculate(1, right=3, count=3)
     j.decode(0, 1, 2, count=2)
-    j.verify(0, 2, 1, right=1, count=4)
+    j.speculate(0, 2, 1, right=1, count=4)
     j.feed((0,), lengths=(5,))
     j.decode(2, 0)
     assert j.num_compared == 3 + 2 + 4 + 6 + 6 + 1 + 2

@@ -8,7 +8,7 @@ import transformers as hf
 from tether.core.protocols import Sampling
 from tether.core.seeding import derive_seed, generator
 from tether.models.fast.backbone import probe_backbone
-from tether.models.fast.decoding.protocol import PrefillRequest
+from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest
 
 pytest.importorskip("triton")
 
@@ -143,27 +143,49 @@ def test_draws_follow_the_uniforms(model: hf.PreTrainedModel, sampling: Sampling
     ],
 )
 def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling: Sampling) -> None:
-    """Two slots of three: one draft right, one wrong from its second token on; steps after them overwrite what was wrong."""
-    uniforms = generator("test", "drafts").random((2, 6), dtype=np.float32)
+    """Two slots of three, in three rounds of drafts of two tokens; a third slot has said before what the first one will say, so that its drafts are right."""
+    uniforms = generator("test", "drafts").random((2, 15), dtype=np.float32)
     texts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]]  # the second crosses into another page
 
     def begun() -> tuple[paged.PagedDecoder, list[int]]:
         decoder = decoder_for(model)
-        assert decoder.reserve({0: 20, 2: 30})
+        decoder.start_drafts()
+        assert decoder.reserve({0: 20, 1: 30, 2: 30})
         requests = [PrefillRequest((0,), 0, texts[0]), PrefillRequest((2,), 0, texts[1])]
         return decoder, decoder.prefill(requests, sampling, uniforms[:, 0].copy()).ids_BK[:, 0].tolist()
 
     single, first = begun()
-    wanted = single.decode([0, 2], [5, 14], first, sampling, uniforms[:, 1:])()
+    wanted = single.decode([0, 2], [5, 14], first, sampling, uniforms[:, 1:9])()
     decoder, first = begun()
-    drafts = np.array([[first[0], *wanted.ids_BK[0, :2]], [first[1], wanted.ids_BK[1, 0], (wanted.ids_BK[1, 1] + 1) % 50]])
-    found = decoder.verify([0, 2], [5, 14], drafts, sampling, uniforms[:, 1:4])()
-    assert found.ids_BK[0].tolist() == wanted.ids_BK[0, :3].tolist() and found.ids_BK[1, :2].tolist() == wanted.ids_BK[1, :2].tolist()
-    np.testing.assert_allclose(found.logprobs_BK[0], wanted.logprobs_BK[0, :3], atol=1e-5)
-    np.testing.assert_allclose(found.logprobs_BK[1, :2], wanted.logprobs_BK[1, :2], atol=1e-5)
-    last = [int(found.ids_BK[0, 2]), int(found.ids_BK[1, 1])]
-    more = decoder.decode([0, 2], [8, 16], last, sampling, np.stack([uniforms[0, 4:6], uniforms[1, 3:5]]))()
-    assert more.ids_BK[0].tolist() == wanted.ids_BK[0, 3:].tolist() and more.ids_BK[1].tolist() == wanted.ids_BK[1, 2:4].tolist()
+    known = [*texts[0], first[0], *wanted.ids_BK[0].tolist()]
+    decoder.prefill([PrefillRequest((1,), 0, known)], sampling, uniforms[0, :1].copy())
+    plan = decoder.draft_plan(2, 2)
+    assert plan == DraftPlan(3, 2)
+    found = decoder.speculate([0, 2], [5, 14], first, plan, sampling, uniforms[:, 1:10])()
+    assert found.counts_B is not None
+    counts = found.counts_B.tolist()
+    assert counts[0] >= 8 and 3 <= counts[1] <= 9, "all that slot 1 said first; at least one token a round"
+    for row, count in enumerate(counts):
+        count = min(count, 8)
+        assert found.ids_BK[row, :count].tolist() == wanted.ids_BK[row, :count].tolist()
+        np.testing.assert_allclose(found.logprobs_BK[row, :count], wanted.logprobs_BK[row, :count], atol=1e-5)
+    more = single.decode([2], [22], [int(wanted.ids_BK[1, 7])], sampling, uniforms[1:, 9:15])()
+    said, count = [*wanted.ids_BK[1].tolist(), *more.ids_BK[0].tolist()], counts[1]
+    rest = decoder.decode([2], [14 + count], [int(found.ids_BK[1, count - 1])], sampling, uniforms[1:, 1 + count : 4 + count])()
+    assert rest.ids_BK[0].tolist() == said[count : count + 3], "what a wrong draft left in the cache is overwritten"
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "tokens"),
+    [(1, 7, 7), (3, 7, 7), (16, 7, 7), (33, 7, 3), (33, 2, 2), (64, 7, 3), (96, 7, 1), (128, 7, 1), (129, 7, None)],
+)
+def test_few_rows_get_long_drafts(
+    monkeypatch: pytest.MonkeyPatch, model: hf.PreTrainedModel, rows: int, most: int, tokens: int | None
+) -> None:
+    """At most 256 tokens a step: 64 rows of 4, 128 of 2."""
+    monkeypatch.setattr(paged, "BATCH_SIZES", (1, 4, 16, 32, 64, 96, 128, 192))
+    plan = decoder_for(model).draft_plan(rows, most)
+    assert plan == (None if tokens is None else DraftPlan(3, tokens))
 
 
 def test_the_cache_stays_within_its_budget(model: hf.PreTrainedModel) -> None:

@@ -1,0 +1,51 @@
+"""Drafts for speculative decoding: what a response may say next, copied from where its last tokens have occurred before.
+
+The members of a group answer the same prompt, and the turns of a conversation resemble each other, so much of a response has been written
+before, by another conversation or by the same one. A draft is what followed the latest occurrence of the last few tokens, the longest match
+first. No second model is needed. On a GPU the same happens on the device (kernels/drafts.py).
+
+A draft is only a guess: the model samples at every place of it as it would have without one, with the same uniforms, and what was sampled
+counts. A wrong draft costs time and changes nothing.
+"""
+
+from collections.abc import Sequence
+
+MATCHES = (8, 4, 2)
+"""How many last tokens are looked up, in this order."""
+
+NO_TOKEN = -1
+
+
+class Drafts:
+    """The texts of some slots, and what followed each short run of tokens in them."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, list[int]] = {}
+        """By slot."""
+        self._followed_by: dict[tuple[int, ...], tuple[list[int], int]] = {}
+        """By a run of tokens: the text and the place behind the run."""
+
+    def write(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        """The text of a slot goes on with these tokens from a position on; one that starts at 0 is another text."""
+        if start == 0:
+            self._texts[slot] = []  # what the one before said may still be copied
+        text = self._texts.setdefault(slot, [])
+        text += [NO_TOKEN] * (start - len(text))  # a slot that was filled before drafts were asked for
+        if text[start : start + len(tokens)] == list(tokens) and len(text) == start + len(tokens):
+            return
+        del text[start:]
+        text += tokens
+        for end in range(max(start, MATCHES[-1]), len(text)):
+            for length in MATCHES:
+                if end >= length:
+                    self._followed_by[tuple(text[end - length : end])] = text, end
+
+    def guess(self, slot: int, count: int) -> list[int]:
+        """At most so many tokens that may follow the text of a slot; none where its last ones have not occurred before."""
+        text = self._texts[slot]
+        for length in MATCHES:
+            found = self._followed_by.get(tuple(text[-length:]))
+            if found is not None:
+                source, end = found
+                return source[end : end + count]
+        return []

@@ -1,0 +1,195 @@
+"""Drafts for speculative decoding, made, verified and learned from on the device.
+
+A draft is what followed the latest occurrence of a row's last tokens in any text, the longest match first; decoding/drafts.py says why that
+works, and does the same on the host. Here it happens between two steps of decoding, so that several drafts can be verified one after the other
+before the host looks: a step guesses, feeds the guess, samples behind each of its tokens, and keeps what was sampled as far as the guess agrees with it.
+
+The texts of all slots lie in one table of tokens. A second table has, by a hash of a few tokens, where they were last followed by another one, and
+when that was: of several rows that write to one place, the latest wins, and of the same step the one that stands last, so the same run makes the
+same drafts. What a place says is compared with the tokens themselves before it is believed: conversations end and others take their slots, and
+two runs of tokens may have one hash.
+
+Shape legend: B rows of a call, T tokens fed to each of them (the last sampled one and a draft), S = B x T, K tokens that a call may sample for each,
+X pages of a slot.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tether.models.fast.kernels.logits import DecodeState
+
+NUM_PLACES = 1 << 20
+"""Of the table; a rollout of 128 conversations has some 200,000 runs. It takes 8 MB."""
+LANES = 128
+
+
+@triton.jit
+def _place(texts_ptr, first, there, LENGTH: tl.constexpr, NUM_PLACES: tl.constexpr):
+    """Where the table has what followed the LENGTH tokens from `first` on."""
+    mixed = first * 0 + LENGTH
+    for number in tl.static_range(LENGTH):
+        mixed = (mixed * 1000003 + tl.load(texts_ptr + first + number, mask=there, other=0)) & 0x7FFFFFFF
+    return (mixed ^ (mixed >> 11)) % NUM_PLACES
+
+
+@triton.jit
+def _remember_run(texts_ptr, table_ptr, clock, at, position, there, LENGTH: tl.constexpr, NUM_PLACES: tl.constexpr):
+    """Note behind which LENGTH tokens these stand, which are `at` these places of the texts."""
+    known = there & (position >= LENGTH)
+    tl.atomic_max(table_ptr + _place(texts_ptr, at - LENGTH, known, LENGTH, NUM_PLACES), (clock << 32) | at, mask=known)
+
+
+@triton.jit
+def _remember(texts_ptr, table_ptr, clock, at, position, there, NUM_PLACES: tl.constexpr):
+    """Runs of 8, 4 and 2 tokens, as decoding/drafts.py has them."""
+    _remember_run(texts_ptr, table_ptr, clock, at, position, there, 8, NUM_PLACES)
+    _remember_run(texts_ptr, table_ptr, clock, at, position, there, 4, NUM_PLACES)
+    _remember_run(texts_ptr, table_ptr, clock, at, position, there, 2, NUM_PLACES)
+
+
+@triton.jit
+def _look_up(texts_ptr, table_ptr, end, length, source, LENGTH: tl.constexpr, NUM_PLACES: tl.constexpr):
+    """Where the last LENGTH tokens of a text were followed by something; `source` if that is known already, 0 if they never were."""
+    known = length >= LENGTH
+    found = tl.load(table_ptr + _place(texts_ptr, end - LENGTH, known, LENGTH, NUM_PLACES)) & 0x7FFFFFFF
+    known = known & (found >= LENGTH) & (source == 0)
+    token = tl.arange(0, LENGTH)
+    here = tl.load(texts_ptr + end - LENGTH + token, mask=known, other=0)
+    there = tl.load(texts_ptr + found - LENGTH + token, mask=known, other=-1)
+    return tl.where(tl.sum((here != there).to(tl.int32), axis=0) == 0, found, source)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _learn(texts_ptr, table_ptr, clock_ptr, places_ptr, positions_ptr, num_tokens, NUM_PLACES: tl.constexpr, LANES: tl.constexpr):
+    number = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    there = number < num_tokens
+    place = tl.load(places_ptr + number, mask=there, other=0)
+    position = tl.load(positions_ptr + number, mask=there, other=0)
+    _remember(texts_ptr, table_ptr, tl.load(clock_ptr), place, position, there, NUM_PLACES)
+
+
+@triton.jit(do_not_specialize=["most_tokens"])
+def _guess(
+    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, counts_ptr, uniforms_ptr, fed_ptr, filled_ptr, fed_uniforms_ptr,
+    num_positions, most_tokens, FED: tl.constexpr, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    if row == 0:  # nobody reads the clock in this kernel
+        tl.store(clock_ptr, tl.load(clock_ptr) + 1)
+    begin = tl.load(slots_ptr + row).to(tl.int64) * num_positions
+    length = tl.load(lengths_ptr + row)
+    end = begin + length
+    source = _look_up(texts_ptr, table_ptr, end, length, begin * 0, 8, NUM_PLACES)
+    source = _look_up(texts_ptr, table_ptr, end, length, source, 4, NUM_PLACES)
+    source = _look_up(texts_ptr, table_ptr, end, length, source, 2, NUM_PLACES)
+    token = tl.arange(0, WIDTH)
+    draft = tl.load(texts_ptr + source - 1 + token, mask=(token > 0) & (token < FED) & (source > 0), other=0)
+    fed = tl.where(token == 0, tl.load(texts_ptr + end - 1), draft)
+    tl.store(fed_ptr + row * FED + token, fed, mask=token < FED)
+    uniforms = tl.load(uniforms_ptr + row * most_tokens + tl.load(counts_ptr + row) + token, mask=token < FED, other=0.0)
+    tl.store(fed_uniforms_ptr + row * FED + token, uniforms, mask=token < FED)
+    tl.store(filled_ptr + row, length - 1 + FED)
+
+
+@triton.jit(do_not_specialize=["most_tokens"])
+def _accept(
+    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, counts_ptr, fed_ptr, drawn_ptr, drawn_logprobs_ptr, sampled_ptr, logprobs_ptr,
+    num_positions, most_tokens, num_slots, FED: tl.constexpr, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row)
+    begin = slot.to(tl.int64) * num_positions
+    length, count = tl.load(lengths_ptr + row), tl.load(counts_ptr + row)
+    token = tl.arange(0, WIDTH)
+    drawn = tl.load(drawn_ptr + row * FED + token, mask=token < FED, other=-1)
+    guessed = tl.load(fed_ptr + row * FED + token + 1, mask=token + 1 < FED, other=-2)
+    num_new = tl.min(tl.where(drawn == guessed, FED - 1, token), axis=0) + 1
+    is_new = token < num_new
+    target = row * most_tokens + count + token
+    tl.store(sampled_ptr + target, drawn, mask=is_new)
+    tl.store(logprobs_ptr + target, tl.load(drawn_logprobs_ptr + row * FED + token, mask=is_new, other=0.0), mask=is_new)
+    is_known = is_new & (slot < num_slots)  # rows that only fill up a batch say nothing
+    tl.store(texts_ptr + begin + length + token, drawn.to(tl.int32), mask=is_known)
+    tl.store(lengths_ptr + row, length + num_new)
+    tl.store(counts_ptr + row, count + num_new)
+    tl.debug_barrier()  # what follows reads tokens that other threads of this program have written
+    _remember(texts_ptr, table_ptr, tl.load(clock_ptr), begin + length + token, length + token, is_known, NUM_PLACES)
+
+
+class DraftState:
+    """The state of some rows while drafts are verified for them, on the device: everything a step reads and writes."""
+
+    def __init__(self, num_rows: int, num_fed: int, most_rounds: int, num_pages: int, device: torch.device) -> None:
+        self.num_fed, self.most_tokens = num_fed, most_rounds * num_fed
+        self.inputs = torch.zeros(num_rows * (3 + num_pages), dtype=torch.int32, device=device)
+        """What a call copies to the device at once; the next four are its parts."""
+        slots_B, lengths_B, counts_B, tables = self.inputs.split([num_rows, num_rows, num_rows, num_rows * num_pages])
+        self.slots_B, self.lengths_B, self.counts_B, self.tables_BX = slots_B, lengths_B, counts_B, tables.view(num_rows, num_pages)
+        """`lengths_B`: tokens of each text, the last sampled one included; `counts_B`: tokens that this call has sampled."""
+        self.uniforms_BK = torch.zeros(num_rows, self.most_tokens, device=device)
+        self.sampled_BK = torch.zeros(num_rows, self.most_tokens, dtype=torch.int64, device=device)
+        self.logprobs_BK = torch.zeros(num_rows, self.most_tokens, device=device)
+        self.fed_S = torch.zeros(num_rows * num_fed, dtype=torch.int32, device=device)
+        self.filled_B = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        """Positions filled once a draft is fed."""
+        self.drawn = DecodeState(num_rows * num_fed, 1, device)
+        """What is sampled behind each token that is fed."""
+
+
+class TextTable:
+    """The texts of all slots, and what followed each short run of tokens in them."""
+
+    def __init__(self, num_slots: int, num_positions: int, device: torch.device) -> None:
+        self.unused_slot = num_slots
+        """Of rows that only fill up a batch."""
+        self._num_positions = num_positions
+        # A draft that is copied from the end of the last text reads past it.
+        self._texts = torch.zeros((num_slots + 1) * num_positions + 64, dtype=torch.int32, device=device)
+        self._followed_by = torch.zeros(NUM_PLACES, dtype=torch.int64, device=device)
+        self._clock_1 = torch.ones(1, dtype=torch.int64, device=device)
+
+    def forget(self) -> None:
+        """Begin anew: what is drafted next depends on nothing before."""
+        self._texts.zero_()
+        self._followed_by.zero_()
+        self._clock_1.fill_(1)
+
+    def learn(self, ids_S: Tensor, slots_S: Tensor, positions_S: Tensor) -> None:
+        """Write tokens into the texts of their slots, and note what they follow."""
+        places_S = slots_S.long() * self._num_positions + positions_S
+        self._texts[places_S] = ids_S.to(torch.int32)
+        num_tokens = len(ids_S)
+        _learn[(triton.cdiv(num_tokens, LANES),)](
+            self._texts,
+            self._followed_by,
+            self._clock_1,
+            places_S,
+            positions_S,
+            num_tokens,
+            NUM_PLACES=NUM_PLACES,
+            LANES=LANES,
+            num_warps=4,
+        )
+
+    def copy(self, leader: int, followers: Tensor) -> None:
+        """Let the texts of some slots be another's."""
+        texts = self._texts[: (self.unused_slot + 1) * self._num_positions].view(-1, self._num_positions)
+        texts[followers] = texts[leader].clone()
+
+    def guess(self, state: DraftState) -> None:
+        """Write what is fed to each row next: its last token and a draft; and the uniforms for what is sampled behind them."""
+        _guess[(len(state.slots_B),)](
+            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.counts_B, state.uniforms_BK,
+            state.fed_S, state.filled_B, state.drawn.uniforms_BK, self._num_positions, state.most_tokens,
+            FED=state.num_fed, WIDTH=triton.next_power_of_2(state.num_fed), NUM_PLACES=NUM_PLACES, num_warps=1,
+        )  # fmt: skip
+
+    def accept(self, state: DraftState) -> None:
+        """Append what was sampled to each row, as far as the draft before it is what was sampled."""
+        _accept[(len(state.slots_B),)](
+            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.counts_B, state.fed_S,
+            state.drawn.sampled_BK, state.drawn.logprobs_BK, state.sampled_BK, state.logprobs_BK, self._num_positions, state.most_tokens, self.unused_slot,
+            FED=state.num_fed, WIDTH=triton.next_power_of_2(state.num_fed), NUM_PLACES=NUM_PLACES, num_warps=1,
+        )  # fmt: skip

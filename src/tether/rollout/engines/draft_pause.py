@@ -1,0 +1,30 @@
+"""When speculative decoding pauses: a draft takes longer than a plain step, which pays only if enough of its tokens are right."""
+
+TRIED_DRAFTS = 64
+"""Drafts after which it is decided whether they were worth their time."""
+LEAST_ACCEPTED = 0.4
+"""Tokens of a draft that have to be right on average: about what a step with drafts takes longer than one without."""
+PAUSED_CALLS = 4
+"""Calls without drafts where they were not."""
+
+
+class DraftPause:
+    """Counts drafts and their right tokens, and says when to do without."""
+
+    def __init__(self) -> None:
+        self._num_tried = self._num_right = self._num_paused = 0
+        """Drafts and their right tokens since the last decision, and calls without drafts that are still to come."""
+
+    def count(self, tried: int, right: int) -> None:
+        """So many drafts were verified, and so many of their tokens were right."""
+        self._num_tried, self._num_right = self._num_tried + tried, self._num_right + right
+        if self._num_tried >= TRIED_DRAFTS:
+            self._num_paused = PAUSED_CALLS if self._num_right < LEAST_ACCEPTED * self._num_tried else 0
+            self._num_tried = self._num_right = 0
+
+    def applies(self) -> bool:
+        """Whether the next call goes without drafts, because the last ones were seldom right; asked once a call."""
+        if not self._num_paused:
+            return False
+        self._num_paused -= 1
+        return True

@@ -1,0 +1,120 @@
+"""Drafts on the device: what is guessed, kept and learned, by Triton's interpreter where there is no CUDA device."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tether.core.seeding import generator
+
+pytest.importorskip("triton")
+
+from tether.models.fast.decoding.drafts import Drafts
+from tether.models.fast.kernels.drafts import DraftState, TextTable
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def numbers(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def learn(table: TextTable, slot: int, start: int, tokens: list[int]) -> None:
+    table.learn(numbers(*tokens), numbers(*[slot] * len(tokens)), numbers(*range(start, start + len(tokens))))
+
+
+def state_of(slots: list[int], lengths: list[int], num_fed: int, rounds: int = 2) -> DraftState:
+    state = DraftState(len(slots), num_fed, rounds, 1, DEVICE)
+    state.slots_B.copy_(numbers(*slots))
+    state.lengths_B.copy_(numbers(*lengths))
+    return state
+
+
+def guessed(table: TextTable, slot: int, length: int, num_fed: int) -> list[int]:
+    state = state_of([slot], [length], num_fed)
+    table.guess(state)
+    assert state.filled_B.tolist() == [length - 1 + num_fed]
+    return [int(token) for token in state.fed_S]
+
+
+def test_a_draft_is_what_followed_the_longest_match_and_then_the_latest() -> None:
+    table = TextTable(3, 20, DEVICE)
+    learn(table, 0, 0, [1, 2, 3, 4, 50, 51, 52])
+    learn(table, 1, 0, [7, 3, 4, 60, 61, 62])
+    learn(table, 2, 0, [9, 3, 4])
+    assert guessed(table, 2, 3, 4) == [4, 60, 61, 62], "two tokens match: of one step, the slot that stands last"
+    learn(table, 2, 0, [1, 2, 3, 4])
+    assert guessed(table, 2, 4, 3) == [4, 50, 51], "four tokens match"
+    learn(table, 0, 7, [3, 4, 70])
+    learn(table, 2, 0, [9, 9, 3, 4])
+    assert guessed(table, 2, 4, 3) == [4, 70, 0], "the latest; nothing is known behind it"
+    learn(table, 2, 0, [4, 3])
+    assert guessed(table, 2, 2, 3) == [3, 0, 0], "no match"
+    assert guessed(table, 2, 1, 2) == [4, 0], "one token is no run"
+    table.forget()
+    learn(table, 2, 0, [9, 9, 3, 4])
+    assert guessed(table, 2, 4, 3) == [4, 0, 0]
+
+
+def test_a_text_that_was_overwritten_is_not_copied() -> None:
+    """The place of a run is compared with the tokens that stand there now."""
+    table = TextTable(2, 20, DEVICE)
+    learn(table, 0, 0, [1, 2, 3])
+    learn(table, 1, 0, [1, 2])
+    assert guessed(table, 1, 2, 2) == [2, 3]
+    learn(table, 0, 0, [5, 6, 7])
+    assert guessed(table, 1, 2, 2) == [2, 0]
+
+
+def test_texts_that_begin_alike() -> None:
+    table = TextTable(3, 20, DEVICE)
+    learn(table, 0, 0, [1, 2, 3, 1, 2])
+    table.copy(0, torch.tensor([1, 2], device=DEVICE))
+    assert guessed(table, 2, 5, 3) == [2, 3, 1]
+
+
+def test_what_was_sampled_counts_as_far_as_the_draft_agrees() -> None:
+    """Three rows of four fed tokens: nothing right, two right, all right; a fourth only fills up the batch."""
+    table = TextTable(3, 20, DEVICE)
+    for slot, text in enumerate(([1, 2], [3, 4, 5], [6, 7])):
+        learn(table, slot, 0, text)
+    state = state_of([0, 1, 2, 3], [2, 3, 2, 1], 4)
+    table.guess(state)
+    state.fed_S.copy_(numbers(2, 11, 12, 13, 5, 21, 22, 23, 7, 31, 32, 33, 0, 0, 0, 0))
+    state.drawn.sampled_BK.copy_(torch.tensor([[19, 11, 12, 13], [21, 22, 29, 24], [31, 32, 33, 34], [0, 0, 0, 0]]).reshape(-1, 1))
+    state.drawn.logprobs_BK.copy_(-torch.arange(16.0).reshape(-1, 1))
+    table.accept(state)
+    assert state.counts_B.tolist() == [1, 3, 4, 4]
+    assert state.lengths_B.tolist() == [3, 6, 6, 5]
+    assert state.sampled_BK[0, :1].tolist() == [19] and state.logprobs_BK[0, :1].tolist() == [0.0]
+    assert state.sampled_BK[1, :3].tolist() == [21, 22, 29] and state.logprobs_BK[1, :3].tolist() == [-4.0, -5.0, -6.0]
+    assert state.sampled_BK[2, :4].tolist() == [31, 32, 33, 34] and state.logprobs_BK[2, :4].tolist() == [-8.0, -9.0, -10.0, -11.0]
+    learn(table, 0, 3, [6, 7, 31])
+    assert guessed(table, 0, 6, 4) == [31, 32, 33, 34], "what was sampled is known from now on"
+    state.uniforms_BK.copy_(torch.arange(32.0).reshape(4, 8))
+    table.guess(state)
+    assert state.drawn.uniforms_BK[:12, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0, 20.0, 21.0, 22.0, 23.0]
+    assert state.fed_S[::4].tolist() == [19, 29, 34, 0]
+    state.drawn.sampled_BK.fill_(40)
+    table.accept(state)
+    assert state.counts_B.tolist() == [2, 4, 5, 5]
+    assert state.sampled_BK[1, :4].tolist() == [21, 22, 29, 40]
+
+
+def test_the_device_guesses_what_the_host_guesses() -> None:
+    """Texts of few different tokens that grow in turn: runs of every length occur again and again."""
+    random = generator("test", "draft kernels")
+    table, drafts = TextTable(4, 64, DEVICE), Drafts()
+    texts: list[list[int]] = [[] for _ in range(4)]
+    num_guessed = 0
+    for _ in range(40):
+        slot = int(random.integers(4))
+        new = random.integers(1, 4, int(random.integers(1, 9))).tolist()
+        if len(texts[slot]) + len(new) > 60:
+            continue
+        learn(table, slot, len(texts[slot]), new)
+        drafts.write(slot, len(texts[slot]), new)
+        texts[slot] += new
+        wanted = drafts.guess(slot, 5)
+        num_guessed += bool(wanted)
+        assert guessed(table, slot, len(texts[slot]), 6)[: 1 + len(wanted)] == [texts[slot][-1], *wanted]
+    assert num_guessed > 20
