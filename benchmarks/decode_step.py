@@ -1,6 +1,6 @@
 """A step of decoding on a GPU by the number of rows: products by the library beside products by kernels of our own, and what a draft adds.
 
-Steps and verifications are recorded graphs, as in a rollout; the best of ten measurements of eight tokens counts. All rows hold the same number
+Steps are recorded graphs, as in a rollout; the best of ten measurements of eight tokens, or of three drafts, counts. All rows hold the same number
 of positions.
 
     python benchmarks/decode_step.py --model shape:1.5b
@@ -17,8 +17,8 @@ from shapes import Row, add_json_option, add_model_options, measured_model, publ
 from tether.core.protocols import Sampling
 from tether.core.seeding import generator
 from tether.models.fast.backbone import LlamaBackbone, probe_backbone
-from tether.models.fast.decoding.paged import BATCH_SIZES, PagedDecoder
-from tether.models.fast.decoding.protocol import PrefillRequest
+from tether.models.fast.decoding.paged import BATCH_SIZES, DRAFT_ROUNDS, PagedDecoder
+from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest
 
 SAMPLING = Sampling(1.0, 64)
 TOKENS = 8
@@ -30,7 +30,7 @@ def main(given: list[str] | None = None) -> None:
     add_model_options(parser, default="shape:1.5b")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 32, 64, 128], choices=BATCH_SIZES, help="sizes of a batch")
     parser.add_argument("--positions", type=int, default=700, help="that every row holds")
-    parser.add_argument("--drafts", type=int, nargs="*", default=[3, 5], help="tokens of a draft; none: leave drafts out")
+    parser.add_argument("--drafts", type=int, nargs="*", default=[1, 3, 7], help="tokens of a draft; none: leave drafts out")
     add_json_option(parser)
     args = parser.parse_args(given)
     if not torch.cuda.is_available():
@@ -49,7 +49,7 @@ def main(given: list[str] | None = None) -> None:
             row: Row = {"model": args.model, "products of few rows": "our kernels" if by_kernels else "the library", "rows": str(num_rows)}
             row["step, ms"] = step_ms(decoder, num_rows, args.positions)
             for tokens in args.drafts:
-                row[f"draft of {tokens}, ms"] = verify_ms(decoder, num_rows, args.positions, tokens)
+                row[f"draft of {tokens}, ms"] = draft_ms(decoder, num_rows, args.positions, tokens)
             rows.append(row)
             say(f"{row}")
     publish(rows, args.json)
@@ -65,7 +65,7 @@ def filled_decoder(backbone: LlamaBackbone, num_rows: int, positions: int) -> Pa
     for first in range(0, num_rows, PREFILLED_AT_ONCE):
         slots = range(first, min(first + PREFILLED_AT_ONCE, num_rows))
         requests = [PrefillRequest((slot,), 0, texts[slot]) for slot in slots]
-        decoder.prefill(requests, SAMPLING, random.random(len(requests), dtype=np.float32))
+        decoder.prefill(requests, SAMPLING, random.random(len(requests), dtype=np.float32))()
     return decoder
 
 
@@ -74,9 +74,11 @@ def step_ms(decoder: PagedDecoder, num_rows: int, positions: int) -> float:
     return _best(lambda: decoder.decode(slots, [positions] * num_rows, [5] * num_rows, SAMPLING, uniforms_BK), TOKENS)
 
 
-def verify_ms(decoder: PagedDecoder, num_rows: int, positions: int, tokens: int) -> float:
-    fed_BT, uniforms_BT = np.full((num_rows, tokens + 1), 5), np.full((num_rows, tokens + 1), 0.5, dtype=np.float32)
-    return _best(lambda: decoder.verify(list(range(num_rows)), [positions] * num_rows, fed_BT, SAMPLING, uniforms_BT), 1)
+def draft_ms(decoder: PagedDecoder, num_rows: int, positions: int, tokens: int) -> float:
+    plan, slots = DraftPlan(DRAFT_ROUNDS, tokens), list(range(num_rows))
+    uniforms_BK = np.full((num_rows, plan.most_sampled), 0.5, dtype=np.float32)
+    decoder.start_drafts()
+    return _best(lambda: decoder.speculate(slots, [positions] * num_rows, [5] * num_rows, plan, SAMPLING, uniforms_BK), plan.rounds)
 
 
 def _best(call: Callable[[], object], steps: int) -> float:

@@ -8,8 +8,8 @@ rollout, and every turn has to be read, given to its environment and answered. T
 `--set` as there. The first step is not counted: kernels are compiled and graphs recorded in it.
 
 First table, the rollout, means of the counted steps:
-- a real run: tokens a second, and the seconds of decoding by how many rows decoded (up to 16, up to 64, more), of prefill, and of the host
-  alone (the device waits). Reading responses and playing environments happens while the device decodes; `overlapped` says how much of it.
+- a real run: tokens a second, and the seconds of decoding by how many rows decoded (up to 16, up to 64, more), of prefill for which no row that
+  decodes was waited for, and of the host alone (the device waits). Reading responses and playing environments happens while the device decodes; `overlapped` says how much of it.
 - fixed lengths: the same number of conversations, turns and tokens, all responses of the mean length, and no environment.
 - floor: what no program can leave out for the very tokens of the last step (workloads.rollout_floor).
 
@@ -49,7 +49,8 @@ class RolloutTimes:
     """Seconds of one rollout, by what the device did."""
 
     decode: dict[str, float] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, float] = field(default_factory=dict)
+    """Of a row, in the mean of the rows that decoded."""
     prefill: float = 0.0
     overlapped: float = 0.0
     calls: int = 0
@@ -60,33 +61,45 @@ class TimedDecoder:
 
     def __init__(self, decoder: Decoder, times: RolloutTimes) -> None:
         self._decoder, self.times = decoder, times
+        self._decodes = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def prefill(self, *arguments: Any) -> SampleOutput:
+    def prefill(self, *arguments: Any) -> Sampled:
         began = time.perf_counter()
-        output = self._decoder.prefill(*arguments)
-        self.times.prefill += time.perf_counter() - began
-        return output
+        wait = self._decoder.prefill(*arguments)
+        if not self._decodes:  # beside a step of decoding, its launch takes none of the device's time
+            self.times.prefill += time.perf_counter() - began
+
+        def waited() -> SampleOutput:
+            asked = time.perf_counter()
+            output = wait()
+            self.times.prefill += time.perf_counter() - asked
+            return output
+
+        return waited
 
     def decode(self, slots: Sequence[int], *arguments: Any) -> Sampled:
         return self._timed(self._decoder.decode, slots, *arguments)
 
-    def verify(self, slots: Sequence[int], *arguments: Any) -> Sampled:
-        return self._timed(self._decoder.verify, slots, *arguments)
+    def speculate(self, slots: Sequence[int], *arguments: Any) -> Sampled:
+        return self._timed(self._decoder.speculate, slots, *arguments)
 
     def _timed(self, call: Callable[..., Sampled], slots: Sequence[int], *arguments: Any) -> Sampled:
         began = time.perf_counter()
         wait = call(slots, *arguments)
         launched = time.perf_counter()
+        self._decodes = True
 
         def waited() -> SampleOutput:
             asked = time.perf_counter()
             output = wait()
             rows = row_class(len(slots))
             self.times.decode[rows] = self.times.decode.get(rows, 0.0) + time.perf_counter() - began
-            self.times.tokens[rows] = self.times.tokens.get(rows, 0) + output.ids_BK.shape[1]
+            sampled = output.ids_BK.shape[1] if output.counts_B is None else float(output.counts_B.mean())
+            self.times.tokens[rows] = self.times.tokens.get(rows, 0) + sampled
+            self._decodes = False
             self.times.overlapped += asked - launched
             self.times.calls += 1
             return output

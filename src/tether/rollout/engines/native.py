@@ -2,8 +2,8 @@
 
 Every conversation owns a slot of a decoder while it lives, so a turn computes only its new tokens. A row is a conversation in its slot. It
 waits while it has tokens to prefill (its prompt, or the observation after a response) and decodes afterwards. Waiting rows are prefilled
-together, once they are an eighth of all rows: a call costs much the same for few rows as for many. Members of a group that wait with the
-same new prompt compute it once. A finished conversation frees its slot immediately; one that resets its context keeps its slot and clears
+together: beside the next call that decodes, where the device can do both at once; otherwise once they are an eighth of all rows, since a call costs
+much the same for few rows as for many. Members of a group that wait with the same new prompt compute it once. A finished conversation frees its slot immediately; one that resets its context keeps its slot and clears
 the cache in it.
 
 Complete responses are delivered to their conversations (parsed, given to the environment, the next prompt tokenised) while the device
@@ -28,7 +28,7 @@ once another row has finished. That changes no trajectory, rounding apart.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -48,7 +48,7 @@ from tether.core.protocols import (
     Sampling,
 )
 from tether.core.types import Completion
-from tether.models.fast.decoding.protocol import Decoder, DraftPlan, PrefillRequest, SampleOutput
+from tether.models.fast.decoding.protocol import Decoder, DraftPlan, PrefillRequest, Sampled
 from tether.models.policy import Policy
 from tether.rollout.engines.base import StopRule
 from tether.rollout.engines.draft_pause import DraftPause
@@ -236,11 +236,15 @@ class _Batch:
                 self._deliver_finished()
             while (queue or self._evicted) and (self._slots_free or self._kept) and not self._is_full:
                 self._admit(queue)
-            if self._waiting and (len(self._waiting) >= self._num_rows / FEED_SHARE or not self._decoding):
+            if self._waiting and (not self._decoding or (self._many_wait and not self._decoder.prefills_beside)):
                 self._collect_answers()
                 self._prefill_waiting()
             elif self._decoding:
                 self._decode()
+
+    @property
+    def _many_wait(self) -> bool:
+        return len(self._waiting) >= self._num_rows / FEED_SHARE
 
     @property
     def _num_rows(self) -> int:
@@ -300,23 +304,43 @@ class _Batch:
         """Prefill every waiting row and sample its next token; it decodes from then on."""
         for row in self._waiting:
             self._check_length(len(row.tokens))
-        groups = self._same_prompts()
-        while not self._decoder.reserve(
-            {row.slot: len(row.tokens) for row in self._waiting},
-            {row.slot: members[0].slot for members in groups for row in members[1:]},
-        ):
+        while not self._reserve_prompts(groups := _same_prompts(self._waiting)):
             if not self._give_up_kept():
                 self._evict()
-                groups = self._same_prompts()
         self._waiting = []
-        if not groups:
-            return
+        for call in self._prefill(groups):
+            self._accept(*call)
+
+    def _prefill_beside(self) -> Iterator[tuple[list[_Row], Sampling, Sampled]]:
+        """Prefill rows that wait while others decode, if there is room for them.
+
+        Rows whose environment is still running are left out until there are many: to wait for them would keep the rows that decode waiting, too.
+        """
+        if self._many_wait:
+            self._collect_answers()
+        ready = [row for row in self._waiting if row.pending is None]
+        for row in ready:
+            self._check_length(len(row.tokens))
+        groups = _same_prompts(ready)
+        if not ready or not self._reserve_prompts(groups):
+            return iter(())
+        self._waiting = [row for row in self._waiting if row.pending is not None]
+        return self._prefill(groups)
+
+    def _reserve_prompts(self, groups: list[list[_Row]]) -> bool:
+        return self._decoder.reserve(
+            {row.slot: len(row.tokens) for members in groups for row in members},
+            {row.slot: members[0].slot for members in groups for row in members[1:]},
+        )
+
+    def _prefill(self, groups: list[list[_Row]]) -> Iterator[tuple[list[_Row], Sampling, Sampled]]:
+        """Rows of a kind, that kind, and what is sampled for them."""
         for members in groups:
             self._count_prefilled(members)
         for kind, alike in _by_kind(groups, lambda members: members[0].kind):
             requests = [PrefillRequest(tuple(row.slot for row in members), members[0].filled, members[0].unfed) for members in alike]
             rows = [row for members in alike for row in members]
-            self._accept(rows, kind, self._decoder.prefill(requests, kind, np.concatenate([row.uniforms(1) for row in rows])))
+            yield rows, kind, self._decoder.prefill(requests, kind, np.concatenate([row.uniforms(1) for row in rows]))
 
     def _decode(self) -> None:
         """Feed the last sampled token of every decoding row, and a draft where that is worth it, and sample its next tokens."""
@@ -343,10 +367,10 @@ class _Batch:
             else:
                 sampled = self._decoder.speculate(slots, starts, last_ids, plan, kind, uniforms_BK)
             self._deliver_finished()  # while the device decodes
-            output = sampled()
-            if plan is not None and output.counts_B is not None:
-                self._count_drafts(len(alike) * plan.rounds, int(output.counts_B.sum()))
-            self._accept(alike, kind, output)
+            beside = list(self._prefill_beside()) if self._decoder.prefills_beside else []
+            self._accept(alike, kind, sampled, plan)
+            for call in beside:
+                self._accept(*call)
 
     def _draft_plan(self) -> DraftPlan | None:
         """How the next call drafts; None where it does not."""
@@ -384,14 +408,6 @@ class _Batch:
 
     # ---------------------------------------------------------------------------------------------------- before the calls
 
-    def _same_prompts(self) -> list[list[_Row]]:
-        """The waiting rows, grouped by equal new prompts of one prefix key: a group is computed once."""
-        groups: dict[object, list[_Row]] = {}
-        for row in self._waiting:
-            key = row.admitted if row.filled else (row.conversation.prefix_key, row.kind, tuple(row.tokens))
-            groups.setdefault(key, []).append(row)
-        return list(groups.values())
-
     def _count_prefilled(self, members: list[_Row]) -> None:
         num_new = len(members[0].unfed)
         self._statistics.fed_tokens += num_new
@@ -421,8 +437,11 @@ class _Batch:
 
     # ----------------------------------------------------------------------------------------------------- after the calls
 
-    def _accept(self, rows: list[_Row], kind: Sampling, sampled: SampleOutput) -> None:
-        """Append the sampled tokens to their rows, up to the end of a response; complete responses wait to be delivered."""
+    def _accept(self, rows: list[_Row], kind: Sampling, call: Sampled, plan: DraftPlan | None = None) -> None:
+        """Append what a call sampled to its rows, up to the end of a response; complete responses wait to be delivered."""
+        sampled = call()
+        if plan is not None and sampled.counts_B is not None:
+            self._count_drafts(len(rows) * plan.rounds, int(sampled.counts_B.sum()))
         if not np.isfinite(sampled.logprobs_BK).all():
             raise DivergedModel(
                 "the model's log-probs are not finite: its weights have diverged; move the last checkpoints away, resume from an earlier one, "
@@ -508,6 +527,15 @@ class _Batch:
 def _kind(sampling: Sampling) -> Sampling:
     """The sampling without its budget; equal ones are the same object, which makes them quick to compare."""
     return replace(sampling, max_tokens=0)
+
+
+def _same_prompts(waiting: list[_Row]) -> list[list[_Row]]:
+    """Rows that wait, grouped by equal new prompts of one prefix key: a group is computed once."""
+    groups: dict[object, list[_Row]] = {}
+    for row in waiting:
+        key = row.admitted if row.filled else (row.conversation.prefix_key, row.kind, tuple(row.tokens))
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
 
 
 def _by_kind(things: list[T], kind: Callable[[T], Sampling]) -> list[tuple[Sampling, list[T]]]:

@@ -37,6 +37,7 @@ class ContiguousDecoder:
     """A Decoder over any causal language model; the family's forward pass makes it faster where there is one."""
 
     tokens_per_call = 1
+    prefills_beside = False
     most_drafted_rows = 1
     """A CPU computes the second token of a row in the time of the first only while hardly any row is there."""
 
@@ -96,7 +97,7 @@ class ContiguousDecoder:
             self._cache.resize(0, 0)
 
     @torch.inference_mode()
-    def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> SampleOutput:
+    def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
         """Feed tokens and sample the one that follows, for every slot in the order in which the requests name them; room is reserved."""
         order, features = [], []
         for part in self._parts(requests):
@@ -113,7 +114,8 @@ class ContiguousDecoder:
                     self._drafts.write(slot, request.start, request.tokens)
         place = {n: index for index, n in enumerate(order)}
         source_B = torch.tensor([place[n] for n, request in enumerate(requests) for _ in request.slots], device=self._device)
-        return self._output([self._sample(torch.cat(features)[source_B], sampling, uniforms_B)])
+        output = self._output([self._sample(torch.cat(features)[source_B], sampling, uniforms_B)])
+        return lambda: output
 
     @torch.inference_mode()
     def decode(

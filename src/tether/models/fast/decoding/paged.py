@@ -2,7 +2,7 @@
 
 A step of decoding (embedding, layers, head, sampling, recording) is recorded once for a few batch sizes as a CUDA graph and replayed for every
 token; rows that fill up a batch to its size write to page 0, which no slot owns. Several tokens in a row are sampled on the device before the
-host looks at them. Prompts and observations are fed flat, one text after another; slots that begin with the same prompt share its full pages. Small
+host looks at them. Prompts and observations are fed flat, on a stream of their own, beside the rows that decode meanwhile, one text after another; slots that begin with the same prompt share its full pages. Small
 feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
 kernels would take longer than the device needs for them. Drafts (kernels/drafts.py) are made and verified by a step with a few tokens a row, several
 times before the host looks. The weights are the learner's: an update in place is seen by the next replay, and where parameters have moved the
@@ -14,7 +14,7 @@ Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X page
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
+from tether.models.fast.decoding.lanes import DecodeLane, FeedLane
 from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
@@ -75,6 +76,8 @@ class _Feed(NamedTuple):
 class PagedDecoder:
     """A Decoder over a paged cache; see the module's text."""
 
+    prefills_beside = True
+
     def __init__(self, backbone: LlamaBackbone, head: nn.Linear, num_slots: int, max_positions: int, budget: int) -> None:
         """`budget` is in bytes; the cache takes what `num_slots` conversations of the full length need, if that is less."""
         weight = head.weight
@@ -97,7 +100,7 @@ class PagedDecoder:
         self._texts: TextTable | None = None
         self._drafted: dict[tuple[int, int, Sampling], tuple[DraftState, partial[None]]] = {}
         """Recorded steps with drafts, by rows and tokens that are fed to each."""
-        self._pool: Any = None
+        self._decode_lane, self._feed_lane = DecodeLane(weight.device), FeedLane(weight.device)
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
 
@@ -108,15 +111,22 @@ class PagedDecoder:
         self._pages.release(slot)
 
     @torch.inference_mode()
-    def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> SampleOutput:
-        leader_logits = [self._feed(part) for part in _parts(requests)]
-        self._share([request for request in requests if len(request.slots) > 1])
-        if self._texts is not None:
-            self._learn_fed(self._texts, requests)
-        of_slot = [number for number, request in enumerate(requests) for _ in request.slots]
-        logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
-        ids_B, logprobs_B = sample(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
-        return SampleOutput(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
+    def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
+        with self._feed_lane.beside(self._decode_lane):
+            leader_logits = [self._feed(part) for part in _parts(requests)]
+            self._share([request for request in requests if len(request.slots) > 1])
+            of_slot = [number for number, request in enumerate(requests) for _ in request.slots]
+            logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
+            ids_B, logprobs_B = sample(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
+
+        def wait() -> SampleOutput:
+            with torch.inference_mode(), self._feed_lane.beside(self._decode_lane):
+                output = SampleOutput(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
+            if self._texts is not None:  # not beside a step with drafts, whose texts would depend on which of the two comes first
+                self._learn_fed(self._texts, requests)
+            return output
+
+        return wait
 
     @torch.inference_mode()
     def decode(
@@ -129,6 +139,7 @@ class PagedDecoder:
     ) -> Sampled:
         num_rows, num_steps = uniforms_BK.shape
         size = _batch_size(num_rows)
+        self._decode_lane.begin()
         self._fill_state(slots, starts, last_ids, size)
         state = self._state
         state.uniforms_BK[:num_rows, :num_steps] = torch.from_numpy(uniforms_BK).to(self._device)
@@ -140,8 +151,9 @@ class PagedDecoder:
             self._learn_sampled(self._texts, slots, starts, last_ids, state.sampled_BK[:num_rows, :num_steps])
 
         def wait() -> SampleOutput:
-            sampled = state.sampled_BK[:num_rows, :num_steps].cpu().numpy()
-            return SampleOutput(sampled, state.logprobs_BK[:num_rows, :num_steps].cpu().numpy())
+            output = SampleOutput(*(x_BK[:num_rows, :num_steps].cpu().numpy() for x_BK in (state.sampled_BK, state.logprobs_BK)))
+            self._decode_lane.end()
+            return output
 
         return wait
 
@@ -166,6 +178,7 @@ class PagedDecoder:
     ) -> Sampled:
         assert self._texts is not None  # start_drafts made it
         num_rows, size = len(slots), _batch_size(len(slots))
+        self._decode_lane.begin()
         state, step = self._drafting(self._texts, size, 1 + plan.tokens, sampling)
         unused = size - num_rows
         inputs = (
@@ -182,7 +195,9 @@ class PagedDecoder:
             step()
 
         def wait() -> SampleOutput:
-            return SampleOutput(*(x[:num_rows].cpu().numpy() for x in (state.sampled_BK, state.logprobs_BK, state.counts_B)))
+            output = SampleOutput(*(x[:num_rows].cpu().numpy() for x in (state.sampled_BK, state.logprobs_BK, state.counts_B)))
+            self._decode_lane.end()
+            return output
 
         return wait
 
@@ -226,7 +241,7 @@ class PagedDecoder:
         if size not in self._feeds:
             inputs = torch.zeros_like(flat, device=self._device)  # texts without tokens on page 0
             step = partial(self._logits_behind, _Feed.of(inputs, *size), size[0])
-            self._feeds[size] = (inputs, *self._capture(step))
+            self._feeds[size] = (inputs, *self._feed_lane.record(step))
         inputs, graph, logits_BV = self._feeds[size]
         inputs.copy_(flat)
         graph.replay()
@@ -313,23 +328,10 @@ class PagedDecoder:
         # Recording runs the step twice on whatever the inputs hold: rows of page 0 let it write where no conversation is.
         for tensor, value in zip(inputs, (0, 0, 1, 0, 0), strict=True):
             tensor.fill_(value)
-        graph, _ = self._capture(step)
+        graph, _ = self._decode_lane.record(step)
         for tensor, values in zip(inputs, saved, strict=True):
             tensor.copy_(values)
         return graph
-
-    def _capture(self, work: "partial[Any]") -> tuple[torch.cuda.CUDAGraph, Any]:
-        """A graph of this work, and what the work returns: the same tensors after every replay."""
-        torch.cuda.synchronize(self._device)
-        side = torch.cuda.Stream(self._device)
-        with torch.cuda.stream(side):
-            work()  # kernels are compiled and chosen before anything is recorded
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=side):
-            result = work()
-        self._pool = graph.pool()
-        return graph, result
 
     def _step(self, size: int, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and sample the next."""
@@ -350,7 +352,7 @@ class PagedDecoder:
             if self._device.type == "cuda":
                 state.slots_B.fill_(texts.unused_slot)  # whose rows are on page 0, where no conversation is
                 state.lengths_B.fill_(1)
-                graph, _ = self._capture(step)
+                graph, _ = self._decode_lane.record(step)
                 step = partial(graph.replay)
             self._drafted[key] = state, step
         return self._drafted[key]

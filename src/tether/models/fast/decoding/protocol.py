@@ -40,7 +40,7 @@ class SampleOutput(NamedTuple):
 
 
 Sampled = Callable[[], SampleOutput]
-"""Waits for what a call samples. The next call to the decoder comes after it."""
+"""Waits for what a call samples. The next call to the decoder comes after it; where a decoder `prefills_beside`, slots can be prefilled while others decode."""
 
 
 class DraftPlan(NamedTuple):
@@ -86,8 +86,16 @@ class Decoder(Protocol):
         """Forget what a slot holds and give its memory back."""
         ...
 
-    def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> SampleOutput:
-        """Feed tokens and sample the one that follows, for every slot in the order in which the requests name them; room is reserved."""
+    @property
+    def prefills_beside(self) -> bool:
+        """Whether a device prefills some slots while it decodes others: `prefill` may then be called before a `decode` was waited for."""
+        ...
+
+    def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
+        """Feed tokens and sample the one that follows, for every slot in the order in which the requests name them; room is reserved.
+
+        Where it was called beside a `decode`, that is waited for first.
+        """
         ...
 
     def decode(

@@ -41,7 +41,7 @@ class Journal:
                 self.talks[slot] = said[:start] + new
         assert self.decoder.reserve({slot: len(self.talks[slot]) for slots in groups for slot in slots})
         uniforms = self.random.random(sum(map(len, groups)), dtype=np.float32)
-        drawn = self.decoder.prefill(feedings, WARM, uniforms)
+        drawn = self.decoder.prefill(feedings, WARM, uniforms)()
         self.compare([slot for slots in groups for slot in slots], drawn, uniforms[:, None])
 
     def decode(self, *slots: int, count: int = 1) -> None:
@@ -252,6 +252,6 @@ def test_half_precision_stays_close(name: str, small_model: Callable[..., Any]) 
         decoder = ContiguousDecoder(policy, 2, backbone=backend)
         assert decoder.reserve({0: 20, 1: 20})
         uniforms = np.array([0.3, 0.6], dtype=np.float32)
-        found.append(decoder.prefill([PrefillRequest((0,), 0, [5, 6, 7]), PrefillRequest((1,), 0, [8, 9])], WARM, uniforms))
+        found.append(decoder.prefill([PrefillRequest((0,), 0, [5, 6, 7]), PrefillRequest((1,), 0, [8, 9])], WARM, uniforms)())
         assert decoder._cache.keys[0].dtype == torch.float16
     np.testing.assert_allclose(found[0].logprobs_BK, found[1].logprobs_BK, atol=0.2)

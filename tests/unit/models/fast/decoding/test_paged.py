@@ -68,7 +68,7 @@ def test_two_turns_token_for_token(model: hf.PreTrainedModel, monkeypatch: pytes
     assert decoder.reserve({0: 18, 1: 18, 2: 5}, {1: 0})
     found = decoder.prefill(
         [PrefillRequest((0, 1), 0, texts[0]), PrefillRequest((2,), 0, texts[2])], GREEDY, np.zeros(3, np.float32)
-    ).ids_BK
+    )().ids_BK
     assert decoder.reserve({0: 30, 1: 30, 2: 30})
     more = decoder.decode([0, 1, 2], [18, 18, 5], found[:, 0].tolist(), GREEDY, np.zeros((3, 3), np.float32))()
     for slot in range(3):
@@ -84,7 +84,7 @@ def test_two_turns_token_for_token(model: hf.PreTrainedModel, monkeypatch: pytes
     feedings = [PrefillRequest((0,), len(texts[0]) - 1, [texts[0][-1], *observations[0]]), PrefillRequest((2,), 0, observations[2])]
     texts[0] += observations[0]
     texts[2] = observations[2]
-    found = decoder.prefill(feedings, GREEDY, np.zeros(2, np.float32)).ids_BK
+    found = decoder.prefill(feedings, GREEDY, np.zeros(2, np.float32))().ids_BK
     more = decoder.decode([2, 0], [33, len(texts[0])], found[[1, 0], 0].tolist(), GREEDY, np.zeros((2, 2), np.float32))()
     assert [int(found[0, 0]), *more.ids_BK[1].tolist()] == greedy(model, texts[0], 3)
     assert [int(found[1, 0]), *more.ids_BK[0].tolist()] == greedy(model, texts[2], 3)
@@ -120,7 +120,7 @@ def test_draws_follow_the_uniforms(model: hf.PreTrainedModel, sampling: Sampling
     text = [3, 1, 4, 1, 5]
     assert decoder.reserve({0: 12})
     uniforms = np.array([[0.1, 0.5, 0.95]], dtype=np.float32)
-    first = decoder.prefill([PrefillRequest((0,), 0, text)], sampling, np.array([0.3], dtype=np.float32))
+    first = decoder.prefill([PrefillRequest((0,), 0, text)], sampling, np.array([0.3], dtype=np.float32))()
     rest = decoder.decode([0], [5], [int(first.ids_BK[0, 0])], sampling, uniforms)()
     ids = [*first.ids_BK[0].tolist(), *rest.ids_BK[0].tolist()]
     found = [*first.logprobs_BK[0].tolist(), *rest.logprobs_BK[0].tolist()]
@@ -152,13 +152,13 @@ def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling:
         decoder.start_drafts()
         assert decoder.reserve({0: 20, 1: 30, 2: 30})
         requests = [PrefillRequest((0,), 0, texts[0]), PrefillRequest((2,), 0, texts[1])]
-        return decoder, decoder.prefill(requests, sampling, uniforms[:, 0].copy()).ids_BK[:, 0].tolist()
+        return decoder, decoder.prefill(requests, sampling, uniforms[:, 0].copy())().ids_BK[:, 0].tolist()
 
     single, first = begun()
     wanted = single.decode([0, 2], [5, 14], first, sampling, uniforms[:, 1:9])()
     decoder, first = begun()
     known = [*texts[0], first[0], *wanted.ids_BK[0].tolist()]
-    decoder.prefill([PrefillRequest((1,), 0, known)], sampling, uniforms[0, :1].copy())
+    decoder.prefill([PrefillRequest((1,), 0, known)], sampling, uniforms[0, :1].copy())()
     plan = decoder.draft_plan(2, 2)
     assert plan == DraftPlan(3, 2)
     found = decoder.speculate([0, 2], [5, 14], first, plan, sampling, uniforms[:, 1:10])()
