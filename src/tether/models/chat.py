@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tether.core.errors import BadInput
 from tether.core.grammar import THINK_CLOSE, THINK_OPEN
@@ -32,6 +32,8 @@ REASONING_MODES = ("enable_thinking", "thinking")
 
 CACHED_PROMPTS = 64
 """First prompts that are kept: the members of a group begin alike, one after the other."""
+CACHED_JOINTS = 1024
+"""Later observations that are kept: those of a group resemble each other, and a template takes longer than many environments."""
 
 _RESPONSE = "\u27e6response\u27e7"
 """Stands for the model's response while a template is rendered; what follows it is what has to be appended."""
@@ -69,7 +71,9 @@ class ChatFormat:
         self._modes: dict[str, Any] = {name: True for name in REASONING_MODES if self._knows(name)}
         self.notes = tuple(self._describe())
         """What is worth knowing about the template before the first prompt; empty for one that knows nothing of reasoning."""
+        self._decode = text_decoder(tokenizer)
         self._first_prompts = lru_cache(maxsize=CACHED_PROMPTS)(lambda system, user: self.encode(self._render(self._opening(system, user))))
+        self._joints = lru_cache(maxsize=CACHED_JOINTS)(self._joint)
 
     def _knows(self, name: str) -> bool:
         """Whether an argument changes what the template renders."""
@@ -123,18 +127,22 @@ class ChatFormat:
         A template begins this text with the token that ends a turn. That token is left out if the response already ended with it. A response
         may end with another one of the model's end-of-turn tokens (Llama 3 has three): the template's own token then follows it.
         """
-        messages = [*self._opening("s", "u"), {"role": "assistant", "content": _RESPONSE}, {"role": "user", "content": user}]
-        ids = self.encode(self._render(messages).rpartition(_RESPONSE)[2])
+        ids = self._joints(user)
         ended = bool(response_ids) and response_ids[-1] in self.end_of_turn_ids and ids[:1] == response_ids[-1:]
         return ids[1:] if ended else ids
 
     def decode(self, ids: tuple[int, ...]) -> str:
         """The text of sampled tokens, special ones included."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self._decode(ids)
 
     def tokens_before(self, ids: tuple[int, ...], num_chars: int) -> int:
         """How many leading tokens of `ids` lie entirely within the first `num_chars` characters of their text."""
         return tokens_before(self.decode, ids, num_chars)
+
+    def _joint(self, user: str) -> tuple[int, ...]:
+        """Tokens between a response that no token has ended and the next one."""
+        messages = [*self._opening("s", "u"), {"role": "assistant", "content": _RESPONSE}, {"role": "user", "content": user}]
+        return self.encode(self._render(messages).rpartition(_RESPONSE)[2])
 
     def _opening(self, system: str | None, user: str) -> list[dict[str, str]]:
         if system is None:
@@ -161,6 +169,18 @@ class ChatFormat:
         """Tokens of a text, nothing added."""
         # Not verbose: transformers warns of texts longer than the model, but a rollout keeps to its budget by itself.
         return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
+def text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    """What gives the text of tokens, special ones included.
+
+    transformers looks at every number before it decodes them, which takes longer than to decode them: where nothing else is done to the text,
+    the library behind it is asked directly.
+    """
+    if isinstance(tokenizer, PreTrainedTokenizerFast) and type(tokenizer)._decode is PreTrainedTokenizerFast._decode:
+        backend: Any = tokenizer.backend_tokenizer
+        return lambda ids: str(backend.decode(list(ids), skip_special_tokens=False))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def tokens_before(decode: Callable[[tuple[int, ...]], str], ids: tuple[int, ...], num_chars: int) -> int:

@@ -67,6 +67,7 @@ class Episode:
     ) -> None:
         """`name` is what the run calls the environment, `metrics` the keys of its info whose last values are kept (0 where it has none)."""
         self._env = env
+        self._concurrent = env if isinstance(env, ConcurrentEnv) else None
         self._chat = chat
         self._rules = rules
         self._seeds = seeds
@@ -85,8 +86,8 @@ class Episode:
 
     def begin(self) -> PromptTokens | PromptFuture:
         env, seeds = self._env, self._seeds
-        if isinstance(env, ConcurrentEnv):
-            submitted = env.submit_reset(seeds.instance, env_seed=seeds.env_seed)
+        if self._concurrent is not None:
+            submitted = self._concurrent.submit_reset(seeds.instance, env_seed=seeds.env_seed)
             return lambda: self._open(submitted.result)
         return self._open(lambda: env.reset(seeds.instance, env_seed=seeds.env_seed))
 
@@ -97,8 +98,8 @@ class Episode:
         if self._rules.first_turn_only:
             return None
         env = self._env
-        if isinstance(env, ConcurrentEnv):
-            submitted = env.submit_step(answer)
+        if self._concurrent is not None:
+            submitted = self._concurrent.submit_step(answer)
             return lambda: self._advance(turn, answer, submitted.result)
         return self._advance(turn, answer, lambda: env.step(answer))
 

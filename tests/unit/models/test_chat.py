@@ -8,7 +8,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tether.core.errors import BadInput
-from tether.models.chat import PLAIN_TEMPLATE, ChatFormat
+from tether.core.seeding import generator
+from tether.models.chat import PLAIN_TEMPLATE, ChatFormat, text_decoder
 
 SYSTEM, SHOWN, AGAIN = "Walk to the goal.", "Turn 1 of 5.\n_P_\n_OG", "Turn 2 of 5.\n__P\n_OG"
 RESPONSE = " The goal is right. </think> <answer> Right </answer>"
@@ -198,3 +199,22 @@ def test_a_letter_of_several_tokens_is_counted_whole() -> None:
     ids = chat.encode("a√</think>")  # √ is three bytes
     assert chat.tokens_before(ids, 2) == 4
     assert chat.decode(ids[:4]) == "a√"
+
+
+def test_the_text_of_tokens_is_what_the_tokenizer_says(tiny: Any) -> None:
+    tokenizer = tiny.tokenizer
+    decode = text_decoder(tokenizer)
+    random = generator("test", "text decoder")
+    for _ in range(50):
+        ids = tuple(random.integers(0, len(tokenizer), 30).tolist())
+        assert decode(ids) == tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def test_a_tokenizer_that_decodes_otherwise_is_asked_itself(tiny: Any) -> None:
+    class Loud(type(tiny.tokenizer)):  # type: ignore[misc]
+        def _decode(self, *given: Any, **options: Any) -> str:
+            return str(super()._decode(*given, **options)).upper()
+
+    loud = copy.copy(tiny.tokenizer)
+    loud.__class__ = Loud
+    assert text_decoder(loud)(tiny.tokenizer.encode("go left")) == text_decoder(tiny.tokenizer)(tiny.tokenizer.encode("go left")).upper()

@@ -132,6 +132,39 @@ def test_when_and_how_much_is_fed_changes_nothing(
     assert [talk.said for talk in talks] == generated
 
 
+@pytest.mark.parametrize("kind", ["at once", "asked for"])
+@pytest.mark.parametrize("max_rows", [4, 2])
+def test_rows_that_are_prefilled_while_others_decode_change_nothing(
+    tiny: Any, contexts: Any, kind: str, max_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: a prefill is called before a call that decodes was waited for, and waited for after it."""
+    talk = Talk if kind == "at once" else SlowTalk
+    plain = _talk(tiny, [talk(conversation, key, key) for key, conversation in enumerate(contexts)], WARM, max_rows)
+    under_way: list[str] = []
+    beside: list[str] = []
+
+    def noted(name: str, call: Any) -> Any:
+        def begin(self: Any, *given: Any) -> Any:
+            wait = call(self, *given)
+            beside.extend(under_way)
+            under_way.append(name)
+
+            def waited() -> Any:
+                assert under_way.pop(0) == name
+                return wait()
+
+            return waited
+
+        return begin
+
+    for name in ("prefill", "decode"):
+        monkeypatch.setattr(contiguous.ContiguousDecoder, name, noted(name, getattr(contiguous.ContiguousDecoder, name)))
+    monkeypatch.setattr(contiguous.ContiguousDecoder, "prefills_beside", True)
+    talks = _talk(tiny, [talk(conversation, key, key) for key, conversation in enumerate(contexts)], WARM, max_rows)
+    assert [talk.said for talk in talks] == [talk.said for talk in plain]
+    assert beside.count("decode") >= 2 and not under_way
+
+
 @pytest.mark.parametrize("max_rows", [pytest.param(128, marks=pytest.mark.long), 2, pytest.param(1, marks=pytest.mark.long)])
 def test_answers_that_have_to_be_asked_for_change_nothing(tiny: Any, contexts: Any, generated: Any, max_rows: int) -> None:
     SlowTalk.most_on_their_way = 0

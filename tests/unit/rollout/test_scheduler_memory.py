@@ -116,13 +116,16 @@ def test_greedy_equals_generate_through_evictions(tiny: Any, chat: Any, undistur
 
 @pytest.mark.parametrize("spare", [0, 100, pytest.param(400, marks=pytest.mark.long)])
 @pytest.mark.parametrize("tokens_per_call", [pytest.param(1, marks=pytest.mark.long), 8])
+@pytest.mark.parametrize("beside", [False, True])
 def test_evictions_change_no_trajectory(
-    tiny: Any, chat: Any, undisturbed: Any, longest: int, spare: int, tokens_per_call: int, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, chat: Any, undisturbed: Any, longest: int, spare: int, tokens_per_call: int, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`beside`: rows wait for room to be prefilled while others decode."""
     monkeypatch.setattr(ContiguousDecoder, "tokens_per_call", tokens_per_call)
+    monkeypatch.setattr(ContiguousDecoder, "prefills_beside", beside)
     engine = _engine(tiny, longest + spare)
     _assert_alike(_run(engine, chat, WARM), undisturbed[0.9])
-    assert engine.statistics.evictions > 0 and engine.statistics.recomputed_tokens > 0
+    assert beside or (engine.statistics.evictions > 0 and engine.statistics.recomputed_tokens > 0)
 
 
 def test_a_row_that_is_evicted_is_the_one_that_came_last(tiny: Any, chat: Any, longest: int) -> None:

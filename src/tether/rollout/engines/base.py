@@ -16,6 +16,7 @@ from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.core.grammar import ANSWER_CLOSE
 from tether.core.protocols import ENGINES, Communicator, Engine, Sampling, server_addresses
+from tether.models.chat import text_decoder
 from tether.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class StopRule:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Iterable[int] | None = None) -> None:
         """`end_of_turn_ids` are the ids with which the model ends its turn; None takes the tokenizer's end-of-sequence token."""
-        self._tokenizer = tokenizer
+        self._decode = text_decoder(tokenizer)
         self._end_of_turn = frozenset(end_of_turn_ids if end_of_turn_ids is not None else [int(tokenizer.eos_token_id)])
         self._pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._tables: dict[frozenset[str], npt.NDArray[np.bool_]] = {}
@@ -66,7 +67,7 @@ class StopRule:
         may_close = self._may_close(sampling)
         if last < len(may_close) and may_close[last]:
             tail = list(ids[-self.tail_tokens(sampling) :])
-            text = str(self._tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            text = self._decode(tail)
             if any(stop in text for stop in (*closing_tags, *sampling.stop_strings)):
                 return FinishReason.STOP_TEXT
         return FinishReason.LENGTH if num_before + len(ids) >= sampling.max_tokens else None
