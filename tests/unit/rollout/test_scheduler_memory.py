@@ -120,10 +120,11 @@ def test_greedy_equals_generate_through_evictions(tiny: Any, chat: Any, undistur
 def test_evictions_change_no_trajectory(
     tiny: Any, chat: Any, undisturbed: Any, longest: int, spare: int, tokens_per_call: int, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`beside`: rows wait for room to be prefilled while others decode."""
+    """`beside`: with drafts, and rows that wait for room to be prefilled while others decode."""
     monkeypatch.setattr(ContiguousDecoder, "tokens_per_call", tokens_per_call)
     monkeypatch.setattr(ContiguousDecoder, "prefills_beside", beside)
-    engine = _engine(tiny, longest + spare)
+    monkeypatch.setattr(ContiguousDecoder, "most_drafted_rows", 128)
+    engine = _engine(tiny, longest + spare, speculative_tokens=3 if beside else 0)
     _assert_alike(_run(engine, chat, WARM), undisturbed[0.9])
     assert beside or (engine.statistics.evictions > 0 and engine.statistics.recomputed_tokens > 0)
 

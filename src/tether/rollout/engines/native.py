@@ -2,8 +2,8 @@
 
 Every conversation owns a slot of a decoder while it lives, so a turn computes only its new tokens. A row is a conversation in its slot. It
 waits while it has tokens to prefill (its prompt, or the observation after a response) and decodes afterwards. Waiting rows are prefilled
-together: beside the next call that decodes, where the device can do both at once; otherwise once they are an eighth of all rows, since a call costs
-much the same for few rows as for many. Members of a group that wait with the same new prompt compute it once. A finished conversation frees its slot immediately; one that resets its context keeps its slot and clears
+together, once they are an eighth of all rows, since a call costs much the same for few rows as for many; with drafts (below) on a GPU, by the next
+call that decodes, which takes them in. Members of a group that wait with the same new prompt compute it once. A finished conversation frees its slot immediately; one that resets its context keeps its slot and clears
 the cache in it.
 
 Complete responses are delivered to their conversations (parsed, given to the environment, the next prompt tokenised) while the device
@@ -215,6 +215,8 @@ class _Batch:
         self._on_finished = on_finished
         self._kept = kept
         self._speculative_tokens = speculative_tokens
+        self._beside = speculative_tokens > 0 and decoder.prefills_beside
+        """Whether rows are prefilled while others decode."""
         self._pause = DraftPause()
         if speculative_tokens:
             decoder.start_drafts()
@@ -236,7 +238,7 @@ class _Batch:
                 self._deliver_finished()
             while (queue or self._evicted) and (self._slots_free or self._kept) and not self._is_full:
                 self._admit(queue)
-            if self._waiting and (not self._decoding or (self._many_wait and not self._decoder.prefills_beside)):
+            if self._waiting and (not self._decoding or (self._many_wait and not self._beside)):
                 self._collect_answers()
                 self._prefill_waiting()
             elif self._decoding:
@@ -367,7 +369,7 @@ class _Batch:
             else:
                 sampled = self._decoder.speculate(slots, starts, last_ids, plan, kind, uniforms_BK)
             self._deliver_finished()  # while the device decodes
-            beside = list(self._prefill_beside()) if self._decoder.prefills_beside else []
+            beside = list(self._prefill_beside()) if self._beside else []
             self._accept(alike, kind, sampled, plan)
             for call in beside:
                 self._accept(*call)

@@ -2,11 +2,11 @@
 
 A step of decoding (embedding, layers, head, sampling, recording) is recorded once for a few batch sizes as a CUDA graph and replayed for every
 token; rows that fill up a batch to its size write to page 0, which no slot owns. Several tokens in a row are sampled on the device before the
-host looks at them. Prompts and observations are fed flat, on a stream of their own, beside the rows that decode meanwhile, one text after another; slots that begin with the same prompt share its full pages. Small
+host looks at them. Prompts and observations are fed flat, one text after another; slots that begin with the same prompt share its full pages. Small
 feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
 kernels would take longer than the device needs for them. Drafts (kernels/drafts.py) are made and verified by a step with a few tokens a row, several
-times before the host looks. The weights are the learner's: an update in place is seen by the next replay, and where parameters have moved the
-graphs are recorded again.
+times before the host looks; the last of these steps also takes in such a feed, which costs less than half of what it costs apart. The weights are the
+learner's: an update in place is seen by the next replay, and where parameters have moved the graphs are recorded again.
 
 Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X pages of a slot, V vocabulary.
 """
@@ -23,15 +23,12 @@ from torch import Tensor, nn
 
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.decoding.lanes import DecodeLane, FeedLane
+from tether.models.fast.decoding.paged_pass import Feed, NewTokens, PagedPass
 from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
-from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
-from tether.models.fast.kernels.pointwise import rotate_and_store
-from tether.models.fast.linear_logprobs import float32_product
 
 PAGE = 64
 TOKENS_PER_CALL = 8
@@ -42,8 +39,10 @@ BATCH_SIZES = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Of recorded steps; larger batches go up in steps of the last."""
 
 
-FEED_SIZES = (64, 128, 256, 512, 1024, 2048)
+FEED_SIZES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tokens of recorded feeds; larger ones keep the device busy while their kernels are launched."""
+MOST_MIXED = 1024
+"""Tokens of a feed that a step with drafts takes in: up to here they take less time there than apart."""
 TOKENS_PER_TEXT = 16
 """A recorded feed has room for one text per so many of its tokens; an observation is longer."""
 DRAFTED_TOKENS = 256
@@ -52,25 +51,12 @@ DRAFT_ROUNDS = 3
 """Drafts of a row that are verified before the host looks."""
 
 
-class _Feed(NamedTuple):
-    """The tokens of some texts, one text after another, and where their keys and values go. All int32, on the device."""
+class _DraftCall(NamedTuple):
+    """A call with drafts whose last round is not launched yet: it can take in what comes back from the environments meanwhile."""
 
-    ids_S: Tensor
-    rows_S: Tensor
-    """Of which text a token is; tokens that fill up the feed belong to the row behind the last text, whose table is page 0."""
-    positions_S: Tensor
-    last_B: Tensor
-    """Where the last token of each text stands."""
-    lengths_B: Tensor
-    starts_B1: Tensor
-    tables_BX: Tensor
-
-    @classmethod
-    def of(cls, flat: Tensor, num_tokens: int, num_texts: int) -> "_Feed":
-        """The parts of a feed, which lie one behind the other."""
-        sizes = (num_tokens, num_tokens, num_tokens, num_texts, num_texts, num_texts + 1)
-        ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, tables = flat.split([*sizes, flat.numel() - sum(sizes)])
-        return cls(ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, tables.view(num_texts + 1, -1))
+    state: DraftState
+    sampling: Sampling
+    step: partial[None]
 
 
 class PagedDecoder:
@@ -86,21 +72,21 @@ class PagedDecoder:
         num_pages = min(num_slots * -(-max_positions // PAGE), budget // page_bytes) + 1
         self.num_slots, self.max_positions, self.tokens_per_call = num_slots, max_positions, TOKENS_PER_CALL
         self.cache_bytes = num_pages * page_bytes
-        self._backbone, self._head, self._device = backbone, head, weight.device
+        self._backbone, self._device = backbone, weight.device
         self._pages = Pages(num_pages, num_slots, PAGE, max_positions)
         self._cache = torch.zeros(backbone.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)
-        self._layers = [(layer[0], layer[1]) for layer in self._cache]
-        """Keys and values of each layer, [pages, heads, positions of a page, width]."""
+        self._pass = PagedPass(backbone, head, self._cache, _batch_size(num_slots))
         self._state = DecodeState(_batch_size(num_slots), TOKENS_PER_CALL, weight.device)
         self._tables_BX = torch.zeros(_batch_size(num_slots), self._pages.tables.shape[1], dtype=torch.int32, device=weight.device)
-        self._arrived = torch.zeros(_batch_size(num_slots) * backbone.num_kv_heads, dtype=torch.int32, device=weight.device)
         self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
         self._feeds: dict[tuple[int, int], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = {}
         """Recorded feeds by their sizes: inputs, graph, logits."""
         self._texts: TextTable | None = None
         self._drafted: dict[tuple[int, int, Sampling], tuple[DraftState, partial[None]]] = {}
         """Recorded steps with drafts, by rows and tokens that are fed to each."""
-        self._decode_lane, self._feed_lane = DecodeLane(weight.device), FeedLane(weight.device)
+        self._mixed: dict[tuple[int, int, int, Sampling], tuple[Tensor, DecodeState, partial[None]]] = {}
+        """The same steps with a feed: what is fed, what is sampled behind it."""
+        self._open_call: _DraftCall | None = None
         self._parameters = list(backbone.model.parameters())  # to walk over the modules takes a millisecond
         self._addresses: list[int] = []
 
@@ -112,21 +98,18 @@ class PagedDecoder:
 
     @torch.inference_mode()
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
-        with self._feed_lane.beside(self._decode_lane):
-            leader_logits = [self._feed(part) for part in _parts(requests)]
-            self._share([request for request in requests if len(request.slots) > 1])
-            of_slot = [number for number, request in enumerate(requests) for _ in request.slots]
-            logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
-            ids_B, logprobs_B = sample(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
-
-        def wait() -> SampleOutput:
-            with torch.inference_mode(), self._feed_lane.beside(self._decode_lane):
-                output = SampleOutput(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
-            if self._texts is not None:  # not beside a step with drafts, whose texts would depend on which of the two comes first
-                self._learn_fed(self._texts, requests)
-            return output
-
-        return wait
+        call, size = self._open_call, _mixed_size(requests)
+        if call is not None and size is not None and call.sampling == sampling:
+            return self._prefill_with(call, size, requests, uniforms_B)
+        self._launch_last_round()
+        leader_logits = [self._feed(part) for part in _parts(requests)]
+        self._share([request for request in requests if len(request.slots) > 1])
+        of_slot = [number for number, request in enumerate(requests) for _ in request.slots]
+        logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
+        ids_B, logprobs_B = sample(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
+        if self._texts is not None:
+            self._learn_fed(self._texts, requests)
+        return lambda: SampleOutput(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
 
     @torch.inference_mode()
     def decode(
@@ -139,7 +122,6 @@ class PagedDecoder:
     ) -> Sampled:
         num_rows, num_steps = uniforms_BK.shape
         size = _batch_size(num_rows)
-        self._decode_lane.begin()
         self._fill_state(slots, starts, last_ids, size)
         state = self._state
         state.uniforms_BK[:num_rows, :num_steps] = torch.from_numpy(uniforms_BK).to(self._device)
@@ -151,9 +133,7 @@ class PagedDecoder:
             self._learn_sampled(self._texts, slots, starts, last_ids, state.sampled_BK[:num_rows, :num_steps])
 
         def wait() -> SampleOutput:
-            output = SampleOutput(*(x_BK[:num_rows, :num_steps].cpu().numpy() for x_BK in (state.sampled_BK, state.logprobs_BK)))
-            self._decode_lane.end()
-            return output
+            return SampleOutput(*(x_BK[:num_rows, :num_steps].cpu().numpy() for x_BK in (state.sampled_BK, state.logprobs_BK)))
 
         return wait
 
@@ -178,7 +158,6 @@ class PagedDecoder:
     ) -> Sampled:
         assert self._texts is not None  # start_drafts made it
         num_rows, size = len(slots), _batch_size(len(slots))
-        self._decode_lane.begin()
         state, step = self._drafting(self._texts, size, 1 + plan.tokens, sampling)
         unused = size - num_rows
         inputs = (
@@ -191,13 +170,13 @@ class PagedDecoder:
         self._texts.learn(*torch.tensor([last_ids, slots, starts], dtype=torch.int32).to(self._device))
         state.uniforms_BK[:num_rows, : uniforms_BK.shape[1]] = torch.from_numpy(uniforms_BK).to(self._device)
         state.drawn.rate_1.fill_(1 / (sampling.temperature or 1.0))
-        for _ in range(plan.rounds):
+        for _ in range(plan.rounds - 1):
             step()
+        self._open_call = _DraftCall(state, sampling, step)
 
         def wait() -> SampleOutput:
-            output = SampleOutput(*(x[:num_rows].cpu().numpy() for x in (state.sampled_BK, state.logprobs_BK, state.counts_B)))
-            self._decode_lane.end()
-            return output
+            self._launch_last_round()
+            return SampleOutput(*(x[:num_rows].cpu().numpy() for x in (state.sampled_BK, state.logprobs_BK, state.counts_B)))
 
         return wait
 
@@ -211,13 +190,13 @@ class PagedDecoder:
         flat = torch.from_numpy(self._layout(requests, *size))
         if recorded is None:
             most_new = max(len(request.tokens) for request in requests)
-            return self._logits_behind(_Feed.of(flat.to(self._device), *size), most_new)
+            return self._pass.logits_of_feed(Feed.of(flat.to(self._device), *size), most_new)
         return self._replayed(size, flat)[:num_texts]
 
     def _layout(self, requests: Sequence[PrefillRequest], num_tokens: int, num_texts: int) -> npt.NDArray[np.int32]:
         """A feed of these sizes: the tokens of the requests, then what fills it up."""
-        new = np.array([len(request.tokens) for request in requests])
-        starts = np.array([request.start for request in requests])
+        new = np.array([len(request.tokens) for request in requests], dtype=np.int64)
+        starts = np.array([request.start for request in requests], dtype=np.int64)
         ends, fill = np.cumsum(new), num_tokens - int(new.sum())
         unused = [0] * (num_texts - len(requests))
         parts = (
@@ -228,7 +207,7 @@ class PagedDecoder:
             ),
             [*(ends - 1), *unused],
             [*(starts + new), *unused],
-            [0, *ends, *(int(ends[-1]) for _ in unused)],
+            [0, *ends, *(int(new.sum()) for _ in unused)],
             self._pages.rows([request.slots[0] for request in requests], num_texts + 1).ravel(),
         )
         return np.concatenate(parts).astype(np.int32)
@@ -236,21 +215,15 @@ class PagedDecoder:
     def _replayed(self, size: tuple[int, int], flat: Tensor) -> Tensor:
         """The logits of a feed of a recorded size."""
         if self._device.type != "cuda":
-            return self._logits_behind(_Feed.of(flat, *size), size[0])
+            return self._pass.logits_of_feed(Feed.of(flat, *size), size[0])
         self._forget_moved_weights()
         if size not in self._feeds:
             inputs = torch.zeros_like(flat, device=self._device)  # texts without tokens on page 0
-            step = partial(self._logits_behind, _Feed.of(inputs, *size), size[0])
-            self._feeds[size] = (inputs, *self._feed_lane.record(step))
+            self._feeds[size] = (inputs, *self._pass.record(partial(self._pass.logits_of_feed, Feed.of(inputs, *size), size[0])))
         inputs, graph, logits_BV = self._feeds[size]
         inputs.copy_(flat)
         graph.replay()
         return logits_BV.clone()  # the next graph may use its memory
-
-    def _logits_behind(self, feed: _Feed, most_new: int) -> Tensor:
-        """Write keys and values of these tokens; the logits behind the last one of each text."""
-        features_SD = self._features(feed, most_new)
-        return float32_product(self._head, features_SD[feed.last_B])
 
     def _share(self, requests: Sequence[PrefillRequest]) -> None:
         """Give the other slots of requests what their first ones have computed."""
@@ -258,33 +231,6 @@ class PagedDecoder:
         if copies:
             sources, targets = (torch.tensor(pages, device=self._device) for pages in zip(*copies, strict=True))
             self._cache[:, :, targets] = self._cache[:, :, sources]
-
-    def _features(self, feed: _Feed, most_new: int) -> Tensor:
-        """Of the tokens of some texts."""
-        backbone = self._backbone
-
-        def apply_positions(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            rotate_and_store((query, key, value), self._layers[layer], feed.positions_S, feed.rows_S, feed.tables_BX, backbone.angles)
-            return query, key
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            texts = feed.tables_BX, feed.starts_B1, feed.lengths_B
-            return paged_attention(query, self._layers[layer], *texts, most_new, backbone.scale)
-
-        return backbone.features(feed.ids_S, feed.positions_S, attend, apply_positions=apply_positions)
-
-    def _new_features(self, ids_S: Tensor, tables_BX: Tensor, lengths_B: Tensor) -> Tensor:
-        """Of a few new tokens a row, as many for each: their positions, their places in the cache and their attention are one kernel."""
-        backbone = self._backbone
-
-        def leave(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            return query, key
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            states, angles = (query, key, value), backbone.angles
-            return attend_new_tokens(states, self._layers[layer], tables_BX, lengths_B, angles, backbone.scale, self._arrived)
-
-        return backbone.features(ids_S, ids_S, attend, apply_positions=leave)  # the kernel knows the positions by the lengths
 
     # ----------------------------------------------------------------------------------------------------------- decoding
 
@@ -317,6 +263,7 @@ class PagedDecoder:
             self._graphs.clear()
             self._feeds.clear()
             self._drafted.clear()
+            self._mixed.clear()
             self._backbone.join()
             self._addresses = addresses
 
@@ -328,7 +275,7 @@ class PagedDecoder:
         # Recording runs the step twice on whatever the inputs hold: rows of page 0 let it write where no conversation is.
         for tensor, value in zip(inputs, (0, 0, 1, 0, 0), strict=True):
             tensor.fill_(value)
-        graph, _ = self._decode_lane.record(step)
+        graph, _ = self._pass.record(step)
         for tensor, values in zip(inputs, saved, strict=True):
             tensor.copy_(values)
         return graph
@@ -336,8 +283,8 @@ class PagedDecoder:
     def _step(self, size: int, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and sample the next."""
         state = self._state
-        features_BD = self._new_features(state.ids_B[:size], self._tables_BX[:size], state.lengths_B[:size])
-        _sample(float32_product(self._head, features_BD), state, sampling)
+        new = NewTokens(state.ids_B[:size], self._tables_BX[:size], state.lengths_B[:size])
+        _sample(self._pass.logits_of_new(new), state, sampling)
 
     # ------------------------------------------------------------------------------------------------------------- drafts
 
@@ -352,7 +299,7 @@ class PagedDecoder:
             if self._device.type == "cuda":
                 state.slots_B.fill_(texts.unused_slot)  # whose rows are on page 0, where no conversation is
                 state.lengths_B.fill_(1)
-                graph, _ = self._decode_lane.record(step)
+                graph, _ = self._pass.record(step)
                 step = partial(graph.replay)
             self._drafted[key] = state, step
         return self._drafted[key]
@@ -360,9 +307,59 @@ class PagedDecoder:
     def _draft_step(self, texts: TextTable, state: DraftState, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and a draft, sample behind each of them, and keep what the draft allows."""
         texts.guess(state)
-        features_SD = self._new_features(state.fed_S, state.tables_BX, state.filled_B)
         state.drawn.step_1.zero_()
-        _sample(float32_product(self._head, features_SD), state.drawn, sampling)
+        _sample(self._pass.logits_of_new(NewTokens(state.fed_S, state.tables_BX, state.filled_B)), state.drawn, sampling)
+        texts.accept(state)
+
+    @torch.inference_mode()
+    def _launch_last_round(self) -> None:
+        """Of a call with drafts, if it was left open."""
+        if self._open_call is not None:
+            self._open_call.step()
+            self._open_call = None
+
+    def _prefill_with(
+        self, call: _DraftCall, size: tuple[int, int], requests: Sequence[PrefillRequest], uniforms_B: npt.NDArray[np.float32]
+    ) -> Sampled:
+        """Launch the last round of a call together with a feed."""
+        assert self._texts is not None
+        inputs, fed, step = self._mixing(self._texts, call, size)
+        inputs.copy_(torch.from_numpy(self._layout(requests, *size)))
+        fed.uniforms_BK[: len(requests), 0] = torch.from_numpy(uniforms_B).to(self._device)
+        fed.rate_1.fill_(1 / (call.sampling.temperature or 1.0))
+        step()
+        self._open_call = None
+        self._learn_fed(self._texts, requests)
+        return lambda: SampleOutput(*(x_BK[: len(requests)].cpu().numpy() for x_BK in (fed.sampled_BK, fed.logprobs_BK)))
+
+    def _mixing(self, texts: TextTable, call: _DraftCall, size: tuple[int, int]) -> tuple[Tensor, DecodeState, "partial[None]"]:
+        """A step of a call with a feed of this size; recorded when it is first asked for."""
+        state = call.state
+        key = len(state.slots_B), state.num_fed, size[0], _shape(call.sampling)
+        if key not in self._mixed:
+            inputs = torch.from_numpy(self._layout([], *size)).to(self._device)
+            fed = DecodeState(size[1], 1, self._device)
+            step = partial(self._mixed_step, texts, state, Feed.of(inputs, *size), fed, call.sampling)
+            if self._device.type == "cuda":
+                kept = (state.inputs, state.sampled_BK, state.logprobs_BK)  # the rounds before this one are under way
+                saved = [tensor.clone() for tensor in kept]
+                state.inputs.zero_()
+                state.slots_B.fill_(texts.unused_slot)
+                state.lengths_B.fill_(1)
+                graph, _ = self._pass.record(step)
+                for tensor, values in zip(kept, saved, strict=True):
+                    tensor.copy_(values)
+                step = partial(graph.replay)
+            self._mixed[key] = inputs, fed, step
+        return self._mixed[key]
+
+    def _mixed_step(self, texts: TextTable, state: DraftState, feed: Feed, fed: DecodeState, sampling: Sampling) -> None:
+        """A step with drafts for some rows that feeds others and samples behind what they were fed."""
+        texts.guess(state)
+        new_logits_SV, fed_logits_BV = self._pass.logits_of_both(NewTokens(state.fed_S, state.tables_BX, state.filled_B), feed)
+        for logits, drawn in ((new_logits_SV, state.drawn), (fed_logits_BV, fed)):
+            drawn.step_1.zero_()
+            _sample(logits, drawn, sampling)
         texts.accept(state)
 
     def _learn_fed(self, texts: TextTable, requests: Sequence[PrefillRequest]) -> None:
@@ -423,6 +420,13 @@ def _feed_size(num_tokens: int, num_texts: int) -> tuple[int, int] | None:
         ((size, size // TOKENS_PER_TEXT) for size in FEED_SIZES if num_tokens <= size and num_texts <= size // TOKENS_PER_TEXT),
         None,
     )
+
+
+def _mixed_size(requests: Sequence[PrefillRequest]) -> tuple[int, int] | None:
+    """The sizes of a feed that a step with drafts takes in; None where it is too large, or a prompt is shared."""
+    size = _feed_size(sum(len(request.tokens) for request in requests), len(requests))
+    alone = all(len(request.slots) == 1 for request in requests)
+    return size if size is not None and size[0] <= MOST_MIXED and alone else None
 
 
 def _batch_size(num_rows: int) -> int:

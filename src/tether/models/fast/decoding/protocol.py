@@ -40,7 +40,7 @@ class SampleOutput(NamedTuple):
 
 
 Sampled = Callable[[], SampleOutput]
-"""Waits for what a call samples. The next call to the decoder comes after it; where a decoder `prefills_beside`, slots can be prefilled while others decode."""
+"""Waits for what a call samples. The next call to the decoder comes after it, but for a `prefill` where the decoder `prefills_beside`."""
 
 
 class DraftPlan(NamedTuple):
@@ -88,13 +88,13 @@ class Decoder(Protocol):
 
     @property
     def prefills_beside(self) -> bool:
-        """Whether a device prefills some slots while it decodes others: `prefill` may then be called before a `decode` was waited for."""
+        """Whether a call with drafts takes in what is prefilled: `prefill` may then be called before a `speculate` was waited for."""
         ...
 
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
         """Feed tokens and sample the one that follows, for every slot in the order in which the requests name them; room is reserved.
 
-        Where it was called beside a `decode`, that is waited for first.
+        Where it was called before a `speculate` was waited for, that is waited for first.
         """
         ...
 

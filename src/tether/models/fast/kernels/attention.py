@@ -76,7 +76,14 @@ def _attend_pages(
 
 
 def paged_attention(
-    query_SHD: Tensor, caches: tuple[Tensor, Tensor], tables_BX: Tensor, starts_B1: Tensor, lengths_B: Tensor, most_new: int, scale: float
+    query_SHD: Tensor,
+    caches: tuple[Tensor, Tensor],
+    tables_BX: Tensor,
+    starts_B1: Tensor,
+    lengths_B: Tensor,
+    most_new: int,
+    scale: float,
+    out_SHD: Tensor | None = None,
 ) -> Tensor:
     """[S, H, D] contiguous.
 
@@ -88,13 +95,15 @@ def paged_attention(
         lengths_B: how many positions each text fills, the new ones included (int32).
         most_new: the most new tokens that a text has.
         scale: of the scores.
+        out_SHD: where the result goes; a new tensor if not given.
     """
     num_tokens, num_heads, width = query_SHD.shape
     num_kv_heads, page = caches[0].shape[1], caches[0].shape[2]
     group = num_heads // num_kv_heads
     group_rows = triton.next_power_of_2(group)
     rows = max(PROMPT_ROWS, group_rows)
-    out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
+    if out_SHD is None:
+        out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
     full = query_SHD.dtype == torch.float32
     _attend_pages[(len(lengths_B), num_kv_heads, triton.cdiv(most_new, rows // group_rows))](
         query_SHD, *caches, tables_BX, starts_B1, lengths_B, out_SHD,
@@ -117,7 +126,7 @@ def _attend_new_tokens(
     query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, tables_ptr, lengths_ptr, cos_ptr, sin_ptr,
     out_ptr, part_ptr, sums_ptr, arrived_ptr,
     query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half, scale_log2, num_texts,
-    NEW: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
+    NEW: tl.constexpr, NEW_ROWS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     text, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -132,27 +141,29 @@ def _attend_new_tokens(
     angle = position.to(tl.int64)[:, None] * half + turn[None, :]
     cos = tl.load(cos_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
+    num_pages = tl.cdiv(length, PAGE)
+    each = tl.cdiv(num_pages, SPLITS)
+    new = tl.arange(0, NEW_ROWS)
+    at = length - NEW + new
+    is_mine = (new < NEW) & (split == at // PAGE // each)  # this program reads the page, and no other does: it writes the new tokens there
+    new_page = tl.load(tables_ptr + text * table_stride + at // PAGE, mask=is_mine, other=0).to(tl.int64)
+    target = ((new_page * num_kv_heads + kv_head) * PAGE + at % PAGE)[:, None] * width
+    half_mine, all_mine = is_mine[:, None] & in_half[None, :], is_mine[:, None] & in_width[None, :]
+    new_angle = at.to(tl.int64)[:, None] * half + turn[None, :]
+    new_cos = tl.load(cos_ptr + new_angle, mask=half_mine, other=0.0).to(tl.float32)
+    new_sin = tl.load(sin_ptr + new_angle, mask=half_mine, other=0.0).to(tl.float32)
     wait_for_inputs(CHAINED)
     rows = query_ptr + (text * NEW + token)[:, None] * query_stride + (kv_head * GROUP + head)[:, None] * width + turn[None, :]
     there = is_query[:, None] & in_half[None, :]
     query_a, query_b = _rotated(tl.load(rows, mask=there, other=0.0), tl.load(rows + half, mask=there, other=0.0), cos, sin, dtype)
-    num_pages = tl.cdiv(length, PAGE)
-    each = tl.cdiv(num_pages, SPLITS)
-    for number in tl.static_range(NEW):
-        at = length - NEW + number
-        if split == at // PAGE // each:  # this program reads the page, and no other does: it writes the new token there
-            page = tl.load(tables_ptr + text * table_stride + at // PAGE).to(tl.int64)
-            place = ((page * num_kv_heads + kv_head) * PAGE + at % PAGE) * width
-            new = key_ptr + (text * NEW + number) * key_stride + kv_head * width + turn
-            new_cos = tl.load(cos_ptr + at.to(tl.int64) * half + turn, mask=in_half, other=0.0).to(tl.float32)
-            new_sin = tl.load(sin_ptr + at.to(tl.int64) * half + turn, mask=in_half, other=0.0).to(tl.float32)
-            key_a, key_b = _rotated(
-                tl.load(new, mask=in_half, other=0.0), tl.load(new + half, mask=in_half, other=0.0), new_cos, new_sin, dtype
-            )
-            tl.store(key_cache_ptr + place + turn, key_a, mask=in_half)
-            tl.store(key_cache_ptr + place + half + turn, key_b, mask=in_half)
-            value = tl.load(value_ptr + (text * NEW + number) * value_stride + kv_head * width + column, mask=in_width, other=0.0)
-            tl.store(value_cache_ptr + place + column, value, mask=in_width)
+    new_keys = key_ptr + (text * NEW + new)[:, None] * key_stride + kv_head * width + turn[None, :]
+    new_a, new_b = _rotated(
+        tl.load(new_keys, mask=half_mine, other=0.0), tl.load(new_keys + half, mask=half_mine, other=0.0), new_cos, new_sin, dtype
+    )
+    tl.store(key_cache_ptr + target + turn[None, :], new_a, mask=half_mine)
+    tl.store(key_cache_ptr + target + half + turn[None, :], new_b, mask=half_mine)
+    new_values = value_ptr + (text * NEW + new)[:, None] * value_stride + kv_head * width + column[None, :]
+    tl.store(value_cache_ptr + target + column[None, :], tl.load(new_values, mask=all_mine, other=0.0), mask=all_mine)
     if split >= (length - NEW) // PAGE // each:
         tl.debug_barrier()  # the loop below reads what other threads of this program have written
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -216,6 +227,7 @@ def attend_new_tokens(
     angles: tuple[Tensor, Tensor],
     scale: float,
     arrived: Tensor,
+    out_SHD: Tensor | None = None,
 ) -> Tensor:
     """[S, H, D] contiguous: new tokens, the same number for each text, in one kernel: positions, cache, attention, sum of the splits.
 
@@ -227,6 +239,7 @@ def attend_new_tokens(
         angles: cosines and sines of every position, [P, D / 2].
         scale: of the scores.
         arrived: at least B x K zeros (int32), to count programs in; they are zeros again afterwards.
+        out_SHD: where the result goes; a new tensor if not given.
     """
     query_SHD, key_SKD, value_SKD = states
     num_texts, (num_tokens, num_heads, width) = len(lengths_B), query_SHD.shape
@@ -235,8 +248,12 @@ def attend_new_tokens(
     group = num_heads // num_kv_heads
     group_rows = triton.next_power_of_2(group)
     wide = max(16, triton.next_power_of_2(width))
-    splits = min(MOST_SPLITS, triton.next_power_of_2(max(1, ENOUGH_PROGRAMS // (num_texts * num_kv_heads))))
-    out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
+    rows, new_rows = max(16, triton.next_power_of_2(num_new) * group_rows), triton.next_power_of_2(num_new)
+    # The program that adds up the parts does so alone: the more rows they have, the fewer they should be.
+    most_splits = max(1, MOST_SPLITS * 16 // rows)
+    splits = min(most_splits, triton.next_power_of_2(max(1, ENOUGH_PROGRAMS // (num_texts * num_kv_heads))))
+    if out_SHD is None:
+        out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
     size = splits * num_tokens * num_heads if splits > 1 else 0
     parts = torch.empty(size, wide, dtype=torch.float32, device=query_SHD.device)
     sums = torch.empty(size, 2, dtype=torch.float32, device=query_SHD.device)
@@ -245,7 +262,7 @@ def attend_new_tokens(
         query_SHD, key_SKD, value_SKD, *caches, tables_BX, lengths_B, *angles, out_SHD, parts, sums, arrived,
         query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width // 2,
         scale * 1.4426950408889634, num_texts,
-        NEW=num_new, GROUP=group, GROUP_ROWS=group_rows, ROWS=max(16, triton.next_power_of_2(num_new) * group_rows),
+        NEW=num_new, NEW_ROWS=new_rows, GROUP=group, GROUP_ROWS=group_rows, ROWS=rows,
         HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
         SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else 3,
         **(launch_options(query_SHD.device) if num_tokens <= MOST_ROWS else {"CHAINED": False}),  # behind the library's products it costs a little

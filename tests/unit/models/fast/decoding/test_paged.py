@@ -8,6 +8,7 @@ import transformers as hf
 from tether.core.protocols import Sampling
 from tether.core.seeding import derive_seed, generator
 from tether.models.fast.backbone import probe_backbone
+from tether.models.fast.decoding.paged_pass import Feed
 from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest
 
 pytest.importorskip("triton")
@@ -95,7 +96,7 @@ def test_a_feed_that_is_filled_up(model: hf.PreTrainedModel) -> None:
     decoder = decoder_for(model)
     assert decoder.reserve({0: 3, 1: 18})
     requests = [PrefillRequest((1,), 15, [7, 8, 9]), PrefillRequest((0,), 0, [5, 6])]
-    feed = paged._Feed.of(torch.from_numpy(decoder._layout(requests, 8, 3)), 8, 3)
+    feed = Feed.of(torch.from_numpy(decoder._layout(requests, 8, 3)), 8, 3)
     assert feed.ids_S.tolist() == [7, 8, 9, 5, 6, 0, 0, 0]
     assert feed.rows_S.tolist() == [0, 0, 0, 1, 1, 3, 3, 3]
     assert feed.positions_S.tolist() == [15, 16, 17, 0, 1, 0, 0, 0]
@@ -173,6 +174,47 @@ def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling:
     said, count = [*wanted.ids_BK[1].tolist(), *more.ids_BK[0].tolist()], counts[1]
     rest = decoder.decode([2], [14 + count], [int(found.ids_BK[1, count - 1])], sampling, uniforms[1:, 1 + count : 4 + count])()
     assert rest.ids_BK[0].tolist() == said[count : count + 3], "what a wrong draft left in the cache is overwritten"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), pytest.param(Sampling(temperature=0.7, top_k=3), marks=pytest.mark.long)])
+@pytest.mark.parametrize("most_mixed", [1024, 0])
+def test_a_call_with_drafts_takes_in_what_is_prefilled(
+    model: hf.PreTrainedModel, sampling: Sampling, most_mixed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two slots decode, two others are prefilled meanwhile, one of them behind what it holds already; with too many tokens that comes after the call."""
+    monkeypatch.setattr(paged, "MOST_MIXED", most_mixed)
+    uniforms = generator("test", "mixed").random((4, 8), dtype=np.float32)
+    texts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], [2, 7, 1], [8, 2, 8]]
+    later = [[1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9], [4, 5, 2, 3, 5, 3, 6, 0, 2, 8, 7, 4, 7, 1, 3, 5, 2, 6]]
+
+    def begun() -> tuple[paged.PagedDecoder, list[int]]:
+        decoder = decoder_for(model, num_slots=4)
+        decoder.start_drafts()
+        assert decoder.reserve(dict.fromkeys(range(4), 40))
+        requests = [PrefillRequest((slot,), 0, text) for slot, text in enumerate(texts[:3])]
+        return decoder, decoder.prefill(requests, sampling, uniforms[:3, 0].copy())().ids_BK[:, 0].tolist()
+
+    def requests(first: list[int]) -> list[PrefillRequest]:
+        return [PrefillRequest((2,), 3, [first[2], *later[0]]), PrefillRequest((3,), 0, later[1])]
+
+    apart, first = begun()
+    wanted = apart.decode([0, 1], [5, 14], first[:2], sampling, uniforms[:2, 1:7])()
+    fed_apart = apart.prefill(requests(first), sampling, uniforms[2:, 1].copy())()
+    decoder, first = begun()
+    call = decoder.speculate([0, 1], [5, 14], first[:2], DraftPlan(3, 1), sampling, uniforms[:2, 1:7])
+    fed = decoder.prefill(requests(first), sampling, uniforms[2:, 1].copy())
+    assert (not decoder._mixed) == (most_mixed == 0)
+    found = call()
+    assert found.counts_B is not None
+    for row, count in enumerate(found.counts_B.tolist()):
+        assert count >= 3 and found.ids_BK[row, :count].tolist() == wanted.ids_BK[row, :count].tolist()
+        np.testing.assert_allclose(found.logprobs_BK[row, :count], wanted.logprobs_BK[row, :count], atol=1e-5)
+    assert fed().ids_BK.tolist() == fed_apart.ids_BK.tolist()
+    np.testing.assert_allclose(fed().logprobs_BK, fed_apart.logprobs_BK, atol=1e-5)
+    last = [int(token) for token in fed_apart.ids_BK[:, 0]]
+    starts = [4 + len(later[0]), len(later[1])]
+    more = [one.decode([2, 3], starts, last, sampling, uniforms[2:, 2:5])() for one in (decoder, apart)]
+    assert more[0].ids_BK.tolist() == more[1].ids_BK.tolist(), "keys and values of what was fed are the same"
 
 
 @pytest.mark.parametrize(
