@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tether.core.config import validate
@@ -148,6 +149,22 @@ def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, monkeypatch: p
     _, given_up = play(tiny, chat, "frozen_lake", 4)
     assert 20 <= given_up.statistics.drafts < 20 + 12  # one call more at most
     assert turns(paused) == turns(plain)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_what_stands_behind_the_sampled_tokens_is_not_looked_at(tiny: Any, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device leaves there what an earlier call wrote."""
+    plain, _ = play(tiny, chat, "frozen_lake", 0)
+    speculate = ContiguousDecoder.speculate
+
+    def with_leftovers(self: Any, *given: Any) -> Any:
+        output = speculate(self, *given)()
+        output.logprobs_BK[np.arange(output.ids_BK.shape[1]) >= output.counts_B[:, None]] = np.nan
+        return lambda: output
+
+    monkeypatch.setattr(ContiguousDecoder, "speculate", with_leftovers)
+    drafted, engine = play(tiny, chat, "frozen_lake", 4)
+    assert turns(drafted) == turns(plain) and engine.statistics.drafts > 0
 
 
 def test_other_engines_refuse_the_setting() -> None:

@@ -56,6 +56,8 @@ from tether.rollout.engines.kept_slots import KeptSlots
 
 FEED_SHARE = 8
 """Waiting rows are prefilled once they are this fraction (1 / FEED_SHARE) of all rows."""
+UNIFORMS_AT_ONCE = 64
+"""Drawn for a conversation at once: a generator is called less often."""
 
 T = TypeVar("T")
 
@@ -92,7 +94,7 @@ class _Row:
     pending: PromptFuture | None = None
     """Waits for the environment; set until its answer is collected."""
     ahead: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
-    """Uniforms sampled for tokens that were dropped; they are used first."""
+    """Uniforms that were drawn and not used: a few ahead, and those of tokens that were dropped. They are used in order."""
 
     def __post_init__(self) -> None:
         self.kind = _kind(self.sampling)
@@ -109,7 +111,7 @@ class _Row:
     def uniforms(self, count: int) -> npt.NDArray[np.float32]:
         """The next uniforms of the conversation. The caller removes the ones it used from `ahead`."""
         if len(self.ahead) < count:
-            more = self.conversation.uniforms.random(count - len(self.ahead), dtype=np.float32)
+            more = self.conversation.uniforms.random(max(count, UNIFORMS_AT_ONCE), dtype=np.float32)
             self.ahead = np.concatenate([self.ahead, more]) if len(self.ahead) else more
         return self.ahead[:count]
 
@@ -444,7 +446,8 @@ class _Batch:
         sampled = call()
         if plan is not None and sampled.counts_B is not None:
             self._count_drafts(len(rows) * plan.rounds, int(sampled.counts_B.sum()))
-        if not np.isfinite(sampled.logprobs_BK).all():
+        is_sampled_BK = True if sampled.counts_B is None else np.arange(sampled.ids_BK.shape[1]) < sampled.counts_B[:, None]
+        if not np.isfinite(sampled.logprobs_BK, where=is_sampled_BK, out=np.ones(sampled.ids_BK.shape, dtype=np.bool_)).all():
             raise DivergedModel(
                 "the model's log-probs are not finite: its weights have diverged; move the last checkpoints away, resume from an earlier one, "
                 "or start again with a lower learner.learning_rate"
@@ -473,6 +476,8 @@ class _Batch:
     def _end_of_response(self, row: _Row, ids: list[int], candidates: list[int]) -> tuple[int, FinishReason | None]:
         """How many of these new tokens belong to the response, and why it ends with them, if it does; only `candidates` can end it."""
         num_before, room = len(row.logprobs), row.room
+        if not candidates and len(ids) < room:
+            return len(ids), None
         candidates = [index for index in candidates if index < min(room, len(ids))]
         num_tail = min(num_before, StopRule.tail_tokens(row.sampling)) if candidates else 0
         for index in candidates:

@@ -140,7 +140,7 @@ class PagedDecoder:
     def start_drafts(self) -> None:
         if self._texts is None:
             self._texts = TextTable(self.num_slots, self.max_positions, self._device)
-        self._texts.forget()
+        self._texts.begin()
 
     def draft_plan(self, num_slots: int, most_tokens: int) -> DraftPlan | None:
         num_tokens = min(most_tokens, DRAFTED_TOKENS // _batch_size(num_slots) - 1)
@@ -161,13 +161,13 @@ class PagedDecoder:
         state, step = self._drafting(self._texts, size, 1 + plan.tokens, sampling)
         unused = size - num_rows
         inputs = (
-            [*slots, *[self._texts.unused_slot] * unused],
+            [*map(self._texts.row, slots), *[self._texts.unused_row] * unused],
             [*(start + 1 for start in starts), *[1] * unused],
             np.zeros(size, dtype=np.int32),
             self._pages.rows(slots, size).ravel(),
         )
         state.inputs.copy_(torch.from_numpy(np.concatenate(inputs).astype(np.int32)))
-        self._texts.learn(*torch.tensor([last_ids, slots, starts], dtype=torch.int32).to(self._device))
+        self._texts.learn(*torch.tensor([last_ids, [*map(self._texts.row, slots)], starts], dtype=torch.int32).to(self._device))
         state.uniforms_BK[:num_rows, : uniforms_BK.shape[1]] = torch.from_numpy(uniforms_BK).to(self._device)
         state.drawn.rate_1.fill_(1 / (sampling.temperature or 1.0))
         for _ in range(plan.rounds - 1):
@@ -297,7 +297,7 @@ class PagedDecoder:
             state = DraftState(size, num_fed, DRAFT_ROUNDS, self._pages.tables.shape[1], self._device)
             step = partial(self._draft_step, texts, state, sampling)
             if self._device.type == "cuda":
-                state.slots_B.fill_(texts.unused_slot)  # whose rows are on page 0, where no conversation is
+                state.rows_B.fill_(texts.unused_row)  # these rows are on page 0, where no conversation is
                 state.lengths_B.fill_(1)
                 graph, _ = self._pass.record(step)
                 step = partial(graph.replay)
@@ -335,7 +335,7 @@ class PagedDecoder:
     def _mixing(self, texts: TextTable, call: _DraftCall, size: tuple[int, int]) -> tuple[Tensor, DecodeState, "partial[None]"]:
         """A step of a call with a feed of this size; recorded when it is first asked for."""
         state = call.state
-        key = len(state.slots_B), state.num_fed, size[0], _shape(call.sampling)
+        key = len(state.rows_B), state.num_fed, size[0], _shape(call.sampling)
         if key not in self._mixed:
             inputs = torch.from_numpy(self._layout([], *size)).to(self._device)
             fed = DecodeState(size[1], 1, self._device)
@@ -344,7 +344,7 @@ class PagedDecoder:
                 kept = (state.inputs, state.sampled_BK, state.logprobs_BK)  # the rounds before this one are under way
                 saved = [tensor.clone() for tensor in kept]
                 state.inputs.zero_()
-                state.slots_B.fill_(texts.unused_slot)
+                state.rows_B.fill_(texts.unused_row)
                 state.lengths_B.fill_(1)
                 graph, _ = self._pass.record(step)
                 for tensor, values in zip(kept, saved, strict=True):
@@ -364,21 +364,22 @@ class PagedDecoder:
 
     def _learn_fed(self, texts: TextTable, requests: Sequence[PrefillRequest]) -> None:
         ids_S = np.concatenate([np.asarray(request.tokens) for request in requests])
-        slots_S = np.concatenate([np.full(len(request.tokens), request.slots[0]) for request in requests])
+        rows_S = np.concatenate([np.full(len(request.tokens), texts.row(request.slots[0])) for request in requests])
         positions_S = np.concatenate([request.start + np.arange(len(request.tokens)) for request in requests])
-        texts.learn(*torch.from_numpy(np.stack([ids_S, slots_S, positions_S]).astype(np.int32)).to(self._device))
+        texts.learn(*torch.from_numpy(np.stack([ids_S, rows_S, positions_S]).astype(np.int32)).to(self._device))
         for leader, *followers in (request.slots for request in requests):
             if followers:
-                texts.copy(leader, torch.tensor(followers, device=self._device))
+                texts.copy(texts.row(leader), torch.tensor([*map(texts.row, followers)], device=self._device))
 
     def _learn_sampled(
         self, texts: TextTable, slots: Sequence[int], starts: Sequence[int], last_ids: Sequence[int], sampled_BK: Tensor
     ) -> None:
         """What a call without drafts has sampled, and the token before it, which may not be known."""
-        last_ids_B, slots_B, starts_B = torch.tensor([last_ids, slots, starts], dtype=torch.int32).to(self._device)
+        rows = [*map(texts.row, slots)]
+        last_ids_B, rows_B, starts_B = torch.tensor([last_ids, rows, starts], dtype=torch.int32).to(self._device)
         ids_BK = torch.cat([last_ids_B[:, None], sampled_BK], dim=1)
         numbers_K = torch.arange(ids_BK.shape[1], dtype=torch.int32, device=self._device)
-        texts.learn(ids_BK.ravel(), slots_B.repeat_interleave(len(numbers_K)), (starts_B[:, None] + numbers_K).ravel())
+        texts.learn(ids_BK.ravel(), rows_B.repeat_interleave(len(numbers_K)), (starts_B[:, None] + numbers_K).ravel())
 
 
 def _shape(sampling: Sampling) -> Sampling:
