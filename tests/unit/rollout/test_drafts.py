@@ -62,16 +62,26 @@ def test_a_slot_that_was_filled_before() -> None:
 
 
 def test_a_pause_ends_and_then_drafts_are_tried_anew() -> None:
-    """64 drafts with fewer than 0.4 x 64 = 25.6 right tokens: 4 calls without."""
+    """64 drafts with fewer than 0.4 x 64 = 25.6 right tokens: 4 calls without, then 8, 16 and so on, until drafts are right again."""
+
+    def paused(pause: DraftPause) -> int:
+        num_calls = 0
+        while pause.applies():
+            num_calls += 1
+        return num_calls
+
     pause = DraftPause()
     pause.count(63, 0)
-    assert not pause.applies()
+    assert paused(pause) == 0
     pause.count(1, 25)
-    assert [pause.applies() for _ in range(18)] == [True] * 4 + [False] * 14
-    pause.count(64, 0)
-    assert all(pause.applies() for _ in range(4))
+    assert paused(pause) == 4
+    for num_calls in (8, 16, 32):
+        pause.count(64, 0)
+        assert paused(pause) == num_calls
     pause.count(64, 26)  # those before do not count any more
-    assert not pause.applies()
+    assert paused(pause) == 0
+    pause.count(64, 0)
+    assert paused(pause) == 4
 
 
 @pytest.fixture

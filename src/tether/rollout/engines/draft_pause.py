@@ -5,7 +5,7 @@ TRIED_DRAFTS = 64
 LEAST_ACCEPTED = 0.4
 """Tokens of a draft that have to be right on average: about what a step with drafts takes longer than one without."""
 PAUSED_CALLS = 4
-"""Calls without drafts where they were not."""
+"""Calls without drafts where they were not; twice as many each time in a row."""
 
 
 class DraftPause:
@@ -14,12 +14,16 @@ class DraftPause:
     def __init__(self) -> None:
         self._num_tried = self._num_right = self._num_paused = 0
         """Drafts and their right tokens since the last decision, and calls without drafts that are still to come."""
+        self._next_pause = PAUSED_CALLS
 
     def count(self, tried: int, right: int) -> None:
         """So many drafts were verified, and so many of their tokens were right."""
         self._num_tried, self._num_right = self._num_tried + tried, self._num_right + right
         if self._num_tried >= TRIED_DRAFTS:
-            self._num_paused = PAUSED_CALLS if self._num_right < LEAST_ACCEPTED * self._num_tried else 0
+            if self._num_right < LEAST_ACCEPTED * self._num_tried:
+                self._num_paused, self._next_pause = self._next_pause, 2 * self._next_pause
+            else:
+                self._next_pause = PAUSED_CALLS
             self._num_tried = self._num_right = 0
 
     def applies(self) -> bool:

@@ -19,18 +19,18 @@ def numbers(*values: int) -> Tensor:
 
 
 def learn(table: TextTable, slot: int, start: int, tokens: list[int]) -> None:
-    table.learn(numbers(*tokens), numbers(*[table.row(slot)] * len(tokens)), numbers(*range(start, start + len(tokens))))
+    table.learn(numbers(*tokens), numbers(*[slot] * len(tokens)), numbers(*range(start, start + len(tokens))))
 
 
 def state_of(slots: list[int], lengths: list[int], num_fed: int, rounds: int = 2) -> DraftState:
     state = DraftState(len(slots), num_fed, rounds, 1, DEVICE)
-    state.rows_B.copy_(numbers(*slots))
+    state.slots_B.copy_(numbers(*slots))
     state.lengths_B.copy_(numbers(*lengths))
     return state
 
 
 def guessed(table: TextTable, slot: int, length: int, num_fed: int) -> list[int]:
-    state = state_of([table.row(slot)], [length], num_fed)
+    state = state_of([slot], [length], num_fed)
     table.guess(state)
     assert state.filled_B.tolist() == [length - 1 + num_fed]
     return [int(token) for token in state.fed_S]
@@ -52,18 +52,12 @@ def test_a_draft_is_what_followed_the_longest_match_and_then_the_latest() -> Non
     assert guessed(table, 2, 1, 2) == [4, 0], "one token is no run"
 
 
-def test_the_rollout_before_is_known_and_the_one_before_that_is_forgotten() -> None:
+def test_nothing_is_known_of_what_was_forgotten() -> None:
     table = TextTable(2, 20, DEVICE)
-    learn(table, 0, 0, [1, 2, 3, 4])
-    for _ in range(2):
-        table.begin()
-        learn(table, 0, 0, [5, 1, 2])
-        assert guessed(table, 0, 3, 3) in ([2, 3, 4], [2, 0, 0])
-    assert guessed(table, 0, 3, 3) == [2, 0, 0], "the second rollout had the same text, with nothing behind it"
-    learn(table, 0, 3, [6])
-    table.begin()
+    learn(table, 0, 0, [1, 2, 3])
+    table.forget()
     learn(table, 1, 0, [1, 2])
-    assert guessed(table, 1, 2, 2) == [2, 6]
+    assert guessed(table, 1, 2, 2) == [2, 0]
 
 
 def test_a_text_that_was_overwritten_is_not_copied() -> None:
@@ -79,7 +73,7 @@ def test_a_text_that_was_overwritten_is_not_copied() -> None:
 def test_texts_that_begin_alike() -> None:
     table = TextTable(3, 20, DEVICE)
     learn(table, 0, 0, [1, 2, 3, 1, 2])
-    table.copy(table.row(0), torch.tensor([table.row(1), table.row(2)], device=DEVICE))
+    table.copy(0, torch.tensor([1, 2], device=DEVICE))
     assert guessed(table, 2, 5, 3) == [2, 3, 1]
 
 
@@ -88,7 +82,7 @@ def test_what_was_sampled_counts_as_far_as_the_draft_agrees() -> None:
     table = TextTable(3, 20, DEVICE)
     for slot, text in enumerate(([1, 2], [3, 4, 5], [6, 7])):
         learn(table, slot, 0, text)
-    state = state_of([0, 1, 2, table.unused_row], [2, 3, 2, 1], 4)
+    state = state_of([0, 1, 2, table.unused_slot], [2, 3, 2, 1], 4)
     table.guess(state)
     state.fed_S.copy_(numbers(2, 11, 12, 13, 5, 21, 22, 23, 7, 31, 32, 33, 0, 0, 0, 0))
     state.drawn.sampled_BK.copy_(torch.tensor([[19, 11, 12, 13], [21, 22, 29, 24], [31, 32, 33, 34], [0, 0, 0, 0]]).reshape(-1, 1))

@@ -14,7 +14,7 @@ Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X page
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.decoding.paged_pass import Feed, NewTokens, PagedPass
+from tether.models.fast.decoding.paged_pass import ALIGNED, Feed, NewTokens, PagedPass
 from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
@@ -41,8 +41,8 @@ BATCH_SIZES = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 
 FEED_SIZES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tokens of recorded feeds; larger ones keep the device busy while their kernels are launched."""
-MOST_MIXED = 1024
-"""Tokens of a feed that a step with drafts takes in: up to here they take less time there than apart."""
+MIXED_SIZES = (128, 256, 512, 1024)
+"""Tokens of feeds that a step with drafts takes in; larger ones take less time apart. Few sizes: each is recorded for every number of rows."""
 TOKENS_PER_TEXT = 16
 """A recorded feed has room for one text per so many of its tokens; an observation is longer."""
 DRAFTED_TOKENS = 256
@@ -106,7 +106,7 @@ class PagedDecoder:
         self._share([request for request in requests if len(request.slots) > 1])
         of_slot = [number for number, request in enumerate(requests) for _ in request.slots]
         logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
-        ids_B, logprobs_B = sample(logits_BV, sampling, torch.from_numpy(uniforms_B).to(self._device))
+        ids_B, logprobs_B = sample(logits_BV, sampling, self._sent(uniforms_B))
         if self._texts is not None:
             self._learn_fed(self._texts, requests)
         return lambda: SampleOutput(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
@@ -124,7 +124,7 @@ class PagedDecoder:
         size = _batch_size(num_rows)
         self._fill_state(slots, starts, last_ids, size)
         state = self._state
-        state.uniforms_BK[:num_rows, :num_steps] = torch.from_numpy(uniforms_BK).to(self._device)
+        state.uniforms_BK[:num_rows, :num_steps] = self._sent(uniforms_BK)
         state.rate_1.fill_(1 / (sampling.temperature or 1.0))
         step = self._recorded(size, sampling)
         for _ in range(num_steps):
@@ -140,7 +140,7 @@ class PagedDecoder:
     def start_drafts(self) -> None:
         if self._texts is None:
             self._texts = TextTable(self.num_slots, self.max_positions, self._device)
-        self._texts.begin()
+        self._texts.forget()
 
     def draft_plan(self, num_slots: int, most_tokens: int) -> DraftPlan | None:
         num_tokens = min(most_tokens, DRAFTED_TOKENS // _batch_size(num_slots) - 1)
@@ -161,14 +161,14 @@ class PagedDecoder:
         state, step = self._drafting(self._texts, size, 1 + plan.tokens, sampling)
         unused = size - num_rows
         inputs = (
-            [*map(self._texts.row, slots), *[self._texts.unused_row] * unused],
+            [*slots, *[self._texts.unused_slot] * unused],
             [*(start + 1 for start in starts), *[1] * unused],
             np.zeros(size, dtype=np.int32),
             self._pages.rows(slots, size).ravel(),
         )
-        state.inputs.copy_(torch.from_numpy(np.concatenate(inputs).astype(np.int32)))
-        self._texts.learn(*torch.tensor([last_ids, [*map(self._texts.row, slots)], starts], dtype=torch.int32).to(self._device))
-        state.uniforms_BK[:num_rows, : uniforms_BK.shape[1]] = torch.from_numpy(uniforms_BK).to(self._device)
+        state.inputs.copy_(self._sent(np.concatenate(inputs)))
+        self._texts.learn(*self._sent(np.array([last_ids, slots, starts])))
+        state.uniforms_BK[:num_rows, : uniforms_BK.shape[1]] = self._sent(uniforms_BK)
         state.drawn.rate_1.fill_(1 / (sampling.temperature or 1.0))
         for _ in range(plan.rounds - 1):
             step()
@@ -185,13 +185,19 @@ class PagedDecoder:
     def _feed(self, requests: Sequence[PrefillRequest]) -> Tensor:
         """One pass over the tokens of these requests; the logits behind the last token of each."""
         num_tokens, num_texts = sum(len(request.tokens) for request in requests), len(requests)
-        recorded = _feed_size(num_tokens, num_texts)
+        recorded = _feed_size(num_tokens, num_texts, FEED_SIZES)
         size = recorded or (num_tokens, num_texts)
-        flat = torch.from_numpy(self._layout(requests, *size))
+        flat = self._sent(self._layout(requests, *size))
         if recorded is None:
             most_new = max(len(request.tokens) for request in requests)
-            return self._pass.logits_of_feed(Feed.of(flat.to(self._device), *size), most_new)
+            return self._pass.logits_of_feed(Feed.of(flat, *size), most_new)
         return self._replayed(size, flat)[:num_texts]
+
+    def _sent(self, values: npt.NDArray[Any]) -> Tensor:
+        """On the device, whole numbers as int32. The host does not wait: behind a step that is under way, a copy from ordinary memory would."""
+        values = values.astype(np.int32, copy=False) if values.dtype.kind == "i" else values
+        tensor = torch.from_numpy(values)
+        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
 
     def _layout(self, requests: Sequence[PrefillRequest], num_tokens: int, num_texts: int) -> npt.NDArray[np.int32]:
         """A feed of these sizes: the tokens of the requests, then what fills it up."""
@@ -199,7 +205,7 @@ class PagedDecoder:
         starts = np.array([request.start for request in requests], dtype=np.int64)
         ends, fill = np.cumsum(new), num_tokens - int(new.sum())
         unused = [0] * (num_texts - len(requests))
-        parts = (
+        parts = [
             np.concatenate([*(np.asarray(request.tokens) for request in requests), np.zeros(fill, dtype=np.int64)]),
             np.concatenate([np.repeat(np.arange(len(requests)), new), np.full(fill, num_texts)]),
             np.concatenate(
@@ -208,9 +214,9 @@ class PagedDecoder:
             [*(ends - 1), *unused],
             [*(starts + new), *unused],
             [0, *ends, *(int(new.sum()) for _ in unused)],
-            self._pages.rows([request.slots[0] for request in requests], num_texts + 1).ravel(),
-        )
-        return np.concatenate(parts).astype(np.int32)
+        ]
+        tables = self._pages.rows([request.slots[0] for request in requests], num_texts + 1).ravel()
+        return np.concatenate([*(np.pad(part, (0, -len(part) % ALIGNED)) for part in map(np.asarray, parts)), tables]).astype(np.int32)
 
     def _replayed(self, size: tuple[int, int], flat: Tensor) -> Tensor:
         """The logits of a feed of a recorded size."""
@@ -218,7 +224,7 @@ class PagedDecoder:
             return self._pass.logits_of_feed(Feed.of(flat, *size), size[0])
         self._forget_moved_weights()
         if size not in self._feeds:
-            inputs = torch.zeros_like(flat, device=self._device)  # texts without tokens on page 0
+            inputs = torch.zeros_like(flat)  # texts without tokens on page 0
             self._feeds[size] = (inputs, *self._pass.record(partial(self._pass.logits_of_feed, Feed.of(inputs, *size), size[0])))
         inputs, graph, logits_BV = self._feeds[size]
         inputs.copy_(flat)
@@ -236,13 +242,12 @@ class PagedDecoder:
 
     def _fill_state(self, slots: Sequence[int], starts: Sequence[int], last_ids: Sequence[int], size: int) -> None:
         """Put the rows of a call on the device; rows past `len(slots)` are unused."""
-        state, device = self._state, self._device
-        ids, positions = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int32)
-        ids[: len(slots)], positions[: len(slots)] = last_ids, starts
-        state.ids_B[:size] = torch.from_numpy(ids).to(device)
-        state.positions_B[:size] = torch.from_numpy(positions).to(device)
-        state.lengths_B[:size] = torch.from_numpy(positions + 1).to(device)
-        self._tables_BX[:size] = torch.from_numpy(self._pages.rows(slots, size)).to(device)
+        state = self._state
+        rows_3B = np.zeros((3, size), dtype=np.int32)
+        rows_3B[:, : len(slots)] = last_ids, starts, starts
+        rows_3B[2] += 1
+        state.ids_B[:size], state.positions_B[:size], state.lengths_B[:size] = self._sent(rows_3B)
+        self._tables_BX[:size] = self._sent(self._pages.rows(slots, size))
         state.step_1.zero_()
 
     def _recorded(self, size: int, sampling: Sampling) -> "partial[None]":
@@ -297,7 +302,7 @@ class PagedDecoder:
             state = DraftState(size, num_fed, DRAFT_ROUNDS, self._pages.tables.shape[1], self._device)
             step = partial(self._draft_step, texts, state, sampling)
             if self._device.type == "cuda":
-                state.rows_B.fill_(texts.unused_row)  # these rows are on page 0, where no conversation is
+                state.slots_B.fill_(texts.unused_slot)  # whose rows are on page 0, where no conversation is
                 state.lengths_B.fill_(1)
                 graph, _ = self._pass.record(step)
                 step = partial(graph.replay)
@@ -324,8 +329,8 @@ class PagedDecoder:
         """Launch the last round of a call together with a feed."""
         assert self._texts is not None
         inputs, fed, step = self._mixing(self._texts, call, size)
-        inputs.copy_(torch.from_numpy(self._layout(requests, *size)))
-        fed.uniforms_BK[: len(requests), 0] = torch.from_numpy(uniforms_B).to(self._device)
+        inputs.copy_(self._sent(self._layout(requests, *size)))
+        fed.uniforms_BK[: len(requests), 0] = self._sent(uniforms_B)
         fed.rate_1.fill_(1 / (call.sampling.temperature or 1.0))
         step()
         self._open_call = None
@@ -335,16 +340,16 @@ class PagedDecoder:
     def _mixing(self, texts: TextTable, call: _DraftCall, size: tuple[int, int]) -> tuple[Tensor, DecodeState, "partial[None]"]:
         """A step of a call with a feed of this size; recorded when it is first asked for."""
         state = call.state
-        key = len(state.rows_B), state.num_fed, size[0], _shape(call.sampling)
+        key = len(state.slots_B), state.num_fed, size[0], _shape(call.sampling)
         if key not in self._mixed:
-            inputs = torch.from_numpy(self._layout([], *size)).to(self._device)
+            inputs = self._sent(self._layout([], *size))
             fed = DecodeState(size[1], 1, self._device)
             step = partial(self._mixed_step, texts, state, Feed.of(inputs, *size), fed, call.sampling)
             if self._device.type == "cuda":
                 kept = (state.inputs, state.sampled_BK, state.logprobs_BK)  # the rounds before this one are under way
                 saved = [tensor.clone() for tensor in kept]
                 state.inputs.zero_()
-                state.rows_B.fill_(texts.unused_row)
+                state.slots_B.fill_(texts.unused_slot)
                 state.lengths_B.fill_(1)
                 graph, _ = self._pass.record(step)
                 for tensor, values in zip(kept, saved, strict=True):
@@ -364,22 +369,21 @@ class PagedDecoder:
 
     def _learn_fed(self, texts: TextTable, requests: Sequence[PrefillRequest]) -> None:
         ids_S = np.concatenate([np.asarray(request.tokens) for request in requests])
-        rows_S = np.concatenate([np.full(len(request.tokens), texts.row(request.slots[0])) for request in requests])
+        slots_S = np.concatenate([np.full(len(request.tokens), request.slots[0]) for request in requests])
         positions_S = np.concatenate([request.start + np.arange(len(request.tokens)) for request in requests])
-        texts.learn(*torch.from_numpy(np.stack([ids_S, rows_S, positions_S]).astype(np.int32)).to(self._device))
+        texts.learn(*self._sent(np.stack([ids_S, slots_S, positions_S])))
         for leader, *followers in (request.slots for request in requests):
             if followers:
-                texts.copy(texts.row(leader), torch.tensor([*map(texts.row, followers)], device=self._device))
+                texts.copy(leader, torch.tensor(followers, device=self._device))
 
     def _learn_sampled(
         self, texts: TextTable, slots: Sequence[int], starts: Sequence[int], last_ids: Sequence[int], sampled_BK: Tensor
     ) -> None:
         """What a call without drafts has sampled, and the token before it, which may not be known."""
-        rows = [*map(texts.row, slots)]
-        last_ids_B, rows_B, starts_B = torch.tensor([last_ids, rows, starts], dtype=torch.int32).to(self._device)
+        last_ids_B, slots_B, starts_B = self._sent(np.array([last_ids, slots, starts]))
         ids_BK = torch.cat([last_ids_B[:, None], sampled_BK], dim=1)
         numbers_K = torch.arange(ids_BK.shape[1], dtype=torch.int32, device=self._device)
-        texts.learn(ids_BK.ravel(), rows_B.repeat_interleave(len(numbers_K)), (starts_B[:, None] + numbers_K).ravel())
+        texts.learn(ids_BK.ravel(), slots_B.repeat_interleave(len(numbers_K)), (starts_B[:, None] + numbers_K).ravel())
 
 
 def _shape(sampling: Sampling) -> Sampling:
@@ -415,19 +419,19 @@ def _parts(requests: Sequence[PrefillRequest]) -> list[list[PrefillRequest]]:
     return parts
 
 
-def _feed_size(num_tokens: int, num_texts: int) -> tuple[int, int] | None:
-    """The sizes of the smallest recorded feed that holds so many tokens and texts; None where it is too large for that."""
+def _feed_size(num_tokens: int, num_texts: int, sizes: Sequence[int]) -> tuple[int, int] | None:
+    """Of these sizes the smallest that holds so many tokens and texts, with the texts it has room for; None where none does."""
     return next(
-        ((size, size // TOKENS_PER_TEXT) for size in FEED_SIZES if num_tokens <= size and num_texts <= size // TOKENS_PER_TEXT),
+        ((size, size // TOKENS_PER_TEXT) for size in sizes if num_tokens <= size and num_texts <= size // TOKENS_PER_TEXT),
         None,
     )
 
 
 def _mixed_size(requests: Sequence[PrefillRequest]) -> tuple[int, int] | None:
     """The sizes of a feed that a step with drafts takes in; None where it is too large, or a prompt is shared."""
-    size = _feed_size(sum(len(request.tokens) for request in requests), len(requests))
-    alone = all(len(request.slots) == 1 for request in requests)
-    return size if size is not None and size[0] <= MOST_MIXED and alone else None
+    if any(len(request.slots) > 1 for request in requests):
+        return None
+    return _feed_size(sum(len(request.tokens) for request in requests), len(requests), MIXED_SIZES)
 
 
 def _batch_size(num_rows: int) -> int:

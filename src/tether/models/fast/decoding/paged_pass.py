@@ -20,6 +20,11 @@ from tether.models.fast.linear_logprobs import float32_product
 
 T = TypeVar("T")
 
+LITTLE_MEMORY = 4 << 30
+"""Bytes: with less left, memory that torch keeps is given back before a graph is recorded, which has memory of its own."""
+ALIGNED = 4
+"""Numbers of 4 bytes: the compiler makes another kernel, in a second, for every pointer that is or is not a multiple of 16 bytes."""
+
 
 class Feed(NamedTuple):
     """The tokens of some texts, one text after another, and where their keys and values go. All int32, on the device."""
@@ -36,9 +41,11 @@ class Feed(NamedTuple):
 
     @classmethod
     def of(cls, flat: Tensor, num_tokens: int, num_texts: int) -> "Feed":
-        """The parts of a feed, which lie one behind the other."""
+        """The parts of a feed, which lie one behind the other, each from a multiple of ALIGNED on."""
         sizes = (num_tokens, num_tokens, num_tokens, num_texts, num_texts, num_texts + 1)
-        ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, tables = flat.split([*sizes, flat.numel() - sum(sizes)])
+        places = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+        *parts, tables = flat.split([*places, flat.numel() - sum(places)])
+        ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1 = (part[:size] for part, size in zip(parts, sizes, strict=True))
         return cls(ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, tables.view(num_texts + 1, -1))
 
 
@@ -123,7 +130,14 @@ class PagedPass:
             work()  # kernels are compiled and chosen before anything is recorded
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=side):
-            result = work()
+        # Not torch's context manager, which always gives back the memory that the learner would have to allocate again.
+        if torch.cuda.mem_get_info(self._device)[0] < LITTLE_MEMORY:
+            torch.cuda.empty_cache()
+        with torch.cuda.stream(side):
+            graph.capture_begin(pool=self._pool)
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
         self._pool = graph.pool()
         return graph, result

@@ -113,7 +113,7 @@ class Decoder(Protocol):
         ...
 
     def start_drafts(self) -> None:
-        """A run begins: drafts are copied from what is fed and sampled in it, and may be from the run before."""
+        """Copy drafts from what is fed and sampled from now on, and from nothing before: a run does not depend on earlier ones."""
         ...
 
     def draft_plan(self, num_slots: int, most_tokens: int) -> DraftPlan | None:

@@ -4,13 +4,10 @@ A draft is what followed the latest occurrence of a row's last tokens in any tex
 works, and does the same on the host. Here it happens between two steps of decoding, so that several drafts can be verified one after the other
 before the host looks: a step guesses, feeds the guess, samples behind each of its tokens, and keeps what was sampled as far as the guess agrees with it.
 
-The texts of all slots are the rows of one table of tokens. A second table has, by a hash of a few tokens, where they were last followed by another one, and
+The texts of all slots lie in one table of tokens. A second table has, by a hash of a few tokens, where they were last followed by another one, and
 when that was: of several rows that write to one place, the latest wins, and of the same step the one that stands last, so the same run makes the
 same drafts. What a place says is compared with the tokens themselves before it is believed: conversations end and others take their slots, and
 two runs of tokens may have one hash.
-
-The texts of the rollout before stay beside those of the present one: at its beginning there is nothing else to copy from, and a policy says much the
-same from one step of training to the next.
 
 Shape legend: B rows of a call, T tokens fed to each of them (the last sampled one and a draft), S = B x T, K tokens that a call may sample for each,
 X pages of a slot.
@@ -23,8 +20,8 @@ from torch import Tensor
 
 from tether.models.fast.kernels.logits import DecodeState
 
-NUM_PLACES = 1 << 21
-"""Of the table; two rollouts of 128 conversations have some 400,000 runs. It takes 16 MB."""
+NUM_PLACES = 1 << 20
+"""Of the table; a rollout of 128 conversations has some 200,000 runs. It takes 8 MB."""
 LANES = 128
 
 
@@ -75,13 +72,13 @@ def _learn(texts_ptr, table_ptr, clock_ptr, places_ptr, positions_ptr, num_token
 
 @triton.jit(do_not_specialize=["most_tokens"])
 def _guess(
-    texts_ptr, table_ptr, clock_ptr, rows_ptr, lengths_ptr, counts_ptr, uniforms_ptr, fed_ptr, filled_ptr, fed_uniforms_ptr,
+    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, counts_ptr, uniforms_ptr, fed_ptr, filled_ptr, fed_uniforms_ptr,
     num_positions, most_tokens, FED: tl.constexpr, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     if row == 0:  # nobody reads the clock in this kernel
         tl.store(clock_ptr, tl.load(clock_ptr) + 1)
-    begin = tl.load(rows_ptr + row).to(tl.int64) * num_positions
+    begin = tl.load(slots_ptr + row).to(tl.int64) * num_positions
     length = tl.load(lengths_ptr + row)
     end = begin + length
     source = _look_up(texts_ptr, table_ptr, end, length, begin * 0, 8, NUM_PLACES)
@@ -98,12 +95,12 @@ def _guess(
 
 @triton.jit(do_not_specialize=["most_tokens"])
 def _accept(
-    texts_ptr, table_ptr, clock_ptr, rows_ptr, lengths_ptr, counts_ptr, fed_ptr, drawn_ptr, drawn_logprobs_ptr, sampled_ptr, logprobs_ptr,
-    num_positions, most_tokens, unused_row, FED: tl.constexpr, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
+    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, counts_ptr, fed_ptr, drawn_ptr, drawn_logprobs_ptr, sampled_ptr, logprobs_ptr,
+    num_positions, most_tokens, unused_slot, FED: tl.constexpr, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    text = tl.load(rows_ptr + row)
-    begin = text.to(tl.int64) * num_positions
+    slot = tl.load(slots_ptr + row)
+    begin = slot.to(tl.int64) * num_positions
     length, count = tl.load(lengths_ptr + row), tl.load(counts_ptr + row)
     token = tl.arange(0, WIDTH)
     drawn = tl.load(drawn_ptr + row * FED + token, mask=token < FED, other=-1)
@@ -113,7 +110,7 @@ def _accept(
     target = row * most_tokens + count + token
     tl.store(sampled_ptr + target, drawn, mask=is_new)
     tl.store(logprobs_ptr + target, tl.load(drawn_logprobs_ptr + row * FED + token, mask=is_new, other=0.0), mask=is_new)
-    is_known = is_new & (text < unused_row)  # rows that only fill up a batch say nothing
+    is_known = is_new & (slot < unused_slot)  # rows that only fill up a batch say nothing
     tl.store(texts_ptr + begin + length + token, drawn.to(tl.int32), mask=is_known)
     tl.store(lengths_ptr + row, length + num_new)
     tl.store(counts_ptr + row, count + num_new)
@@ -128,9 +125,9 @@ class DraftState:
         self.num_fed, self.most_tokens = num_fed, most_rounds * num_fed
         self.inputs = torch.zeros(num_rows * (3 + num_pages), dtype=torch.int32, device=device)
         """What a call copies to the device at once; the next four are its parts."""
-        rows_B, lengths_B, counts_B, tables = self.inputs.split([num_rows, num_rows, num_rows, num_rows * num_pages])
-        self.rows_B, self.lengths_B, self.counts_B, self.tables_BX = rows_B, lengths_B, counts_B, tables.view(num_rows, num_pages)
-        """`rows_B`: of the texts; `lengths_B`: tokens of each text, the last sampled one included; `counts_B`: tokens that this call has sampled."""
+        slots_B, lengths_B, counts_B, tables = self.inputs.split([num_rows, num_rows, num_rows, num_rows * num_pages])
+        self.slots_B, self.lengths_B, self.counts_B, self.tables_BX = slots_B, lengths_B, counts_B, tables.view(num_rows, num_pages)
+        """`lengths_B`: tokens of each text, the last sampled one included; `counts_B`: tokens that this call has sampled."""
         self.uniforms_BK = torch.zeros(num_rows, self.most_tokens, device=device)
         self.sampled_BK = torch.zeros(num_rows, self.most_tokens, dtype=torch.int64, device=device)
         self.logprobs_BK = torch.zeros(num_rows, self.most_tokens, device=device)
@@ -142,29 +139,26 @@ class DraftState:
 
 
 class TextTable:
-    """The texts of all slots in this rollout and in the one before, and what followed each short run of tokens in them."""
+    """The texts of all slots, and what followed each short run of tokens in them."""
 
     def __init__(self, num_slots: int, num_positions: int, device: torch.device) -> None:
-        self._num_slots, self._num_positions = num_slots, num_positions
-        self._first_row = 0
-        self.unused_row = 2 * num_slots
+        self._num_positions = num_positions
+        self.unused_slot = num_slots
         """Of rows that only fill up a batch."""
         # A draft that is copied from the end of the last text reads past it.
-        self._texts = torch.zeros((2 * num_slots + 1) * num_positions + 64, dtype=torch.int32, device=device)
+        self._texts = torch.zeros((num_slots + 1) * num_positions + 64, dtype=torch.int32, device=device)
         self._followed_by = torch.zeros(NUM_PLACES, dtype=torch.int64, device=device)
         self._clock_1 = torch.ones(1, dtype=torch.int64, device=device)
 
-    def begin(self) -> None:
-        """The texts of another rollout, which take the place of those of the rollout before the last."""
-        self._first_row = self._num_slots - self._first_row
+    def forget(self) -> None:
+        """Begin anew: what is drafted next depends on nothing before."""
+        self._texts.zero_()
+        self._followed_by.zero_()
+        self._clock_1.fill_(1)
 
-    def row(self, slot: int) -> int:
-        """Where the text of a slot is."""
-        return self._first_row + slot
-
-    def learn(self, ids_S: Tensor, rows_S: Tensor, positions_S: Tensor) -> None:
-        """Write tokens into the texts, and note what they follow."""
-        places_S = rows_S.long() * self._num_positions + positions_S
+    def learn(self, ids_S: Tensor, slots_S: Tensor, positions_S: Tensor) -> None:
+        """Write tokens into the texts of their slots, and note what they follow."""
+        places_S = slots_S.long() * self._num_positions + positions_S
         self._texts[places_S] = ids_S.to(torch.int32)
         num_tokens = len(ids_S)
         _learn[(triton.cdiv(num_tokens, LANES),)](
@@ -180,22 +174,22 @@ class TextTable:
         )
 
     def copy(self, leader: int, followers: Tensor) -> None:
-        """Let some texts be as another one is."""
-        texts = self._texts[: (self.unused_row + 1) * self._num_positions].view(-1, self._num_positions)
+        """Let the texts of some slots be another's."""
+        texts = self._texts[: (self.unused_slot + 1) * self._num_positions].view(-1, self._num_positions)
         texts[followers] = texts[leader].clone()
 
     def guess(self, state: DraftState) -> None:
         """Write what is fed to each row next: its last token and a draft; and the uniforms for what is sampled behind them."""
-        _guess[(len(state.rows_B),)](
-            self._texts, self._followed_by, self._clock_1, state.rows_B, state.lengths_B, state.counts_B, state.uniforms_BK,
+        _guess[(len(state.slots_B),)](
+            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.counts_B, state.uniforms_BK,
             state.fed_S, state.filled_B, state.drawn.uniforms_BK, self._num_positions, state.most_tokens,
             FED=state.num_fed, WIDTH=triton.next_power_of_2(state.num_fed), NUM_PLACES=NUM_PLACES, num_warps=1,
         )  # fmt: skip
 
     def accept(self, state: DraftState) -> None:
         """Append what was sampled to each row, as far as the draft before it is what was sampled."""
-        _accept[(len(state.rows_B),)](
-            self._texts, self._followed_by, self._clock_1, state.rows_B, state.lengths_B, state.counts_B, state.fed_S,
-            state.drawn.sampled_BK, state.drawn.logprobs_BK, state.sampled_BK, state.logprobs_BK, self._num_positions, state.most_tokens, self.unused_row,
+        _accept[(len(state.slots_B),)](
+            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.counts_B, state.fed_S,
+            state.drawn.sampled_BK, state.drawn.logprobs_BK, state.sampled_BK, state.logprobs_BK, self._num_positions, state.most_tokens, self.unused_slot,
             FED=state.num_fed, WIDTH=triton.next_power_of_2(state.num_fed), NUM_PLACES=NUM_PLACES, num_warps=1,
         )  # fmt: skip

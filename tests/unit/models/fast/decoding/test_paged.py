@@ -111,7 +111,7 @@ def test_a_feed_that_is_filled_up(model: hf.PreTrainedModel) -> None:
     [(1, 1, (64, 4)), (64, 4, (64, 4)), (65, 1, (128, 8)), (10, 5, (128, 8)), (2048, 128, (2048, 128)), (2049, 1, None), (500, 129, None)],
 )
 def test_a_feed_takes_the_smallest_recorded_size_that_holds_it(tokens: int, texts: int, size: tuple[int, int] | None) -> None:
-    assert paged._feed_size(tokens, texts) == size
+    assert paged._feed_size(tokens, texts, (64, 128, 2048)) == size
 
 
 @pytest.mark.parametrize("sampling", [pytest.param(Sampling(temperature=0.7), marks=pytest.mark.long), Sampling(temperature=0.7, top_k=3)])
@@ -143,9 +143,11 @@ def test_draws_follow_the_uniforms(model: hf.PreTrainedModel, sampling: Sampling
         pytest.param(Sampling(temperature=0.7, top_k=3), marks=pytest.mark.long),
     ],
 )
-def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling: Sampling) -> None:
-    """Two slots of three, in three rounds of drafts of two tokens; a third slot has said before what the first one will say, so that its drafts are right."""
-    uniforms = generator("test", "drafts").random((2, 15), dtype=np.float32)
+def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slots of three, in two rounds of drafts of two tokens; a third slot has said before what the first one will say, so that its drafts are right."""
+    monkeypatch.setattr(paged, "DRAFT_ROUNDS", 2)
+    monkeypatch.setattr(paged, "FEED_SIZES", ())
+    uniforms = generator("test", "drafts").random((2, 10), dtype=np.float32)
     texts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]]  # the second crosses into another page
 
     def begun() -> tuple[paged.PagedDecoder, list[int]]:
@@ -156,36 +158,36 @@ def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling:
         return decoder, decoder.prefill(requests, sampling, uniforms[:, 0].copy())().ids_BK[:, 0].tolist()
 
     single, first = begun()
-    wanted = single.decode([0, 2], [5, 14], first, sampling, uniforms[:, 1:9])()
+    wanted = single.decode([0, 2], [5, 14], first, sampling, uniforms[:, 1:7])()
     decoder, first = begun()
     known = [*texts[0], first[0], *wanted.ids_BK[0].tolist()]
     decoder.prefill([PrefillRequest((1,), 0, known)], sampling, uniforms[0, :1].copy())()
     plan = decoder.draft_plan(2, 2)
-    assert plan == DraftPlan(3, 2)
-    found = decoder.speculate([0, 2], [5, 14], first, plan, sampling, uniforms[:, 1:10])()
+    assert plan == DraftPlan(2, 2)
+    found = decoder.speculate([0, 2], [5, 14], first, plan, sampling, uniforms[:, 1:7])()
     assert found.counts_B is not None
     counts = found.counts_B.tolist()
-    assert counts[0] >= 8 and 3 <= counts[1] <= 9, "all that slot 1 said first; at least one token a round"
+    assert counts[0] == 6 and 2 <= counts[1] <= 6, "all that slot 1 said first; at least one token a round"
     for row, count in enumerate(counts):
-        count = min(count, 8)
         assert found.ids_BK[row, :count].tolist() == wanted.ids_BK[row, :count].tolist()
         np.testing.assert_allclose(found.logprobs_BK[row, :count], wanted.logprobs_BK[row, :count], atol=1e-5)
-    more = single.decode([2], [22], [int(wanted.ids_BK[1, 7])], sampling, uniforms[1:, 9:15])()
-    said, count = [*wanted.ids_BK[1].tolist(), *more.ids_BK[0].tolist()], counts[1]
-    rest = decoder.decode([2], [14 + count], [int(found.ids_BK[1, count - 1])], sampling, uniforms[1:, 1 + count : 4 + count])()
-    assert rest.ids_BK[0].tolist() == said[count : count + 3], "what a wrong draft left in the cache is overwritten"
+    count = counts[1]
+    rest = decoder.decode([2], [14 + count], [int(found.ids_BK[1, count - 1])], sampling, uniforms[1:, 1 + count : 2 + count])()
+    after = single.decode([2], [14 + count], [int(found.ids_BK[1, count - 1])], sampling, uniforms[1:, 1 + count : 2 + count])()
+    assert rest.ids_BK.tolist() == after.ids_BK.tolist(), "what a wrong draft left in the cache is overwritten"
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), pytest.param(Sampling(temperature=0.7, top_k=3), marks=pytest.mark.long)])
-@pytest.mark.parametrize("most_mixed", [1024, 0])
+@pytest.mark.parametrize("mixed_sizes", [(32,), pytest.param((16,), marks=pytest.mark.long)])
 def test_a_call_with_drafts_takes_in_what_is_prefilled(
-    model: hf.PreTrainedModel, sampling: Sampling, most_mixed: int, monkeypatch: pytest.MonkeyPatch
+    model: hf.PreTrainedModel, sampling: Sampling, mixed_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two slots decode, two others are prefilled meanwhile, one of them behind what it holds already; with too many tokens that comes after the call."""
-    monkeypatch.setattr(paged, "MOST_MIXED", most_mixed)
+    monkeypatch.setattr(paged, "MIXED_SIZES", mixed_sizes)
+    monkeypatch.setattr(paged, "FEED_SIZES", ())
     uniforms = generator("test", "mixed").random((4, 8), dtype=np.float32)
     texts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], [2, 7, 1], [8, 2, 8]]
-    later = [[1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9], [4, 5, 2, 3, 5, 3, 6, 0, 2, 8, 7, 4, 7, 1, 3, 5, 2, 6]]
+    later = [[1, 8, 2, 8, 1, 8, 2, 8, 4], [4, 5, 2, 3, 5, 3, 6, 0, 2, 8, 7, 4, 7, 1, 3, 5, 2, 6]]
 
     def begun() -> tuple[paged.PagedDecoder, list[int]]:
         decoder = decoder_for(model, num_slots=4)
@@ -198,22 +200,22 @@ def test_a_call_with_drafts_takes_in_what_is_prefilled(
         return [PrefillRequest((2,), 3, [first[2], *later[0]]), PrefillRequest((3,), 0, later[1])]
 
     apart, first = begun()
-    wanted = apart.decode([0, 1], [5, 14], first[:2], sampling, uniforms[:2, 1:7])()
+    wanted = apart.decode([0, 1], [5, 14], first[:2], sampling, uniforms[:2, 1:5])()
     fed_apart = apart.prefill(requests(first), sampling, uniforms[2:, 1].copy())()
     decoder, first = begun()
-    call = decoder.speculate([0, 1], [5, 14], first[:2], DraftPlan(3, 1), sampling, uniforms[:2, 1:7])
+    call = decoder.speculate([0, 1], [5, 14], first[:2], DraftPlan(2, 1), sampling, uniforms[:2, 1:5])
     fed = decoder.prefill(requests(first), sampling, uniforms[2:, 1].copy())
-    assert (not decoder._mixed) == (most_mixed == 0)
+    assert bool(decoder._mixed) == (mixed_sizes == (32,))
     found = call()
     assert found.counts_B is not None
     for row, count in enumerate(found.counts_B.tolist()):
-        assert count >= 3 and found.ids_BK[row, :count].tolist() == wanted.ids_BK[row, :count].tolist()
+        assert count >= 2 and found.ids_BK[row, :count].tolist() == wanted.ids_BK[row, :count].tolist()
         np.testing.assert_allclose(found.logprobs_BK[row, :count], wanted.logprobs_BK[row, :count], atol=1e-5)
     assert fed().ids_BK.tolist() == fed_apart.ids_BK.tolist()
     np.testing.assert_allclose(fed().logprobs_BK, fed_apart.logprobs_BK, atol=1e-5)
     last = [int(token) for token in fed_apart.ids_BK[:, 0]]
     starts = [4 + len(later[0]), len(later[1])]
-    more = [one.decode([2, 3], starts, last, sampling, uniforms[2:, 2:5])() for one in (decoder, apart)]
+    more = [one.decode([2, 3], starts, last, sampling, uniforms[2:, 2:3])() for one in (decoder, apart)]
     assert more[0].ids_BK.tolist() == more[1].ids_BK.tolist(), "keys and values of what was fed are the same"
 
 
