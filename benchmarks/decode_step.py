@@ -77,7 +77,7 @@ def step_ms(decoder: PagedDecoder, num_rows: int, positions: int) -> float:
 def draft_ms(decoder: PagedDecoder, num_rows: int, positions: int, tokens: int) -> float:
     plan, slots = DraftPlan(DRAFT_ROUNDS, tokens), list(range(num_rows))
     uniforms_BK = np.full((num_rows, plan.most_sampled), 0.5, dtype=np.float32)
-    decoder.start_drafts()
+    decoder.start_drafts(tokens)
     return _best(lambda: decoder.speculate(slots, [positions] * num_rows, [5] * num_rows, plan, SAMPLING, uniforms_BK), plan.rounds)
 
 

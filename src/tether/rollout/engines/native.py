@@ -221,7 +221,7 @@ class _Batch:
         """Whether rows are prefilled while others decode."""
         self._pause = DraftPause()
         if speculative_tokens:
-            decoder.start_drafts()
+            decoder.start_drafts(speculative_tokens)
         self._waiting: list[_Row] = []
         self._decoding: list[_Row] = []
         self._finished: list[tuple[_Row, FinishReason]] = []
@@ -380,7 +380,7 @@ class _Batch:
         """How the next call drafts; None where it does not."""
         if not self._speculative_tokens or not self._decoding or self._pause.applies():
             return None
-        plan = self._decoder.draft_plan(len(self._decoding), self._speculative_tokens)
+        plan = self._decoder.draft_plan(len(self._decoding))
         if plan is None:
             return None
         rounds = min(plan.rounds, self._positions_left() // (1 + plan.tokens))

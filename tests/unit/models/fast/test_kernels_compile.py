@@ -39,10 +39,10 @@ from triton.runtime.jit import JITFunction
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.kernels import attention, pointwise, products
 from tether.models.fast.kernels.attention import attend_new_tokens, text_attention
-from tether.models.fast.kernels.drafts import DraftState, TextTable
+from tether.models.fast.kernels.drafts import TextTable
 from tether.models.fast.kernels.logits import logit_gradient, reduce_logits
 from tether.models.fast.kernels.pointwise import norm_backward, swiglu_backward
-from tether.models.fast.kernels.warm_up import _jobs
+from tether.models.fast.kernels.warm_up import _attend_new, _draft_jobs, _jobs
 from tether.models.fast.layers import find_layers
 
 compiled = set()
@@ -73,18 +73,19 @@ config = hf.Qwen2Config(
     vocab_size=300, hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=2, head_dim=64
 )
 model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-for job in _jobs(LlamaBackbone(model, find_layers(model), 128)):  # one new token a text, no gradient
+backbone = LlamaBackbone(model, find_layers(model), 128)
+for job in _jobs(backbone):  # one new token a text, no gradient
     job()
+for job in _draft_jobs(TextTable(4, 64, model.device)):
+    job()
+for num_texts, num_new in ((1, 8), (64, 4), (128, 2)):
+    _attend_new(backbone, num_texts, num_new)
 x, number = torch.zeros(16, 6, 64, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32)
 few, rows, row = x[:, :2].contiguous(), x.flatten(1), torch.zeros(16)
 caches, angles = (torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16),) * 2, (torch.zeros(64, 32, dtype=torch.bfloat16),) * 2
 for num_texts in (1, 4):
     attend_new_tokens((x, few, few), caches, number[:num_texts, None], number[:num_texts], angles, 1.0, torch.zeros(64, dtype=torch.int32))
 text_attention(x, few, few, number[:3], 8, 1.0)
-texts, state = TextTable(4, 64, x.device), DraftState(4, 4, 2, 1, x.device)
-texts.learn(number, number, number)
-texts.guess(state)
-texts.accept(state)
 norm_backward(rows, rows, rows, row, rows[0])
 swiglu_backward(rows, rows, rows)
 reduce_logits(row[:, None].expand(16, 300).contiguous(), number.long(), 1.0, (row, row, row))

@@ -68,6 +68,7 @@ class ContiguousDecoder:
         self._filled: dict[int, int] = {}
         """Positions of a slot that may hold something."""
         self._drafts: Drafts | None = None
+        self._most_drafted = 0
 
     @torch.inference_mode()
     def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
@@ -146,13 +147,13 @@ class ContiguousDecoder:
                 self._drafts.write(slot, start, [last_id, *ids])
         return lambda: output
 
-    def start_drafts(self) -> None:
-        """Copy drafts from what is fed and sampled from now on, and from nothing before."""
-        self._drafts = Drafts()
+    def start_drafts(self, most_tokens: int) -> None:
+        """A run begins that drafts at most so many tokens, copied from what is fed and sampled from now on and from nothing before."""
+        self._drafts, self._most_drafted = Drafts(), most_tokens
 
-    def draft_plan(self, num_slots: int, most_tokens: int) -> DraftPlan | None:
-        """How to draft for so many slots at once, at most so many tokens each; None where that would not save time."""
-        return DraftPlan(1, most_tokens) if num_slots <= self.most_drafted_rows else None
+    def draft_plan(self, num_slots: int) -> DraftPlan | None:
+        """How to draft for so many slots at once; None where that would not save time."""
+        return DraftPlan(1, self._most_drafted) if num_slots <= self.most_drafted_rows else None
 
     @torch.inference_mode()
     def speculate(

@@ -29,6 +29,7 @@ from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillR
 from tether.models.fast.decoding.sampling import sample
 from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
+from tether.models.fast.kernels.warm_up import warm_up_drafts
 
 PAGE = 64
 TOKENS_PER_CALL = 8
@@ -82,6 +83,7 @@ class PagedDecoder:
         self._feeds: dict[tuple[int, int], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = {}
         """Recorded feeds by their sizes: inputs, graph, logits."""
         self._texts: TextTable | None = None
+        self._most_drafted = 0
         self._drafted: dict[tuple[int, int, Sampling], tuple[DraftState, partial[None]]] = {}
         """Recorded steps with drafts, by rows and tokens that are fed to each."""
         self._mixed: dict[tuple[int, int, int, Sampling], tuple[Tensor, DecodeState, partial[None]]] = {}
@@ -137,13 +139,18 @@ class PagedDecoder:
 
         return wait
 
-    def start_drafts(self) -> None:
-        if self._texts is None:
-            self._texts = TextTable(self.num_slots, self.max_positions, self._device)
-        self._texts.forget()
+    def start_drafts(self, most_tokens: int) -> None:
+        self._most_drafted = most_tokens
+        if self._texts is not None:
+            self._texts.forget()
+            return
+        self._texts = TextTable(self.num_slots, self.max_positions, self._device)
+        if self._device.type == "cuda":
+            plans = {size: self.draft_plan(size) for size in BATCH_SIZES if size <= _batch_size(self.num_slots)}
+            warm_up_drafts(self._backbone, [(size, 1 + plan.tokens) for size, plan in plans.items() if plan is not None])
 
-    def draft_plan(self, num_slots: int, most_tokens: int) -> DraftPlan | None:
-        num_tokens = min(most_tokens, DRAFTED_TOKENS // _batch_size(num_slots) - 1)
+    def draft_plan(self, num_slots: int) -> DraftPlan | None:
+        num_tokens = min(self._most_drafted, DRAFTED_TOKENS // _batch_size(num_slots) - 1)
         return DraftPlan(DRAFT_ROUNDS, num_tokens) if num_tokens > 0 else None
 
     @torch.inference_mode()

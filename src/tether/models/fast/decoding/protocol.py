@@ -112,12 +112,12 @@ class Decoder(Protocol):
         """
         ...
 
-    def start_drafts(self) -> None:
-        """Copy drafts from what is fed and sampled from now on, and from nothing before: a run does not depend on earlier ones."""
+    def start_drafts(self, most_tokens: int) -> None:
+        """A run begins that drafts at most so many tokens, copied from what is fed and sampled from now on and from nothing before."""
         ...
 
-    def draft_plan(self, num_slots: int, most_tokens: int) -> DraftPlan | None:
-        """How to draft for so many slots at once, at most so many tokens each; None where that would not save time."""
+    def draft_plan(self, num_slots: int) -> DraftPlan | None:
+        """How to draft for so many slots at once; None where that would not save time."""
         ...
 
     def speculate(

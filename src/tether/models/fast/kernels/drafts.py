@@ -142,7 +142,7 @@ class TextTable:
     """The texts of all slots, and what followed each short run of tokens in them."""
 
     def __init__(self, num_slots: int, num_positions: int, device: torch.device) -> None:
-        self._num_positions = num_positions
+        self.device, self._num_positions = device, num_positions
         self.unused_slot = num_slots
         """Of rows that only fill up a batch."""
         # A draft that is copied from the end of the last text reads past it.

@@ -4,7 +4,7 @@ Triton compiles a kernel when it is first called, in compilers that are processe
 side as long as the slowest of them. What was compiled is kept on disk, and the next process finds it there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
+from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_and_store, swiglu_forward
 from tether.models.fast.kernels.products import MOST_ROWS, product, product_parts, product_swiglu
@@ -28,7 +29,16 @@ BATCH_SIZES = (1, 4, 16, 32, 64, 128)
 
 def warm_up(backbone: "LlamaBackbone") -> None:
     """Call every kernel once on zeros, in the types and widths of a model."""
-    jobs = _jobs(backbone)
+    _run_all(backbone, _jobs(backbone))
+
+
+def warm_up_drafts(backbone: "LlamaBackbone", sizes: Iterable[tuple[int, int]]) -> None:
+    """The same for steps with drafts, by their rows and the tokens that are fed to each."""
+    texts = TextTable(1, PAGE, backbone.model.device)
+    _run_all(backbone, [*_draft_jobs(texts), *(partial(_attend_new, backbone, *size) for size in sizes)])
+
+
+def _run_all(backbone: "LlamaBackbone", jobs: list[Callable[[], Any]]) -> None:
     with ThreadPoolExecutor(len(jobs)) as pool:
         list(pool.map(_run, [backbone.model.device] * len(jobs), jobs))
 
@@ -44,28 +54,13 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
     layer: Any = backbone.layers[0]
     norm, head = layer.attention_norm.weight, backbone.model.get_output_embeddings()
     dtype, device = norm.dtype, norm.device
-
-    def zeros(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    def states(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        sizes = [backbone.num_heads, backbone.num_kv_heads, backbone.num_kv_heads]
-        query, key, value = (
-            part.unflatten(1, (-1, backbone.head_dim))
-            for part in zeros(count, sum(sizes) * backbone.head_dim).split([size * backbone.head_dim for size in sizes], dim=1)
-        )
-        return (query, key, value) if layer.query_norm is None else (query.contiguous(), key.contiguous(), value)
+    zeros, states = partial(_zeros, backbone), partial(_states, backbone)
 
     def attend(num_texts: int, most_new: int) -> None:
         numbers = torch.arange(num_texts + 1, dtype=torch.int32, device=device)
         tables = zeros(num_texts, 2, dtype=torch.int32)
         query = states(num_texts * most_new)[0]
         paged_attention(query, caches, tables, numbers * most_new, torch.full_like(numbers[1:], most_new), most_new, backbone.scale)
-
-    def attend_new(num_texts: int) -> None:
-        tables, lengths = zeros(num_texts, 2, dtype=torch.int32), torch.ones(num_texts, dtype=torch.int32, device=device)
-        arrived = zeros(num_texts * backbone.num_kv_heads, dtype=torch.int32)
-        attend_new_tokens(states(num_texts), caches, tables, lengths, backbone.angles, backbone.scale, arrived)
 
     def multiply(num_tokens: int) -> list[Callable[[], Any]]:
         """The products of few rows, and the norms behind those in parts."""
@@ -77,8 +72,7 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
             lambda: norm_forward(x_SD, product_parts(inner_SF, layer.down.weight), norm, 1e-6, save=False),
         ]
 
-    cache = zeros(1, backbone.num_kv_heads, PAGE, backbone.head_dim)
-    caches = cache, cache.clone()
+    caches = _caches(backbone)
     few = (TOKENS, MOST_ROWS) if backbone.few_by_kernels and dtype in HALF_TYPES else ()
     positions = torch.arange(TOKENS, dtype=torch.int32, device=device)
     x_SD, gate_up = zeros(TOKENS, len(norm)), zeros(TOKENS, 2 * backbone.mlp_width)
@@ -88,8 +82,42 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
         lambda: swiglu_forward(*gate_up.chunk(2, dim=1)),
         lambda: rotate(*states(TOKENS)[:2], positions, *backbone.angles, back=False),
         lambda: rotate_and_store(states(TOKENS), caches, positions, positions * 0, zeros(1, 2, dtype=torch.int32), backbone.angles),
-        *(partial(attend_new, num_texts) for num_texts in BATCH_SIZES),
+        *(partial(_attend_new, backbone, num_texts, 1) for num_texts in BATCH_SIZES),
         *(job for num_tokens in few for job in multiply(num_tokens)),
         lambda: attend(1, TOKENS),
         lambda: sample_step(zeros(TOKENS, head.weight.shape[0], dtype=torch.float32), DecodeState(TOKENS, 1, device), greedy=False),
     ]
+
+
+def _draft_jobs(texts: TextTable) -> list[Callable[[], Any]]:
+    """The kernels that make and verify drafts; each in its own state, since they run at the same time."""
+    number = torch.zeros(1, dtype=torch.int32, device=texts.device)
+    sizes = (2, 4, 8)
+    states = [DraftState(1, num_fed, 1, 1, texts.device) for num_fed in sizes]
+    return [lambda: texts.learn(number, number, number), *(partial(job, state) for state in states for job in (texts.guess, texts.accept))]
+
+
+def _attend_new(backbone: "LlamaBackbone", num_texts: int, num_new: int) -> None:
+    zeros = partial(_zeros, backbone, dtype=torch.int32)
+    tables, lengths, arrived = zeros(num_texts, 2), zeros(num_texts) + num_new, zeros(num_texts * backbone.num_kv_heads)
+    attend_new_tokens(_states(backbone, num_texts * num_new), _caches(backbone), tables, lengths, backbone.angles, backbone.scale, arrived)
+
+
+def _zeros(backbone: "LlamaBackbone", *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    norm: Any = backbone.layers[0].attention_norm
+    return torch.zeros(shape, dtype=dtype or norm.weight.dtype, device=norm.weight.device)
+
+
+def _states(backbone: "LlamaBackbone", count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values as the joint projection leaves them."""
+    sizes = [backbone.num_heads, backbone.num_kv_heads, backbone.num_kv_heads]
+    query, key, value = (
+        part.unflatten(1, (-1, backbone.head_dim))
+        for part in _zeros(backbone, count, sum(sizes) * backbone.head_dim).split([size * backbone.head_dim for size in sizes], dim=1)
+    )
+    return (query, key, value) if backbone.layers[0].query_norm is None else (query.contiguous(), key.contiguous(), value)
+
+
+def _caches(backbone: "LlamaBackbone") -> tuple[torch.Tensor, torch.Tensor]:
+    cache = _zeros(backbone, 1, backbone.num_kv_heads, PAGE, backbone.head_dim)
+    return cache, cache.clone()

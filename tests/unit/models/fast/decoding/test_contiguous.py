@@ -131,7 +131,7 @@ def test_a_conversation_of_every_kind(journal: Callable[..., Journal]) -> None:
 def test_drafts_right_and_wrong(journal: Callable[..., Journal]) -> None:
     """What a wrong draft leaves behind in the cache is overwritten."""
     j = journal()
-    j.decoder.start_drafts()
+    j.decoder.start_drafts(4)
     j.feed((0,), (1,), (2,), lengths=(9, 4, 17))
     j.speculate(2, 0, right=0, count=3)
     j.speculate(1, right=3, count=3)

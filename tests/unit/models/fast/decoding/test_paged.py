@@ -152,7 +152,7 @@ def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling:
 
     def begun() -> tuple[paged.PagedDecoder, list[int]]:
         decoder = decoder_for(model)
-        decoder.start_drafts()
+        decoder.start_drafts(2)
         assert decoder.reserve({0: 20, 1: 30, 2: 30})
         requests = [PrefillRequest((0,), 0, texts[0]), PrefillRequest((2,), 0, texts[1])]
         return decoder, decoder.prefill(requests, sampling, uniforms[:, 0].copy())().ids_BK[:, 0].tolist()
@@ -162,7 +162,7 @@ def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling:
     decoder, first = begun()
     known = [*texts[0], first[0], *wanted.ids_BK[0].tolist()]
     decoder.prefill([PrefillRequest((1,), 0, known)], sampling, uniforms[0, :1].copy())()
-    plan = decoder.draft_plan(2, 2)
+    plan = decoder.draft_plan(2)
     assert plan == DraftPlan(2, 2)
     found = decoder.speculate([0, 2], [5, 14], first, plan, sampling, uniforms[:, 1:7])()
     assert found.counts_B is not None
@@ -191,7 +191,7 @@ def test_a_call_with_drafts_takes_in_what_is_prefilled(
 
     def begun() -> tuple[paged.PagedDecoder, list[int]]:
         decoder = decoder_for(model, num_slots=4)
-        decoder.start_drafts()
+        decoder.start_drafts(1)
         assert decoder.reserve(dict.fromkeys(range(4), 40))
         requests = [PrefillRequest((slot,), 0, text) for slot, text in enumerate(texts[:3])]
         return decoder, decoder.prefill(requests, sampling, uniforms[:3, 0].copy())().ids_BK[:, 0].tolist()
@@ -228,7 +228,9 @@ def test_few_rows_get_long_drafts(
 ) -> None:
     """At most 256 tokens a step: 64 rows of 4, 128 of 2."""
     monkeypatch.setattr(paged, "BATCH_SIZES", (1, 4, 16, 32, 64, 96, 128, 192))
-    plan = decoder_for(model).draft_plan(rows, most)
+    decoder = decoder_for(model)
+    decoder.start_drafts(most)
+    plan = decoder.draft_plan(rows)
     assert plan == (None if tokens is None else DraftPlan(3, tokens))
 
 
