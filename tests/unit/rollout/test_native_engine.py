@@ -132,25 +132,20 @@ def test_when_and_how_much_is_fed_changes_nothing(
     assert [talk.said for talk in talks] == generated
 
 
-@pytest.mark.parametrize("kind", ["at once", "asked for"])
-@pytest.mark.parametrize("max_rows", [4, 2])
-def test_rows_that_are_prefilled_while_others_decode_change_nothing(
-    tiny: Any, contexts: Any, kind: str, max_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU: a prefill is called before a call that decodes was waited for, and waited for after it."""
-    talk = Talk if kind == "at once" else SlowTalk
-    plain = _talk(tiny, [talk(conversation, key, key) for key, conversation in enumerate(contexts)], WARM, max_rows)
-    under_way: list[str] = []
-    beside: list[str] = []
+@pytest.fixture
+def under_way(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Drafts, and prefills beside them, as on a GPU: every call of the decoder with those that were not waited for when it was made, its own name last."""
+    names: list[str] = []
+    calls: list[tuple[str, ...]] = []
 
     def noted(name: str, call: Any) -> Any:
         def begin(self: Any, *given: Any) -> Any:
             wait = call(self, *given)
-            beside.extend(under_way)
-            under_way.append(name)
+            names.append(name)
+            calls.append(tuple(names))
 
             def waited() -> Any:
-                assert under_way.pop(0) == name
+                assert names.pop(0) == name, "calls are waited for in their order"
                 return wait()
 
             return waited
@@ -161,10 +156,32 @@ def test_rows_that_are_prefilled_while_others_decode_change_nothing(
         monkeypatch.setattr(contiguous.ContiguousDecoder, name, noted(name, getattr(contiguous.ContiguousDecoder, name)))
     monkeypatch.setattr(contiguous.ContiguousDecoder, "prefills_beside", True)
     monkeypatch.setattr(contiguous.ContiguousDecoder, "most_drafted_rows", 128)
-    talks = [talk(conversation, key, key) for key, conversation in enumerate(contexts)]
+    return calls
+
+
+@pytest.mark.parametrize("kind", [Talk, SlowTalk])
+@pytest.mark.parametrize("max_rows", [4, 2])
+def test_rows_that_are_prefilled_while_others_decode_change_nothing(
+    tiny: Any, contexts: Any, kind: type[Talk], max_rows: int, under_way: list[tuple[str, ...]]
+) -> None:
+    plain = _talk(tiny, [kind(conversation, key, key) for key, conversation in enumerate(contexts)], WARM, max_rows)
+    assert not [call for call in under_way if len(call) > 1]
+    talks = [kind(conversation, key, key) for key, conversation in enumerate(contexts)]
     NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=max_rows, speculative_tokens=2).run(talks, WARM)
     assert [talk.said for talk in talks] == [talk.said for talk in plain]
-    assert len(beside) >= 2 and set(beside) <= {"decode", "speculate"} and not under_way
+    beside = [call for call in under_way if len(call) > 1]
+    assert len(beside) >= 2 and set(beside) <= {("decode", "prefill"), ("speculate", "prefill")}
+
+
+@pytest.mark.parametrize(("share", "asked_beside"), [(1, False), (10**9, True)])
+def test_few_answers_are_not_waited_for_while_others_decode(
+    tiny: Any, contexts: Any, under_way: list[tuple[str, ...]], share: int, asked_beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share of 1: only once all rows wait. A large one: as soon as one does."""
+    monkeypatch.setattr(native, "FEED_SHARE", share)
+    talks = [SlowTalk(conversation, key, key) for key, conversation in enumerate(contexts)]
+    NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=4, speculative_tokens=2).run(talks, WARM)
+    assert any(len(call) > 1 for call in under_way) == asked_beside
 
 
 @pytest.mark.parametrize("max_rows", [pytest.param(128, marks=pytest.mark.long), 2, pytest.param(1, marks=pytest.mark.long)])

@@ -240,15 +240,15 @@ class _Batch:
                 self._deliver_finished()
             while (queue or self._evicted) and (self._slots_free or self._kept) and not self._is_full:
                 self._admit(queue)
-            if self._waiting and (not self._decoding or (self._many_wait and not self._beside)):
+            if self._waiting and (not self._decoding or (not self._beside and self._many_wait(self._num_rows))):
                 self._collect_answers()
                 self._prefill_waiting()
             elif self._decoding:
                 self._decode()
 
-    @property
-    def _many_wait(self) -> bool:
-        return len(self._waiting) >= self._num_rows / FEED_SHARE
+    def _many_wait(self, num_rows: int) -> bool:
+        """Whether it is worth a call, or the time of an environment that is still running, to prefill them."""
+        return len(self._waiting) >= num_rows / FEED_SHARE
 
     @property
     def _num_rows(self) -> int:
@@ -315,12 +315,12 @@ class _Batch:
         for call in self._prefill(groups):
             self._accept(*call)
 
-    def _prefill_beside(self) -> Iterator[tuple[list[_Row], Sampling, Sampled]]:
-        """Prefill rows that wait while others decode, if there is room for them.
+    def _prefill_beside(self, num_decoding: int) -> Iterator[tuple[list[_Row], Sampling, Sampled]]:
+        """Prefill rows that wait while so many others decode, if there is room for them.
 
         Rows whose environment is still running are left out until there are many: to wait for them would keep the rows that decode waiting, too.
         """
-        if self._many_wait:
+        if self._many_wait(self._num_rows + num_decoding):
             self._collect_answers()
         ready = [row for row in self._waiting if row.pending is None]
         for row in ready:
@@ -371,7 +371,7 @@ class _Batch:
             else:
                 sampled = self._decoder.speculate(slots, starts, last_ids, plan, kind, uniforms_BK)
             self._deliver_finished()  # while the device decodes
-            beside = list(self._prefill_beside()) if self._beside else []
+            beside = list(self._prefill_beside(len(rows))) if self._beside else []
             self._accept(alike, kind, sampled, plan)
             for call in beside:
                 self._accept(*call)

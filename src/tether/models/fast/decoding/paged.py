@@ -5,7 +5,7 @@ token; rows that fill up a batch to its size write to page 0, which no slot owns
 host looks at them. Prompts and observations are fed flat, one text after another; slots that begin with the same prompt share its full pages. Small
 feeds (a few conversations that come back from their environment) are filled up to one of a few sizes and replayed too: launched one by one, their
 kernels would take longer than the device needs for them. Drafts (kernels/drafts.py) are made and verified by a step with a few tokens a row, several
-times before the host looks; the last of these steps also takes in such a feed, which costs less than half of what it costs apart. The weights are the
+times before the host looks; the last of these steps also takes in such a feed, which costs about half of what it costs apart. The weights are the
 learner's: an update in place is seen by the next replay, and where parameters have moved the graphs are recorded again.
 
 Shape legend: B slots of a call, K tokens sampled for each, S tokens fed, X pages of a slot, V vocabulary.

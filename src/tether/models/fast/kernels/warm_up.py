@@ -94,6 +94,8 @@ def _draft_jobs(texts: TextTable) -> list[Callable[[], Any]]:
     number = torch.zeros(1, dtype=torch.int32, device=texts.device)
     sizes = (2, 4, 8)
     states = [DraftState(1, num_fed, 1, 1, texts.device) for num_fed in sizes]
+    for state in states:
+        state.lengths_B.fill_(1)  # a text has at least one token
     return [lambda: texts.learn(number, number, number), *(partial(job, state) for state in states for job in (texts.guess, texts.accept))]
 
 
