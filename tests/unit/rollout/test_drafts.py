@@ -62,7 +62,7 @@ def test_a_slot_that_was_filled_before() -> None:
 
 
 def test_a_pause_ends_and_then_drafts_are_tried_anew() -> None:
-    """64 drafts with fewer than 0.4 x 64 = 25.6 right tokens: 4 calls without, then 8, 16 and so on, until drafts are right again."""
+    """64 drafts with fewer than 0.4 x 64 = 25.6 right tokens: 4 calls without, then 8, 16 and 32, until drafts are right again."""
 
     def paused(pause: DraftPause) -> int:
         num_calls = 0
@@ -75,7 +75,7 @@ def test_a_pause_ends_and_then_drafts_are_tried_anew() -> None:
     assert paused(pause) == 0
     pause.count(1, 25)
     assert paused(pause) == 4
-    for num_calls in (8, 16, 32):
+    for num_calls in (8, 16, 32, 32):
         pause.count(64, 0)
         assert paused(pause) == num_calls
     pause.count(64, 26)  # those before do not count any more

@@ -5,7 +5,8 @@ TRIED_DRAFTS = 64
 LEAST_ACCEPTED = 0.4
 """Tokens of a draft that have to be right on average: about what a step with drafts takes longer than one without."""
 PAUSED_CALLS = 4
-"""Calls without drafts where they were not; twice as many each time in a row."""
+"""Calls without drafts where they were not; twice as many each time in a row, up to the next number."""
+MOST_PAUSED = 32
 
 
 class DraftPause:
@@ -21,7 +22,7 @@ class DraftPause:
         self._num_tried, self._num_right = self._num_tried + tried, self._num_right + right
         if self._num_tried >= TRIED_DRAFTS:
             if self._num_right < LEAST_ACCEPTED * self._num_tried:
-                self._num_paused, self._next_pause = self._next_pause, 2 * self._next_pause
+                self._num_paused, self._next_pause = self._next_pause, min(MOST_PAUSED, 2 * self._next_pause)
             else:
                 self._next_pause = PAUSED_CALLS
             self._num_tried = self._num_right = 0
