@@ -8,11 +8,10 @@ import pytest
 from tether.core.config import validate
 from tether.core.errors import TetherError
 from tether.core.types import Group
+from tether.models.fast.decoding import drafts as drafts_module
 from tether.models.fast.decoding.contiguous import ContiguousDecoder
-from tether.models.fast.decoding.drafts import MATCHES, Drafts
+from tether.models.fast.decoding.drafts import MATCHES, DraftPause, Drafts
 from tether.models.policy import Policy
-from tether.rollout.engines import draft_pause
-from tether.rollout.engines.draft_pause import DraftPause
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.sampler import EnvPool, play_plan, training_plan
 from tether.training.build import env_specs, episode_rules
@@ -147,15 +146,15 @@ def test_where_memory_runs_out_nothing_changes(tiny: Any, chat: Any) -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_drafts_that_are_seldom_right_pause(tiny: Any, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_pause, "TRIED_DRAFTS", 20)
+    monkeypatch.setattr(drafts_module, "TRIED_DRAFTS", 20)
     plain, _ = play(tiny, chat, "frozen_lake", 0)
-    monkeypatch.setattr(draft_pause, "LEAST_ACCEPTED", 0.0)
+    monkeypatch.setattr(drafts_module, "LEAST_ACCEPTED", 0.0)
     _, always = play(tiny, chat, "frozen_lake", 4)
-    monkeypatch.setattr(draft_pause, "LEAST_ACCEPTED", 4.1)  # more than a draft has
-    monkeypatch.setattr(draft_pause, "PAUSED_CALLS", 16)
+    monkeypatch.setattr(drafts_module, "LEAST_ACCEPTED", 4.1)  # more than a draft has
+    monkeypatch.setattr(drafts_module, "PAUSED_CALLS", 16)
     paused, engine = play(tiny, chat, "frozen_lake", 4)
     assert 20 <= engine.statistics.drafts < always.statistics.drafts / 2
-    monkeypatch.setattr(draft_pause, "PAUSED_CALLS", 10**6)
+    monkeypatch.setattr(drafts_module, "PAUSED_CALLS", 10**6)
     _, given_up = play(tiny, chat, "frozen_lake", 4)
     assert 20 <= given_up.statistics.drafts < 20 + 12  # one call more at most
     assert turns(paused) == turns(plain)

@@ -48,10 +48,10 @@ from tether.core.protocols import (
     Sampling,
 )
 from tether.core.types import Completion
+from tether.models.fast.decoding.drafts import DraftPause
 from tether.models.fast.decoding.protocol import Decoder, DraftPlan, PrefillRequest, Sampled
 from tether.models.policy import Policy
 from tether.rollout.engines.base import StopRule
-from tether.rollout.engines.draft_pause import DraftPause
 from tether.rollout.engines.kept_slots import KeptSlots
 
 FEED_SHARE = 8

@@ -5,7 +5,7 @@ before, by another conversation or by the same one. A draft is what followed the
 first. No second model is needed. On a GPU the same happens on the device (kernels/drafts.py).
 
 A draft is only a guess: the model samples at every place of it as it would have without one, with the same uniforms, and what was sampled
-counts. A wrong draft costs time and changes nothing.
+counts. A wrong draft costs time and changes nothing; where too many are wrong, there are none for a while.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,13 @@ MATCHES = (8, 4, 2)
 """How many last tokens are looked up, in this order."""
 
 NO_TOKEN = -1
+TRIED_DRAFTS = 64
+"""Drafts after which it is decided whether they were worth their time."""
+LEAST_ACCEPTED = 0.4
+"""Tokens of a draft that have to be right on average: about what a step with drafts takes longer than one without."""
+PAUSED_CALLS = 4
+"""Calls without drafts where they were not; twice as many each time in a row, up to the next number."""
+MOST_PAUSED = 32
 
 
 class Drafts:
@@ -49,3 +56,29 @@ class Drafts:
                 source, end = found
                 return source[end : end + count]
         return []
+
+
+class DraftPause:
+    """Counts drafts and their right tokens, and says when to do without."""
+
+    def __init__(self) -> None:
+        self._num_tried = self._num_right = self._num_paused = 0
+        """Drafts and their right tokens since the last decision, and calls without drafts that are still to come."""
+        self._next_pause = PAUSED_CALLS
+
+    def count(self, tried: int, right: int) -> None:
+        """So many drafts were verified, and so many of their tokens were right."""
+        self._num_tried, self._num_right = self._num_tried + tried, self._num_right + right
+        if self._num_tried >= TRIED_DRAFTS:
+            if self._num_right < LEAST_ACCEPTED * self._num_tried:
+                self._num_paused, self._next_pause = self._next_pause, min(MOST_PAUSED, 2 * self._next_pause)
+            else:
+                self._next_pause = PAUSED_CALLS
+            self._num_tried = self._num_right = 0
+
+    def applies(self) -> bool:
+        """Whether the next call goes without drafts, because the last ones were seldom right; asked once a call."""
+        if not self._num_paused:
+            return False
+        self._num_paused -= 1
+        return True
