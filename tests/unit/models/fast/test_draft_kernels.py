@@ -84,8 +84,8 @@ def test_what_was_sampled_counts_as_far_as_the_draft_agrees() -> None:
         learn(table, slot, 0, text)
     state = state_of([0, 1, 2, table.unused_slot], [2, 3, 2, 1], 4)
     table.guess(state)
-    state.fed_S.copy_(numbers(2, 11, 12, 13, 5, 21, 22, 23, 7, 31, 32, 33, 0, 0, 0, 0))
-    state.drawn.sampled_BK.copy_(torch.tensor([[19, 11, 12, 13], [21, 22, 29, 24], [31, 32, 33, 34], [0, 0, 0, 0]]).reshape(-1, 1))
+    state.fed_S.copy_(numbers(2, 11, 12, 13, 5, 21, 22, 23, 7, 31, 32, 33, 0, 44, 45, 46))
+    state.drawn.sampled_BK.copy_(torch.tensor([[19, 11, 12, 13], [21, 22, 29, 24], [31, 32, 33, 34], [44, 45, 46, 47]]).reshape(-1, 1))
     state.drawn.logprobs_BK.copy_(-torch.arange(16.0).reshape(-1, 1))
     table.accept(state)
     assert state.counts_B.tolist() == [1, 3, 4, 4]
@@ -103,6 +103,8 @@ def test_what_was_sampled_counts_as_far_as_the_draft_agrees() -> None:
     table.accept(state)
     assert state.counts_B.tolist() == [2, 4, 5, 5]
     assert state.sampled_BK[1, :4].tolist() == [21, 22, 29, 40]
+    learn(table, 0, 0, [44, 45])
+    assert guessed(table, 0, 2, 2) == [45, 0], "what a row that fills up the batch says is nobody's text"
 
 
 def test_the_device_guesses_what_the_host_guesses() -> None:
