@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from tether.core.protocols import Sampling
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.decoding.paged_pass import ALIGNED, Feed, NewTokens, PagedPass
+from tether.models.fast.decoding.paged_pass import Feed, NewTokens, PagedPass
 from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
-from tether.models.fast.kernels.drafts import DraftState, TextTable
+from tether.models.fast.kernels.drafts import ALIGNED, DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.warm_up import warm_up_drafts
 
@@ -166,14 +166,10 @@ class PagedDecoder:
         assert self._texts is not None  # start_drafts made it
         num_rows, size = len(slots), _batch_size(len(slots))
         state, step = self._drafting(self._texts, size, 1 + plan.tokens, sampling)
-        unused = size - num_rows
-        inputs = (
-            [*slots, *[self._texts.unused_slot] * unused],
-            [*(start + 1 for start in starts), *[1] * unused],
-            np.zeros(size, dtype=np.int32),
-            self._pages.rows(slots, size).ravel(),
-        )
-        state.inputs.copy_(self._sent(np.concatenate(inputs)))
+        rows_3B = np.zeros((3, state.stride), dtype=np.int32)  # slots, lengths, and no tokens so far
+        rows_3B[0], rows_3B[1] = self._texts.unused_slot, 1
+        rows_3B[0, :num_rows], rows_3B[1, :num_rows] = slots, np.add(starts, 1)
+        state.inputs.copy_(self._sent(np.concatenate([rows_3B.ravel(), self._pages.rows(slots, size).ravel()])))
         self._texts.learn(*self._sent(np.array([last_ids, slots, starts])))
         state.uniforms_BK[:num_rows, : uniforms_BK.shape[1]] = self._sent(uniforms_BK)
         state.drawn.rate_1.fill_(1 / (sampling.temperature or 1.0))

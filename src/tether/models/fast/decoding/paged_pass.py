@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
+from tether.models.fast.kernels.drafts import ALIGNED
 from tether.models.fast.kernels.pointwise import rotate_and_store
 from tether.models.fast.linear_logprobs import float32_product
 
@@ -22,8 +23,6 @@ T = TypeVar("T")
 
 LITTLE_MEMORY = 4 << 30
 """Bytes: with less left, memory that torch keeps is given back before a graph is recorded, which has memory of its own."""
-ALIGNED = 4
-"""Numbers of 4 bytes: the compiler makes another kernel, in a second, for every pointer that is or is not a multiple of 16 bytes."""
 
 
 class Feed(NamedTuple):
@@ -103,7 +102,7 @@ class PagedPass:
             return query, key
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+            out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)  # of tokens that fill up the feed nothing is written
             self._attend_new(layer, (query[:num_new], key[:num_new], value[:num_new]), new, out[:num_new])
             self._attend_feed(layer, query[num_new:], feed, len(feed.ids_S), out[num_new:])
             return out

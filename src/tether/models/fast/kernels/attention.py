@@ -95,7 +95,7 @@ def paged_attention(
         lengths_B: how many positions each text fills, the new ones included (int32).
         most_new: the most new tokens that a text has.
         scale: of the scores.
-        out_SHD: where the result goes; a new tensor if not given.
+        out_SHD: where the result goes; a new tensor if not given. Tokens that belong to no text are left as they are, there zero.
     """
     num_tokens, num_heads, width = query_SHD.shape
     num_kv_heads, page = caches[0].shape[1], caches[0].shape[2]
@@ -103,7 +103,7 @@ def paged_attention(
     group_rows = triton.next_power_of_2(group)
     rows = max(PROMPT_ROWS, group_rows)
     if out_SHD is None:
-        out_SHD = torch.empty(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
+        out_SHD = torch.zeros(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
     full = query_SHD.dtype == torch.float32
     _attend_pages[(len(lengths_B), num_kv_heads, triton.cdiv(most_new, rows // group_rows))](
         query_SHD, *caches, tables_BX, starts_B1, lengths_B, out_SHD,

@@ -23,6 +23,8 @@ from tether.models.fast.kernels.logits import DecodeState
 NUM_PLACES = 1 << 20
 """Of the table; a rollout of 128 conversations has some 200,000 runs. It takes 8 MB."""
 LANES = 128
+ALIGNED = 4
+"""Numbers of 4 bytes: the compiler makes another kernel, in a second, for every pointer that is or is not a multiple of 16 bytes."""
 
 
 @triton.jit
@@ -62,12 +64,11 @@ def _look_up(texts_ptr, table_ptr, end, length, source, LENGTH: tl.constexpr, NU
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _learn(texts_ptr, table_ptr, clock_ptr, places_ptr, positions_ptr, num_tokens, NUM_PLACES: tl.constexpr, LANES: tl.constexpr):
+def _learn(texts_ptr, table_ptr, clock_ptr, places_ptr, num_positions, num_tokens, NUM_PLACES: tl.constexpr, LANES: tl.constexpr):
     number = tl.program_id(0) * LANES + tl.arange(0, LANES)
     there = number < num_tokens
     place = tl.load(places_ptr + number, mask=there, other=0)
-    position = tl.load(positions_ptr + number, mask=there, other=0)
-    _remember(texts_ptr, table_ptr, tl.load(clock_ptr), place, position, there, NUM_PLACES)
+    _remember(texts_ptr, table_ptr, tl.load(clock_ptr), place, place % num_positions, there, NUM_PLACES)
 
 
 @triton.jit(do_not_specialize=["most_tokens"])
@@ -123,10 +124,13 @@ class DraftState:
 
     def __init__(self, num_rows: int, num_fed: int, most_rounds: int, num_pages: int, device: torch.device) -> None:
         self.num_fed, self.most_tokens = num_fed, most_rounds * num_fed
-        self.inputs = torch.zeros(num_rows * (3 + num_pages), dtype=torch.int32, device=device)
+        self.stride = triton.cdiv(num_rows, ALIGNED) * ALIGNED
+        """Of slots, lengths and counts among the inputs."""
+        self.inputs = torch.zeros(3 * self.stride + num_rows * num_pages, dtype=torch.int32, device=device)
         """What a call copies to the device at once; the next four are its parts."""
-        slots_B, lengths_B, counts_B, tables = self.inputs.split([num_rows, num_rows, num_rows, num_rows * num_pages])
-        self.slots_B, self.lengths_B, self.counts_B, self.tables_BX = slots_B, lengths_B, counts_B, tables.view(num_rows, num_pages)
+        rows, tables = self.inputs.split([3 * self.stride, num_rows * num_pages])
+        self.slots_B, self.lengths_B, self.counts_B = rows.view(3, self.stride)[:, :num_rows]
+        self.tables_BX = tables.view(num_rows, num_pages)
         """`lengths_B`: tokens of each text, the last sampled one included; `counts_B`: tokens that this call has sampled."""
         self.uniforms_BK = torch.zeros(num_rows, self.most_tokens, device=device)
         self.sampled_BK = torch.zeros(num_rows, self.most_tokens, dtype=torch.int64, device=device)
@@ -162,16 +166,9 @@ class TextTable:
         self._texts[places_S] = ids_S.to(torch.int32)
         num_tokens = len(ids_S)
         _learn[(triton.cdiv(num_tokens, LANES),)](
-            self._texts,
-            self._followed_by,
-            self._clock_1,
-            places_S,
-            positions_S,
-            num_tokens,
-            NUM_PLACES=NUM_PLACES,
-            LANES=LANES,
-            num_warps=4,
-        )
+            self._texts, self._followed_by, self._clock_1, places_S, self._num_positions, num_tokens,
+            NUM_PLACES=NUM_PLACES, LANES=LANES, num_warps=4,
+        )  # fmt: skip
 
     def copy(self, leader: int, followers: Tensor) -> None:
         """Let the texts of some slots be another's."""
