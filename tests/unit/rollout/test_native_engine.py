@@ -160,7 +160,7 @@ def under_way(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("kind", [Talk, SlowTalk])
-@pytest.mark.parametrize("max_rows", [4, 2])
+@pytest.mark.parametrize("max_rows", [4, pytest.param(2, marks=pytest.mark.long)])
 def test_rows_that_are_prefilled_while_others_decode_change_nothing(
     tiny: Any, contexts: Any, kind: type[Talk], max_rows: int, under_way: list[tuple[str, ...]]
 ) -> None:

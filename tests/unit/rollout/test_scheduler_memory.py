@@ -114,9 +114,26 @@ def test_greedy_equals_generate_through_evictions(tiny: Any, chat: Any, undistur
     _assert_alike(talks, undisturbed[0.0])
 
 
-@pytest.mark.parametrize("spare", [0, 100, pytest.param(400, marks=pytest.mark.long)])
-@pytest.mark.parametrize("tokens_per_call", [pytest.param(1, marks=pytest.mark.long), 8])
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize(
+    ("spare", "tokens_per_call", "beside"),
+    [
+        (0, 8, False),
+        (100, 8, False),
+        (100, 8, True),
+        *(
+            pytest.param(spare, tokens, beside, marks=pytest.mark.long)
+            for spare, tokens, beside in (
+                (400, 8, False),
+                (0, 1, False),
+                (100, 1, False),
+                (400, 1, False),
+                (0, 8, True),
+                (400, 8, True),
+                (100, 1, True),
+            )
+        ),
+    ],
+)
 def test_evictions_change_no_trajectory(
     tiny: Any, chat: Any, undisturbed: Any, longest: int, spare: int, tokens_per_call: int, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
