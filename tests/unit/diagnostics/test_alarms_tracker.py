@@ -52,7 +52,7 @@ def _by_definition(records: Mapping[int, Metrics], rules: AlarmRules) -> list[Al
 def _random_run(seed: int, steps: int = 40) -> dict[int, Metrics]:
     """Levels that jump now and then, some metrics missing at some steps, gaps between the steps."""
     draw = generator("random run", seed)
-    level = dict.fromkeys(METRICS, 1.0)
+    level = dict.fromkeys(sorted(METRICS), 1.0)  # a set has another order in every process
     records: dict[int, Metrics] = {}
     for step in np.cumsum(draw.integers(1, 3, steps)).tolist():
         for name in level:
