@@ -32,7 +32,7 @@ REASONING_MODES = ("enable_thinking", "thinking")
 
 CACHED_PROMPTS = 64
 """First prompts that are kept: the members of a group begin alike, one after the other."""
-CACHED_JOINTS = 1024
+CACHED_JOINTS = 256
 """Later observations that are kept: those of a group resemble each other, and a template takes longer than many environments."""
 
 _RESPONSE = "\u27e6response\u27e7"

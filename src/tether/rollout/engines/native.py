@@ -315,7 +315,7 @@ class _Batch:
         for call in self._prefill(groups):
             self._accept(*call)
 
-    def _prefill_beside(self, num_decoding: int) -> Iterator[tuple[list[_Row], Sampling, Sampled]]:
+    def _prefill_beside(self, num_decoding: int) -> list[tuple[list[_Row], Sampling, Sampled]]:
         """Prefill rows that wait while so many others decode, if there is room for them.
 
         Rows whose environment is still running are left out until there are many: to wait for them would keep the rows that decode waiting, too.
@@ -327,9 +327,9 @@ class _Batch:
             self._check_length(len(row.tokens))
         groups = _same_prompts(ready)
         if not ready or not self._reserve_prompts(groups):
-            return iter(())
+            return []
         self._waiting = [row for row in self._waiting if row.pending is not None]
-        return self._prefill(groups)
+        return list(self._prefill(groups))
 
     def _reserve_prompts(self, groups: list[list[_Row]]) -> bool:
         return self._decoder.reserve(
@@ -371,7 +371,7 @@ class _Batch:
             else:
                 sampled = self._decoder.speculate(slots, starts, last_ids, plan, kind, uniforms_BK)
             self._deliver_finished()  # while the device decodes
-            beside = list(self._prefill_beside(len(rows))) if self._beside else []
+            beside = self._prefill_beside(len(rows)) if self._beside else []
             self._accept(alike, kind, sampled, plan)
             for call in beside:
                 self._accept(*call)

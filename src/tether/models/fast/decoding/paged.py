@@ -27,7 +27,8 @@ from tether.models.fast.decoding.paged_pass import Feed, NewTokens, PagedPass
 from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
-from tether.models.fast.kernels.drafts import ALIGNED, DraftState, TextTable
+from tether.models.fast.kernels.attention import ALIGNED
+from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.warm_up import warm_up_drafts
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
-from tether.models.fast.kernels.drafts import ALIGNED
+from tether.models.fast.kernels.attention import ALIGNED, attend_new_tokens, paged_attention
 from tether.models.fast.kernels.pointwise import rotate_and_store
 from tether.models.fast.linear_logprobs import float32_product
 

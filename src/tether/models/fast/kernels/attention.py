@@ -27,6 +27,8 @@ ENOUGH_PROGRAMS = 264
 """Two for each multiprocessor of the largest cards."""
 MOST_SPLITS = 16
 PROMPT_ROWS = 128
+ALIGNED = 4
+"""Places of numbers of 4 bytes that callers keep to: the compiler makes another kernel, in a second, for pointers that are no multiple of 16 bytes."""
 
 
 @triton.jit(do_not_specialize=["table_stride"])  # one kernel for all sizes of a batch

@@ -18,13 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tether.models.fast.kernels.attention import ALIGNED
 from tether.models.fast.kernels.logits import DecodeState
 
 NUM_PLACES = 1 << 20
 """Of the table; a rollout of 128 conversations has some 200,000 runs. It takes 8 MB."""
 LANES = 128
-ALIGNED = 4
-"""Numbers of 4 bytes: the compiler makes another kernel, in a second, for every pointer that is or is not a multiple of 16 bytes."""
 
 
 @triton.jit
@@ -129,8 +128,8 @@ class DraftState:
         self.inputs = torch.zeros(3 * self.stride + num_rows * num_pages, dtype=torch.int32, device=device)
         """What a call copies to the device at once; the next four are its parts."""
         rows, tables = self.inputs.split([3 * self.stride, num_rows * num_pages])
-        self.slots_B, self.lengths_B, self.counts_B = rows.view(3, self.stride)[:, :num_rows]
         self.tables_BX = tables.view(num_rows, num_pages)
+        self.slots_B, self.lengths_B, self.counts_B = rows.view(3, self.stride)[:, :num_rows]
         """`lengths_B`: tokens of each text, the last sampled one included; `counts_B`: tokens that this call has sampled."""
         self.uniforms_BK = torch.zeros(num_rows, self.most_tokens, device=device)
         self.sampled_BK = torch.zeros(num_rows, self.most_tokens, dtype=torch.int64, device=device)
