@@ -25,6 +25,7 @@ MODULES = (
     "simulate_scaling",
     "memory_table",
     "data_loading",
+    "against_transformers",
 )
 
 
@@ -378,6 +379,23 @@ def test_cross_score_prints_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--prompts", "2", "--group", "2", "--prompt-tokens", "9", "--reasoning-tokens", "4", "--plain-pairs", "2"]
     module("cross_score").main(["--model", "tiny", "--device", "cpu", *sizes, "--header"])
     assert "| 2 x 2, 9, 4 |" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_engine_samples_what_transformers_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = ["--model", "tiny", "--device", "cpu", "--dtype", "float32", "--prompts", "2", "--tokens", "12", "--guesses", "0", "3"]
+    plain, guessed = run("against_transformers", sizes, tmp_path)
+    assert plain["greedy tokens equal"] == guessed["greedy tokens equal"] == "24 of 24"
+    assert plain["log-probs, greedy: mean (largest)"] == guessed["log-probs, temperature 1: mean (largest)"] == "0.00000 (0.0000)"
+    # One token too few before the first log-prob: the comparison has to notice.
+    right = module("against_transformers").logprobs
+    monkeypatch.setattr(module("against_transformers"), "logprobs", lambda model, prompt, ids: right(model, prompt[1:], ids))
+    [row] = run("against_transformers", [*sizes[:-2], "0"], tmp_path)
+    assert row["log-probs, greedy: mean (largest)"] != "0.00000 (0.0000)"
+
+
+def test_tokens_before_the_first_that_differs() -> None:
+    num_equal = module("against_transformers").num_equal
+    assert [num_equal((1, 2, 3), other) for other in ((1, 2, 3), (1, 9, 3), (1, 2), (4,), ())] == [3, 1, 2, 0, 0]
 
 
 # --- bad input ---
