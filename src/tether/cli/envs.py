@@ -17,6 +17,7 @@ from tether.cli.completion import complete_env
 from tether.cli.terminal import SafeConsole
 from tether.core.enums import Split
 from tether.core.errors import BadInput, TetherError, environment_boundary
+from tether.core.protocols import few_shot_of
 from tether.core.setting_docs import setting_docs
 from tether.envs.checker import CheckReport, CheckResult
 from tether.envs.checker.checks import CHECKS
@@ -84,7 +85,7 @@ def _described(name: str) -> dict[str, Any]:
         plan = env_factory(name)
         env = plan.make()
         with environment_boundary(name):
-            about = {"name": name, "turns": env.max_turns, "instructions": env.instructions}
+            about = {"name": name, "turns": env.max_turns, "instructions": env.instructions, "few_shot": few_shot_of(env)}
     except TetherError as error:
         return {"name": name, "error": str(error)}
     options = [] if plan.options is None else [asdict(doc) for doc in setting_docs(plan.options)]
@@ -113,7 +114,9 @@ def _show(console: Console, name: str) -> None:
     env = plan.make()
     with environment_boundary(name):
         console.print(env.instructions, markup=False)
-        console.print(f"\nExample (seed 0):\n{env.reset(0).text}\n", markup=False)
+        for shown, reply in few_shot_of(env):
+            console.print(f"\nAn example as a turn:\n{shown}\n{reply}", markup=False)
+        console.print(f"\nA first observation (seed 0):\n{env.reset(0).text}\n", markup=False)
     if plan.options is None:
         return
     table = Table(title="options", title_justify="left", box=None, pad_edge=False)

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from tether.core.enums import FinishReason, StopReason
 
+Exchanges = tuple[tuple[str, str], ...]
+"""Turns of a conversation as text: what was shown, and the whole reply to it, from its opening think tag on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:

@@ -25,7 +25,7 @@ from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.core.grammar import ACTION_SEPARATOR, ANSWER_CLOSE, FORMAT_RULE, read_actions
 from tether.core.seeding import derive_seed
-from tether.core.types import Observation, Step
+from tether.core.types import Exchanges, Observation, Step
 from tether.envs.dataset import Row
 from tether.envs.wording import EXAMPLE, PAPER, PLAIN, THINK_BRIEFLY, Example, replacement, unlike, with_example, with_worked
 
@@ -75,7 +75,10 @@ class TurnOptions(Settings):
     instructions: str = EXAMPLE
     """The wording of the system message: a preset (example, plain, paper), or the path of a text file that takes its place."""
     examples: int = Field(default=0, ge=0)
-    """Worked examples that follow the instructions."""
+    """Worked examples that follow the instructions, as text."""
+    few_shot: int | None = Field(default=None, ge=0)
+    """Worked examples as turns of the conversation, in front of the first observation; left out: as many as the environment shows by itself
+    with the wording `example`, none with any other."""
 
 
 class ActionOptions(TurnOptions):
@@ -132,6 +135,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
     read_row: "ClassVar[staticmethod[[Row], Any] | None]" = None
     """An environment with data files: a row as an instance (with a `fingerprint` and, for people, a `summary`), or `RowError`. The check of
     data files uses it (`tether envs --check --data`)."""
+    default_few_shot: ClassVar[int] = 0
+    """Worked examples that are shown as turns with the wording `example`, unless the option `few_shot` says how many."""
     owner_options: ClassVar[tuple[str, ...]] = ()
     """Options that decide which code runs or which files are read. Where the environment is served, its clients cannot set them."""
 
@@ -148,8 +153,9 @@ class TurnEnv(ABC, Generic[OptionsT]):
         # Options of a class of the user's own may lack what is younger than the class.
         self._preset: str = getattr(options, "instructions", EXAMPLE)
         self._num_examples: int = getattr(options, "examples", 0)
+        self._num_turns: int | None = getattr(options, "few_shot", 0)
         self._replacement = replacement(getattr(self, "name", type(self).__name__), self._preset, presets)
-        self._worked: Sequence[Example] | None = None
+        self._worked: dict[int, Sequence[Example]] = {}
 
     # --- what a subclass supplies ---
 
@@ -229,7 +235,25 @@ class TurnEnv(ABC, Generic[OptionsT]):
         """The rules of the task, for the system message, in the wording of the options."""
         text = self.wording(self._preset) if self._replacement is None else self._replacement
         count = self._num_examples
-        return with_worked(text, self._examples_to_show(count)) if count else text
+        return with_worked(text, self._examples_to_show(count, "examples")) if count else text
+
+    @property
+    def few_shot(self) -> Exchanges:
+        """Worked examples as turns in front of the first observation: what was shown, and the reply to it."""
+        count = self._num_turns
+        if count is None:
+            shown = self._worked_unlike_asked(self.default_few_shot) if self._preset == EXAMPLE else []
+        else:
+            shown = self._examples_to_show(count, "few_shot")
+        return tuple((f"{self._head_of(example.turn)}\n{example.state}", example.reply) for example in shown)
+
+    def _head_of(self, turn: int) -> str:
+        """The first line of the observation at a turn."""
+        turns, self._turns = self._turns, turn - 1
+        try:
+            return self.turn_line()
+        finally:
+            self._turns = turns
 
     def other_example(self, examples: Sequence[Example]) -> Example:
         """The first example that is not about the instance being played."""
@@ -239,13 +263,17 @@ class TurnEnv(ABC, Generic[OptionsT]):
     def _asked(self) -> str | None:
         return None if self._phase is EpisodePhase.UNSET else self.instance
 
-    def _examples_to_show(self, count: int) -> list[Example]:
-        if self._worked is None:
-            self._worked = self.worked_examples(count)
-        shown = unlike(self._worked, self._asked)[:count]
+    def _examples_to_show(self, count: int, option: str) -> list[Example]:
+        shown = self._worked_unlike_asked(count)
         if len(shown) < count:
-            raise BadInput(f"{self.name}: examples={count}, but there are {len(shown)} worked examples; use at most {len(shown)}")
+            raise BadInput(f"{self.name}: {option}={count}, but there are {len(shown)} worked examples; use at most {len(shown)}")
         return shown
+
+    def _worked_unlike_asked(self, count: int) -> list[Example]:
+        """Worked examples that are not about the instance being played nor of turns that an episode does not have, at most `count`."""
+        if count not in self._worked:
+            self._worked[count] = self.worked_examples(count) if count else ()
+        return [example for example in unlike(self._worked[count], self._asked) if example.turn <= self.max_turns][:count]
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         seed = whole("seed", seed)

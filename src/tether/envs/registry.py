@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from tether.core.config import Settings, validate
 from tether.core.errors import BadInput, EnvironmentFailure, TetherError, UnknownName, did_you_mean
 from tether.core.importing import import_object, in_one_line
-from tether.core.protocols import Env
+from tether.core.protocols import Env, few_shot_of
 from tether.core.registry import Registry
 from tether.envs.base import check_reset_signature
 
@@ -149,8 +149,10 @@ def build(cls: EnvClass, name: str, options: Mapping[str, Any]) -> Env:
     settings = validate(cls.Options, options, what=f"{name} option")
     try:
         env = cls(settings)
-        if getattr(settings, "examples", 0):
-            _ = env.instructions  # more examples than there are: said here, before anything is played
+        if getattr(settings, "examples", 0) or getattr(
+            settings, "few_shot", 0
+        ):  # more than there are: said here, before anything is played
+            _ = env.instructions, few_shot_of(env)
     except TetherError:
         raise
     except Exception as error:

@@ -22,6 +22,8 @@ MAX_FILE_CHARS = 100_000
 
 DRAWS_PER_EXAMPLE = 20
 """Instances tried for each worked example: some repeat, some have no solution at hand."""
+DRAWS_IN_VAIN = 16
+"""Instances in a row without a solution at hand after which there are no more examples: a file of hard levels has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Example:
     """The tag around the answer."""
     instance: str | None = None
     """The instance that the state belongs to, as `Env.instance` gives it: an example is never about the instance being asked."""
+    turn: int = 1
+    """The turn at which an agent would be shown the state."""
 
     @property
     def reply(self) -> str:
@@ -48,19 +52,22 @@ def unlike(examples: Sequence[Example], instance: str | None) -> list[Example]:
     return [example for example in examples if instance is None or example.instance != instance]
 
 
-def draw_examples(count: int, make: Callable[[int], Example | None]) -> list[Example]:
-    """Examples of generated instances, one more than `count`, no two of one instance; `make` takes a seed and returns None where it has none.
+def draw_examples(count: int, make: Callable[[int], Sequence[Example]]) -> list[Example]:
+    """Examples of generated instances, at least `count` without those of any one instance; `make` gives the examples of a seed's instance.
 
-    The one more takes the place of an example that is about the instance being asked.
+    So there are enough left where one of the instances is the one being asked.
     """
-    drawn: dict[str | None, Example] = {}
+    drawn: dict[str | None, Sequence[Example]] = {}
+    in_vain = 0
     for number in range(DRAWS_PER_EXAMPLE * (count + 1)):
-        example = make(derive_seed("worked example", number))
-        if example is not None:
-            drawn.setdefault(example.instance, example)
-        if len(drawn) > count:
+        examples = make(derive_seed("worked example", number))
+        in_vain = 0 if examples else in_vain + 1
+        if examples:
+            drawn.setdefault(examples[0].instance, examples)
+        sizes = [len(each) for each in drawn.values()]
+        if sum(sizes) - max(sizes, default=0) >= count or in_vain == DRAWS_IN_VAIN:
             break
-    return list(drawn.values())
+    return [example for examples in drawn.values() for example in examples]
 
 
 def way(down: int, right: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tether.core.enums import FinishReason, StopReason
-from tether.core.protocols import Sampling
+from tether.core.protocols import Env, Sampling, few_shot_of
 from tether.core.seeding import derive_seed
 from tether.core.types import Completion, Group, Trajectory, Turn
 from tether.diagnostics.generations import Generations, reasoning_span
@@ -126,3 +126,18 @@ def cut_response(
         finish = stop.finished(list(ids[start:end]), sampling, closing_tags, start)
     known = tuple(float(value) for value in logprobs[:end]) if logprobs is not None else ()
     return Completion(tuple(int(token) for token in ids[:end]), known, finish or FinishReason.LENGTH)
+
+
+def opening_texts(env: Env, observation: str) -> tuple[str, ...]:
+    """The texts of a first prompt: the instructions, the examples that are shown as turns, the first observation."""
+    return (str(env.instructions), *(text for exchange in few_shot_of(env) for text in exchange), observation)
+
+
+def opening_roles(count: int) -> list[str]:
+    """Who speaks the messages of a first prompt of so many texts."""
+    return ["system", *["user", "assistant"] * ((count - 2) // 2), "user"]
+
+
+def opening_messages(texts: Sequence[str]) -> list[dict[str, str]]:
+    """A first prompt as chat messages."""
+    return [{"role": role, "content": text} for role, text in zip(opening_roles(len(texts)), texts, strict=True)]

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tether.core.errors import BadInput
 from tether.core.grammar import THINK_CLOSE, THINK_OPEN
+from tether.core.types import Exchanges
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}"
@@ -46,7 +47,7 @@ class PromptFormat(Protocol):
     (`rollout.messages.MessageFormat`).
     """
 
-    def first_prompt(self, system: str | None, user: str) -> tuple[int, ...]: ...
+    def first_prompt(self, system: str | None, user: str, few_shot: Exchanges = ()) -> tuple[int, ...]: ...
 
     def next_prompt(self, user: str, response_ids: tuple[int, ...]) -> tuple[int, ...]: ...
 
@@ -72,7 +73,7 @@ class ChatFormat:
         self.notes = tuple(self._describe())
         """What is worth knowing about the template before the first prompt; empty for one that knows nothing of reasoning."""
         self._decode = text_decoder(tokenizer)
-        self._first_prompts = lru_cache(maxsize=CACHED_PROMPTS)(lambda system, user: self.encode(self._render(self._opening(system, user))))
+        self._first_prompts = lru_cache(maxsize=CACHED_PROMPTS)(self._first_prompt)
         self._joints = lru_cache(maxsize=CACHED_JOINTS)(self._joint)
 
     def _knows(self, name: str) -> bool:
@@ -104,9 +105,20 @@ class ChatFormat:
             return False
         return True
 
-    def first_prompt(self, system: str | None, user: str) -> tuple[int, ...]:
-        """Tokens of a new conversation, up to and including the opening think tag; None leaves the system message to the template."""
-        return self._first_prompts(system, user)
+    def first_prompt(self, system: str | None, user: str, few_shot: Exchanges = ()) -> tuple[int, ...]:
+        """Tokens of a new conversation, up to and including the opening think tag; None leaves the system message to the template.
+
+        `few_shot` are turns in front of the user's message: written as turns of a rollout are, so that replies keep their reasoning also
+        where a template would leave it out.
+        """
+        return self._first_prompts(system, user, few_shot)
+
+    def _first_prompt(self, system: str | None, user: str, few_shot: Exchanges) -> tuple[int, ...]:
+        shown = [*(observation for observation, _ in few_shot), user]
+        ids = list(self.encode(self._render(self._opening(system, shown[0]))))
+        for (_, reply), following in zip(few_shot, shown[1:], strict=True):
+            ids += [*self.encode(reply.removeprefix(THINK_OPEN)), *self._joints(following)]
+        return tuple(ids)
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Tokens of a whole conversation given as messages (role, content), up to and including the opening think tag.

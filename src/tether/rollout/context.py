@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 from tether.core.errors import UnknownName, did_you_mean
 from tether.core.protocols import ContextReset
-from tether.core.types import Turn
+from tether.core.types import Exchanges, Turn
 from tether.models.chat import PromptFormat
 
 SUMMARY_TURNS = 16
@@ -26,12 +26,13 @@ class Context(ABC):
     def __init__(self, chat: PromptFormat) -> None:
         self._chat = chat
         self._instructions = ""
+        self._few_shot: Exchanges = ()
         self._first = ""
 
-    def begin(self, instructions: str, observation: str) -> tuple[int, ...]:
+    def begin(self, instructions: str, observation: str, few_shot: Exchanges = ()) -> tuple[int, ...]:
         """The prompt of the first turn."""
-        self._instructions, self._first = instructions, observation
-        return ContextReset(self._chat.first_prompt(instructions, observation))
+        self._instructions, self._few_shot, self._first = instructions, few_shot, observation
+        return ContextReset(self._chat.first_prompt(instructions, observation, few_shot))
 
     @abstractmethod
     def advance(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
@@ -40,7 +41,7 @@ class Context(ABC):
     def _opening(self, between: str, observation: str) -> tuple[int, ...]:
         """A first prompt that shows the first observation, what lies between, and this one (unless it says what the first said)."""
         parts = [self._first, between, *[observation] * (observation != self._first)]
-        return self._chat.first_prompt(self._instructions, "\n\n".join(parts))
+        return self._chat.first_prompt(self._instructions, "\n\n".join(parts), self._few_shot)
 
 
 class FullContext(Context):

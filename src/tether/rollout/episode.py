@@ -13,7 +13,7 @@ import numpy as np
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS, parse_response
-from tether.core.protocols import ConcurrentEnv, ContextReset, Env, PromptFuture, PromptTokens
+from tether.core.protocols import ConcurrentEnv, ContextReset, Env, PromptFuture, PromptTokens, few_shot_of
 from tether.core.types import Completion, Observation, Step, Trajectory, Turn
 from tether.models.chat import PromptFormat
 from tether.rollout.context import make_context
@@ -109,10 +109,11 @@ class Episode:
             with environment_boundary("reset"):
                 shown = _readable("observation", reset().text)
                 instructions = _readable("instructions", self._env.instructions)
+                few_shot = tuple((_readable("few_shot", seen), _readable("few_shot", reply)) for seen, reply in few_shot_of(self._env))
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
-        return self._show(shown, self._context.begin(instructions, shown))
+        return self._show(shown, self._context.begin(instructions, shown, few_shot))
 
     def _advance(self, turn: Turn, answer: str, take: Callable[[], Step]) -> PromptTokens:
         """Record the result of a turn, once the environment has it, and show the next observation."""

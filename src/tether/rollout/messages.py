@@ -7,7 +7,7 @@ request: tokens are fed to an engine, messages are looked up here and sent.
 
 from tether.core.enums import FinishReason
 from tether.core.grammar import answer_end
-from tether.core.types import Completion, Trajectory
+from tether.core.types import Completion, Exchanges, Trajectory
 from tether.models.chat_endpoint import ChatReply
 
 END_OF_TURN = 0
@@ -23,8 +23,10 @@ class MessageFormat:
         self._texts: list[str] = [""]
         """As the parser reads them: the same but for reasoning that a server keeps apart."""
 
-    def first_prompt(self, system: str | None, user: str) -> tuple[int, ...]:
-        opening = () if system is None else (self._add("system", system),)
+    def first_prompt(self, system: str | None, user: str, few_shot: Exchanges = ()) -> tuple[int, ...]:
+        opening = [] if system is None else [self._add("system", system)]
+        for shown, reply in few_shot:
+            opening += [self._add("user", shown), self._add("assistant", reply)]
         return (*opening, self._add("user", user))
 
     def next_prompt(self, user: str, response_ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -62,8 +62,8 @@ COMMANDS = ("vllm_command", "vllm_args")
 
 _LOG = logging.getLogger(__name__)
 
-FORMER_WORDING = {"instructions": "plain", "lenient": False}
-"""The values that these options of environments had, in effect, before there were such options: tether 0.1."""
+FORMER_WORDING = {"instructions": "plain", "lenient": False, "few_shot": 0}
+"""The values that these options of environments had, in effect, before there were such options."""
 
 
 def run_settings(out: Path | str | None, config: Path | str | None, given: Mapping[str, Any], *, resume: bool, smoke: bool) -> RunSettings:
@@ -318,14 +318,14 @@ def _stored_config(store: RunStore, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keep_former_wording(env: dict[str, Any]) -> bool:
-    """Put the former values of options that the record does not have into an environment's options; whether there were any."""
+    """Put the former values of options that the record does not have into an environment's options; whether it has no wording at all."""
     known = env_factory(env["name"]).options
     options = env.get("options") or {}
     missing = {
         key: value for key, value in FORMER_WORDING.items() if known is not None and key in known.model_fields and key not in options
     }
     env["options"] = {**options, **missing}
-    return bool(missing)
+    return "instructions" in missing
 
 
 def _is_free(section: str, value: Any) -> bool:

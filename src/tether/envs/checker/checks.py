@@ -17,8 +17,8 @@ import numpy as np
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, TetherError, environment_boundary
-from tether.core.grammar import ANSWER_TAGS
-from tether.core.protocols import Env
+from tether.core.grammar import ANSWER_TAGS, THINK_OPEN, parse_response
+from tether.core.protocols import Env, few_shot_of
 from tether.core.types import Observation, Step
 from tether.envs.base import Work
 from tether.envs.checker.episodes import EpisodeRecord, difference, play, replay, transcript, transcripts_elsewhere
@@ -138,6 +138,22 @@ def instructions(tested: EnvUnderTest) -> Iterator[str]:
         yield "the instructions are empty"
     elif missing:
         yield f"the instructions do not state the reply format ({', '.join(missing)} missing); add tether.core.grammar.FORMAT_RULE"
+
+
+def examples(tested: EnvUnderTest) -> Iterator[str]:
+    """Examples that are shown as turns are replies in the form that is asked for."""
+    env = tested.fresh
+    tags = getattr(env, "reply_tags", ANSWER_TAGS)
+    try:
+        few_shot = few_shot_of(env)
+    except TypeError as error:
+        yield str(error)
+        return
+    if not few_shot:
+        raise NotApplicable("it shows none")
+    for _, reply in few_shot:
+        if not reply.startswith(THINK_OPEN) or not parse_response(reply.removeprefix(THINK_OPEN), tags).well_formed:
+            yield f"the example {reply[:60]!r} is no reply in the form <think> ... </think> <answer> ... </answer>"
 
 
 def options(tested: EnvUnderTest) -> Iterator[str]:
@@ -368,6 +384,7 @@ CHECKS = (
     Check("construction", construction),
     Check("attributes", attributes, ("construction",)),
     Check("instructions", instructions, ("attributes",)),
+    Check("examples", examples, ("attributes",)),
     Check("options", options, ("construction",)),
     Check("order of calls", order_of_calls, ("attributes",)),
     Check("types", types, ("attributes",)),

@@ -88,6 +88,7 @@ class Countdown(TextEnv[CountdownOptions]):
 
     name = "countdown"
     Options = CountdownOptions
+    default_few_shot = 4
     read_row = staticmethod(read_puzzle)
 
     def __init__(
@@ -135,7 +136,7 @@ class Countdown(TextEnv[CountdownOptions]):
 
     @property
     def example(self) -> Example:
-        return self.other_example([example for puzzle in prompt.EXAMPLE_PUZZLES if (example := prompt.worked(puzzle, self.options.use))])
+        return self.other_example([prompt.worked(puzzle, self.options.use) for puzzle in prompt.EXAMPLE_PUZZLES])
 
     @property
     def refused(self) -> str:
@@ -146,7 +147,8 @@ class Countdown(TextEnv[CountdownOptions]):
         return prompt.paper(self.options.use)
 
     def worked_examples(self, count: int) -> list[Example]:
-        return draw_examples(count, lambda seed: prompt.worked(self._make(seed, Split.TRAIN), self.options.use))
+        solved = draw_examples(count, lambda seed: prompt.worked_simply(self._make(seed, Split.TRAIN), self.options.use))
+        return prompt.with_some_out_of_reach(solved, self.options.use)
 
     @property
     def how_to_think(self) -> str:

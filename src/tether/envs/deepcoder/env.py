@@ -80,6 +80,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
 
     name = "deepcoder"
     Options = DeepCoderOptions
+    default_few_shot = 1
     metrics = ("passed", "total")
     read_row = staticmethod(read_judged_problem)
 

@@ -91,6 +91,7 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     name = "frozen_lake"
     actions = ACTIONS
     Options = FrozenLakeOptions
+    default_few_shot = 3
     metrics = ("slips",)
 
     def __init__(
@@ -147,14 +148,14 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
 
     @property
     def example(self) -> Example:
-        return self.other_example([self._worked_example(lake) for lake in prompt.EXAMPLE_LAKES])
+        return self.other_example([self._worked_game(lake)[0] for lake in prompt.EXAMPLE_LAKES])
 
     @property
     def paper(self) -> str:
         return prompt.paper(self.options.slip, self.max_turns * self.options.actions_per_turn)
 
     def worked_examples(self, count: int) -> list[Example]:
-        return draw_examples(count, lambda seed: self._worked_example(self._make(seed, Split.TRAIN)))
+        return draw_examples(count, lambda seed: self._worked_game(self._make(seed, Split.TRAIN)))
 
-    def _worked_example(self, lake: Lake) -> Example:
+    def _worked_game(self, lake: Lake) -> list[Example]:
         return prompt.worked(lake, self.options.observation, self.options.actions_per_turn)

@@ -4,7 +4,7 @@ from tether.core.grammar import ACTION_SEPARATOR
 from tether.envs.base import ObservationMode
 from tether.envs.frozen_lake import render
 from tether.envs.frozen_lake.generator import Lake
-from tether.envs.frozen_lake.solver import ACTIONS, shortest_walk
+from tether.envs.frozen_lake.solver import ACTIONS, shortest_walk, steps
 from tether.envs.wording import Example, in_papers_frame, way
 
 TASK = "Walk over the frozen lake to the goal; a hole ends the game."
@@ -31,22 +31,27 @@ def paper(slip: float, max_actions: int) -> str:
     return in_papers_frame(_PAPER.format(slippery=_PAPER_SLIPPERY if slip > 0 else ""), _PAPER_SYMBOLS, ACTIONS, max_actions)
 
 
-def worked(lake: Lake, mode: ObservationMode, num_actions: int) -> Example:
-    """A lake at its start, with the first steps of a shortest walk."""
-    start, goal = lake.tiles.index("S"), lake.tiles.index("G")
-    state = render.state_text(lake, start, "coordinates" if mode == "image" else mode)
-    plan = shortest_walk(lake.tiles, lake.size, start, goal)[:num_actions]
-    (row, column), (goal_row, goal_column) = divmod(start, lake.size), divmod(goal, lake.size)
-    reasoning = (
-        f"I am at row {row}, column {column}. The goal is at row {goal_row}, column {goal_column}: "
-        f"{way(goal_row - row, goal_column - column)}. {_around(lake, start, goal, plan)}"
+def worked(lake: Lake, mode: ObservationMode, num_actions: int) -> list[Example]:
+    """A lake from its start to the goal by a shortest walk on which no step slips, turn by turn."""
+    player, goal = lake.tiles.index("S"), lake.tiles.index("G")
+    walk = shortest_walk(lake.tiles, lake.size, player, goal)
+    examples: list[Example] = []
+    for done in range(0, len(walk), num_actions):
+        state = render.state_text(lake, player, "coordinates" if mode == "image" else mode)
+        plan = walk[done : done + num_actions]
+        reasoning = _reasoning(lake.size, player, goal, len(walk) - done, plan)
+        answer = f" {ACTION_SEPARATOR} ".join(plan)
+        examples.append(Example(state, reasoning, answer, instance=lake.fingerprint, turn=len(examples) + 1))
+        for action in plan:
+            player = dict(steps(player, lake.size))[action]
+    return examples
+
+
+def _reasoning(size: int, player: int, goal: int, steps_left: int, plan: list[str]) -> str:
+    """Where things are, which way to go, and whether a hole forces a detour."""
+    (row, column), (goal_row, goal_column) = divmod(player, size), divmod(goal, size)
+    detour = steps_left > abs(goal_row - row) + abs(goal_column - column)
+    return (
+        f"I am at row {row}, column {column}. The goal is at row {goal_row}, column {goal_column}: {way(goal_row - row, goal_column - column)}. "
+        f"{'Holes are in the way, so I go around: ' if detour else 'So I go '}{', then '.join(word.lower() for word in plan)}."
     )
-    return Example(state, reasoning, f" {ACTION_SEPARATOR} ".join(plan), instance=lake.fingerprint)
-
-
-def _around(lake: Lake, start: int, goal: int, plan: list[str]) -> str:
-    """Which way to go, and whether a hole forces a detour."""
-    steps = len(shortest_walk(lake.tiles, lake.size, start, goal))
-    (row, column), (goal_row, goal_column) = divmod(start, lake.size), divmod(goal, lake.size)
-    detour = steps > abs(goal_row - row) + abs(goal_column - column)
-    return f"{'Holes are in the way, so I go around: ' if detour else 'So I go '}{', then '.join(word.lower() for word in plan)}."

@@ -15,14 +15,14 @@ def shortest_walk(tiles: str, size: int, start: int, goal: int) -> list[str]:
     queue = deque([start])
     while queue and goal not in walks:
         tile = queue.popleft()
-        for action, after in _steps(tile, size):
+        for action, after in steps(tile, size):
             if after not in walks and tiles[after] != "H":
                 walks[after] = [*walks[tile], action]
                 queue.append(after)
     return walks[goal]
 
 
-def _steps(tile: int, size: int) -> list[tuple[str, int]]:
+def steps(tile: int, size: int) -> list[tuple[str, int]]:
     """The steps that stay on the board, each with its tile, in the order of the actions."""
     row, column = divmod(tile, size)
     stays = (column > 0, row + 1 < size, column + 1 < size, row > 0)

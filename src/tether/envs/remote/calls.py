@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeVar
 
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS
-from tether.core.protocols import Env
-from tether.core.types import Observation, Step
+from tether.core.protocols import Env, few_shot_of
+from tether.core.types import Exchanges, Observation, Step
 
 T = TypeVar("T")
 
@@ -45,10 +45,15 @@ class EnvDescription:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The result of a reset: the first observation, and the instructions, which may depend on the instance."""
+    """The result of a reset: the first observation, and the instructions and examples, which may depend on the instance."""
 
     observation: Observation
     instructions: str
+    few_shot: Exchanges = ()
+
+    @classmethod
+    def of(cls, env: Env, observation: Any) -> "Begun":
+        return cls(_checked(observation, Observation), str(env.instructions), few_shot_of(env))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,10 @@ class Reset:
     env_seed: int | None
 
     def on(self, env: Env) -> Begun:
-        return Begun(_checked(env.reset(self.seed, env_seed=self.env_seed), Observation), str(env.instructions))
+        return Begun.of(env, env.reset(self.seed, env_seed=self.env_seed))
 
     async def on_async(self, env: Any) -> Begun:
-        return Begun(_checked(await env.areset(self.seed, env_seed=self.env_seed), Observation), str(env.instructions))
+        return Begun.of(env, await env.areset(self.seed, env_seed=self.env_seed))
 
 
 @dataclass(frozen=True, slots=True)

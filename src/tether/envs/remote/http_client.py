@@ -15,7 +15,7 @@ from typing import Any
 
 from tether.core.errors import BadInput
 from tether.core.http import token_for
-from tether.core.types import Observation, Step
+from tether.core.types import Exchanges, Observation, Step
 from tether.core.version import __version__
 from tether.envs.base import EpisodePhase, Work, whole
 from tether.envs.remote.calls import EnvDescription
@@ -64,6 +64,8 @@ class HttpEnv:
         self.actions = described.actions
         """The names of actions, where answers consist of them."""
         self._instructions = described.instructions
+        self.few_shot: Exchanges = ()
+        """Examples as turns in front of the first observation, known after a reset."""
 
     @property
     def instructions(self) -> str:
@@ -92,13 +94,17 @@ class HttpEnv:
             reply = self._place.call("POST", "/v1/sessions", {**request, "options": self._wanted})
             session = reply.get("session")
         instructions = reply.get("instructions", self._instructions)
+        few_shot = reply.get("few_shot", [])  # servers of earlier versions have none
         if not isinstance(session, str) or not isinstance(instructions, str):
             raise self._place.garbled("has no session and instructions")
+        if not isinstance(few_shot, list) or not all(_are_texts(pair) and len(pair) == 2 for pair in few_shot):
+            raise self._place.garbled("has no usable 'few_shot'")
         try:
             observation = observation_read(reply.get("observation"))
         except WireError as error:
             raise self._place.garbled(error) from None
         self._session, self._instructions, self._turn, self._pid = session, instructions, 0, os.getpid()
+        self.few_shot = tuple((shown, text) for shown, text in few_shot)
         self._phase = EpisodePhase.PLAYING
         return observation
 

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar, get_args
 
 from tether.core.errors import BadInput, EnvironmentFailure
 from tether.core.protocols import Env
-from tether.core.types import Observation, Step
+from tether.core.types import Exchanges, Observation, Step
 from tether.envs.base import EpisodePhase, TurnEnv, Work
 from tether.envs.factory import MAIN_GUARD, EnvFactory, EnvSource, env_factory, main_is_guarded, refuse_while_main_is_imported
 from tether.envs.remote.background import Background
@@ -37,6 +37,7 @@ class Member:
     def __init__(self, number: int, vector: "VectorEnv", like: EnvDescription) -> None:
         self.number = number
         self.name, self.max_turns, self.instructions, self.reply_tags = like.name, like.max_turns, like.instructions, like.reply_tags
+        self.few_shot: Exchanges = ()
         self._vector = vector
         self._host: Host | None = None
         self._phase = EpisodePhase.UNSET
@@ -91,7 +92,7 @@ class Member:
             answer.set_result(accept(inner.result()))
 
     def _begun(self, begun: Begun) -> Observation:
-        self._phase, self.instructions = EpisodePhase.PLAYING, begun.instructions
+        self._phase, self.instructions, self.few_shot = EpisodePhase.PLAYING, begun.instructions, begun.few_shot
         return begun.observation
 
     def _stepped(self, step: Step) -> Step:

@@ -87,6 +87,7 @@ class SearchQA(TextEnv[SearchQAOptions]):
 
     name = "searchqa"
     Options = SearchQAOptions
+    default_few_shot = 5
     metrics = ("em", "f1", "searches")
     read_row = staticmethod(read_question)
 

@@ -33,9 +33,9 @@ _REFUSED = {
 
 _QUESTION = 'Question: In which town was the painter of "The Grey Heron" born?'
 _RIVER = "Question: How long is the river that flows through Stellmoor?"
-_PAINTING = '"The Grey Heron" is a painting by Ilse Varn. It hangs in the town hall.'
-_PAINTER = "Ilse Varn, a painter, was born in Port Amber and died in Stellmoor."
-_LENNE = "The River Lenne flows through Stellmoor to the sea. It is 212 kilometres long."
+_PAINTING = ("The Grey Heron", '"The Grey Heron" is a painting by Ilse Varn. It hangs in the town hall.')
+_PAINTER = ("Ilse Varn", "Ilse Varn, a painter, was born in Port Amber and died in Stellmoor.")
+_LENNE = ("River Lenne", "The River Lenne flows through Stellmoor to the sea. It is 212 kilometres long.")
 
 
 def task(format: ActionFormat, top_k: int, search_cost: float) -> str:
@@ -62,31 +62,38 @@ def paper(format: ActionFormat, top_k: int, search_cost: float) -> str:
 
 
 def worked(format: ActionFormat) -> list[Example]:
-    """Searches and answers, of two games."""
-    painting, painter = _found(format, "The Grey Heron", _PAINTING), _found(format, "Ilse Varn", _PAINTER)
+    """Two games, turn by turn."""
+    found = [
+        _found(format, *document)
+        for document in (("Stellmoor river", _LENNE), ("The Grey Heron painting", _PAINTING), ("Ilse Varn", _PAINTER))
+    ]
     return [
-        _search(format, f"{_QUESTION}\n{painting}", "Document 1 says that Ilse Varn painted it. I search for her.", "Ilse Varn"),
-        _finish(format, f"{_QUESTION}\n{painter}", "Document 1 says that Ilse Varn was born in Port Amber.", "Port Amber"),
         _search(format, _RIVER, "I do not know which river flows through Stellmoor, so I search for the town.", "Stellmoor river"),
         _finish(
             format,
-            f"{_RIVER}\n{_found(format, 'River Lenne', _LENNE)}",
+            found[0],
             "Document 1 says that the River Lenne flows through Stellmoor and is 212 kilometres long.",
             "212 kilometres",
+            2,
         ),
+        example(format),
+        _search(format, found[1], "Document 1 says that Ilse Varn painted it. I search for her.", "Ilse Varn", 2),
+        _finish(format, found[2], "Document 1 says that Ilse Varn was born in Port Amber.", "Port Amber", 3),
     ]
 
 
-def _found(format: ActionFormat, title: str, text: str) -> str:
-    """One document as the results of a search for its title show it."""
+def _found(format: ActionFormat, query: str, document: tuple[str, str]) -> str:
+    """One document as the results of a search show it."""
+    title, text = document
     if format == "tags":
         return f"<information>Doc 1(Title: {title}) {text}</information>"
-    return f"Results for '{title}':\n[1] {title}: {text}"
+    return f"Results for '{query}':\n[1] {title}: {text}"
 
 
-def _search(format: ActionFormat, state: str, reasoning: str, query: str) -> Example:
-    return Example(state, reasoning, query, "search") if format == "tags" else Example(state, reasoning, f"search[{query}]")
+def _search(format: ActionFormat, state: str, reasoning: str, query: str, turn: int = 1) -> Example:
+    tag, answer = ("search", query) if format == "tags" else ("answer", f"search[{query}]")
+    return Example(state, reasoning, answer, tag, turn=turn)
 
 
-def _finish(format: ActionFormat, state: str, reasoning: str, answer: str) -> Example:
-    return Example(state, reasoning, answer if format == "tags" else f"finish[{answer}]")
+def _finish(format: ActionFormat, state: str, reasoning: str, answer: str, turn: int) -> Example:
+    return Example(state, reasoning, answer if format == "tags" else f"finish[{answer}]", turn=turn)

@@ -19,7 +19,7 @@ from tether.envs.dataset import Row
 from tether.envs.sokoban import prompt, render
 from tether.envs.sokoban.budget import action_budget, warn_if_short
 from tether.envs.sokoban.generator import Generator, ReversePlay
-from tether.envs.sokoban.levels import FileLevels, Level, level_rows, read_level
+from tether.envs.sokoban.levels import FileLevels, Level, level_rows, move, read_level
 from tether.envs.sokoban.solver import ACTIONS
 from tether.envs.splits import count_instances
 from tether.envs.wording import Example, draw_examples
@@ -105,6 +105,7 @@ class Sokoban(ActionEnv[SokobanOptions]):
     name = "sokoban"
     actions = ACTIONS
     Options = SokobanOptions
+    default_few_shot = 6
     metrics = ("boxes_on_target",)
     read_row = staticmethod(read_level)
 
@@ -129,21 +130,9 @@ class Sokoban(ActionEnv[SokobanOptions]):
 
     def act(self, index: int) -> tuple[float, bool, bool]:
         before = self._boxes_on_target()
-        self._move(self.level.deltas[index])
+        self.boxes, self.player = move(self.level.walls, self.boxes, self.player, self.level.deltas[index])
         solved = not self.level.targets & ~self.boxes
         return self._pay(before, self._boxes_on_target(), solved), solved, solved
-
-    def _move(self, delta: int) -> None:
-        """One step; into a box it is a push; against a wall or two boxes it is nothing."""
-        ahead = self.player + delta
-        if self.level.walls >> ahead & 1:
-            return
-        if self.boxes >> ahead & 1:
-            beyond = ahead + delta
-            if (self.level.walls | self.boxes) >> beyond & 1:
-                return
-            self.boxes ^= 1 << ahead | 1 << beyond
-        self.player = ahead
 
     def _boxes_on_target(self) -> int:
         return (self.boxes & self.level.targets).bit_count()
@@ -188,16 +177,16 @@ class Sokoban(ActionEnv[SokobanOptions]):
 
     @property
     def example(self) -> Example:
-        return self.other_example([example for level in prompt.EXAMPLE_LEVELS if (example := self._worked_example(level))])
+        return self.other_example([self._worked_game(level)[0] for level in prompt.EXAMPLE_LEVELS])
 
     @property
     def paper(self) -> str:
         return prompt.paper(self.max_turns * self.options.actions_per_turn)
 
     def worked_examples(self, count: int) -> list[Example]:
-        return draw_examples(count, lambda seed: self._worked_example(self._make(seed, Split.TRAIN)))
+        return draw_examples(count, lambda seed: self._worked_game(self._make(seed, Split.TRAIN)))
 
-    def _worked_example(self, level: Level) -> Example | None:
+    def _worked_game(self, level: Level) -> tuple[Example, ...]:
         return prompt.worked(level, self.options.observation, self.options.actions_per_turn)
 
 

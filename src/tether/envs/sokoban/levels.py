@@ -70,6 +70,19 @@ class Level:
         return cls(height, width, walls, targets, boxes, players[0])
 
 
+def move(walls: int, boxes: int, player: int, delta: int) -> tuple[int, int]:
+    """Boxes and player after one step; into a box it is a push; against a wall or two boxes it is nothing."""
+    ahead = player + delta
+    if walls >> ahead & 1:
+        return boxes, player
+    if boxes >> ahead & 1:
+        beyond = ahead + delta
+        if (walls | boxes) >> beyond & 1:
+            return boxes, player
+        boxes ^= 1 << ahead | 1 << beyond
+    return boxes, ahead
+
+
 def bits(cells: int) -> Iterator[int]:
     """The numbers of the cells in a set, in ascending order."""
     while cells:

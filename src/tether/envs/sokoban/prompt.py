@@ -1,9 +1,11 @@
 """What an agent is told about Sokoban: the task, the symbols, the example of a reply, and the paper's frame."""
 
+from functools import lru_cache
+
 from tether.core.grammar import ACTION_SEPARATOR
 from tether.envs.base import ObservationMode
 from tether.envs.sokoban import render
-from tether.envs.sokoban.levels import Level, bits
+from tether.envs.sokoban.levels import Level, bits, move
 from tether.envs.sokoban.solver import ACTIONS, SearchLimit, solve
 from tether.envs.wording import Example, in_papers_frame, way
 
@@ -31,22 +33,34 @@ def paper(max_actions: int) -> str:
     return in_papers_frame(_PAPER, _PAPER_SYMBOLS, ACTIONS, max_actions)
 
 
-def worked(level: Level, mode: ObservationMode, num_actions: int) -> Example | None:
-    """A level at its start, with the first actions of a shortest solution; None where none was found within the limit."""
+@lru_cache(maxsize=256)  # every environment of a run shows the same ones
+def worked(level: Level, mode: ObservationMode, num_actions: int) -> tuple[Example, ...]:
+    """A level from its start to a shortest solution, turn by turn; empty where none was found within the limit."""
     try:
-        plan = solve(level, MAX_NODES)
+        solution = solve(level, MAX_NODES) or []
     except SearchLimit:
-        return None
-    if not plan:
-        return None
-    state = render.state_text(level, level.boxes, level.player, "coordinates" if mode == "image" else mode)
-    box, target = _first(level.boxes & ~level.targets), _first(level.targets & ~level.boxes)
+        return ()
+    boxes, player = level.boxes, level.player
+    examples: list[Example] = []
+    for done in range(0, len(solution), num_actions):
+        plan = solution[done : done + num_actions]
+        state = render.state_text(level, boxes, player, "coordinates" if mode == "image" else mode)
+        answer = f" {ACTION_SEPARATOR} ".join(plan)
+        reasoning = _reasoning(level, boxes, player, plan)
+        examples.append(Example(state, reasoning, answer, instance=level.fingerprint, turn=len(examples) + 1))
+        for action in plan:
+            boxes, player = move(level.walls, boxes, player, level.deltas[ACTIONS.index(action)])
+    return tuple(examples)
+
+
+def _reasoning(level: Level, boxes: int, player: int, plan: list[str]) -> str:
+    """Where things are, which way a box has to go, and what to do."""
+    box, target = _first(boxes & ~level.targets), _first(level.targets & ~boxes)
     (row, column), (target_row, target_column) = divmod(box, level.width), divmod(target, level.width)
-    reasoning = (
-        f"I am at {_place(level.player, level)}, the box is at {_place(box, level)}, the target at {_place(target, level)}: "
-        f"the box has to go {way(target_row - row, target_column - column)}. So I go {', then '.join(map(str.lower, plan[:num_actions]))}."
+    return (
+        f"I am at {_place(player, level)}, the box is at {_place(box, level)}, the target at {_place(target, level)}: "
+        f"the box has to go {way(target_row - row, target_column - column)}. So I go {', then '.join(map(str.lower, plan))}."
     )
-    return Example(state, reasoning, f" {ACTION_SEPARATOR} ".join(plan[:num_actions]), instance=level.fingerprint)
 
 
 def _first(cells: int) -> int:

@@ -72,6 +72,7 @@ class WebShop(TextEnv[WebShopOptions]):
 
     name = "webshop"
     Options = WebShopOptions
+    default_few_shot = 7
     metrics = ("score",)
 
     def __init__(

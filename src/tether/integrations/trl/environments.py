@@ -26,7 +26,7 @@ from tether.core.protocols import Conversation, Engine, EngineCapabilities, Engi
 from tether.core.seeding import derive_seed, env_seed, sampling_seed, validation_seed
 from tether.core.types import Trajectory
 from tether.envs.registry import make_env
-from tether.integrations.rows import cut_response, flatten
+from tether.integrations.rows import cut_response, flatten, opening_messages, opening_roles, opening_texts
 from tether.integrations.trl.batch import SPANS, SUCCESS
 from tether.integrations.trl.forward import plain_forward, policy_module
 from tether.models.chat import ChatFormat
@@ -89,14 +89,14 @@ class TetherEnvironment:
     # ----------------------------------------------------------------------------------------------------------- data
 
     @cached_property
-    def instances(self) -> dict[tuple[str, str], int]:
-        """Instructions and first observation of each instance to its seed."""
+    def instances(self) -> dict[tuple[str, ...], int]:
+        """The texts of each instance's first prompt to its seed: instructions, examples as turns, first observation."""
         env = make_env(self.name, **self._options)
-        found: dict[tuple[str, str], int] = {}
+        found: dict[tuple[str, ...], int] = {}
         for number in range(TRIES * self._num_prompts):
             seed = validation_seed(number) if self._validation else derive_seed("instance", "trl", self._seed, number)
             observation = env.reset(seed).text
-            found.setdefault((str(env.instructions), observation), seed)
+            found.setdefault(opening_texts(env, observation), seed)
             if len(found) == self._num_prompts:
                 return found
         raise BadInput(
@@ -107,14 +107,14 @@ class TetherEnvironment:
     @cached_property
     def dataset(self) -> Dataset:
         """The prompts for `rollout`: system message and first observation, and the seed of the instance."""
-        return Dataset.from_list(
-            [{"prompt": _messages(system, user), "seed": str(seed)} for (system, user), seed in self.instances.items()]
-        )
+        return Dataset.from_list([{"prompt": opening_messages(texts), "seed": str(seed)} for texts, seed in self.instances.items()])
 
     @cached_property
     def tool_dataset(self) -> Dataset:
         """The prompts for `factory`, whose `reset` adds the first observation."""
-        return Dataset.from_list([{"prompt": _messages(system, ""), "seed": str(seed)} for (system, _), seed in self.instances.items()])
+        return Dataset.from_list(
+            [{"prompt": opening_messages([texts[0], ""]), "seed": str(seed)} for texts, seed in self.instances.items()]
+        )
 
     def reward(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """The return of each episode; None where an environment error ended it."""
@@ -138,7 +138,7 @@ class TetherEnvironment:
             engine, chat = self._engine(trainer, module)
         length = int(trainer.max_completion_length)
         max_tokens = min(self._max_tokens or length, length)
-        longest = max(len(chat.first_prompt(*self._texts(prompt))) for prompt in prompts)
+        longest = max(len(_first_prompt(chat, self._texts(prompt))) for prompt in prompts)
         # The longest prompt decides, so that each has room for max_completion_length; a shorter one has its difference more.
         rules = EpisodeRules(longest + length, max_tokens, self._format_penalty)
         args = trainer.args
@@ -168,15 +168,19 @@ class TetherEnvironment:
             plan.append(EpisodeSeeds(group, member, instance, env_seed(run, step, group, member), sampling_seed(run, step, group, member)))
         return plan
 
-    def _texts(self, prompt: Any) -> tuple[str, str]:
-        if not isinstance(prompt, list) or [message.get("role") for message in prompt] != ["system", "user"]:
-            raise BadInput(f"a prompt is not of environment '{self.name}': expected a system and a user message; train on its .dataset")
-        return str(prompt[0]["content"]), str(prompt[1]["content"])
+    def _texts(self, prompt: Any) -> tuple[str, ...]:
+        roles = [message.get("role") for message in prompt] if isinstance(prompt, list) else []
+        if len(roles) < 2 or roles != opening_roles(len(roles)):
+            raise BadInput(
+                f"a prompt is not of environment '{self.name}': expected a system message, then user and assistant in turn, the user last; "
+                "train on its .dataset"
+            )
+        return tuple(str(message["content"]) for message in prompt)
 
     def _instance(self, prompt: Any) -> int:
         texts = self._texts(prompt)
         if texts not in self.instances:
-            raise BadInput(f"no instance of environment '{self.name}' begins with the prompt {texts[1][:60]!r}; train on its .dataset")
+            raise BadInput(f"no instance of environment '{self.name}' begins with the prompt {texts[-1][:60]!r}; train on its .dataset")
         return self.instances[texts]
 
     def _engine(self, trainer: Any, module: Any) -> tuple[Engine, ChatFormat]:
@@ -289,8 +293,9 @@ def _now(prompt: Any) -> PromptTokens:
     return tokens
 
 
-def _messages(system: str, user: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+def _first_prompt(chat: ChatFormat, texts: tuple[str, ...]) -> tuple[int, ...]:
+    system, *turns, user = texts
+    return chat.first_prompt(system, user, tuple(zip(turns[::2], turns[1::2], strict=True)))
 
 
 def _columns(played: Sequence[Trajectory], chat: ChatFormat, with_logprobs: bool) -> dict[str, list[Any]]:

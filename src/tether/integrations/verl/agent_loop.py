@@ -20,7 +20,7 @@ from tether.core.errors import BadInput, EnvironmentFailure
 from tether.core.protocols import Sampling
 from tether.core.seeding import derive_seed
 from tether.envs.registry import make_env
-from tether.integrations.rows import cut_response, flatten
+from tether.integrations.rows import cut_response, flatten, opening_messages, opening_texts
 from tether.models.chat import ChatFormat
 from tether.rollout.engines.base import StopRule
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
@@ -100,7 +100,7 @@ def write_prompts(path: str | Path, env: str, num_prompts: int, *, seed: int = 0
         if observation in seen:
             continue
         seen.add(observation)
-        messages = [{"role": "system", "content": str(task.instructions)}, {"role": "user", "content": observation}]
+        messages = opening_messages(opening_texts(task, observation))
         rows.append(
             {"prompt": messages, "agent_name": "tether", "data_source": f"tether/{env}", "env": env, "seed": instance,
              "env_options": json.dumps(dict(options or {})), "reward_model": {"style": "rule", "ground_truth": ""}}

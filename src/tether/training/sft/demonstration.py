@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
 from tether.core.seeding import derive_seed
-from tether.core.types import Trajectory, Turn
+from tether.core.types import Exchanges, Trajectory, Turn
 
 if TYPE_CHECKING:
     from tether.models.chat import ChatFormat  # transformers: not before the source was checked
@@ -36,13 +36,15 @@ class Demonstration:
         return max(len(sequence.token_ids) for sequence in self.trajectory.sequences)
 
 
-def demonstrate_turns(chat: "ChatFormat", system: str | None, exchanges: Sequence[Exchange], end_of_turn: bool) -> list[Turn]:
+def demonstrate_turns(
+    chat: "ChatFormat", system: str | None, exchanges: Sequence[Exchange], end_of_turn: bool, few_shot: Exchanges = ()
+) -> list[Turn]:
     """The turns of a conversation as a rollout would have recorded them. Nothing was sampled: their log-probs are 0 and are not read."""
     turns: list[Turn] = []
     written: tuple[int, ...] = ()
     closing = (turn_end(chat),) if end_of_turn else ()
     for shown, response in exchanges:
-        context = chat.next_prompt(shown, written) if turns else chat.first_prompt(system, shown)
+        context = chat.next_prompt(shown, written) if turns else chat.first_prompt(system, shown, few_shot)
         written = chat.encode(response) + closing
         finish = FinishReason.END_OF_TURN if end_of_turn else FinishReason.STOP_TEXT
         turns.append(Turn(context, written, (0.0,) * len(written), finish, response, None, observation=shown, new_context=not turns))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.grammar import parse_response
-from tether.core.protocols import Env
+from tether.core.protocols import Env, few_shot_of
 from tether.core.seeding import derive_seed
 from tether.envs.registry import ENVIRONMENTS, make_env
 from tether.training.sft.demonstration import Demonstration, Exchange, demonstrate_turns, demonstration
@@ -63,7 +63,7 @@ class Experts:
             env = self.envs[index % len(self.envs)]
             rng = random.Random(derive_seed(f"{self.stream}-expert", seed, index))
             exchanges = play_expert(env, derive_seed(f"{self.stream}-instance", seed, index), rng, self.weaknesses, self.tries)
-            turns = demonstrate_turns(self.chat, env.instructions, exchanges, self.end_of_turn)
+            turns = demonstrate_turns(self.chat, env.instructions, exchanges, self.end_of_turn, few_shot_of(env))
             # The same instance may come from two seeds: held out together, no held-out board is trained on.
             recorded.append(demonstration(f"{type(env).__name__} {getattr(env, 'instance', index)}", turns))
             if len(recorded) % REPORT_EVERY == 0 or len(recorded) == len(episodes):
