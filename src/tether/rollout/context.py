@@ -1,9 +1,10 @@
-"""What the model sees of earlier turns: everything, the last few, or a summary.
+"""What the model sees of earlier turns: everything, the last few, a summary, or nothing.
 
 Every mode begins with the same prompt. `full` always appends. `last_k` appends while at most k turns have passed; after that every turn
 begins a new context: the first observation, the number of turns left out, and the last k turns as the very tokens that were fed and sampled.
 `single_turn` begins a new context at every turn with one message: the first observation, a line about each turn so far, and the present
-observation. Tokens that begin a new context are a `ContextReset`; the engine then forgets the earlier ones.
+observation. `markov` begins a new context at every turn with the present observation alone. Tokens that begin a new context are a
+`ContextReset`; the engine then forgets the earlier ones.
 """
 
 from abc import ABC, abstractmethod
@@ -86,6 +87,13 @@ class SingleTurn(Context):
         return ContextReset(self._opening("\n".join([heading, *self._lines[earlier:]]), observation))
 
 
+class PresentTurn(Context):
+    """The present observation alone: for environments whose observation tells the whole state."""
+
+    def advance(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
+        return ContextReset(self._chat.first_prompt(self._instructions, observation, self._few_shot))
+
+
 def _summary_line(number: int, turn: Turn, answer: str) -> str:
     """One line about a turn: what was answered and what the environment paid for it."""
     said = " ".join(answer.split())
@@ -98,7 +106,7 @@ def _count(turns: int) -> str:
     return f"{turns} turn{'' if turns == 1 else 's'}"
 
 
-CONTEXTS = ("full", "last_k", "single_turn")
+CONTEXTS = ("full", "last_k", "single_turn", "markov")
 
 
 def make_context(mode: str, last_k: int, chat: PromptFormat) -> Context:
@@ -109,4 +117,6 @@ def make_context(mode: str, last_k: int, chat: PromptFormat) -> Context:
         return LastTurns(chat, last_k)
     if mode == "single_turn":
         return SingleTurn(chat)
+    if mode == "markov":
+        return PresentTurn(chat)
     raise UnknownName(f"unknown context '{mode}': {did_you_mean(mode, CONTEXTS)}")

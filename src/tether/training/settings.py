@@ -239,7 +239,7 @@ class RolloutSettings(Settings):
     Trajectories stay the same."""
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     """Added to the reward of a turn whose response is malformed or whose action is unknown."""
-    context: Literal["full", "last_k", "single_turn"] = "full"
+    context: Literal["full", "last_k", "single_turn", "markov"] = "full"
     """What the agent sees of the turns before: all, the last k, or a summary."""
     last_k: Positive = 2
     """How many turns, in context mode `last_k`."""

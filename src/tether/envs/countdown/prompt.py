@@ -3,10 +3,11 @@
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 
-from tether.envs.countdown.expression import Use, check_answer
+from tether.envs.countdown.expression import Use
 from tether.envs.countdown.generator import Puzzle
-from tether.envs.countdown.solver import near_misses, solve, sums
+from tether.envs.countdown.solver import solve, sums
 from tether.envs.wording import Example, in_papers_frame
 
 _HOW_OFTEN = {
@@ -17,7 +18,7 @@ _HOW_OFTEN = {
 EXAMPLE_PUZZLES = (Puzzle(29, (7, 3, 12), "(12 * 3) - 7"), Puzzle(30, (5, 2, 4), "(4 + 2) * 5"))
 """The example shows the first of them that is not the puzzle being played."""
 
-OUT_OF_REACH = (Puzzle(58, (44, 19, 35)), Puzzle(77, (90, 31, 6)), Puzzle(35, (8, 71, 50)))
+OUT_OF_REACH = (Puzzle(58, (44, 19, 35)), Puzzle(83, (26, 61, 9, 44)), Puzzle(35, (8, 71, 50)))
 """Puzzles without a solution, for worked examples: where a model finds none, it should answer with the nearest it has found, not with nothing."""
 
 TRIES = 2
@@ -61,27 +62,25 @@ def puzzle_text(puzzle: Puzzle) -> str:
 
 @lru_cache(maxsize=64)  # every environment of a run shows the same ones
 def worked(puzzle: Puzzle, use: Use) -> Example:
-    """A puzzle with expressions that miss the target, and the one that makes it or comes nearest.
+    """A puzzle with sums and differences of all its numbers that miss the target, and the expression that makes it or comes nearest.
 
-    Whole expressions, not their steps: a model that computes step by step answers with a number of its calculation.
+    Every try is a whole expression of all the numbers in their order: a model that computes in steps, or with some of the numbers, goes on
+    with results as if they were its numbers.
     """
-    solution = puzzle.solution or solve(puzzle.target, puzzle.numbers, use)
-    total = " + ".join(map(str, puzzle.numbers))
-    nearest = near_misses(puzzle.target, puzzle.numbers, TRIES)[::-1] if use == "at_most_once" else [total]
-    tries = [attempt for attempt in nearest if not check_answer(attempt, puzzle, use).solved]
-    answer = solution or tries[-1]
-    thoughts = [_weighed(attempt, puzzle, use) for attempt in tries]
+    sums_of_all = sorted(_signed_sums(puzzle.numbers), key=lambda pair: abs(pair[1] - puzzle.target))
+    reached = next((text for text, value in sums_of_all if value == puzzle.target), None)
+    solution = reached or puzzle.solution or solve(puzzle.target, puzzle.numbers, use)
+    tries = [pair for pair in sums_of_all if pair[1] != puzzle.target][:TRIES]
+    answer = solution or tries[0][0]
+    thoughts = [_weighed(text, value, puzzle.target) for text, value in reversed(tries)]
     thoughts.append(f"{answer} = {puzzle.target}, the target." if solution else f"The nearest is {answer}.")
     return Example(puzzle_text(puzzle), " ".join(thoughts), answer, instance=puzzle.fingerprint)
 
 
-def worked_simply(puzzle: Puzzle, use: Use) -> list[Example]:
-    """The worked example of a puzzle whose solution neither divides nor multiplies; empty for another one.
-
-    A small model takes what it is shown as its model, and computes products of large numbers wrongly.
-    """
+def worked_by_sums(puzzle: Puzzle, use: Use) -> list[Example]:
+    """The worked example of a puzzle that sums and differences solve; empty for another one."""
     example = worked(puzzle, use)
-    return [] if re.search("[*/]", example.answer) else [example]
+    return [] if re.search("[*/(]", example.answer) else [example]
 
 
 def with_some_out_of_reach(solved: Sequence[Example], use: Use) -> list[Example]:
@@ -92,11 +91,21 @@ def with_some_out_of_reach(solved: Sequence[Example], use: Use) -> list[Example]
     return mixed
 
 
-def _weighed(attempt: str, puzzle: Puzzle, use: Use) -> str:
+def _signed_sums(numbers: Sequence[int]) -> list[tuple[str, int]]:
+    """Sums and differences of all the numbers in their order, each with its value; none below zero."""
+    first, *others = numbers
+    found = []
+    for signs in product("+-", repeat=len(others)):
+        terms = list(zip(signs, others, strict=True))
+        value = first + sum(number if sign == "+" else -number for sign, number in terms)
+        if value >= 0:
+            found.append((" ".join([str(first), *(f"{sign} {number}" for sign, number in terms)]), value))
+    return found
+
+
+def _weighed(text: str, value: int, target: int) -> str:
     """An expression with its result, and how far that is from the target."""
-    value = check_answer(attempt, puzzle, use).value
-    assert value is not None, f"{attempt} has no value"
-    return f"{attempt} = {value}, {abs(value - puzzle.target)} too {'few' if value < puzzle.target else 'many'}."
+    return f"{text} = {value}, {abs(value - target)} too {'few' if value < target else 'many'}."
 
 
 def thoughts(target: int, tries: Sequence[str], solution: str) -> str:

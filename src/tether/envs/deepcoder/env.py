@@ -80,7 +80,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
 
     name = "deepcoder"
     Options = DeepCoderOptions
-    default_few_shot = 1
+    default_few_shot = 2
     metrics = ("passed", "total")
     read_row = staticmethod(read_judged_problem)
 

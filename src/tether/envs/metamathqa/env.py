@@ -87,7 +87,7 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
 
     name = "metamathqa"
     Options = MetaMathQAOptions
-    default_few_shot = 2
+    default_few_shot = 1
     metrics = ("attempts",)
     read_row = staticmethod(read_problem)
 

@@ -105,7 +105,7 @@ class Sokoban(ActionEnv[SokobanOptions]):
     name = "sokoban"
     actions = ACTIONS
     Options = SokobanOptions
-    default_few_shot = 6
+    default_few_shot = 3
     metrics = ("boxes_on_target",)
     read_row = staticmethod(read_level)
 

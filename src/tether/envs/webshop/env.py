@@ -72,7 +72,7 @@ class WebShop(TextEnv[WebShopOptions]):
 
     name = "webshop"
     Options = WebShopOptions
-    default_few_shot = 7
+    default_few_shot = 6
     metrics = ("score",)
 
     def __init__(
@@ -123,8 +123,7 @@ class WebShop(TextEnv[WebShopOptions]):
         return Outcome(self.opening(), info={"page": self._page.place})
 
     def opening(self) -> str:
-        actions = ["search[keywords]"] if self._page.place == "search" else [f"click[{text}]" for text in self._clickables]
-        return "\n".join([self._page.text(self.options.observation), "Available actions:", *actions])
+        return pages.observation(self._page, self.options.observation)
 
     # --- from page to page ---
 
@@ -209,5 +208,5 @@ class WebShop(TextEnv[WebShopOptions]):
     def paper(self) -> str:
         return prompt.PAPER
 
-    def worked_examples(self, count: int) -> tuple[Example, ...]:
-        return prompt.WORKED
+    def worked_examples(self, count: int) -> list[Example]:
+        return prompt.worked(self.options.observation, self.options.show_attributes)

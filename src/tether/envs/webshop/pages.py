@@ -58,6 +58,12 @@ class Page:
         return "\n".join([*clicked, *map(_rich, shown)])
 
 
+def observation(page: Page, style: ObservationStyle) -> str:
+    """A page with the actions that it takes."""
+    actions = ["search[keywords]"] if page.place == "search" else [f"click[{text}]" for text in page.clickables]
+    return "\n".join([page.text(style), "Available actions:", *actions])
+
+
 def search_page(instruction: str) -> Page:
     return Page("search", (Piece("WebShop"), Piece("Instruction: "), Piece(instruction), Piece("Search", "button")))
 

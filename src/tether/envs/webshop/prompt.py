@@ -1,5 +1,7 @@
 """What an agent is told about the shop: the task, examples of replies, and the paper's frame."""
 
+from tether.envs.webshop import pages
+from tether.envs.webshop.products import Product
 from tether.envs.wording import Example, in_papers_frame
 
 TASK = (
@@ -16,47 +18,44 @@ REFUSED = (
 )
 
 _LAMP = "Find me desk lamps with dimmable, usb port with color: white, and price lower than 40.00 dollars"
-_TOP = f"Instruction: [SEP] {_LAMP} [SEP] Back to Search"
-_PAGE_1 = (
-    f"{_TOP} [SEP] Page 1 (Total results: 12) [SEP] Next > [SEP] B09ZY8X7W6 [SEP] Norvale Floor Lamp, Dimmable [SEP] $55.0 [SEP] B04QW5E6R7 [SEP] "
-    "Arden Clip Light [SEP] $12.0\nAvailable actions:\nclick[back to search]\nclick[next >]\nclick[b09zy8x7w6]\nclick[b04qw5e6r7]"
-)
-_PAGE_2 = (
-    f"{_TOP} [SEP] Page 2 (Total results: 12) [SEP] < Prev [SEP] B07KL5M6N7 [SEP] Arden Desk Lamp, Dimmable, USB Port [SEP] $35.0 [SEP] B01AB2C3D4 "
-    "[SEP] Norvale Desk Lamp, Dimmable, USB Port [SEP] $31.5\n"
-    "Available actions:\nclick[back to search]\nclick[< prev]\nclick[b07kl5m6n7]\nclick[b01ab2c3d4]"
-)
-
-
-def _item(title: str, price: str, colors: tuple[str, str]) -> str:
-    choices = "\n".join(f"click[{color}]" for color in colors)
-    return (
-        f"{_TOP} [SEP] < Prev [SEP] color [SEP] {' [SEP] '.join(colors)} [SEP] {title} [SEP] Price: {price} [SEP] Rating: N.A. [SEP] Description [SEP] "
-        "Features [SEP] Reviews [SEP] Buy Now\nAvailable actions:\nclick[back to search]\nclick[< prev]\nclick[description]\nclick[features]\n"
-        f"click[reviews]\nclick[buy now]\n{choices}"
+_LAMPS = tuple(
+    Product(asin, title, "garden", "desk lamps", "Home › Lighting › Desk Lamps", prices=(price,), options={"color": colors})
+    for asin, title, price, colors in (
+        ("B09ZY8X7W6", "Norvale Floor Lamp, Dimmable", 55.0, ("white", "black")),
+        ("B07KL5M6N7", "Arden Desk Lamp, Dimmable, USB Port", 35.0, ("black", "grey")),
+        ("B01AB2C3D4", "Norvale Desk Lamp, Dimmable, USB Port", 31.5, ("white", "black")),
     )
-
-
-_BLACK = _item("Arden Desk Lamp, Dimmable, USB Port", "$35.0", ("black", "grey"))
-_WHITE = _item("Norvale Desk Lamp, Dimmable, USB Port", "$31.5", ("white", "black"))
+)
 
 EXAMPLE = Example(
-    f"WebShop [SEP] Instruction: [SEP] {_LAMP} [SEP] Search\nAvailable actions:\nsearch[keywords]",
+    pages.observation(pages.search_page(_LAMP), "text"),
     "I need a dimmable desk lamp with a USB port. I search for the product and leave out color and price.",
     "search[desk lamp dimmable usb port]",
 )
-WORKED = (
-    EXAMPLE,
-    Example(_PAGE_1, "Neither is a desk lamp with a USB port. I look at the next page.", "click[next >]", turn=2),
-    Example(
-        _PAGE_2, "B07KL5M6N7 is a dimmable desk lamp with a USB port for 35 dollars, below 40. I open it.", "click[b07kl5m6n7]", turn=3
-    ),
-    Example(_BLACK, "Its colors are black and grey, and I need white. I go back.", "click[< prev]", turn=4),
-    Example(_PAGE_2, "B01AB2C3D4 also fits, for 31.5 dollars. I open it.", "click[b01ab2c3d4]", turn=5),
-    Example(_WHITE, "It comes in white. I choose the color before I buy.", "click[white]", turn=6),
-    Example(_WHITE, "The color white is chosen, and nothing else is asked for. I buy it.", "click[buy now]", turn=7),
-)
-"""One game, turn by turn."""
+
+
+def worked(style: pages.ObservationStyle, with_attributes: bool) -> list[Example]:
+    """One game, turn by turn: a product that does not fit is left, one that fits is bought."""
+    _, black, white = _LAMPS
+
+    def results(visited: set[str]) -> pages.Page:
+        return pages.results_page(_LAMP, _LAMPS, 1, visited)
+
+    def item(product: Product, chosen: dict[str, str]) -> pages.Page:
+        return pages.item_page(_LAMP, product, chosen, with_attributes)
+
+    game = (
+        (pages.search_page(_LAMP), EXAMPLE.reasoning, EXAMPLE.answer),
+        (results(set()), "B07KL5M6N7 is a dimmable desk lamp with a USB port for 35 dollars, below 40. I open it.", "click[b07kl5m6n7]"),
+        (item(black, {}), "Its colors are black and grey, and I need white. I go back.", "click[< prev]"),
+        (results({black.asin}), "B01AB2C3D4 fits too, for 31.5 dollars. I open it.", "click[b01ab2c3d4]"),
+        (item(white, {}), "It comes in white. I choose the color before I buy.", "click[white]"),
+        (item(white, {"color": "white"}), "The color white is chosen, and nothing else is asked for. I buy it.", "click[buy now]"),
+    )
+    return [
+        Example(pages.observation(page, style), reasoning, answer, turn=number) for number, (page, reasoning, answer) in enumerate(game, 1)
+    ]
+
 
 _PAPER = (
     "You are browsing an online shop. Based on the instruction, buy a product that is close to the description: search, read the results, pick a "
