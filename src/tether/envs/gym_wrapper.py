@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Text
 
 from tether.core.errors import BadInput, did_you_mean
-from tether.core.protocols import Env, few_shot_of
+from tether.core.protocols import Env
 from tether.core.types import Observation
 from tether.envs.registry import ENVIRONMENTS, make_env
 
@@ -101,7 +101,7 @@ class GymEnv(gymnasium.Env[str, str]):
     def _info(self, more: dict[str, Any]) -> dict[str, Any]:
         assert self._shown is not None
         picture = {} if self._shown.image is None else {"image": self._shown.image}
-        return {**more, "instructions": self.env.instructions, "few_shot": few_shot_of(self.env), **picture}
+        return {**more, "instructions": self.env.instructions, **picture}
 
 
 def as_gymnasium(name: str, *, render_mode: str | None = None, **options: Any) -> GymEnv:

@@ -132,6 +132,16 @@ class NoReplyFormat(Doors):
     instructions = f"Open a door. {FORMAT_RULE.replace('</answer>', '')}"  # type: ignore[assignment]
 
 
+@breaks("instructions", "few_shot is 'a door'; it has to be pairs of texts")
+class ExamplesAreAText(Doors):
+    few_shot = "a door"
+
+
+@breaks("instructions", "few_shot holds 'Left', which is no reply in the form <think> ... </think> <answer> ... </answer>")
+class ExamplesAreAnswers(Doors):
+    few_shot = (("Two doors.", "Left"),)
+
+
 @breaks("instructions", "do not state the reply format (<search>, </search> missing)")
 class OtherTags(Doors):
     """Takes its answers in tags of its own, and does not tell."""

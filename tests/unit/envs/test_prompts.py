@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from tether.core.grammar import ANSWER_TAGS, FORMAT_RULE, parse_response
 from tether.envs.base import ActionEnv, Outcome, TextEnv, TurnEnv, TurnOptions
 from tether.envs.countdown.expression import check_answer
 from tether.envs.countdown.generator import Puzzle
+from tether.envs.countdown.solver import solve as solve_countdown
 from tether.envs.frozen_lake.generator import Lake
 from tether.envs.frozen_lake.solver import shortest_walk
 from tether.envs.registry import ENVIRONMENTS
+from tether.envs.sokoban.levels import Level
 from tether.envs.sokoban.solver import solve
 from tether.envs.splits import split_of
-from tether.envs.wording import Example, draw_examples, replacement, way
+from tether.envs.wording import DRAWS_IN_VAIN, Example, draw_examples, replacement, way
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["countdown", "deepcoder", "frozen_lake", "metamathqa", "qa", "searchqa", "sokoban", "webshop"]
@@ -111,33 +114,95 @@ def test_worked_examples_follow_the_instructions(name: str, preset: str) -> None
     text = with_three.instructions
     assert text.startswith(without.instructions) and re.findall(r"^Example (\d):$", text, re.MULTILINE) == ["1", "2", "3"]
     assert text == with_three.instructions == made(name, instructions=preset, examples=3).instructions  # also before any reset
-    assert with_three.example is None or with_three.example.reply not in text.removeprefix(without.instructions)
     for example in with_three.worked_examples(3):
         assert parse_response(example.reply.removeprefix("<think>")).answer == example.answer
 
 
-def test_worked_examples_of_the_lake_are_first_steps_of_a_shortest_walk() -> None:
-    for example in made("frozen_lake").worked_examples(5):
+# --- worked examples as turns ---
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "sokoban"])
+@pytest.mark.parametrize("options", [{}, {"observation": "grid_coordinates"}, {"actions_per_turn": 1, "max_turns": 10}])
+def test_worked_examples_of_the_grids_are_games_played_to_the_end(name: str, options: dict[str, Any]) -> None:
+    """Played in the environment: it shows what the examples show, takes what they answer, and is solved in the fewest actions."""
+    more = {"slip": 0.0} if name == "frozen_lake" else {}
+    env, played = made(name, **options, **more, few_shot=9), made(name, **options, **more)
+    shown = env.few_shot
+    assert len(shown) == 9 and [reply for _, reply in shown] == [example.reply for example in env.worked_examples(9)[:9]]
+    games = 0
+    for number, example in enumerate(env.worked_examples(9)[:9]):
         assert example.instance is not None and split_of(example.instance) is Split.TRAIN
-        lake = Lake(example.instance)
-        walk = shortest_walk(lake.tiles, lake.size, lake.tiles.index("S"), lake.tiles.index("G"))
-        assert example.answer.split(" || ") == walk[:2]
+        if example.turn == 1:
+            games += 1
+            seed = next(seed for draw in range(1000) if played.reset(seed := _example_seed(draw)) and played.instance == example.instance)
+            observation, answers = played.reset(seed).text, 0
+        assert shown[number][0] == observation
+        step = played.step(example.answer)
+        assert step.info["valid"] and not step.info["lenient"]
+        answers += len(step.info["executed"])
+        observation = step.observation.text
+        if step.done:
+            assert step.success and answers == _fewest_actions(played, seed)
+    assert games > 1
 
 
-def test_worked_examples_of_sokoban_begin_a_shortest_solution() -> None:
-    from tether.envs.sokoban.env import Sokoban
+def _fewest_actions(env: TurnEnv[Any], seed: int) -> int:
+    env.reset(seed)
+    if env.name == "sokoban":
+        return len(solve(env.level) or [])  # type: ignore[attr-defined]
+    lake = Lake(str(env.instance))
+    return len(shortest_walk(lake.tiles, lake.size, lake.tiles.index("S"), lake.tiles.index("G")))
 
-    env = Sokoban()
-    for example in env.worked_examples(5):
-        assert example.instance is not None and split_of(example.instance) is Split.TRAIN
-        level = next(
-            level for seed in range(10**6) if (level := env._make(_example_seed(seed), Split.TRAIN)).fingerprint == example.instance
-        )
-        played = Sokoban(generator=lambda seed, split, level=level: level)  # type: ignore[misc]
-        played.reset(0)
-        best = len(solve(level) or [])
-        played.step(example.answer)
-        assert len(solve(played.position()) or []) == best - len(example.answer.split(" || "))
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_every_environment_shows_examples_as_turns(name: str, options: dict[str, Any]) -> None:
+    env = made(name, **options)
+    env.reset(4)
+    assert len(env.few_shot) == env.default_few_shot
+    tags = getattr(env, "reply_tags", ANSWER_TAGS)
+    for shown, reply in env.few_shot:
+        assert shown.startswith("Turn ") and reply.startswith("<think> ")
+        assert parse_response(reply.removeprefix("<think>"), tags).well_formed
+    first = env.reset(4).text.splitlines()[0]
+    assert not env.few_shot or env.few_shot[0][0].startswith(f"{first}\n"), "the first example begins as an episode does"
+    assert made(name, **options, few_shot=0).few_shot == ()
+    for preset in ("plain", "paper"):
+        assert made(name, **options, instructions=preset).few_shot == ()
+        assert len(made(name, **options, instructions=preset, few_shot=1).few_shot) == 1
+
+
+def test_the_game_of_the_shop_is_one_that_the_shop_would_play() -> None:
+    from tether.envs.webshop import prompt
+    from tether.envs.webshop.env import WebShop, WebShopOptions
+    from tether.envs.webshop.goals import synthetic_goals
+    from tether.envs.webshop.products import Catalogue
+
+    wanted = replace(prompt._LAMPS[1], instruction="x", instruction_attributes=("dimmable",))
+    goal = replace(synthetic_goals([wanted])[0], text=prompt._LAMP)
+    for style in ("text", "text_rich"):
+        options = WebShopOptions(observation=style, split=Split.ALL)
+        env = WebShop(options, catalogue=Catalogue(prompt._LAMPS), generator=lambda seed, split: goal)
+        observation = env.reset(0).text
+        for example, (shown, _) in zip(prompt.worked(style, False), env.few_shot, strict=True):
+            assert shown == observation
+            step = env.step(example.answer)
+            assert step.info["valid"], example
+            observation = step.observation.text
+        assert step.done
+
+
+def test_an_episode_of_one_turn_has_no_examples_of_later_ones() -> None:
+    env = made("sokoban", max_turns=1, few_shot=2)
+    assert [shown.splitlines()[0] for shown, _ in env.few_shot] == ["Turn 1 of 1, 2 actions left."] * 2
+
+
+def test_examples_as_turns_change_nothing_else() -> None:
+    plain, shown = made("sokoban", few_shot=0), made("sokoban", few_shot=5)
+    assert plain.instructions == shown.instructions
+    for env in (plain, shown):
+        env.reset(3)
+    _ = shown.few_shot
+    assert plain.step("Up").observation == shown.step("Up").observation
 
 
 def _example_seed(number: int) -> int:
@@ -148,26 +213,46 @@ def _example_seed(number: int) -> int:
 
 @pytest.mark.parametrize("use", ["at_most_once", "exactly_once"])
 def test_worked_examples_of_countdown_solve_their_puzzle(use: Any) -> None:
-    for example in made("countdown", use=use).worked_examples(5):
+    examples = made("countdown", use=use).worked_examples(5)
+    assert len(examples) >= 6
+    for number, example in enumerate(examples):
         target, numbers = re.fullmatch(r"Target: (\d+), nums: \[(.*)\]", example.state).groups()  # type: ignore[union-attr]
         puzzle = Puzzle(int(target), tuple(map(int, numbers.split(", "))))
-        assert split_of(puzzle.fingerprint) is Split.TRAIN and puzzle.fingerprint == example.instance
-        assert check_answer(example.answer, puzzle, use).solved
+        assert puzzle.fingerprint == example.instance
+        out_of_reach = number in (1, 3, 5)
+        assert check_answer(example.answer, puzzle, use).solved is not out_of_reach
+        assert out_of_reach or split_of(puzzle.fingerprint) is Split.TRAIN
+        assert (solve_countdown(puzzle.target, puzzle.numbers) is None) is out_of_reach
+        for tried, value in re.findall(r"([\d+*/() -]+) = (\d+),", example.reasoning):
+            assert check_answer(tried, puzzle, use).legal and check_answer(tried, puzzle, use).value == int(value)
+
+
+def test_a_worked_example_of_countdown_by_hand() -> None:
+    from tether.envs.countdown.prompt import worked
+
+    example = worked(Puzzle(60, (2, 52, 6)), "at_most_once")  # 60, 48; 2 - 52 is below zero
+    assert example.reasoning == "2 + 52 - 6 = 48, 12 too few. 2 + 52 + 6 = 60, the target."
+    example = worked(Puzzle(58, (44, 19, 35)), "at_most_once")  # 98, 28, 60; 44 - 19 - 35 is below zero
+    assert example.reasoning == "44 + 19 - 35 = 28, 30 too few. 44 - 19 + 35 = 60, 2 too many. The nearest is 44 - 19 + 35."
+    assert example.answer == "44 - 19 + 35"
 
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_worked_example_about_the_instance_asked_gives_way_to_another(name: str) -> None:
-    env = made(name, examples=2)
-    first, second, spare = env.worked_examples(2)
+    env = made(name, examples=2, few_shot=2)
+    first, *others = env.worked_examples(2)
     asked = next(seed for number in range(100) if env.reset(seed := _example_seed(number)) and env.instance == first.instance)
     env.reset(asked)
+    kept = [example for example in others if example.instance != first.instance][:2]
     assert first.state not in env.instructions.rpartition("Example 1:")[2]
-    assert second.reply in env.instructions and spare.reply in env.instructions
+    assert all(example.reply in env.instructions for example in kept)
+    assert [reply for _, reply in env.few_shot] == [example.reply for example in kept]
 
 
 def test_more_examples_than_there_are() -> None:
-    with pytest.raises(BadInput, match=r"^webshop: examples=4, but there are 3 worked examples; use at most 3$"):
-        make_env("webshop", examples=4)
+    for option in ("examples", "few_shot"):
+        with pytest.raises(BadInput, match=rf"^webshop: {option}=7, but there are 6 worked examples; use at most 6$"):
+            make_env("webshop", **{option: 7})
     custom = Echo(TurnOptions(examples=1))
     with pytest.raises(BadInput, match="echo: examples=1, but there are 0 worked examples"):
         _ = custom.instructions
@@ -176,12 +261,29 @@ def test_more_examples_than_there_are() -> None:
 def test_draws_of_one_instance_count_once_and_missing_ones_not_at_all() -> None:
     seeds: list[int] = []
 
-    def make(seed: int) -> Example | None:
+    def make(seed: int) -> list[Example]:
         seeds.append(seed)
-        return None if len(seeds) % 2 else Example("s", "r", "a", instance=str(len(seeds) // 6))
+        return [] if len(seeds) % 2 else [Example("s", "r", "a", instance=str(len(seeds) // 6))]
 
     assert [example.instance for example in draw_examples(1, make)] == ["0", "1"]
     assert len(set(seeds)) == len(seeds) == 6
+
+
+def test_draws_without_an_example_end() -> None:
+    seeds: list[int] = []
+    assert draw_examples(3, lambda seed: seeds.append(seed) or ()) == []  # type: ignore[func-returns-value]
+    assert len(seeds) == DRAWS_IN_VAIN == 16
+
+
+def test_an_environment_whose_instances_have_no_examples_shows_none_by_itself() -> None:
+    from tether.envs.sokoban.env import Sokoban, SokobanOptions
+
+    hard = Level.of(["#########", *["#       #"] * 3, "#@$$$...#", *["#       #"] * 3, "#########"])
+    env = Sokoban(SokobanOptions(), generator=lambda seed, split: hard)
+    env.reset(0)
+    assert len(env.few_shot) == 0  # the only instance is the one being played
+    with pytest.raises(BadInput, match="few_shot=1, but there are 0 worked examples"):
+        _ = Sokoban(SokobanOptions(few_shot=1), generator=lambda seed, split: Level.of(["#####", "#@ .#", "# $ #", "#####"])).few_shot
 
 
 # --- a file ---

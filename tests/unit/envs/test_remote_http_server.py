@@ -68,6 +68,7 @@ def test_description(api: httpx.Client) -> None:
             "split": "train",
             "instructions": "example",
             "examples": 0,
+            "few_shot": None,
             "observation": "grid",
             "actions_per_turn": 2,
             "lenient": True,
@@ -84,7 +85,10 @@ def test_description(api: httpx.Client) -> None:
 def test_an_episode(api: httpx.Client) -> None:
     """The lake of seed 0: player (0, 1), goal (3, 1)."""
     path, opened = _open(api)
-    assert set(opened) == {"session", "instructions", "observation"} and len(opened["session"]) >= 32
+    assert set(opened) == {"session", "instructions", "few_shot", "observation"} and len(opened["session"]) >= 32
+    played = make_env("frozen_lake", slip=0.0)
+    played.reset(0)
+    assert opened["few_shot"] == [list(pair) for pair in played.few_shot]  # type: ignore[attr-defined]
     assert opened["observation"] == {"text": "Turn 1 of 5, 10 actions left.\n_P__\n__O_\n____\n_G__", "image": None}
     assert api.post(f"{path}/step", json={"turn": 1, "answer": "Down || Down"}).json() == {
         "observation": {"text": "Turn 2 of 5, 8 actions left.\n____\n__O_\n_P__\n_G__", "image": None},
@@ -97,7 +101,7 @@ def test_an_episode(api: httpx.Client) -> None:
     assert (last["reward"], last["done"], last["success"]) == (1.0, True, True)
     assert api.get(f"{path}/instance").json() == {"instance": "FSFFFFHFFFFFFGFF"}
     again = api.post(f"{path}/reset", json={"seed": 0, "env_seed": 4}).json()
-    assert set(again) == {"instructions", "observation"} and again["observation"] == opened["observation"]
+    assert set(again) == {"instructions", "few_shot", "observation"} and again["observation"] == opened["observation"]
     assert api.delete(path).json() == {} == api.delete(path).json()
     assert "no such session" in _error(api.post(f"{path}/reset", json={"seed": 0}), 404)
 

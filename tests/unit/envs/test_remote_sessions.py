@@ -203,7 +203,7 @@ def test_what_resets_only_with_other_options_can_be_served() -> None:
 
 def test_secrets_among_the_options_are_not_told() -> None:
     with serving("moody", allow="*", password="hunter2") as url:
-        known = {"max_turns": 4, "split": "train", "instructions": "example", "examples": 0}
+        known = {"max_turns": 4, "split": "train", "instructions": "example", "examples": 0, "few_shot": None}
         assert connect(url).options == {**known, "slow_to_build": 0.0, "refuses": False, "never_resets": False}
 
 

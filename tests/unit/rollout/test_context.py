@@ -44,9 +44,9 @@ class Walk:
 SAID = [f" {thought} </think> <answer> {answer} </answer>" for thought, answer in [("a", "A"), ("bb", "and  B"), ("c", "C"), ("d", "D")]]
 
 
-def _prompts(chat: Any, mode: str, last_k: int = 1) -> tuple[list[str], list[bool]]:
+def _prompts(chat: Any, mode: str, last_k: int = 1, env: Any = None) -> tuple[list[str], list[bool]]:
     """The whole text before the model at each of five turns, and whether it began anew; every token is the one that was given."""
-    episode = Episode(Walk(), chat, SEEDS, EpisodeRules(900, 20, -0.1, context=mode, last_k=last_k))
+    episode = Episode(env or Walk(), chat, SEEDS, EpisodeRules(900, 20, -0.1, context=mode, last_k=last_k))
     feed: Any = episode.begin()
     behind: tuple[int, ...] = ()
     texts, anew = [], []
@@ -99,6 +99,38 @@ def test_single_turn_with_a_summary(chat: Any) -> None:
     assert texts[3] == (
         f"{OPENING}\n\nTurns so far:\n1. A: reward 0.5\n2. and B (not valid): reward 0\n3. C: reward 0.5\n\nYou are in room 3.{REPLY}"
     )
+
+
+def test_the_present_observation_alone(chat: Any) -> None:
+    texts, anew = _prompts(chat, "markov")
+    assert anew == [True] * 5
+    first = "<|im_start|>system\nWalk to the door.<|im_end|>\n<|im_start|>user\n"
+    assert texts == [f"{first}You are in {place}.{REPLY}" for place in ("the hall", "room 1", "room 2", "room 3", "room 4")]
+
+
+class WalkWithExamples(Walk):
+    few_shot = (("You are in a cave.", f"<think>{SAID[0]}"), ("You are in a tent.", f"<think>{SAID[2]}"))
+
+
+SHOWN = f"You are in a cave.{REPLY}{SAID[0]}{NEXT}You are in a tent.{REPLY}{SAID[2]}{NEXT}"
+
+
+@pytest.mark.parametrize("mode", ["full", "last_k", "single_turn", "markov"])
+def test_examples_stand_as_turns_before_the_first_observation(chat: Any, mode: str) -> None:
+    """In every context, with their reasoning; everything else is as without them."""
+    without, anew = _prompts(chat, mode)
+    texts, also_anew = _prompts(chat, mode, env=WalkWithExamples())
+    system = "<|im_start|>system\nWalk to the door.<|im_end|>\n<|im_start|>user\n"
+    assert texts == [f"{system}{SHOWN}{text.removeprefix(system)}" for text in without] and anew == also_anew
+
+
+@pytest.mark.parametrize("few_shot", [("a", "b"), [("a",)], [("a", 1)], 3])
+def test_examples_that_are_no_pairs_of_texts_are_the_environments_error(chat: Any, few_shot: Any) -> None:
+    walk = Walk()
+    walk.few_shot = few_shot  # type: ignore[attr-defined]
+    episode = Episode(walk, chat, SEEDS, EpisodeRules(900, 20, -0.1))
+    assert episode.begin() is None and episode.trajectory.stop_reason is StopReason.ENV_ERROR
+    assert "few_shot is" in episode.trajectory.error and "pairs of texts" in episode.trajectory.error
 
 
 def _turn(chat: Any, text: str, observation: str, *, reward: float = 0.0, valid: bool = True) -> Turn:
@@ -174,12 +206,12 @@ def test_an_unknown_mode(chat: Any) -> None:
         make_context("last-k", 1, chat)
 
 
-@pytest.fixture(scope="module", params=["full", "last_k", pytest.param("single_turn", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["full", "last_k", pytest.param("single_turn", marks=pytest.mark.long), "markov"])
 def played(request: Any, tiny: Any, chat: Any) -> Any:
     """Groups of sampled episodes of several turns."""
     plan = training_plan(run=3, step=1, num_groups=2, group_size=2)
     rules = EpisodeRules(1000, 40, -0.1, context=request.param, last_k=2)
-    episodes = [Episode(tether.make_env("sokoban", max_turns=5), chat, seeds, rules) for seeds in plan]
+    episodes = [Episode(tether.make_env("sokoban", max_turns=5, few_shot=0), chat, seeds, rules) for seeds in plan]
     NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=3).run(episodes, Sampling(0.8, 40))
     return request.param, group_trajectories(episode.trajectory for episode in episodes)
 
@@ -190,7 +222,7 @@ def test_the_learner_scores_what_was_sampled(tiny: Any, played: Any) -> None:
     batch = pack(trajectories)
     assert max(len(t.turns) for t in trajectories) == 5
     longest = [t for t in trajectories if len(t.turns) == 5]
-    assert {len(t.sequences) for t in longest} == {{"full": 1, "last_k": 3, "single_turn": 5}[mode]}
+    assert {len(t.sequences) for t in longest} == {{"full": 1, "last_k": 3, "single_turn": 5, "markov": 5}[mode]}
     split = Policy(tiny.model)
     with torch.inference_mode():
         found = token_logprobs(split, batch.ids_BT, batch.loss_mask_BT, batch.lengths_B, 0.8, max_tokens=4096)
@@ -202,7 +234,7 @@ def test_the_learner_scores_what_was_sampled(tiny: Any, played: Any) -> None:
 def test_diagnosis_sees_the_same_prompts_in_every_mode(played: Any, chat: Any) -> None:
     """The first turn is not touched by the mode, so measurements of runs in different modes can be compared."""
     _, groups = played
-    env = tether.make_env("sokoban", max_turns=5)
+    env = tether.make_env("sokoban", max_turns=5, few_shot=0)
     rows = rollout_rows(groups)
     pairs = first_turn_pairs(read_rows(rows["prompts"], rows["reasonings"], rows["groups"], rows["trajectories"]))
     assert len(pairs.reasonings) == 4

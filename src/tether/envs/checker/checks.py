@@ -130,30 +130,22 @@ def _unlike_call(env: Any, method: str, call: str, arguments: tuple[Any, ...], k
 
 
 def instructions(tested: EnvUnderTest) -> Iterator[str]:
-    """They are not empty and state the reply format, in the tags of the environment."""
+    """They are not empty and state the reply format, in the tags of the environment; examples that are shown as turns have that format."""
     text = tested.fresh.instructions
-    tags = ("think", *getattr(tested.fresh, "reply_tags", ANSWER_TAGS))
-    missing = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>") if mark not in text]
+    tags = getattr(tested.fresh, "reply_tags", ANSWER_TAGS)
+    missing = [mark for tag in ("think", *tags) for mark in (f"<{tag}>", f"</{tag}>") if mark not in text]
     if not text.strip():
         yield "the instructions are empty"
     elif missing:
         yield f"the instructions do not state the reply format ({', '.join(missing)} missing); add tether.core.grammar.FORMAT_RULE"
-
-
-def examples(tested: EnvUnderTest) -> Iterator[str]:
-    """Examples that are shown as turns are replies in the form that is asked for."""
-    env = tested.fresh
-    tags = getattr(env, "reply_tags", ANSWER_TAGS)
     try:
-        few_shot = few_shot_of(env)
+        few_shot = few_shot_of(tested.fresh)
     except TypeError as error:
         yield str(error)
         return
-    if not few_shot:
-        raise NotApplicable("it shows none")
     for _, reply in few_shot:
         if not reply.startswith(THINK_OPEN) or not parse_response(reply.removeprefix(THINK_OPEN), tags).well_formed:
-            yield f"the example {reply[:60]!r} is no reply in the form <think> ... </think> <answer> ... </answer>"
+            yield f"few_shot holds {reply[:60]!r}, which is no reply in the form <think> ... </think> <answer> ... </answer>"
 
 
 def options(tested: EnvUnderTest) -> Iterator[str]:
@@ -384,7 +376,6 @@ CHECKS = (
     Check("construction", construction),
     Check("attributes", attributes, ("construction",)),
     Check("instructions", instructions, ("attributes",)),
-    Check("examples", examples, ("attributes",)),
     Check("options", options, ("construction",)),
     Check("order of calls", order_of_calls, ("attributes",)),
     Check("types", types, ("attributes",)),

@@ -201,8 +201,8 @@ class SessionTable:
 def _begun(env: Env, seed: int, env_seed: int | None, head: dict[str, Any]) -> bytes:
     begun: Begun = perform(env, Reset(seed, env_seed))
     with environment_boundary("reset"):
-        texts = {"instructions": begun.instructions, "few_shot": begun.few_shot}
-        return encode({**head, **texts, "observation": observation_written(begun.observation)})
+        few_shot = {"few_shot": begun.few_shot} if begun.few_shot else {}
+        return encode({**head, "instructions": begun.instructions, **few_shot, "observation": observation_written(begun.observation)})
 
 
 def _stepped(env: Env, answer: str) -> tuple[bool, bytes]:

@@ -21,9 +21,9 @@ _LAMP = "Find me desk lamps with dimmable, usb port with color: white, and price
 _LAMPS = tuple(
     Product(asin, title, "garden", "desk lamps", "Home › Lighting › Desk Lamps", prices=(price,), options={"color": colors})
     for asin, title, price, colors in (
-        ("B09ZY8X7W6", "Norvale Floor Lamp, Dimmable", 55.0, ("white", "black")),
         ("B07KL5M6N7", "Arden Desk Lamp, Dimmable, USB Port", 35.0, ("black", "grey")),
         ("B01AB2C3D4", "Norvale Desk Lamp, Dimmable, USB Port", 31.5, ("white", "black")),
+        ("B09ZY8X7W6", "Norvale Floor Lamp, Dimmable", 55.0, ("white", "black")),
     )
 )
 
@@ -36,7 +36,7 @@ EXAMPLE = Example(
 
 def worked(style: pages.ObservationStyle, with_attributes: bool) -> list[Example]:
     """One game, turn by turn: a product that does not fit is left, one that fits is bought."""
-    _, black, white = _LAMPS
+    black, white, _ = _LAMPS
 
     def results(visited: set[str]) -> pages.Page:
         return pages.results_page(_LAMP, _LAMPS, 1, visited)
