@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput
+from tether.envs.wording import EXAMPLE
 from tether.runs.files import write_whole
 from tether.training.resolve import resolve_settings
 
@@ -66,6 +67,8 @@ def identity_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     resolved = _flat(resolve_settings(None, settings, {}).model_dump(mode="json"))
     plain = {section: {"name": resolved[f"{section}.name"]} for section in ("env", "model", "algorithm")}
     defaults = _flat(resolve_settings(None, plain, {}).model_dump(mode="json"))
+    if resolved.get("env.options.instructions") == EXAMPLE:
+        defaults |= {"env.options.few_shot": 0}  # none, as in cells that are older than the option; other wordings show none by themselves
     return {
         key: value
         for key, value in sorted(resolved.items())

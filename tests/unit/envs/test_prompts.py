@@ -180,7 +180,7 @@ def test_the_game_of_the_shop_is_one_that_the_shop_would_play() -> None:
     wanted = replace(prompt._LAMPS[1], instruction="x", instruction_attributes=("dimmable",))
     goal = replace(synthetic_goals([wanted])[0], text=prompt._LAMP)
     for style in ("text", "text_rich"):
-        options = WebShopOptions(observation=style, split=Split.ALL)
+        options = WebShopOptions(observation=style, split=Split.ALL, few_shot=6)
         env = WebShop(options, catalogue=Catalogue(prompt._LAMPS), generator=lambda seed, split: goal)
         observation = env.reset(0).text
         for example, (shown, _) in zip(prompt.worked(style, False), env.few_shot, strict=True):

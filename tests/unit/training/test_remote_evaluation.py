@@ -18,6 +18,7 @@ from tether.cli.main import main
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput, EngineUnavailable, ModelUnavailable
 from tether.core.http import serving_app
+from tether.core.protocols import few_shot_of
 from tether.models import chat_endpoint, endpoint
 from tether.rollout.serving.app import serving_model
 from tether.training.callbacks import Callback
@@ -134,7 +135,7 @@ def test_samples_draw_apart_and_repeat(tiny: Any) -> None:
 
 @pytest.mark.parametrize("env", ["sokoban", "frozen_lake", "metamathqa", "countdown", "searchqa", "webshop", "deepcoder"])
 def test_every_environment(env: str) -> None:
-    """Conversations of several turns where the environment has them; the whole history is sent as messages."""
+    """Conversations of several turns where the environment has them; the whole history is sent as messages, the examples in front of it."""
     replies = {"searchqa": "<search> river </search>", "webshop": "<answer> search[red shoes] </answer>"}
     text = f"<think> so </think> {replies.get(env, '<answer> 7 </answer>')}"
     with chat_server(lambda body, number: said(text)) as (url, server):
@@ -142,9 +143,11 @@ def test_every_environment(env: str) -> None:
     turns = [len(group.trajectories[0].turns) for group in result.groups]
     assert result.metrics["errors"] == 0 and result.metrics["prompts"] == 2
     longest = max(server.requests, key=lambda body: len(body["messages"]))["messages"]
-    assert len(longest) == 2 * max(turns)
-    assert [message["role"] for message in longest] == ["system", *["user", "assistant"] * (max(turns) - 1), "user"]
-    assert all(message["content"] == text for message in longest if message["role"] == "assistant")
+    task = tether.make_env(env, **(LAKE if env == "frozen_lake" else {}))
+    task.reset(0)
+    shown = [reply for _, reply in few_shot_of(task)]
+    assert [message["role"] for message in longest] == ["system", *["user", "assistant"] * (len(shown) + max(turns) - 1), "user"]
+    assert [message["content"] for message in longest if message["role"] == "assistant"] == [*shown, *[text] * (max(turns) - 1)]
     assert (max(turns) > 1) == (env not in ("countdown", "deepcoder", "metamathqa")), "some environments have one turn by default"
 
 

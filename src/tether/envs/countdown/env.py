@@ -88,7 +88,7 @@ class Countdown(TextEnv[CountdownOptions]):
 
     name = "countdown"
     Options = CountdownOptions
-    default_few_shot = 4
+    default_few_shot = 6
     read_row = staticmethod(read_puzzle)
 
     def __init__(
@@ -136,7 +136,7 @@ class Countdown(TextEnv[CountdownOptions]):
 
     @property
     def example(self) -> Example:
-        return self.other_example([prompt.worked(puzzle, self.options.use) for puzzle in prompt.EXAMPLE_PUZZLES])
+        return self.other_example([prompt.shown(puzzle, self.options.use) for puzzle in prompt.EXAMPLE_PUZZLES])
 
     @property
     def refused(self) -> str:

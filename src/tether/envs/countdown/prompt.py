@@ -24,10 +24,7 @@ OUT_OF_REACH = (Puzzle(58, (44, 19, 35)), Puzzle(83, (26, 61, 9, 44)), Puzzle(35
 TRIES = 2
 """Expressions of a worked example that miss the target."""
 
-HOW_TO_THINK = (
-    "In your thoughts write expressions of the numbers, each with its result, until one equals the target. "
-    "Then answer with the one that comes nearest to the target."
-)
+HOW_TO_THINK = "In your thoughts try combinations of the numbers and compute each result, until one equals the target. Then answer."
 
 _PAPER = (
     "You are solving the Countdown puzzle. Use the list of numbers to create an equation that equals the target. {how_often} "
@@ -58,6 +55,16 @@ def paper(use: Use) -> str:
 
 def puzzle_text(puzzle: Puzzle) -> str:
     return f"Target: {puzzle.target}, nums: {list(puzzle.numbers)}"
+
+
+def shown(puzzle: Puzzle, use: Use) -> Example:
+    """A puzzle with its solution, computed step by step, for the instructions."""
+    solution = puzzle.solution or solve(puzzle.target, puzzle.numbers, use)
+    assert solution is not None, f"{puzzle} has no solution to show"
+    # The sum of all numbers seldom is the target: an example of how to go on from there.
+    total = sum(puzzle.numbers)
+    first = "" if total == puzzle.target else f"{' + '.join(map(str, puzzle.numbers))} = {total}, not {puzzle.target}. "
+    return Example(puzzle_text(puzzle), first + thoughts(puzzle.target, [], solution), solution, instance=puzzle.fingerprint)
 
 
 @lru_cache(maxsize=64)  # every environment of a run shows the same ones

@@ -72,7 +72,6 @@ class WebShop(TextEnv[WebShopOptions]):
 
     name = "webshop"
     Options = WebShopOptions
-    default_few_shot = 6
     metrics = ("score",)
 
     def __init__(

@@ -20,7 +20,10 @@ REPORT_EVERY = 50
 
 
 def make_expert_envs(names: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> list[Env]:
-    """The environments, in which instances of the validation and test splits never turn up."""
+    """The environments, in which instances of the validation and test splits never turn up.
+
+    They show no examples as turns unless `options` say so: who is taught the form needs none, and prompts are shorter without them.
+    """
     for name in names:
         if name not in EXPERTS:
             known = name in ENVIRONMENTS.names()
@@ -28,7 +31,7 @@ def make_expert_envs(names: Sequence[str], options: Mapping[str, Mapping[str, An
             raise BadInput(f"{said}; experts play {', '.join(EXPERTS)}; or give a .jsonl file of conversations or a run folder")
     if unused := sorted(options.keys() - set(names)):
         raise BadInput(f"experts.options are given for {', '.join(unused)}, but the source is {', '.join(names)}; leave them out")
-    return [make_env(name, **options.get(name, {})) for name in names]
+    return [make_env(name, **{"few_shot": 0, **options.get(name, {})}) for name in names]
 
 
 def play_expert(env: Env, seed: int, rng: random.Random, weaknesses: Weaknesses, tries: int = 0) -> list[Exchange]:

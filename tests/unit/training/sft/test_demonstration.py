@@ -7,6 +7,7 @@ import pytest
 
 import tether
 from tether.core.errors import BadInput
+from tether.core.protocols import few_shot_of
 from tether.core.seeding import instance_seed
 from tether.models.chat import ChatFormat
 from tether.training.sft.demonstration import Demonstration, demonstrate_turns, demonstration, fitting, hold_out, turn_end
@@ -30,7 +31,9 @@ def test_the_tokens_are_those_of_a_rollout(tiny: Any, chat: ChatFormat) -> None:
     engine = tether.ScriptedEngine(lambda text, number, turn: exchanges[min(turn, len(exchanges) - 1)][1], tiny.tokenizer)
     (group,) = tether.play("sokoban", engine, prompts=1, group_size=1)
     (rolled,) = group.trajectories[0].sequences
-    plain = _sequence(demonstration("p", demonstrate_turns(chat, env.instructions, exchanges, end_of_turn=False)))
+    few_shot = few_shot_of(env)
+    assert len(few_shot) == 3
+    plain = _sequence(demonstration("p", demonstrate_turns(chat, env.instructions, exchanges, end_of_turn=False, few_shot=few_shot)))
     assert plain.token_ids == rolled.token_ids and plain.loss_mask == rolled.loss_mask
 
 
