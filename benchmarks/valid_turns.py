@@ -32,7 +32,7 @@ from tether.training.settings import RunSettings
 ENVIRONMENTS = ("frozen_lake", "sokoban", "countdown", "metamathqa", "searchqa", "webshop", "deepcoder")
 WIDTH = 150
 """Of the tables, also where the output is a file."""
-MAX_TOKENS = {"deepcoder": 600}
+MAX_TOKENS = {"deepcoder": 600, "metamathqa": 300, "countdown": 300}
 """Budget of a response where the default of --max-tokens is too small for the task."""
 
 
@@ -49,6 +49,7 @@ def settings_of(args: argparse.Namespace, env: str) -> RunSettings:
             "max_tokens": max_tokens,
             "max_context": args.max_context,
             "max_rows": args.max_rows,
+            "context": args.context,
         },
         "filter": {"strategy": "all"},
         "seed": args.seed,
@@ -118,6 +119,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--max-context", type=int, default=8192)
     parser.add_argument("--max-rows", type=int, default=256)
+    parser.add_argument("--context", default="full", help="rollout.context: what the model sees of earlier turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default=None)
     parser.add_argument("--dtype", default=None)

@@ -91,9 +91,12 @@ def _turns(groups: Sequence[Group]) -> list[Turn]:
 def _advice(fault: Fault, mostly_cut: bool, env: str, model: str, max_tokens: int) -> str:
     source = env if env in EXPERTS else "conversations.jsonl"
     if is_endpoint(model):
-        teach = "show the model worked examples (env.options.examples=2), or word the instructions for it (env.options.instructions)"
+        teach = "show the model more worked examples (env.options.few_shot=8), or word the instructions for it (env.options.instructions)"
     else:
-        teach = f"teach the model the form first (tether sft {source} --model {model}), or word the instructions for it (env.options.instructions)"
+        teach = (
+            f"teach the model the form first (tether sft {source} --model {model}), show it more worked examples (env.options.few_shot=8), "
+            "or word the instructions for it (env.options.instructions)"
+        )
     if fault is Fault.CUT or (fault is Fault.UNCLOSED_THINK and mostly_cut):
         return f"raise rollout.max_tokens (now {max_tokens}); where that does not help, {teach}"
     return teach

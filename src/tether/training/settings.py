@@ -240,7 +240,7 @@ class RolloutSettings(Settings):
     format_penalty: Annotated[float, Field(le=0)] = -0.1
     """Added to the reward of a turn whose response is malformed or whose action is unknown."""
     context: Literal["full", "last_k", "single_turn", "markov"] = "full"
-    """What the agent sees of the turns before: all, the last k, or a summary."""
+    """What the agent sees of the turns before: all, the last k, a summary, or (markov) nothing."""
     last_k: Positive = 2
     """How many turns, in context mode `last_k`."""
     overlong_share: Annotated[float, Field(ge=0, le=1)] = 0.0
