@@ -113,10 +113,13 @@ def _show(console: Console, name: str) -> None:
     plan = env_factory(name)
     env = plan.make()
     with environment_boundary(name):
-        console.print(env.instructions, markup=False)
-        for shown, reply in few_shot_of(env):
-            console.print(f"\nAn example as a turn:\n{shown}\n{reply}", markup=False)
-        console.print(f"\nA first observation (seed 0):\n{env.reset(0).text}\n", markup=False)
+        instructions, few_shot, first = env.instructions, few_shot_of(env), env.reset(0).text
+    console.print(instructions, markup=False)
+    if few_shot:
+        console.print("\nExamples as turns, before the first observation (few_shot):", markup=False)
+    for shown, reply in few_shot:
+        console.print(f"{shown}\n{reply}", markup=False)
+    console.print(f"\nA first observation (seed 0):\n{first}\n", markup=False)
     if plan.options is None:
         return
     table = Table(title="options", title_justify="left", box=None, pad_edge=False)

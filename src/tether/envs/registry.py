@@ -149,10 +149,8 @@ def build(cls: EnvClass, name: str, options: Mapping[str, Any]) -> Env:
     settings = validate(cls.Options, options, what=f"{name} option")
     try:
         env = cls(settings)
-        if getattr(settings, "examples", 0) or getattr(
-            settings, "few_shot", 0
-        ):  # more than there are: said here, before anything is played
-            _ = env.instructions, few_shot_of(env)
+        if any(getattr(settings, name, 0) for name in ("examples", "few_shot")):
+            _ = env.instructions, few_shot_of(env)  # more examples than there are: said here, before anything is played
     except TetherError:
         raise
     except Exception as error:

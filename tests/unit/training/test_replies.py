@@ -54,7 +54,10 @@ def _note(*turns: Turn, first: bool = True) -> str | None:
 
 
 GOOD = _turn(" a </think> <answer> Up </answer>", TEXT, valid=True)
-TEACH = "teach the model the form first (tether sft frozen_lake --model smollm2), show it more worked examples (env.options.few_shot=8), or word the instructions for it (env.options.instructions)"
+TEACH = (
+    "teach the model the form first (tether sft frozen_lake --model smollm2), show it more worked examples (env.options.few_shot=8), "
+    "or word the instructions for it (env.options.instructions)"
+)
 
 
 def test_the_command_that_helps_is_one_that_works() -> None:

@@ -1,6 +1,5 @@
 """What an agent is told about Countdown: the rules, the example of a reply, and the paper's frame."""
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
@@ -86,8 +85,7 @@ def worked(puzzle: Puzzle, use: Use) -> Example:
 
 def worked_by_sums(puzzle: Puzzle, use: Use) -> list[Example]:
     """The worked example of a puzzle that sums and differences solve; empty for another one."""
-    example = worked(puzzle, use)
-    return [] if re.search("[*/(]", example.answer) else [example]
+    return [worked(puzzle, use)] if any(value == puzzle.target for _, value in _signed_sums(puzzle.numbers)) else []
 
 
 def with_some_out_of_reach(solved: Sequence[Example], use: Use) -> list[Example]:
