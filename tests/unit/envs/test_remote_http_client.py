@@ -15,7 +15,7 @@ import pytest
 
 from tether import make_env
 from tether.core.errors import BadInput
-from tether.core.protocols import Env
+from tether.core.protocols import Env, few_shot_of
 from tether.core.seeding import derive_seed
 from tether.core.types import Observation, Step
 from tether.envs.checker.answers import Answers
@@ -101,6 +101,17 @@ def test_as_the_local_one(name: str, options: dict[str, Any], episodes: int) -> 
         assert remote.actions == getattr(local, "actions", ())
         assert remote.options == local.options.model_dump(mode="json", exclude={"retriever_token"})  # type: ignore[attr-defined]
         assert _play_both(local, remote, range(episodes)) >= episodes
+
+
+def test_examples_as_turns_are_those_of_the_local_one(lake: str) -> None:
+    there, here = connect(lake), make_env("frozen_lake", slip=0.3)
+    assert there.few_shot == ()
+    there.reset(3)
+    here.reset(3)
+    assert there.few_shot == few_shot_of(here) and len(there.few_shot) == 3
+    bare = connect(lake, few_shot=0)
+    bare.reset(3)
+    assert bare.few_shot == ()
 
 
 def test_server_options_are_defaults_that_a_client_may_change(lake: str) -> None:

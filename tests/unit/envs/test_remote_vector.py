@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, UnknownName
-from tether.core.protocols import ConcurrentEnv, Env
+from tether.core.protocols import ConcurrentEnv, Env, few_shot_of
 from tether.core.types import Step
 from tether.envs.registry import ENVIRONMENTS, make_env, register_env
 from tether.envs.remote import VectorEnv, make_envs
@@ -73,6 +73,16 @@ def test_tags_of_its_own_are_passed_on() -> None:
     for source, tags in ((Tagged, ("search", "answer")), (Awaiting, ("answer",))):
         with VectorEnv(source, 1) as vector:
             assert vector.members[0].reply_tags == tags
+
+
+def test_examples_as_turns_are_passed_on() -> None:
+    here = make_env("countdown")
+    here.reset(5)
+    with VectorEnv("countdown", 1) as vector:
+        (member,) = vector.members
+        assert member.few_shot == ()
+        member.reset(5)
+        assert member.few_shot == few_shot_of(here) and len(member.few_shot) == 6
 
 
 def test_instructions_follow_the_instance() -> None:

@@ -37,6 +37,14 @@ def test_with_more_steps_the_record_states_the_wording(old_run: Path, caplog: py
     assert LINE not in caplog.text
 
 
+def test_a_run_that_is_older_than_examples_as_turns_goes_on_without_them(old_run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = old_run / "config.yaml"
+    path.write_text(path.read_text().replace("max_turns: 5", "max_turns: 5\n    instructions: example\n    lenient: true", 1))
+    _, settings = open_run(old_run, None, {}, resume=True, smoke=False)
+    assert settings.env.options["few_shot"] == 0
+    assert LINE not in caplog.text  # its prompts are as they were: nothing to say
+
+
 def test_an_evaluation_of_the_run_plays_its_wording(old_run: Path) -> None:
     options = evaluation_settings(str(old_run), None, False, {}).env.options
     assert (options["instructions"], options["lenient"]) == ("plain", False)

@@ -66,6 +66,13 @@ def test_experts_play_the_training_split_and_the_same_again(chat: ChatFormat) ->
         assert validation.instance not in lakes
 
 
+def test_demonstrations_hold_no_examples_unless_they_are_asked_for() -> None:
+    lake, puzzles = make_expert_envs(["frozen_lake", "countdown"], {"countdown": {"few_shot": 2}})
+    lake.reset(0)
+    puzzles.reset(0)
+    assert (len(few_shot_of(lake)), len(few_shot_of(puzzles))) == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("names", "options", "said"),
     [
