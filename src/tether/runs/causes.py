@@ -106,7 +106,8 @@ def _context(metrics: Mapping[str, float]) -> Cause | None:
     return Cause(
         CauseKind.CONTEXT,
         f"{percent(full)} of the episodes ran out of context before they ended",
-        "raise rollout.max_context where the model allows it, lower rollout.max_tokens, or keep fewer turns (rollout.context last_k)",
+        "raise rollout.max_context where the model allows it, lower rollout.max_tokens, keep fewer turns (rollout.context last_k), "
+        "or show fewer examples (env.options.few_shot=0)",
     )
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
-from tether.core.enums import FinishReason
+from tether.core.enums import FinishReason, StopReason
 from tether.core.grammar import THINK_CLOSE
 from tether.core.types import Group, Turn
 from tether.models.chat_endpoint import is_endpoint
@@ -60,10 +60,23 @@ def replies_note(groups: Sequence[Group], *, first: bool, env: str, model: str, 
     """
     turns = _turns(groups)
     num_valid = sum(turn.valid for turn in turns)
-    if not turns or (num_valid and not first):
+    if not turns:
+        return _none_began(groups, max_tokens)
+    if num_valid and not first:
         return None
     few = few_valid_note(groups, env=env, model=model, max_tokens=max_tokens)
     return few or f"{num_valid / len(turns):.0%} of {len(turns)} replies were valid"
+
+
+def _none_began(groups: Sequence[Group], max_tokens: int) -> str | None:
+    """The line on episodes whose very first prompt is too long; None where something else was in their way."""
+    stops = [trajectory.stop_reason for group in groups for trajectory in group.trajectories]
+    if not stops or any(stop is not StopReason.CONTEXT_FULL for stop in stops):
+        return None
+    return (
+        f"{NONE_VALID}{len(stops)} episodes could begin: the first prompt and a response of {max_tokens} tokens do not fit into the context; "
+        "raise rollout.max_context where the model allows it, lower rollout.max_tokens, or show fewer examples (env.options.few_shot=0)"
+    )
 
 
 def few_valid_note(groups: Sequence[Group], *, env: str, model: str, max_tokens: int) -> str | None:

@@ -90,6 +90,19 @@ def test_a_low_share_comes_with_the_commonest_fault_an_example_and_advice() -> N
     assert said is not None and said.startswith("none of 2 replies was valid: 2 have an answer that is no valid action")
 
 
+def test_episodes_that_cannot_begin_say_why() -> None:
+    def stopped(reason: StopReason) -> Group:
+        return Group(0, 0, [Trajectory(0, member, 0, [], reason) for member in range(2)])
+
+    said = replies_note([stopped(StopReason.CONTEXT_FULL)], first=False, env="countdown", model="smollm2", max_tokens=400)
+    assert said == (
+        "none of 2 episodes could begin: the first prompt and a response of 400 tokens do not fit into the context; raise rollout.max_context where the "
+        "model allows it, lower rollout.max_tokens, or show fewer examples (env.options.few_shot=0)"
+    )
+    assert replies_note([stopped(StopReason.ENV_ERROR)], first=True, env="countdown", model="smollm2", max_tokens=400) is None
+    assert replies_note([], first=True, env="countdown", model="smollm2", max_tokens=400) is None
+
+
 def test_cut_replies_need_more_tokens() -> None:
     long = _turn("word " * 50, LENGTH)
     assert _note(long, long, _turn("short")) == (
