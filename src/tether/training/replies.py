@@ -19,6 +19,8 @@ from tether.training.sft.demonstrators import EXPERTS
 
 SHOWN_CHARS = 100
 """Of the example, its beginning and end together."""
+ENOUGH_VALID = 0.5
+"""Share of valid replies from which on the first step of a run gives no advice."""
 NONE_VALID = "none of "
 """How the note on a step without a valid reply begins."""
 
@@ -64,7 +66,7 @@ def replies_note(groups: Sequence[Group], *, first: bool, env: str, model: str, 
         return _none_began(groups, max_tokens)
     if num_valid and not first:
         return None
-    few = few_valid_note(groups, env=env, model=model, max_tokens=max_tokens)
+    few = few_valid_note(groups, env=env, model=model, max_tokens=max_tokens, below=ENOUGH_VALID)
     return few or f"{num_valid / len(turns):.0%} of {len(turns)} replies were valid"
 
 
@@ -79,12 +81,12 @@ def _none_began(groups: Sequence[Group], max_tokens: int) -> str | None:
     )
 
 
-def few_valid_note(groups: Sequence[Group], *, env: str, model: str, max_tokens: int) -> str | None:
-    """The line on replies of which almost none is valid; None where there are enough."""
+def few_valid_note(groups: Sequence[Group], *, env: str, model: str, max_tokens: int, below: float = FEW_VALID) -> str | None:
+    """The line on replies of which fewer than this share is valid; None where there are enough."""
     turns = _turns(groups)
     faults = [(fault, turn) for turn in turns if (fault := reply_fault(turn)) is not None]
     num_valid = len(turns) - len(faults)
-    if num_valid >= FEW_VALID * len(turns):
+    if num_valid >= below * len(turns):
         return None
     fault, count = Counter(fault for fault, _ in faults).most_common(1)[0]
     chosen = [turn for found, turn in faults if found is fault]

@@ -75,7 +75,9 @@ def test_a_model_behind_an_endpoint_cannot_be_taught() -> None:
 
 def test_the_first_step_says_the_share() -> None:
     assert _note(GOOD, GOOD, GOOD, _turn("no")) == "75% of 4 replies were valid"
-    assert _note(GOOD, *[_turn("no")] * 9) == "10% of 10 replies were valid"
+    assert _note(GOOD, _turn("no")) == "50% of 2 replies were valid"
+    said = _note(GOOD, *[_turn("no")] * 2)
+    assert said == f"only 1 of 3 replies was valid: 2 never close the think tag, for example 'no'; {TEACH}"
     assert _note(GOOD, first=False) is None and _note() is None
 
 
