@@ -181,6 +181,13 @@ def test_no_test_is_started_once_the_total_is_used_up() -> None:
     assert step.info["first_failure"].endswith("not started: the tests before it took 0.5 s")
 
 
+def test_a_larger_machine_begins_no_more_tests_of_an_answer() -> None:
+    """Or it would grade a slow program better: what was begun before the total was used up counts."""
+    row = SUM | {"tests": [{"input": str(n), "output": "x"} for n in range(40)]}
+    step = answered(row, "import time\ntime.sleep(0.3)\nprint('x')", total_limit=0.5, concurrency=16)
+    assert step.info["passed"] == 4
+
+
 def test_memory_is_limited() -> None:
     step = answered(SUM, "x = bytearray(200 * 2**20)\nprint(sum(map(int, input().split())))", memory_mib=128)
     assert step.info["failures"] == {"memory": 3}

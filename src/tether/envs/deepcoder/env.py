@@ -31,7 +31,11 @@ from tether.envs.wording import Example
 
 Generator = Callable[[int, Split], Problem]
 
-_MOST_CONCURRENT = 4
+_MOST_CONCURRENT = 16
+_SPARED_CORES = 2
+"""Left to the engine and the trainer, on machines that have more than `_WAVE`."""
+_WAVE = 4
+"""Tests of an answer that are begun at a time; after each wave it is seen how long they took. A larger machine begins no more, so that it grades alike."""
 _OUTPUT_KIB = 4096
 _CLOCK_FACTOR, _CLOCK_SECONDS = 5, 5
 
@@ -60,7 +64,7 @@ class DeepCoderOptions(TurnOptions):
     memory_mib: int = Field(default=512, ge=64)
     """For each test."""
     concurrency: int | None = Field(default=None, ge=1, le=256)
-    """Tests that run at a time, of all environments of a process together; None for one per CPU, at most 4."""
+    """Tests that run at a time, of all environments of a process together; None for one per CPU, beyond four CPUs two fewer, at most 16."""
     isolation: Isolation = "kernel"
     """"process" accepts weaker isolation where the machine offers none by the kernel."""
 
@@ -95,7 +99,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         super().__init__(options or DeepCoderOptions())
         self._make: Generator = generator or _pool(self.options)
         self._pay: Reward = reward or FractionPassed()
-        self._concurrency = self.options.concurrency or min(os.cpu_count() or 1, _MOST_CONCURRENT)
+        self._concurrency = self.options.concurrency or _default_concurrency(os.cpu_count() or 1)
         self._runner: ProgramRunner = runner or _sandbox(_limits(self.options), self.options.isolation, self._concurrency)
 
     @property
@@ -115,7 +119,8 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
             if not found.fenced:
                 return Outcome(render.NO_PROGRAM, valid=False, info={"passed": 0, "total": len(self.problem.cases)})
             return self._outcome(reject(self.problem.cases, str(error)))
-        return self._outcome(grade(program, self.problem.cases, self._runner, wave=self._concurrency, total_limit=self.options.total_limit))
+        wave = min(self._concurrency, _WAVE)
+        return self._outcome(grade(program, self.problem.cases, self._runner, wave=wave, total_limit=self.options.total_limit))
 
     def _outcome(self, results: SuiteResult) -> Outcome:
         done = results.solved or self._turns + 1 >= self.max_turns
@@ -186,6 +191,15 @@ def _limits(options: DeepCoderOptions) -> Limits:
 
 
 @lru_cache(maxsize=8)
+def _default_concurrency(num_cores: int) -> int:
+    """How many tests run at a time.
+
+    >>> [_default_concurrency(cores) for cores in (1, 2, 4, 5, 8, 16, 64)]
+    [1, 2, 4, 4, 6, 14, 16]
+    """
+    return min(max(num_cores - _SPARED_CORES, min(num_cores, _WAVE)), _MOST_CONCURRENT)
+
+
 def _sandbox(limits: Limits, isolation: Isolation, concurrency: int) -> ProgramRunner:
     """A sandbox. A machine without one is reported here, when the environment is built, not in the middle of a run."""
     running_fork_server(isolation)
