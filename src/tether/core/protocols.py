@@ -41,7 +41,7 @@ class Env(Protocol):
 def few_shot_of(env: Env) -> Exchanges:
     """Examples that the environment shows as turns in front of its first observation, its attribute `few_shot`; none where it has no such one."""
     few_shot = getattr(env, "few_shot", ())
-    pairs = isinstance(few_shot, Sequence) and all(isinstance(pair, Sequence) and len(pair) == 2 for pair in few_shot)
+    pairs = isinstance(few_shot, Sequence) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in few_shot)
     if not pairs or not all(isinstance(text, str) for pair in few_shot for text in pair):
         raise TypeError(f"few_shot is {few_shot!r:.80}; it has to be pairs of texts: what was shown, and the reply to it")
     return tuple((shown, reply) for shown, reply in few_shot)

@@ -153,7 +153,7 @@ class TurnEnv(ABC, Generic[OptionsT]):
         # Options of a class of the user's own may lack what is younger than the class.
         self._preset: str = getattr(options, "instructions", EXAMPLE)
         self._num_examples: int = getattr(options, "examples", 0)
-        self._num_turns: int | None = getattr(options, "few_shot", 0)
+        self._num_few_shot: int | None = getattr(options, "few_shot", 0)
         self._replacement = replacement(getattr(self, "name", type(self).__name__), self._preset, presets)
         self._worked: dict[int, Sequence[Example]] = {}
 
@@ -240,7 +240,7 @@ class TurnEnv(ABC, Generic[OptionsT]):
     @property
     def few_shot(self) -> Exchanges:
         """Worked examples as turns in front of the first observation: what was shown, and the reply to it."""
-        count = self._num_turns
+        count = self._num_few_shot
         if count is None:
             shown = self._worked_unlike_asked(self.default_few_shot) if self._preset == EXAMPLE else []
         else:

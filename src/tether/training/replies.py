@@ -106,10 +106,10 @@ def _turns(groups: Sequence[Group]) -> list[Turn]:
 def _advice(fault: Fault, mostly_cut: bool, env: str, model: str, max_tokens: int) -> str:
     source = env if env in EXPERTS else "conversations.jsonl"
     if is_endpoint(model):
-        teach = "show the model more worked examples (env.options.few_shot=8), or word the instructions for it (env.options.instructions)"
+        teach = "show the model more worked examples (env.options.few_shot), or word the instructions for it (env.options.instructions)"
     else:
         teach = (
-            f"teach the model the form first (tether sft {source} --model {model}), show it more worked examples (env.options.few_shot=8), "
+            f"teach the model the form first (tether sft {source} --model {model}), show it more worked examples (env.options.few_shot), "
             "or word the instructions for it (env.options.instructions)"
         )
     if fault is Fault.CUT or (fault is Fault.UNCLOSED_THINK and mostly_cut):

@@ -230,9 +230,9 @@ def test_worked_examples_of_countdown_solve_their_puzzle(use: Any) -> None:
 def test_a_worked_example_of_countdown_by_hand() -> None:
     from tether.envs.countdown.prompt import worked
 
-    example = worked(Puzzle(60, (2, 52, 6)), "at_most_once")  # 60, 48; 2 - 52 is below zero
+    example = worked(Puzzle(60, (2, 52, 6)))  # 60, 48; 2 - 52 is below zero
     assert example.reasoning == "2 + 52 - 6 = 48, 12 too few. 2 + 52 + 6 = 60, the target."
-    example = worked(Puzzle(58, (44, 19, 35)), "at_most_once")  # 98, 28, 60; 44 - 19 - 35 is below zero
+    example = worked(Puzzle(58, (44, 19, 35)))  # 98, 28, 60; 44 - 19 - 35 is below zero
     assert example.reasoning == "44 + 19 - 35 = 28, 30 too few. 44 - 19 + 35 = 60, 2 too many. The nearest is 44 - 19 + 35."
     assert example.answer == "44 - 19 + 35"
 

@@ -124,7 +124,7 @@ def test_examples_stand_as_turns_before_the_first_observation(chat: Any, mode: s
     assert texts == [f"{system}{SHOWN}{text.removeprefix(system)}" for text in without] and anew == also_anew
 
 
-@pytest.mark.parametrize("few_shot", [("a", "b"), [("a",)], [("a", 1)], 3])
+@pytest.mark.parametrize("few_shot", [("a", "b"), ("ab", "cd"), [("a",)], [("a", 1)], 3])
 def test_examples_that_are_no_pairs_of_texts_are_the_environments_error(chat: Any, few_shot: Any) -> None:
     walk = Walk()
     walk.few_shot = few_shot  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ def _note(*turns: Turn, first: bool = True) -> str | None:
 
 GOOD = _turn(" a </think> <answer> Up </answer>", TEXT, valid=True)
 TEACH = (
-    "teach the model the form first (tether sft frozen_lake --model smollm2), show it more worked examples (env.options.few_shot=8), "
+    "teach the model the form first (tether sft frozen_lake --model smollm2), show it more worked examples (env.options.few_shot), "
     "or word the instructions for it (env.options.instructions)"
 )
 
@@ -68,7 +68,7 @@ def test_the_command_that_helps_is_one_that_works() -> None:
 
 def test_a_model_behind_an_endpoint_cannot_be_taught() -> None:
     note = few_valid_note([_group(_turn("Down || Right"))], env="frozen_lake", model="http://host:8000#m", max_tokens=400)
-    assert note is not None and "'Down || Right'" in note and "env.options.few_shot=8" in note and "sft" not in note
+    assert note is not None and "'Down || Right'" in note and "env.options.few_shot" in note and "sft" not in note
     assert few_valid_note([_group(GOOD)], env="frozen_lake", model="tiny", max_tokens=400) is None
     assert few_valid_note([], env="frozen_lake", model="tiny", max_tokens=400) is None
 

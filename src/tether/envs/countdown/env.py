@@ -147,8 +147,8 @@ class Countdown(TextEnv[CountdownOptions]):
         return prompt.paper(self.options.use)
 
     def worked_examples(self, count: int) -> list[Example]:
-        solved = draw_examples(count, lambda seed: prompt.worked_by_sums(self._make(seed, Split.TRAIN), self.options.use))
-        return prompt.with_some_out_of_reach(solved, self.options.use)
+        solved = draw_examples(count, lambda seed: prompt.worked_by_sums(self._make(seed, Split.TRAIN)))
+        return prompt.with_some_out_of_reach(solved)
 
     @property
     def how_to_think(self) -> str:

@@ -1,7 +1,6 @@
 """What an agent is told about Countdown: the rules, the example of a reply, and the paper's frame."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import product
 
 from tether.envs.countdown.expression import Use
@@ -66,33 +65,30 @@ def shown(puzzle: Puzzle, use: Use) -> Example:
     return Example(puzzle_text(puzzle), first + thoughts(puzzle.target, [], solution), solution, instance=puzzle.fingerprint)
 
 
-@lru_cache(maxsize=64)  # every environment of a run shows the same ones
-def worked(puzzle: Puzzle, use: Use) -> Example:
-    """A puzzle with sums and differences of all its numbers that miss the target, and the expression that makes it or comes nearest.
+def worked(puzzle: Puzzle) -> Example:
+    """A puzzle with sums and differences of all its numbers that miss the target, and the one that makes it or comes nearest.
 
     Every try is a whole expression of all the numbers in their order: a model that computes in steps, or with some of the numbers, goes on
     with results as if they were its numbers.
     """
-    sums_of_all = sorted(_signed_sums(puzzle.numbers), key=lambda pair: abs(pair[1] - puzzle.target))
-    reached = next((text for text, value in sums_of_all if value == puzzle.target), None)
-    solution = reached or puzzle.solution or solve(puzzle.target, puzzle.numbers, use)
-    tries = [pair for pair in sums_of_all if pair[1] != puzzle.target][:TRIES]
-    answer = solution or tries[0][0]
-    thoughts = [_weighed(text, value, puzzle.target) for text, value in reversed(tries)]
-    thoughts.append(f"{answer} = {puzzle.target}, the target." if solution else f"The nearest is {answer}.")
-    return Example(puzzle_text(puzzle), " ".join(thoughts), answer, instance=puzzle.fingerprint)
+    nearest_first = sorted(_signed_sums(puzzle.numbers), key=lambda pair: abs(pair[1] - puzzle.target))
+    answer, value = nearest_first[0]
+    missed = [pair for pair in nearest_first if pair[1] != puzzle.target][:TRIES]
+    said = [_weighed(text, result, puzzle.target) for text, result in reversed(missed)]
+    said.append(f"{answer} = {puzzle.target}, the target." if value == puzzle.target else f"The nearest is {answer}.")
+    return Example(puzzle_text(puzzle), " ".join(said), answer, instance=puzzle.fingerprint)
 
 
-def worked_by_sums(puzzle: Puzzle, use: Use) -> list[Example]:
+def worked_by_sums(puzzle: Puzzle) -> list[Example]:
     """The worked example of a puzzle that sums and differences solve; empty for another one."""
-    return [worked(puzzle, use)] if any(value == puzzle.target for _, value in _signed_sums(puzzle.numbers)) else []
+    return [worked(puzzle)] if any(value == puzzle.target for _, value in _signed_sums(puzzle.numbers)) else []
 
 
-def with_some_out_of_reach(solved: Sequence[Example], use: Use) -> list[Example]:
+def with_some_out_of_reach(solved: Sequence[Example]) -> list[Example]:
     """Worked examples; every second one has no solution, while there are such puzzles."""
     mixed: list[Example] = []
     for number, example in enumerate(solved):
-        mixed += [example, *(worked(puzzle, use) for puzzle in OUT_OF_REACH[number : number + 1])]
+        mixed += [example, *map(worked, OUT_OF_REACH[number : number + 1])]
     return mixed
 
 
