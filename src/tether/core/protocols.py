@@ -7,7 +7,7 @@ divides work among the processes of a run.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,11 @@ class ConcurrentEnv(Env, Protocol):
     def submit_reset(self, seed: int, env_seed: int | None = None) -> Future[Observation]: ...
 
     def submit_step(self, answer: str) -> Future[Step]: ...
+
+
+def is_concurrent(env: Env) -> TypeGuard[ConcurrentEnv]:
+    """Whether an environment takes calls without blocking. `isinstance` would compute every property of it, instructions included."""
+    return hasattr(env, "submit_reset") and hasattr(env, "submit_step")
 
 
 @dataclass(frozen=True, slots=True)

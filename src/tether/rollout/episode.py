@@ -13,7 +13,7 @@ import numpy as np
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS, parse_response
-from tether.core.protocols import ConcurrentEnv, ContextReset, Env, PromptFuture, PromptTokens, few_shot_of
+from tether.core.protocols import ContextReset, Env, PromptFuture, PromptTokens, few_shot_of, is_concurrent
 from tether.core.types import Completion, Observation, Step, Trajectory, Turn
 from tether.models.chat import PromptFormat
 from tether.rollout.context import make_context
@@ -67,7 +67,7 @@ class Episode:
     ) -> None:
         """`name` is what the run calls the environment, `metrics` the keys of its info whose last values are kept (0 where it has none)."""
         self._env = env
-        self._concurrent = env if isinstance(env, ConcurrentEnv) else None
+        self._concurrent = env if is_concurrent(env) else None
         self._chat = chat
         self._rules = rules
         self._seeds = seeds

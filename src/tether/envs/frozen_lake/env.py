@@ -157,5 +157,5 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     def worked_examples(self, count: int) -> list[Example]:
         return draw_examples(count, lambda seed: self._worked_game(self._make(seed, Split.TRAIN)))
 
-    def _worked_game(self, lake: Lake) -> list[Example]:
+    def _worked_game(self, lake: Lake) -> tuple[Example, ...]:
         return prompt.worked(lake, self.options.observation, self.options.actions_per_turn)

@@ -1,5 +1,7 @@
 """What an agent is told about the lake: the task, the symbols, the example of a reply, and the paper's frame."""
 
+from functools import lru_cache
+
 from tether.core.grammar import ACTION_SEPARATOR
 from tether.envs.base import ObservationMode
 from tether.envs.frozen_lake import render
@@ -31,7 +33,8 @@ def paper(slip: float, max_actions: int) -> str:
     return in_papers_frame(_PAPER.format(slippery=_PAPER_SLIPPERY if slip > 0 else ""), _PAPER_SYMBOLS, ACTIONS, max_actions)
 
 
-def worked(lake: Lake, mode: ObservationMode, num_actions: int) -> list[Example]:
+@lru_cache(maxsize=256)  # every environment of a run shows the same ones
+def worked(lake: Lake, mode: ObservationMode, num_actions: int) -> tuple[Example, ...]:
     """A lake from its start to the goal by a shortest walk on which no step slips, turn by turn."""
     player, goal = lake.tiles.index("S"), lake.tiles.index("G")
     walk = shortest_walk(lake.tiles, lake.size, player, goal)
@@ -44,7 +47,7 @@ def worked(lake: Lake, mode: ObservationMode, num_actions: int) -> list[Example]
         examples.append(Example(state, reasoning, answer, instance=lake.fingerprint, turn=len(examples) + 1))
         for action in plan:
             player = dict(steps(player, lake.size))[action]
-    return examples
+    return tuple(examples)
 
 
 def _reasoning(size: int, player: int, goal: int, steps_left: int, plan: list[str]) -> str:

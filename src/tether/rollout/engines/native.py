@@ -456,22 +456,24 @@ class _Batch:
         candidates: dict[int, list[int]] = {}
         for b, k in np.argwhere(candidates_BK).tolist():
             candidates.setdefault(b, []).append(k)
-        for b, (row, ids, logprobs) in enumerate(zip(rows, sampled.ids_BK.tolist(), sampled.logprobs_BK.tolist(), strict=True)):
-            if sampled.counts_B is not None:
-                ids = ids[: sampled.counts_B[b]]
-            used, reason = self._end_of_response(row, ids, candidates.get(b, []))
+        counts = [sampled.ids_BK.shape[1]] * len(rows) if sampled.counts_B is None else sampled.counts_B.tolist()
+        num_used = 0
+        sampled_rows = zip(rows, sampled.ids_BK.tolist(), sampled.logprobs_BK.tolist(), counts, strict=True)
+        for b, (row, ids, logprobs, count) in enumerate(sampled_rows):
+            used, reason = self._end_of_response(row, ids[:count], candidates.get(b, []))
             row.tokens += ids[:used]
             row.logprobs += logprobs[:used]
             row.ahead = row.ahead[used:]
             row.filled = len(row.tokens) - 1
-            self._statistics.sampled_tokens += used
-            self._statistics.dropped_tokens += len(ids) - used
+            num_used += used
             if row.on_progress is not None:
                 row.on_progress()
             if reason is None:
                 self._decoding.append(row)
             else:
                 self._finished.append((row, reason))
+        self._statistics.sampled_tokens += num_used
+        self._statistics.dropped_tokens += sum(counts) - num_used
 
     def _end_of_response(self, row: _Row, ids: list[int], candidates: list[int]) -> tuple[int, FinishReason | None]:
         """How many of these new tokens belong to the response, and why it ends with them, if it does; only `candidates` can end it."""
@@ -547,6 +549,8 @@ def _same_prompts(waiting: list[_Row]) -> list[list[_Row]]:
 
 def _by_kind(things: list[T], kind: Callable[[T], Sampling]) -> list[tuple[Sampling, list[T]]]:
     """The things of each kind, kinds in the order in which they first appear: nearly always a single kind."""
+    if things and all(kind(thing) is kind(things[0]) for thing in things):
+        return [(kind(things[0]), things)]
     parts: list[tuple[Sampling, list[T]]] = []
     for thing in things:
         wanted = kind(thing)

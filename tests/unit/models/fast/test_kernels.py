@@ -162,7 +162,10 @@ def test_paged_attention(new: tuple[int, ...], heads: tuple[int, int]) -> None:
     rotate_and_store((query, key, value), caches, positions, rows, tables, (angles.cos(), angles.sin()))
     assert_close(query, turned_query, rtol=1e-5, atol=1e-5)
     starts = torch.tensor(np.concatenate([[0], np.cumsum(new)]), dtype=torch.int32, device=DEVICE)
-    found = paged_attention(query, caches, tables, starts, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), max(new), 0.2)
+    each = attention.block_tokens(num_heads, num_kv_heads)
+    blocks = attention.text_blocks(np.array(new), attention.num_blocks(sum(new), len(new), each), each)
+    blocks, filled = (torch.tensor(numbers, dtype=torch.int32, device=DEVICE) for numbers in (blocks, lengths))
+    found = paged_attention(query, caches, tables, starts, filled, blocks, 0.2)
     for row, past in enumerate(before):
         own = slice(int(starts[row]), int(starts[row + 1]))
         expected = definition(turned_query[own], torch.cat([past[0], turned_key[own]]), torch.cat([past[1], value[own]]), 0.2)

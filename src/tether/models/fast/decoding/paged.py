@@ -27,7 +27,7 @@ from tether.models.fast.decoding.paged_pass import Feed, NewTokens, PagedPass
 from tether.models.fast.decoding.pages import Pages
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.sampling import sample
-from tether.models.fast.kernels.attention import ALIGNED
+from tether.models.fast.kernels.attention import ALIGNED, num_blocks, text_blocks
 from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
 from tether.models.fast.kernels.warm_up import warm_up_drafts
@@ -43,8 +43,8 @@ BATCH_SIZES = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 
 FEED_SIZES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tokens of recorded feeds; larger ones keep the device busy while their kernels are launched."""
-MIXED_SIZES = (128, 256, 512, 1024)
-"""Tokens of feeds that a step with drafts takes in; larger ones take less time apart. Few sizes: each is recorded for every number of rows."""
+MIXED_SIZES = (128, 256, 384, 512, 640, 768, 1024)
+"""Tokens of feeds that a step with drafts takes in; larger ones take less time apart. Each is recorded for every number of rows."""
 TOKENS_PER_TEXT = 16
 """A recorded feed has room for one text per so many of its tokens; an observation is longer."""
 DRAFTED_TOKENS = 256
@@ -111,7 +111,7 @@ class PagedDecoder:
         logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
         ids_B, logprobs_B = sample(logits_BV, sampling, self._sent(uniforms_B))
         if self._texts is not None:
-            self._learn_fed(self._texts, requests)
+            self._learn_fed(self._texts, requests, ids_B)
         return lambda: SampleOutput(ids_B.cpu().numpy()[:, None], logprobs_B.float().cpu().numpy()[:, None])
 
     @torch.inference_mode()
@@ -167,12 +167,8 @@ class PagedDecoder:
         assert self._texts is not None  # start_drafts made it
         num_rows, size = len(slots), _batch_size(len(slots))
         state, step = self._drafting(self._texts, size, 1 + plan.tokens, sampling)
-        rows_3B = np.zeros((3, state.stride), dtype=np.int32)  # slots, lengths, and no tokens so far
-        rows_3B[0], rows_3B[1] = self._texts.unused_slot, 1
-        rows_3B[0, :num_rows], rows_3B[1, :num_rows] = slots, np.add(starts, 1)
-        state.inputs.copy_(self._sent(np.concatenate([rows_3B.ravel(), self._pages.rows(slots, size).ravel()])))
-        self._texts.learn(*self._sent(np.array([last_ids, slots, starts])))
-        state.uniforms_BK[:num_rows, : uniforms_BK.shape[1]] = self._sent(uniforms_BK)
+        given = self._sent(state.given(self._pages.rows(slots, size), slots, starts, uniforms_BK, self._texts.unused_slot))
+        state.memory[: len(given)] = given  # the last tokens are in the texts already, by whichever call has sampled them
         state.drawn.rate_1.fill_(1 / (sampling.temperature or 1.0))
         for _ in range(plan.rounds - 1):
             step()
@@ -180,7 +176,7 @@ class PagedDecoder:
 
         def wait() -> SampleOutput:
             self._launch_last_round()
-            return SampleOutput(*(x[:num_rows].cpu().numpy() for x in (state.sampled_BK, state.logprobs_BK, state.counts_B)))
+            return SampleOutput(*state.returned(num_rows))
 
         return wait
 
@@ -193,8 +189,7 @@ class PagedDecoder:
         size = recorded or (num_tokens, num_texts)
         flat = self._sent(self._layout(requests, *size))
         if recorded is None:
-            most_new = max(len(request.tokens) for request in requests)
-            return self._pass.logits_of_feed(Feed.of(flat, *size), most_new)
+            return self._pass.logits_of_feed(self._feed_of(flat, size))
         return self._replayed(size, flat)[:num_texts]
 
     def _sent(self, values: npt.NDArray[Any]) -> Tensor:
@@ -205,6 +200,7 @@ class PagedDecoder:
 
     def _layout(self, requests: Sequence[PrefillRequest], num_tokens: int, num_texts: int) -> npt.NDArray[np.int32]:
         """A feed of these sizes: the tokens of the requests, then what fills it up."""
+        block = self._pass.block_tokens
         new = np.array([len(request.tokens) for request in requests], dtype=np.int64)
         starts = np.array([request.start for request in requests], dtype=np.int64)
         ends, fill = np.cumsum(new), num_tokens - int(new.sum())
@@ -218,18 +214,22 @@ class PagedDecoder:
             [*(ends - 1), *unused],
             [*(starts + new), *unused],
             [0, *ends, *(int(new.sum()) for _ in unused)],
+            text_blocks(new, num_blocks(num_tokens, num_texts, block), block).ravel(),
         ]
         tables = self._pages.rows([request.slots[0] for request in requests], num_texts + 1).ravel()
         return np.concatenate([*(np.pad(part, (0, -len(part) % ALIGNED)) for part in map(np.asarray, parts)), tables]).astype(np.int32)
 
+    def _feed_of(self, flat: Tensor, size: tuple[int, int]) -> Feed:
+        return Feed.of(flat, *size, self._pass.block_tokens)
+
     def _replayed(self, size: tuple[int, int], flat: Tensor) -> Tensor:
         """The logits of a feed of a recorded size."""
         if self._device.type != "cuda":
-            return self._pass.logits_of_feed(Feed.of(flat, *size), size[0])
+            return self._pass.logits_of_feed(self._feed_of(flat, size))
         self._forget_moved_weights()
         if size not in self._feeds:
-            inputs = torch.zeros_like(flat)  # texts without tokens on page 0
-            self._feeds[size] = (inputs, *self._pass.record(partial(self._pass.logits_of_feed, Feed.of(inputs, *size), size[0])))
+            inputs = self._sent(self._layout([], *size))
+            self._feeds[size] = (inputs, *self._pass.record(partial(self._pass.logits_of_feed, self._feed_of(inputs, size))))
         inputs, graph, logits_BV = self._feeds[size]
         inputs.copy_(flat)
         graph.replay()
@@ -306,12 +306,17 @@ class PagedDecoder:
             state = DraftState(size, num_fed, DRAFT_ROUNDS, self._pages.tables.shape[1], self._device)
             step = partial(self._draft_step, texts, state, sampling)
             if self._device.type == "cuda":
-                state.slots_B.fill_(texts.unused_slot)  # whose rows are on page 0, where no conversation is
-                state.lengths_B.fill_(1)
-                graph, _ = self._pass.record(step)
-                step = partial(graph.replay)
+                step = self._recorded_drafts(texts, state, step)
             self._drafted[key] = state, step
         return self._drafted[key]
+
+    def _recorded_drafts(self, texts: TextTable, state: DraftState, step: "partial[None]") -> "partial[None]":
+        """A step on this state, whose rows are on page 0 meanwhile, where no conversation is."""
+        state.memory.zero_()
+        state.slots_B.fill_(texts.unused_slot)
+        state.lengths_B.fill_(1)
+        graph, _ = self._pass.record(step)
+        return partial(graph.replay)
 
     def _draft_step(self, texts: TextTable, state: DraftState, sampling: Sampling) -> None:
         """Feed the last sampled token of every row and a draft, sample behind each of them, and keep what the draft allows."""
@@ -338,7 +343,7 @@ class PagedDecoder:
         fed.rate_1.fill_(1 / (call.sampling.temperature or 1.0))
         step()
         self._open_call = None
-        self._learn_fed(self._texts, requests)
+        self._learn_fed(self._texts, requests, fed.sampled_BK[: len(requests), 0])
         return lambda: SampleOutput(*(x_BK[: len(requests)].cpu().numpy() for x_BK in (fed.sampled_BK, fed.logprobs_BK)))
 
     def _mixing(self, texts: TextTable, call: _DraftCall, size: tuple[int, int]) -> tuple[Tensor, DecodeState, "partial[None]"]:
@@ -348,17 +353,11 @@ class PagedDecoder:
         if key not in self._mixed:
             inputs = self._sent(self._layout([], *size))
             fed = DecodeState(size[1], 1, self._device)
-            step = partial(self._mixed_step, texts, state, Feed.of(inputs, *size), fed, call.sampling)
+            step = partial(self._mixed_step, texts, state, self._feed_of(inputs, size), fed, call.sampling)
             if self._device.type == "cuda":
-                kept = (state.inputs, state.sampled_BK, state.logprobs_BK)  # the rounds before this one are under way
-                saved = [tensor.clone() for tensor in kept]
-                state.inputs.zero_()
-                state.slots_B.fill_(texts.unused_slot)
-                state.lengths_B.fill_(1)
-                graph, _ = self._pass.record(step)
-                for tensor, values in zip(kept, saved, strict=True):
-                    tensor.copy_(values)
-                step = partial(graph.replay)
+                saved = state.memory.clone()  # the rounds before this one are under way
+                step = self._recorded_drafts(texts, state, step)
+                state.memory.copy_(saved)
             self._mixed[key] = inputs, fed, step
         return self._mixed[key]
 
@@ -371,7 +370,8 @@ class PagedDecoder:
             _sample(logits, drawn, sampling)
         texts.accept(state)
 
-    def _learn_fed(self, texts: TextTable, requests: Sequence[PrefillRequest]) -> None:
+    def _learn_fed(self, texts: TextTable, requests: Sequence[PrefillRequest], sampled_B: Tensor) -> None:
+        """What was fed, and what was sampled behind it for every slot."""
         ids_S = np.concatenate([np.asarray(request.tokens) for request in requests])
         slots_S = np.concatenate([np.full(len(request.tokens), request.slots[0]) for request in requests])
         positions_S = np.concatenate([request.start + np.arange(len(request.tokens)) for request in requests])
@@ -379,6 +379,8 @@ class PagedDecoder:
         for leader, *followers in (request.slots for request in requests):
             if followers:
                 texts.copy(leader, torch.tensor(followers, device=self._device))
+        behind = [(slot, request.start + len(request.tokens)) for request in requests for slot in request.slots]
+        texts.learn(sampled_B, *self._sent(np.array(behind).T))
 
     def _learn_sampled(
         self, texts: TextTable, slots: Sequence[int], starts: Sequence[int], last_ids: Sequence[int], sampled_BK: Tensor

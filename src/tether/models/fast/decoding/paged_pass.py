@@ -1,20 +1,21 @@
 """Forward passes of the Llama family over a paged cache: texts that are fed, new tokens that are decoded, and both at once.
 
 Texts are fed flat, one behind the other, each with any number of new tokens. A step of decoding has the same few new tokens for every row, whose
-positions, places in the cache and attention are one kernel. Both at once cost little more than the larger of the two, because the weights are read
-once and the products are one.
+positions, places in the cache and attention are one kernel. Both at once cost little more than the larger of the two: the weights are read
+once, the products are one, and the two kinds of attention, neither of which fills the device, run at the same time on two streams.
 
-Shape legend: B texts or rows, S tokens of all of them, X pages of a slot, D width of the model, V vocabulary.
+Shape legend: B texts or rows, S tokens of all of them, N blocks of them, X pages of a slot, D width of the model, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tether.models.fast.backbone import LlamaBackbone
-from tether.models.fast.kernels.attention import ALIGNED, attend_new_tokens, paged_attention
+from tether.models.fast.kernels.attention import ALIGNED, attend_new_tokens, block_tokens, num_blocks, paged_attention
 from tether.models.fast.kernels.pointwise import rotate_and_store
 from tether.models.fast.linear_logprobs import float32_product
 
@@ -35,16 +36,18 @@ class Feed(NamedTuple):
     """Where the last token of each text stands."""
     lengths_B: Tensor
     starts_B1: Tensor
+    blocks_N2: Tensor
+    """Which tokens each program of attention takes (kernels/attention.py)."""
     tables_BX: Tensor
 
     @classmethod
-    def of(cls, flat: Tensor, num_tokens: int, num_texts: int) -> "Feed":
-        """The parts of a feed, which lie one behind the other, each from a multiple of ALIGNED on."""
-        sizes = (num_tokens, num_tokens, num_tokens, num_texts, num_texts, num_texts + 1)
+    def of(cls, flat: Tensor, num_tokens: int, num_texts: int, block: int) -> "Feed":
+        """The parts of a feed, which lie one behind the other, each from a multiple of ALIGNED on; `block`: the tokens of one."""
+        sizes = (num_tokens, num_tokens, num_tokens, num_texts, num_texts, num_texts + 1, 2 * num_blocks(num_tokens, num_texts, block))
         places = [-(-size // ALIGNED) * ALIGNED for size in sizes]
         *parts, tables = flat.split([*places, flat.numel() - sum(places)])
-        ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1 = (part[:size] for part, size in zip(parts, sizes, strict=True))
-        return cls(ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, tables.view(num_texts + 1, -1))
+        ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, blocks = (part[:size] for part, size in zip(parts, sizes, strict=True))
+        return cls(ids_S, rows_S, positions_S, last_B, lengths_B, starts_B1, blocks.view(-1, 2), tables.view(num_texts + 1, -1))
 
 
 class NewTokens(NamedTuple):
@@ -64,66 +67,81 @@ class PagedPass:
         self._backbone, self._head, self._device = backbone, head, cache.device
         self._layers = [(layer[0], layer[1]) for layer in cache]
         self._arrived = torch.zeros(num_rows * backbone.num_kv_heads, dtype=torch.int32, device=cache.device)
+        self.block_tokens = block_tokens(backbone.num_heads, backbone.num_kv_heads)
+        """Of a text that is fed, in one program of attention."""
         self._pool: Any = None
+        self._recording, self._second = (torch.cuda.Stream(cache.device) if cache.is_cuda else None for _ in range(2))
 
-    def logits_of_feed(self, feed: Feed, most_new: int) -> Tensor:
-        """[B, V] behind the last token of each text; `most_new`: the most new tokens that one has."""
-        backbone = self._backbone
-
-        def apply_positions(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            rotate_and_store((query, key, value), self._layers[layer], feed.positions_S, feed.rows_S, feed.tables_BX, backbone.angles)
-            return query, key
+    def logits_of_feed(self, feed: Feed) -> Tensor:
+        """[B, V] behind the last token of each text."""
+        out = self._zeros_for(len(feed.ids_S))
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return self._attend_feed(layer, query, feed, most_new)
+            return self._attend_feed(layer, (query, key, value), feed, out)
 
-        features_SD = backbone.features(feed.ids_S, feed.positions_S, attend, apply_positions=apply_positions)
+        features_SD = self._backbone.features(feed.ids_S, feed.positions_S, attend, apply_positions=_leave_positions)
         return float32_product(self._head, features_SD[feed.last_B])
 
     def logits_of_new(self, new: NewTokens) -> Tensor:
         """[S, V] behind every new token."""
 
-        def leave(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            return query, key  # the kernel knows the positions by the lengths
-
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return self._attend_new(layer, (query, key, value), new)
 
-        return float32_product(self._head, self._backbone.features(new.ids_S, new.ids_S, attend, apply_positions=leave))
+        return float32_product(self._head, self._backbone.features(new.ids_S, new.ids_S, attend, apply_positions=_leave_positions))
 
     def logits_of_both(self, new: NewTokens, feed: Feed) -> tuple[Tensor, Tensor]:
         """What the other two give, by one pass."""
-        backbone, num_new = self._backbone, len(new.ids_S)
-
-        def apply_positions(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            fed = query[num_new:], key[num_new:], value[num_new:]
-            rotate_and_store(fed, self._layers[layer], feed.positions_S, feed.rows_S, feed.tables_BX, backbone.angles)
-            return query, key
+        num_new = len(new.ids_S)
+        ids_S = torch.cat([new.ids_S, feed.ids_S])
+        out = self._zeros_for(len(ids_S))
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)  # of tokens that fill up the feed nothing is written
+            with self._on_second_stream():
+                self._attend_feed(layer, (query[num_new:], key[num_new:], value[num_new:]), feed, out[num_new:])
             self._attend_new(layer, (query[:num_new], key[:num_new], value[:num_new]), new, out[:num_new])
-            self._attend_feed(layer, query[num_new:], feed, len(feed.ids_S), out[num_new:])
+            self._wait_for_second_stream()
             return out
 
-        ids_S = torch.cat([new.ids_S, feed.ids_S])
-        features_SD = backbone.features(ids_S, ids_S, attend, apply_positions=apply_positions)
+        features_SD = self._backbone.features(ids_S, ids_S, attend, apply_positions=_leave_positions)
         wanted_SD = torch.cat([features_SD[:num_new], features_SD[num_new:][feed.last_B]])
         logits = float32_product(self._head, wanted_SD)
         return logits[:num_new], logits[num_new:]
 
-    def _attend_feed(self, layer: int, query: Tensor, feed: Feed, most_new: int, out: Tensor | None = None) -> Tensor:
-        texts = feed.tables_BX, feed.starts_B1, feed.lengths_B
-        return paged_attention(query, self._layers[layer], *texts, most_new, self._backbone.scale, out)
+    def _zeros_for(self, num_tokens: int) -> Tensor:
+        """Where attention of all layers goes, one after the other: of tokens that fill up a feed nothing is ever written."""
+        backbone, cache = self._backbone, self._layers[0][0]
+        return torch.zeros(num_tokens, backbone.num_heads, backbone.head_dim, dtype=cache.dtype, device=self._device)
+
+    def _attend_feed(self, layer: int, states: tuple[Tensor, Tensor, Tensor], feed: Feed, out: Tensor) -> Tensor:
+        rotate_and_store(states, self._layers[layer], feed.positions_S, feed.rows_S, feed.tables_BX, self._backbone.angles)
+        texts = feed.tables_BX, feed.starts_B1, feed.lengths_B, feed.blocks_N2
+        return paged_attention(states[0], self._layers[layer], *texts, self._backbone.scale, out)
 
     def _attend_new(self, layer: int, states: tuple[Tensor, Tensor, Tensor], new: NewTokens, out: Tensor | None = None) -> Tensor:
         backbone, places = self._backbone, (new.tables_BX, new.lengths_B)
-        return attend_new_tokens(states, self._layers[layer], *places, backbone.angles, backbone.scale, self._arrived, out)
+        # Beside a feed it follows a kernel that two streams wait for, and does not start early.
+        chained = out is None
+        return attend_new_tokens(states, self._layers[layer], *places, backbone.angles, backbone.scale, self._arrived, out, chained=chained)
+
+    @contextmanager
+    def _on_second_stream(self) -> Iterator[None]:
+        """What is launched here waits for what was launched before, and runs beside what is launched next."""
+        if self._second is None:
+            yield
+            return
+        self._second.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._second):
+            yield
+
+    def _wait_for_second_stream(self) -> None:
+        if self._second is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._second)
 
     def record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """A graph of this work, and what the work returns: the same tensors after every replay. Graphs share their memory."""
+        side = self._recording  # always the same one: the library keeps memory for each stream that it has worked on
         torch.cuda.synchronize(self._device)
-        side = torch.cuda.Stream(self._device)
         with torch.cuda.stream(side):
             work()  # kernels are compiled and chosen before anything is recorded
         torch.cuda.synchronize(self._device)
@@ -139,3 +157,8 @@ class PagedPass:
                 graph.capture_end()
         self._pool = graph.pool()
         return graph, result
+
+
+def _leave_positions(layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention puts them in, since it also writes keys and values to the cache."""
+    return query, key

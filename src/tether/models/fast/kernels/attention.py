@@ -1,7 +1,7 @@
 """Attention kernels without gradient: over a paged cache (decoder), and over texts in a row that continue stored prefixes (scorer).
 
-Paged: the new tokens are at the end of their texts. A program takes some queries of one text and one key head, and reads that text's pages up to
-the last position its queries may see.
+Paged: the new tokens are at the end of their texts. A program takes some queries of one text and one key head (a block, see `text_blocks`), and
+reads that text's pages up to the last position its queries may see.
 
 New tokens: a step of decoding has one new token a text, one that verifies drafts a few. One kernel puts their positions into queries and keys,
 writes keys and values to the cache, and attends. Where texts are too few to fill the GPU, the pages of each are split among programs; the one that
@@ -11,10 +11,12 @@ Texts: a query sees all of its text's prefix, then its own text up to itself. Bo
 
 In all of them, the query heads that share a key head are rows of the same block, so keys and values are read once for all of them.
 
-Shape legend: S new tokens of all texts, B texts, X pages of a text or tokens of all prefixes, H query heads, K key heads, D width of a head,
+Shape legend: S new tokens of all texts, B texts, N blocks, X pages of a text or tokens of all prefixes, H query heads, K key heads, D width of a head,
 G = H / K.
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -27,17 +29,19 @@ ENOUGH_PROGRAMS = 264
 """Two for each multiprocessor of the largest cards."""
 MOST_SPLITS = 16
 PROMPT_ROWS = 128
+NO_BLOCK = 1 << 20
+"""The number of a block that no text reaches."""
 ALIGNED = 4
 """Places of numbers of 4 bytes that callers keep to: the compiler makes another kernel, in a second, for pointers that are no multiple of 16 bytes."""
 
 
 @triton.jit(do_not_specialize=["table_stride"])  # one kernel for all sizes of a batch
 def _attend_pages(
-    query_ptr, key_ptr, value_ptr, tables_ptr, starts_ptr, lengths_ptr, out_ptr,
+    query_ptr, key_ptr, value_ptr, tables_ptr, starts_ptr, lengths_ptr, blocks_ptr, out_ptr,
     query_stride, out_stride, table_stride, num_kv_heads, width, scale_log2,
     GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    text, kv_head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    text, block, kv_head = tl.load(blocks_ptr + 2 * tl.program_id(0)), tl.load(blocks_ptr + 2 * tl.program_id(0) + 1), tl.program_id(1)
     first_token = tl.load(starts_ptr + text)
     num_new = tl.load(starts_ptr + text + 1) - first_token
     length = tl.load(lengths_ptr + text)  # positions filled, the new ones included
@@ -77,13 +81,33 @@ def _attend_pages(
         tl.store(out_ptr + target[:, None] + column[None, :], out.to(query.dtype), mask=is_query[:, None] & in_width[None, :])
 
 
+def block_tokens(num_heads: int, num_kv_heads: int) -> int:
+    """New tokens of a text that one program of `paged_attention` takes."""
+    group_rows = triton.next_power_of_2(num_heads // num_kv_heads)
+    return max(PROMPT_ROWS, group_rows) // group_rows
+
+
+def num_blocks(num_tokens: int, num_texts: int, tokens_each: int) -> int:
+    """The most blocks that so many texts with so many new tokens in all can have."""
+    return num_tokens // tokens_each + num_texts
+
+
+def text_blocks(num_new_B: npt.NDArray[np.int64], size: int, tokens_each: int) -> npt.NDArray[np.int64]:
+    """[N, 2]: the text of every block and its number there, filled up to `size` with blocks behind the end of the first text."""
+    blocks_B = -(-num_new_B // tokens_each)
+    texts = np.repeat(np.arange(len(num_new_B)), blocks_B)
+    numbers = np.arange(len(texts)) - np.repeat(np.cumsum(blocks_B) - blocks_B, blocks_B)
+    unused = np.full((size - len(texts), 2), [0, NO_BLOCK])
+    return np.concatenate([np.stack([texts, numbers], axis=1), unused])
+
+
 def paged_attention(
     query_SHD: Tensor,
     caches: tuple[Tensor, Tensor],
     tables_BX: Tensor,
     starts_B1: Tensor,
     lengths_B: Tensor,
-    most_new: int,
+    blocks_N2: Tensor,
     scale: float,
     out_SHD: Tensor | None = None,
 ) -> Tensor:
@@ -95,7 +119,7 @@ def paged_attention(
         tables_BX: the pages of each text, in order (int32).
         starts_B1: where each text's new tokens begin among all, and their number at the end, B + 1 in all (int32).
         lengths_B: how many positions each text fills, the new ones included (int32).
-        most_new: the most new tokens that a text has.
+        blocks_N2: which new tokens each program takes, as `text_blocks` has them (int32).
         scale: of the scores.
         out_SHD: where the result goes; a new tensor if not given. Tokens that belong to no text are left as they are, there zero.
     """
@@ -107,8 +131,8 @@ def paged_attention(
     if out_SHD is None:
         out_SHD = torch.zeros(num_tokens, num_heads, width, dtype=query_SHD.dtype, device=query_SHD.device)
     full = query_SHD.dtype == torch.float32
-    _attend_pages[(len(lengths_B), num_kv_heads, triton.cdiv(most_new, rows // group_rows))](
-        query_SHD, *caches, tables_BX, starts_B1, lengths_B, out_SHD,
+    _attend_pages[(len(blocks_N2), num_kv_heads)](
+        query_SHD, *caches, tables_BX, starts_B1, lengths_B, blocks_N2, out_SHD,
         query_SHD.stride(0), out_SHD.stride(0), tables_BX.stride(0), num_kv_heads, width, scale * 1.4426950408889634,
         GROUP=group, GROUP_ROWS=group_rows, ROWS=rows, WIDTH=max(16, triton.next_power_of_2(width)), PAGE=page,
         PRECISION="ieee" if full else "tf32", num_warps=8, num_stages=2,
@@ -230,6 +254,8 @@ def attend_new_tokens(
     scale: float,
     arrived: Tensor,
     out_SHD: Tensor | None = None,
+    *,
+    chained: bool = True,
 ) -> Tensor:
     """[S, H, D] contiguous: new tokens, the same number for each text, in one kernel: positions, cache, attention, sum of the splits.
 
@@ -242,6 +268,7 @@ def attend_new_tokens(
         scale: of the scores.
         arrived: at least B x K zeros (int32), to count programs in; they are zeros again afterwards.
         out_SHD: where the result goes; a new tensor if not given.
+        chained: whether it may start before the kernel before it has ended, if tokens are few.
     """
     query_SHD, key_SKD, value_SKD = states
     num_texts, (num_tokens, num_heads, width) = len(lengths_B), query_SHD.shape
@@ -267,7 +294,8 @@ def attend_new_tokens(
         NEW=num_new, NEW_ROWS=new_rows, GROUP=group, GROUP_ROWS=group_rows, ROWS=rows,
         HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
         SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else 3,
-        **(launch_options(query_SHD.device) if num_tokens <= MOST_ROWS else {"CHAINED": False}),  # behind the library's products it costs a little
+        # behind the library's products, an early start costs a little
+        **(launch_options(query_SHD.device) if chained and num_tokens <= MOST_ROWS else {"CHAINED": False}),
     )  # fmt: skip
     return out_SHD
 

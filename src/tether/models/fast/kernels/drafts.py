@@ -13,6 +13,11 @@ Shape legend: B rows of a call, T tokens fed to each of them (the last sampled o
 X pages of a slot.
 """
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -108,7 +113,7 @@ def _accept(
     num_new = tl.min(tl.where(drawn == guessed, FED - 1, token), axis=0) + 1
     is_new = token < num_new
     target = row * most_tokens + count + token
-    tl.store(sampled_ptr + target, drawn, mask=is_new)
+    tl.store(sampled_ptr + target, drawn.to(tl.int32), mask=is_new)
     tl.store(logprobs_ptr + target, tl.load(drawn_logprobs_ptr + row * FED + token, mask=is_new, other=0.0), mask=is_new)
     is_known = is_new & (slot < unused_slot)  # rows that only fill up a batch say nothing
     tl.store(texts_ptr + begin + length + token, drawn.to(tl.int32), mask=is_known)
@@ -119,26 +124,57 @@ def _accept(
 
 
 class DraftState:
-    """The state of some rows while drafts are verified for them, on the device: everything a step reads and writes."""
+    """The state of some rows while drafts are verified for them, on the device: everything a step reads and writes.
+
+    What a call gives, and what it gets, lie in one piece of memory each (the two overlap): a copy takes longer to begin than to carry them.
+    """
 
     def __init__(self, num_rows: int, num_fed: int, most_rounds: int, num_pages: int, device: torch.device) -> None:
         self.num_fed, self.most_tokens = num_fed, most_rounds * num_fed
-        self.stride = triton.cdiv(num_rows, ALIGNED) * ALIGNED
-        """Of slots, lengths and counts among the inputs."""
-        self.inputs = torch.zeros(3 * self.stride + num_rows * num_pages, dtype=torch.int32, device=device)
-        """What a call copies to the device at once; the next four are its parts."""
-        rows, tables = self.inputs.split([3 * self.stride, num_rows * num_pages])
-        self.tables_BX = tables.view(num_rows, num_pages)
-        self.slots_B, self.lengths_B, self.counts_B = rows.view(3, self.stride)[:, :num_rows]
+        tokens = (num_rows, self.most_tokens)
+        shapes = ((num_rows, num_pages), tokens, (num_rows,), (num_rows,), (num_rows,), tokens, tokens)
+        ends = np.cumsum([-(-math.prod(shape) // ALIGNED) * ALIGNED for shape in shapes]).tolist()
+        self.memory = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+        """Pages, uniforms, slots, lengths and counts of the rows; what was sampled for them, and its log-probs."""
+        self._places = [(begin, shape) for begin, shape in zip([0, *ends], shapes, strict=False)]
+        self._num_given, self._first_returned = ends[4], ends[3]
+        parts = [self.memory[begin : begin + math.prod(shape)].view(shape) for begin, shape in self._places]
+        self.tables_BX, uniforms_BK, self.slots_B, self.lengths_B, self.counts_B, self.sampled_BK, logprobs_BK = parts
         """`lengths_B`: tokens of each text, the last sampled one included; `counts_B`: tokens that this call has sampled."""
-        self.uniforms_BK = torch.zeros(num_rows, self.most_tokens, device=device)
-        self.sampled_BK = torch.zeros(num_rows, self.most_tokens, dtype=torch.int64, device=device)
-        self.logprobs_BK = torch.zeros(num_rows, self.most_tokens, device=device)
+        self.uniforms_BK, self.logprobs_BK = uniforms_BK.view(torch.float32), logprobs_BK.view(torch.float32)
         self.fed_S = torch.zeros(num_rows * num_fed, dtype=torch.int32, device=device)
         self.filled_B = torch.zeros(num_rows, dtype=torch.int32, device=device)
         """Positions filled once a draft is fed."""
         self.drawn = DecodeState(num_rows * num_fed, 1, device)
         """What is sampled behind each token that is fed."""
+
+    def given(
+        self,
+        tables_BX: npt.NDArray[np.int32],
+        slots: Sequence[int],
+        starts: Sequence[int],
+        uniforms_BK: npt.NDArray[np.float32],
+        unused_slot: int,
+    ) -> npt.NDArray[np.int32]:
+        """What a call puts at the beginning of the memory. There may be fewer slots than rows; the last sampled token of each stands at its start."""
+        given = np.zeros(self._num_given, dtype=np.int32)
+        tables, uniforms, slots_B, lengths_B, _ = (
+            given[begin : begin + math.prod(shape)].reshape(shape) for begin, shape in self._places[:5]
+        )
+        num_rows, num_tokens = uniforms_BK.shape
+        tables[:], slots_B[:], lengths_B[:] = tables_BX, unused_slot, 1
+        uniforms.view(np.float32)[:num_rows, :num_tokens] = uniforms_BK
+        slots_B[:num_rows], lengths_B[:num_rows] = slots, np.add(starts, 1)
+        return given
+
+    def returned(self, num_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+        """Waits for the device: what was sampled for the first rows, its log-probs, and how many tokens these are."""
+        first = self._first_returned
+        memory = self.memory[first:].cpu().numpy()
+        counts, sampled, logprobs = (
+            memory[begin - first : begin - first + math.prod(shape)].reshape(shape)[:num_rows] for begin, shape in self._places[4:]
+        )
+        return sampled.astype(np.int64), logprobs.view(np.float32), counts
 
 
 class TextTable:

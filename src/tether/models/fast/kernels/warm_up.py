@@ -60,7 +60,8 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
         numbers = torch.arange(num_texts + 1, dtype=torch.int32, device=device)
         tables = zeros(num_texts, 2, dtype=torch.int32)
         query = states(num_texts * most_new)[0]
-        paged_attention(query, caches, tables, numbers * most_new, torch.full_like(numbers[1:], most_new), most_new, backbone.scale)
+        blocks = zeros(num_texts, 2, dtype=torch.int32)
+        paged_attention(query, caches, tables, numbers * most_new, torch.full_like(numbers[1:], most_new), blocks, backbone.scale)
 
     def multiply(num_tokens: int) -> list[Callable[[], Any]]:
         """The products of few rows, and the norms behind those in parts."""

@@ -8,7 +8,6 @@ import transformers as hf
 from tether.core.protocols import Sampling
 from tether.core.seeding import derive_seed, generator
 from tether.models.fast.backbone import probe_backbone
-from tether.models.fast.decoding.paged_pass import Feed
 from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest
 
 pytest.importorskip("triton")
@@ -96,11 +95,12 @@ def test_a_feed_that_is_filled_up(model: hf.PreTrainedModel) -> None:
     decoder = decoder_for(model)
     assert decoder.reserve({0: 3, 1: 18})
     requests = [PrefillRequest((1,), 15, [7, 8, 9]), PrefillRequest((0,), 0, [5, 6])]
-    feed = Feed.of(torch.from_numpy(decoder._layout(requests, 8, 3)), 8, 3)
+    feed = decoder._feed_of(torch.from_numpy(decoder._layout(requests, 8, 3)), (8, 3))
     assert feed.ids_S.tolist() == [7, 8, 9, 5, 6, 0, 0, 0]
     assert feed.rows_S.tolist() == [0, 0, 0, 1, 1, 3, 3, 3]
     assert feed.positions_S.tolist() == [15, 16, 17, 0, 1, 0, 0, 0]
     assert (feed.last_B.tolist(), feed.lengths_B.tolist(), feed.starts_B1.tolist()) == ([2, 4, 0], [18, 2, 0], [0, 3, 5, 5])
+    assert feed.blocks_N2.tolist() == [[0, 0], [1, 0], [0, attention.NO_BLOCK]], "64 tokens to a block, of which there may be one a text"
     tables = decoder._pages.tables
     assert feed.tables_BX.tolist() == [tables[1].tolist(), tables[0].tolist(), [0] * 8, [0] * 8]
     assert tables[1, :2].all() and tables[0, 0]  # page 0 is nobody's
