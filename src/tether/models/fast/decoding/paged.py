@@ -45,6 +45,8 @@ FEED_SIZES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tokens of recorded feeds; larger ones keep the device busy while their kernels are launched."""
 MIXED_SIZES = (128, 256, 384, 512, 640, 768, 1024)
 """Tokens of feeds that a step with drafts takes in; larger ones take less time apart. Each is recorded for every number of rows."""
+MIXED_PER_ROW = 128
+"""The most tokens of such a feed for each row of the step: the others seldom wait for so few rows."""
 TOKENS_PER_TEXT = 16
 """A recorded feed has room for one text per so many of its tokens; an observation is longer."""
 DRAFTED_TOKENS = 256
@@ -101,8 +103,8 @@ class PagedDecoder:
 
     @torch.inference_mode()
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
-        call, size = self._open_call, _mixed_size(requests)
-        if call is not None and size is not None and call.sampling == sampling:
+        call = self._open_call
+        if call is not None and call.sampling == sampling and (size := _mixed_size(requests, len(call.state.slots_B))) is not None:
             return self._prefill_with(call, size, requests, uniforms_B)
         self._launch_last_round()
         leader_logits = [self._feed(part) for part in _parts(requests)]
@@ -147,7 +149,7 @@ class PagedDecoder:
             return
         self._texts = TextTable(self.num_slots, self.max_positions, self._device)
         if self._device.type == "cuda":
-            plans = {size: self.draft_plan(size) for size in BATCH_SIZES if size <= _batch_size(self.num_slots)}
+            plans = {size: self.draft_plan(size) for size in _batch_sizes(self.num_slots)}
             warm_up_drafts(self._backbone, [(size, 1 + plan.tokens) for size, plan in plans.items() if plan is not None])
 
     def draft_plan(self, num_slots: int) -> DraftPlan | None:
@@ -298,17 +300,33 @@ class PagedDecoder:
     # ------------------------------------------------------------------------------------------------------------- drafts
 
     def _drafting(self, texts: TextTable, size: int, num_fed: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
-        """The state of rows to which so many tokens are fed, and the step on it; recorded when it is first asked for."""
+        """The state of rows to which so many tokens are fed, and the step on it.
+
+        When one is first asked for on a GPU, every step that a run may need is recorded, each also with every feed that it takes in: some two
+        seconds in the first rollout, instead of a pause now and then in the first ten.
+        """
         if self._device.type == "cuda":
             self._forget_moved_weights()
         key = size, num_fed, _shape(sampling)
         if key not in self._drafted:
-            state = DraftState(size, num_fed, DRAFT_ROUNDS, self._pages.tables.shape[1], self._device)
-            step = partial(self._draft_step, texts, state, sampling)
-            if self._device.type == "cuda":
-                step = self._recorded_drafts(texts, state, step)
-            self._drafted[key] = state, step
+            self._drafted[key] = self._new_drafting(texts, size, num_fed, sampling)
+            for other in _batch_sizes(self.num_slots) if self._device.type == "cuda" else ():
+                if (plan := self.draft_plan(other)) is not None:
+                    self._record_with_feeds(texts, other, 1 + plan.tokens, sampling)
         return self._drafted[key]
+
+    def _new_drafting(self, texts: TextTable, size: int, num_fed: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
+        state = DraftState(size, num_fed, DRAFT_ROUNDS, self._pages.tables.shape[1], self._device)
+        step = partial(self._draft_step, texts, state, sampling)
+        return state, self._recorded_drafts(texts, state, step) if self._device.type == "cuda" else step
+
+    def _record_with_feeds(self, texts: TextTable, size: int, num_fed: int, sampling: Sampling) -> None:
+        key = size, num_fed, _shape(sampling)
+        if key not in self._drafted:
+            self._drafted[key] = self._new_drafting(texts, size, num_fed, sampling)
+        state, step = self._drafted[key]
+        for feed_size in _mixed_sizes(size):
+            self._mixing(texts, _DraftCall(state, sampling, step), (feed_size, feed_size // TOKENS_PER_TEXT))
 
     def _recorded_drafts(self, texts: TextTable, state: DraftState, step: "partial[None]") -> "partial[None]":
         """A step on this state, whose rows are on page 0 meanwhile, where no conversation is."""
@@ -433,11 +451,21 @@ def _feed_size(num_tokens: int, num_texts: int, sizes: Sequence[int]) -> tuple[i
     )
 
 
-def _mixed_size(requests: Sequence[PrefillRequest]) -> tuple[int, int] | None:
-    """The sizes of a feed that a step with drafts takes in; None where it is too large, or a prompt is shared."""
+def _mixed_sizes(num_rows: int) -> list[int]:
+    """Tokens of feeds that a step for so many rows with drafts takes in."""
+    return [size for size in MIXED_SIZES if size <= MIXED_PER_ROW * num_rows]
+
+
+def _mixed_size(requests: Sequence[PrefillRequest], num_rows: int) -> tuple[int, int] | None:
+    """The sizes of a feed that such a step takes in; None where it is too large, or a prompt is shared."""
     if any(len(request.slots) > 1 for request in requests):
         return None
-    return _feed_size(sum(len(request.tokens) for request in requests), len(requests), MIXED_SIZES)
+    return _feed_size(sum(len(request.tokens) for request in requests), len(requests), _mixed_sizes(num_rows))
+
+
+def _batch_sizes(num_rows: int) -> list[int]:
+    """The recorded sizes that a run with at most so many rows needs."""
+    return [*(size for size in BATCH_SIZES if size < num_rows), _batch_size(num_rows)]
 
 
 def _batch_size(num_rows: int) -> int:

@@ -70,14 +70,16 @@ class PagedPass:
         self.block_tokens = block_tokens(backbone.num_heads, backbone.num_kv_heads)
         """Of a text that is fed, in one program of attention."""
         self._pool: Any = None
-        self._recording, self._second = (torch.cuda.Stream(cache.device) if cache.is_cuda else None for _ in range(2))
+        # What runs on the second stream is the longer of two for few tokens: it gets its place on the device first.
+        self._recording, self._second = (torch.cuda.Stream(cache.device, priority=p) if cache.is_cuda else None for p in (0, -1))
 
     def logits_of_feed(self, feed: Feed) -> Tensor:
         """[B, V] behind the last token of each text."""
         out = self._zeros_for(len(feed.ids_S))
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return self._attend_feed(layer, (query, key, value), feed, out)
+            self._store_feed(layer, (query, key, value), feed)
+            return self._attend_feed(layer, query, feed, out)
 
         features_SD = self._backbone.features(feed.ids_S, feed.positions_S, attend, apply_positions=_leave_positions)
         return float32_product(self._head, features_SD[feed.last_B])
@@ -97,8 +99,9 @@ class PagedPass:
         out = self._zeros_for(len(ids_S))
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            self._store_feed(layer, (query[num_new:], key[num_new:], value[num_new:]), feed)
             with self._on_second_stream():
-                self._attend_feed(layer, (query[num_new:], key[num_new:], value[num_new:]), feed, out[num_new:])
+                self._attend_feed(layer, query[num_new:], feed, out[num_new:])
             self._attend_new(layer, (query[:num_new], key[:num_new], value[:num_new]), new, out[:num_new])
             self._wait_for_second_stream()
             return out
@@ -113,10 +116,12 @@ class PagedPass:
         backbone, cache = self._backbone, self._layers[0][0]
         return torch.zeros(num_tokens, backbone.num_heads, backbone.head_dim, dtype=cache.dtype, device=self._device)
 
-    def _attend_feed(self, layer: int, states: tuple[Tensor, Tensor, Tensor], feed: Feed, out: Tensor) -> Tensor:
+    def _store_feed(self, layer: int, states: tuple[Tensor, Tensor, Tensor], feed: Feed) -> None:
         rotate_and_store(states, self._layers[layer], feed.positions_S, feed.rows_S, feed.tables_BX, self._backbone.angles)
+
+    def _attend_feed(self, layer: int, query: Tensor, feed: Feed, out: Tensor) -> Tensor:
         texts = feed.tables_BX, feed.starts_B1, feed.lengths_B, feed.blocks_N2
-        return paged_attention(states[0], self._layers[layer], *texts, self._backbone.scale, out)
+        return paged_attention(query, self._layers[layer], *texts, self._backbone.scale, out)
 
     def _attend_new(self, layer: int, states: tuple[Tensor, Tensor, Tensor], new: NewTokens, out: Tensor | None = None) -> Tensor:
         backbone, places = self._backbone, (new.tables_BX, new.lengths_B)
