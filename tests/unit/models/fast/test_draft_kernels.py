@@ -22,8 +22,8 @@ def learn(table: TextTable, slot: int, start: int, tokens: list[int]) -> None:
     table.learn(numbers(*tokens), numbers(*[slot] * len(tokens)), numbers(*range(start, start + len(tokens))))
 
 
-def state_of(slots: list[int], lengths: list[int], num_fed: int, rounds: int = 2) -> DraftState:
-    state = DraftState(len(slots), num_fed, rounds, 1, DEVICE)
+def state_of(slots: list[int], lengths: list[int], most_each: int, rounds: int = 2, num_fed: int | None = None) -> DraftState:
+    state = DraftState(len(slots), most_each, rounds, 1, DEVICE, num_fed)
     state.slots_B.copy_(numbers(*slots))
     state.lengths_B.copy_(numbers(*lengths))
     return state
@@ -32,7 +32,7 @@ def state_of(slots: list[int], lengths: list[int], num_fed: int, rounds: int = 2
 def guessed(table: TextTable, slot: int, length: int, num_fed: int) -> list[int]:
     state = state_of([slot], [length], num_fed)
     table.guess(state)
-    assert state.filled_B.tolist() == [length - 1 + num_fed]
+    assert state.firsts_B.tolist() == [0] and state.filled_B.tolist() == [length - 1 + int(state.numbers_B)]
     return [int(token) for token in state.fed_S]
 
 
@@ -84,6 +84,9 @@ def test_what_was_sampled_counts_as_far_as_the_draft_agrees() -> None:
         learn(table, slot, 0, text)
     state = state_of([0, 1, 2, table.unused_slot], [2, 3, 2, 1], 4)
     table.guess(state)
+    assert state.numbers_B.tolist() == [1] * 4, "no draft for what was never said before"
+    state.numbers_B.fill_(4)
+    state.firsts_B.copy_(numbers(0, 4, 8, 12))
     state.fed_S.copy_(numbers(2, 11, 12, 13, 5, 21, 22, 23, 7, 31, 32, 33, 0, 44, 45, 46))
     state.drawn.sampled_BK.copy_(torch.tensor([[19, 11, 12, 13], [21, 22, 29, 24], [31, 32, 33, 34], [44, 45, 46, 47]]).reshape(-1, 1))
     state.drawn.logprobs_BK.copy_(-torch.arange(16.0).reshape(-1, 1))
@@ -97,14 +100,44 @@ def test_what_was_sampled_counts_as_far_as_the_draft_agrees() -> None:
     assert guessed(table, 0, 6, 4) == [31, 32, 33, 34], "what was sampled is known from now on"
     state.uniforms_BK.copy_(torch.arange(32.0).reshape(4, 8))
     table.guess(state)
-    assert state.drawn.uniforms_BK[:12, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0, 20.0, 21.0, 22.0, 23.0]
-    assert state.fed_S[::4].tolist() == [19, 29, 34, 0]
+    assert state.numbers_B.tolist() == [4, 1, 1, 1] and state.firsts_B.tolist() == [0, 4, 5, 6], "the first row's slot goes on behind it"
+    assert state.drawn.uniforms_BK[:7, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 11.0, 20.0, 28.0]
+    assert state.fed_S.tolist() == [19, 6, 7, 31, 29, 34, 0] + [0] * 9
     state.drawn.sampled_BK.fill_(40)
     table.accept(state)
     assert state.counts_B.tolist() == [2, 4, 5, 5]
     assert state.sampled_BK[1, :4].tolist() == [21, 22, 29, 40]
     learn(table, 0, 0, [44, 45])
     assert guessed(table, 0, 2, 2) == [45, 0], "what a row that fills up the batch says is nobody's text"
+
+
+@pytest.mark.parametrize(
+    ("num_fed", "given"),
+    [
+        (4, [1, 1, 1, 1]),
+        (5, [1, 2, 1, 1]),
+        (6, [1, 2, 1, 2]),
+        (9, [1, 4, 1, 3]),
+        (11, [2, 4, 1, 4]),
+        (12, [3, 4, 1, 4]),
+        (16, [4, 4, 1, 4]),
+    ],
+)
+def test_tokens_go_where_they_are_most_likely_right(num_fed: int, given: list[int]) -> None:
+    """Four rows: the first matches by two tokens, the second and the last by four or more, the third not at all; none gets more than four."""
+    table = TextTable(6, 20, DEVICE)
+    learn(table, 4, 0, [1, 2, 3, 4, 50, 51, 52])
+    for slot, text in enumerate(([9, 3, 4], [1, 2, 3, 4], [8, 8], [1, 2, 3, 4])):
+        learn(table, slot, 0, text)
+    state = state_of([0, 1, 2, 3], [3, 4, 2, 4], 4, num_fed=num_fed)
+    table.guess(state)
+    assert state.matches_B.tolist() == [1, 2, 0, 2]
+    assert state.numbers_B.tolist() == given
+    assert state.firsts_B.tolist() == [sum(given[:row]) for row in range(4)]
+    assert state.filled_B.tolist() == [length - 1 + number for length, number in zip((3, 4, 2, 4), given, strict=True)]
+    fed = [[4, 50, 51, 52], [4, 50, 51, 52], [8], [4, 50, 51, 52]]
+    wanted = [token for row, number in zip(fed, given, strict=True) for token in row[:number]]
+    assert state.fed_S.tolist() == wanted + [0] * (num_fed - len(wanted))
 
 
 def test_the_device_guesses_what_the_host_guesses() -> None:

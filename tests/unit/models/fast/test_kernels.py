@@ -177,9 +177,9 @@ def test_paged_attention(new: tuple[int, ...], heads: tuple[int, int]) -> None:
 def test_attention_of_new_tokens(
     monkeypatch: pytest.MonkeyPatch, new: int, lengths: tuple[int, ...], heads: tuple[int, int], programs: int
 ) -> None:
-    """Positions, cache and attention of new tokens, split among programs or not; twice, as a step that is replayed.
+    """Positions, cache and attention of new tokens, one each or three and two by turns, split among programs or not; twice, as a step that is replayed.
 
-    Three new tokens of 17 and 33 lie on two pages, which are of different programs where each has one.
+    Three new tokens of 17 and two of 33 lie on two pages, which are of different programs where each has one.
     """
     monkeypatch.setattr(attention, "ENOUGH_PROGRAMS", programs)
     num_heads, num_kv_heads = heads
@@ -187,22 +187,28 @@ def test_attention_of_new_tokens(
     tables = torch.tensor([[7, 11, 4, 0], [2, 5, 1, 10], [9, 3, 8, 6]], dtype=torch.int32, device=DEVICE)[: len(lengths)]
     angles = random(80, width // 2)
     caches = tuple(torch.full((12, num_kv_heads, page, width), math.nan, device=DEVICE) for _ in range(2))
-    before = [random(2, length - new, num_kv_heads, width) for length in lengths]
+    counts = [max(1, new - row % 2) for row in range(len(lengths))]
+    before = [random(2, length - count, num_kv_heads, width) for length, count in zip(lengths, counts, strict=True)]
     for cache, which in zip(caches, range(2), strict=True):
         for table, past in zip(tables, before, strict=True):
             for position, entry in enumerate(past[which]):
                 cache[int(table[position // page]), :, position % page] = entry
     arrived = torch.zeros(len(lengths) * num_kv_heads, dtype=torch.int32, device=DEVICE)
-    filled = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    positions = torch.tensor([length - new + step for length in lengths for step in range(new)], device=DEVICE)
+    filled, firsts, numbers = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lengths, np.cumsum(counts) - counts, counts))
+    positions = torch.tensor([length - count + step for length, count in zip(lengths, counts, strict=True) for step in range(count)])
+    ragged = None if new == 1 else (firsts, numbers, new)
     for _ in range(2):
-        states = random(len(lengths) * new, (num_heads + 2 * num_kv_heads) * width)
+        states = random(sum(counts) + (new > 1), (num_heads + 2 * num_kv_heads) * width)
         sizes = [num_heads * width, num_kv_heads * width, num_kv_heads * width]
         query, key, value = (part.unflatten(1, (-1, width)) for part in states.split(sizes, dim=1))
-        found = attend_new_tokens((query, key, value), caches, tables, filled, (angles.cos(), angles.sin()), 0.2, arrived)
-        turned_query, turned_key = (turned(x, positions, angles) for x in (query, key))
+        out = torch.full((len(query), num_heads, width), 7.0, device=DEVICE)
+        found = attend_new_tokens(
+            (query, key, value), caches, tables, filled, (angles.cos(), angles.sin()), 0.2, arrived, out, ragged=ragged
+        )
+        assert found is out and bool((out[sum(counts) :] == 7).all()), "the last token is nobody's"
+        turned_query, turned_key = (turned(x[: sum(counts)], positions.to(DEVICE), angles) for x in (query, key))
         for row, past in enumerate(before):
-            own = slice(row * new, (row + 1) * new)
+            own = slice(int(firsts[row]), int(firsts[row]) + counts[row])
             keys, values = torch.cat([past[0], turned_key[own]]), torch.cat([past[1], value[own]])
             assert_close(found[own], definition(turned_query[own], keys, values, 0.2), rtol=1e-4, atol=1e-4)
             for at, token in zip(positions[own].tolist(), range(own.start, own.stop), strict=True):

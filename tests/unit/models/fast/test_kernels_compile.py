@@ -76,10 +76,11 @@ model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 backbone = LlamaBackbone(model, find_layers(model), 128)
 for job in _jobs(backbone):  # one new token a text, no gradient
     job()
-for job in _draft_jobs(TextTable(4, 64, model.device)):
+sizes = (1, 8, 8), (64, 256, 8), (128, 256, 4)
+for job in _draft_jobs(TextTable(4, 64, model.device), sizes):
     job()
-for num_texts, num_new in ((1, 8), (64, 4), (128, 2)):
-    _attend_new(backbone, num_texts, num_new)
+for size in sizes:
+    _attend_new(backbone, *size)
 x, number = torch.zeros(16, 6, 64, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32)
 few, rows, row = x[:, :2].contiguous(), x.flatten(1), torch.zeros(16)
 caches, angles = (torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16),) * 2, (torch.zeros(64, 32, dtype=torch.bfloat16),) * 2

@@ -50,7 +50,10 @@ MIXED_PER_ROW = 128
 TOKENS_PER_TEXT = 16
 """A recorded feed has room for one text per so many of its tokens; an observation is longer."""
 DRAFTED_TOKENS = 256
-"""Tokens of a step with drafts: so many take 1.3 to 2 times as long as a step without. Few rows get long drafts, many rows short ones."""
+"""Tokens of a step with drafts: so many take 1.2 to 1.5 times as long as a step without. Rows share them, at least two for each."""
+MANY_ROWS = 64
+LONGEST_OF_MANY = 3
+"""Tokens of a draft where there are more rows than that: attention computes with room for the longest in every row."""
 DRAFT_ROUNDS = 3
 """Drafts of a row that are verified before the host looks."""
 
@@ -88,7 +91,7 @@ class PagedDecoder:
         self._texts: TextTable | None = None
         self._most_drafted = 0
         self._drafted: dict[tuple[int, int, Sampling], tuple[DraftState, partial[None]]] = {}
-        """Recorded steps with drafts, by rows and tokens that are fed to each."""
+        """Recorded steps with drafts, by rows and tokens that may be fed to each."""
         self._mixed: dict[tuple[int, int, int, Sampling], tuple[Tensor, DecodeState, partial[None]]] = {}
         """The same steps with a feed: what is fed, what is sampled behind it."""
         self._open_call: _DraftCall | None = None
@@ -149,12 +152,15 @@ class PagedDecoder:
             return
         self._texts = TextTable(self.num_slots, self.max_positions, self._device)
         if self._device.type == "cuda":
-            plans = {size: self.draft_plan(size) for size in _batch_sizes(self.num_slots)}
-            warm_up_drafts(self._backbone, [(size, 1 + plan.tokens) for size, plan in plans.items() if plan is not None])
+            plans = [(size, self.draft_plan(size)) for size in _batch_sizes(self.num_slots)]
+            sizes = [(size, _num_fed(size, 1 + plan.tokens), 1 + plan.tokens) for size, plan in plans if plan is not None]
+            warm_up_drafts(self._backbone, sizes)
 
     def draft_plan(self, num_slots: int) -> DraftPlan | None:
-        num_tokens = min(self._most_drafted, DRAFTED_TOKENS // _batch_size(num_slots) - 1)
-        return DraftPlan(DRAFT_ROUNDS, num_tokens) if num_tokens > 0 else None
+        size = _batch_size(num_slots)
+        if 2 * size > DRAFTED_TOKENS:
+            return None
+        return DraftPlan(DRAFT_ROUNDS, min(self._most_drafted, LONGEST_OF_MANY if size > MANY_ROWS else self._most_drafted))
 
     @torch.inference_mode()
     def speculate(
@@ -275,6 +281,7 @@ class PagedDecoder:
             self._feeds.clear()
             self._drafted.clear()
             self._mixed.clear()
+            self._pass.forget_recordings()
             self._backbone.join()
             self._addresses = addresses
 
@@ -299,31 +306,32 @@ class PagedDecoder:
 
     # ------------------------------------------------------------------------------------------------------------- drafts
 
-    def _drafting(self, texts: TextTable, size: int, num_fed: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
-        """The state of rows to which so many tokens are fed, and the step on it.
+    def _drafting(self, texts: TextTable, size: int, most_each: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
+        """The state of rows to each of which so many tokens may be fed, and the step on it.
 
         When one is first asked for on a GPU, every step that a run may need is recorded, each also with every feed that it takes in: some two
         seconds in the first rollout, instead of a pause now and then in the first ten.
         """
         if self._device.type == "cuda":
             self._forget_moved_weights()
-        key = size, num_fed, _shape(sampling)
+        key = size, most_each, _shape(sampling)
         if key not in self._drafted:
-            self._drafted[key] = self._new_drafting(texts, size, num_fed, sampling)
+            self._drafted[key] = self._new_drafting(texts, size, most_each, sampling)
             for other in _batch_sizes(self.num_slots) if self._device.type == "cuda" else ():
                 if (plan := self.draft_plan(other)) is not None:
                     self._record_with_feeds(texts, other, 1 + plan.tokens, sampling)
         return self._drafted[key]
 
-    def _new_drafting(self, texts: TextTable, size: int, num_fed: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
-        state = DraftState(size, num_fed, DRAFT_ROUNDS, self._pages.tables.shape[1], self._device)
+    def _new_drafting(self, texts: TextTable, size: int, most_each: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
+        num_pages = self._pages.tables.shape[1]
+        state = DraftState(size, most_each, DRAFT_ROUNDS, num_pages, self._device, _num_fed(size, most_each))
         step = partial(self._draft_step, texts, state, sampling)
         return state, self._recorded_drafts(texts, state, step) if self._device.type == "cuda" else step
 
-    def _record_with_feeds(self, texts: TextTable, size: int, num_fed: int, sampling: Sampling) -> None:
-        key = size, num_fed, _shape(sampling)
+    def _record_with_feeds(self, texts: TextTable, size: int, most_each: int, sampling: Sampling) -> None:
+        key = size, most_each, _shape(sampling)
         if key not in self._drafted:
-            self._drafted[key] = self._new_drafting(texts, size, num_fed, sampling)
+            self._drafted[key] = self._new_drafting(texts, size, most_each, sampling)
         state, step = self._drafted[key]
         for feed_size in _mixed_sizes(size):
             self._mixing(texts, _DraftCall(state, sampling, step), (feed_size, feed_size // TOKENS_PER_TEXT))
@@ -340,7 +348,7 @@ class PagedDecoder:
         """Feed the last sampled token of every row and a draft, sample behind each of them, and keep what the draft allows."""
         texts.guess(state)
         state.drawn.step_1.zero_()
-        _sample(self._pass.logits_of_new(NewTokens(state.fed_S, state.tables_BX, state.filled_B)), state.drawn, sampling)
+        _sample(self._pass.logits_of_new(_new_tokens(state)), state.drawn, sampling)
         texts.accept(state)
 
     @torch.inference_mode()
@@ -367,7 +375,7 @@ class PagedDecoder:
     def _mixing(self, texts: TextTable, call: _DraftCall, size: tuple[int, int]) -> tuple[Tensor, DecodeState, "partial[None]"]:
         """A step of a call with a feed of this size; recorded when it is first asked for."""
         state = call.state
-        key = len(state.slots_B), state.num_fed, size[0], _shape(call.sampling)
+        key = len(state.slots_B), state.most_each, size[0], _shape(call.sampling)
         if key not in self._mixed:
             inputs = self._sent(self._layout([], *size))
             fed = DecodeState(size[1], 1, self._device)
@@ -382,7 +390,7 @@ class PagedDecoder:
     def _mixed_step(self, texts: TextTable, state: DraftState, feed: Feed, fed: DecodeState, sampling: Sampling) -> None:
         """A step with drafts for some rows that feeds others and samples behind what they were fed."""
         texts.guess(state)
-        new_logits_SV, fed_logits_BV = self._pass.logits_of_both(NewTokens(state.fed_S, state.tables_BX, state.filled_B), feed)
+        new_logits_SV, fed_logits_BV = self._pass.logits_of_both(_new_tokens(state), feed)
         for logits, drawn in ((new_logits_SV, state.drawn), (fed_logits_BV, fed)):
             drawn.step_1.zero_()
             _sample(logits, drawn, sampling)
@@ -408,6 +416,15 @@ class PagedDecoder:
         ids_BK = torch.cat([last_ids_B[:, None], sampled_BK], dim=1)
         numbers_K = torch.arange(ids_BK.shape[1], dtype=torch.int32, device=self._device)
         texts.learn(ids_BK.ravel(), slots_B.repeat_interleave(len(numbers_K)), (starts_B[:, None] + numbers_K).ravel())
+
+
+def _num_fed(num_rows: int, most_each: int) -> int:
+    """Tokens of a step with drafts."""
+    return min(num_rows * most_each, max(DRAFTED_TOKENS, num_rows))
+
+
+def _new_tokens(state: DraftState) -> NewTokens:
+    return NewTokens(state.fed_S, state.tables_BX, state.filled_B, (state.firsts_B, state.numbers_B, state.most_each))
 
 
 def _shape(sampling: Sampling) -> Sampling:

@@ -1,6 +1,6 @@
 """Forward passes of the Llama family over a paged cache: texts that are fed, new tokens that are decoded, and both at once.
 
-Texts are fed flat, one behind the other, each with any number of new tokens. A step of decoding has the same few new tokens for every row, whose
+Texts are fed flat, one behind the other, each with any number of new tokens. A step of decoding has one new token for every row, or a few, whose
 positions, places in the cache and attention are one kernel. Both at once cost little more than the larger of the two: the weights are read
 once, the products are one, and the two kinds of attention, neither of which fills the device, run at the same time on two streams.
 
@@ -51,12 +51,14 @@ class Feed(NamedTuple):
 
 
 class NewTokens(NamedTuple):
-    """A few new tokens of some rows, as many for each. All int32, on the device."""
+    """A new token of each of some rows, or a few. All int32, on the device."""
 
     ids_S: Tensor
     tables_BX: Tensor
     lengths_B: Tensor
     """Positions filled once they are fed."""
+    ragged: tuple[Tensor, Tensor, int] | None = None
+    """Where each row's begin, how many they are, and how many at most; None: one each. Tokens of no row may stand behind the last."""
 
 
 class PagedPass:
@@ -87,8 +89,10 @@ class PagedPass:
     def logits_of_new(self, new: NewTokens) -> Tensor:
         """[S, V] behind every new token."""
 
+        out = None if new.ragged is None else self._zeros_for(len(new.ids_S))
+
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return self._attend_new(layer, (query, key, value), new)
+            return self._attend_new(layer, (query, key, value), new, out)
 
         return float32_product(self._head, self._backbone.features(new.ids_S, new.ids_S, attend, apply_positions=_leave_positions))
 
@@ -102,7 +106,8 @@ class PagedPass:
             self._store_feed(layer, (query[num_new:], key[num_new:], value[num_new:]), feed)
             with self._on_second_stream():
                 self._attend_feed(layer, query[num_new:], feed, out[num_new:])
-            self._attend_new(layer, (query[:num_new], key[:num_new], value[:num_new]), new, out[:num_new])
+            # It follows a kernel that two streams wait for, and does not start early.
+            self._attend_new(layer, (query[:num_new], key[:num_new], value[:num_new]), new, out[:num_new], chained=False)
             self._wait_for_second_stream()
             return out
 
@@ -112,7 +117,7 @@ class PagedPass:
         return logits[:num_new], logits[num_new:]
 
     def _zeros_for(self, num_tokens: int) -> Tensor:
-        """Where attention of all layers goes, one after the other: of tokens that fill up a feed nothing is ever written."""
+        """Where attention of all layers goes, one after the other; of tokens that only fill up a step nothing is ever written."""
         backbone, cache = self._backbone, self._layers[0][0]
         return torch.zeros(num_tokens, backbone.num_heads, backbone.head_dim, dtype=cache.dtype, device=self._device)
 
@@ -123,11 +128,12 @@ class PagedPass:
         texts = feed.tables_BX, feed.starts_B1, feed.lengths_B, feed.blocks_N2
         return paged_attention(query, self._layers[layer], *texts, self._backbone.scale, out)
 
-    def _attend_new(self, layer: int, states: tuple[Tensor, Tensor, Tensor], new: NewTokens, out: Tensor | None = None) -> Tensor:
-        backbone, places = self._backbone, (new.tables_BX, new.lengths_B)
-        # Beside a feed it follows a kernel that two streams wait for, and does not start early.
-        chained = out is None
-        return attend_new_tokens(states, self._layers[layer], *places, backbone.angles, backbone.scale, self._arrived, out, chained=chained)
+    def _attend_new(
+        self, layer: int, states: tuple[Tensor, Tensor, Tensor], new: NewTokens, out: Tensor | None, *, chained: bool = True
+    ) -> Tensor:
+        backbone = self._backbone
+        inputs = states, self._layers[layer], new.tables_BX, new.lengths_B, backbone.angles, backbone.scale, self._arrived
+        return attend_new_tokens(*inputs, out, ragged=new.ragged, chained=chained)
 
     @contextmanager
     def _on_second_stream(self) -> Iterator[None]:
@@ -142,6 +148,10 @@ class PagedPass:
     def _wait_for_second_stream(self) -> None:
         if self._second is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._second)
+
+    def forget_recordings(self) -> None:
+        """All graphs are gone, and their memory with them."""
+        self._pool = None
 
     def record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """A graph of this work, and what the work returns: the same tensors after every replay. Graphs share their memory."""

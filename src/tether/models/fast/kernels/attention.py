@@ -3,7 +3,7 @@
 Paged: the new tokens are at the end of their texts. A program takes some queries of one text and one key head (a block, see `text_blocks`), and
 reads that text's pages up to the last position its queries may see.
 
-New tokens: a step of decoding has one new token a text, one that verifies drafts a few. One kernel puts their positions into queries and keys,
+New tokens: a step of decoding has one new token a text, one that verifies drafts a few, not as many for each. One kernel puts their positions into queries and keys,
 writes keys and values to the cache, and attends. Where texts are too few to fill the GPU, the pages of each are split among programs; the one that
 arrives last adds up the parts.
 
@@ -149,31 +149,37 @@ def _rotated(first, second, cos, sin, dtype: tl.constexpr):
     return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_texts"])
+@triton.jit(do_not_specialize=["table_stride", "num_tokens"])
 def _attend_new_tokens(
-    query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, tables_ptr, lengths_ptr, cos_ptr, sin_ptr,
+    query_ptr, key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, tables_ptr, lengths_ptr, firsts_ptr, counts_ptr, cos_ptr, sin_ptr,
     out_ptr, part_ptr, sums_ptr, arrived_ptr,
-    query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half, scale_log2, num_texts,
-    NEW: tl.constexpr, NEW_ROWS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
+    query_stride, key_stride, value_stride, table_stride, num_heads, num_kv_heads, half, scale_log2, num_tokens,
+    RAGGED: tl.constexpr, NEW_ROWS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     text, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     dtype: tl.constexpr = query_ptr.dtype.element_ty
     length = tl.load(lengths_ptr + text)
+    if RAGGED:  # where the new tokens of a text begin among all, and how many they are
+        first_new, num_new = tl.load(firsts_ptr + text).to(tl.int64), tl.load(counts_ptr + text)
+    else:
+        first_new, num_new = text, 1
     width = 2 * half
     row, offset = tl.arange(0, ROWS), tl.arange(0, PAGE)
     token, head = row // GROUP_ROWS, row % GROUP_ROWS
     turn, column = tl.arange(0, HALF), tl.arange(0, WIDTH)
-    in_half, in_width, is_query = turn < half, column < width, (token < NEW) & (head < GROUP)
-    position = length - NEW + tl.minimum(token, NEW - 1)
+    in_half, in_width, is_query = turn < half, column < width, (token < num_new) & (head < GROUP)
+    position = length - num_new + tl.minimum(token, num_new - 1)
     angle = position.to(tl.int64)[:, None] * half + turn[None, :]
     cos = tl.load(cos_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=in_half[None, :], other=0.0).to(tl.float32)
     num_pages = tl.cdiv(length, PAGE)
     each = tl.cdiv(num_pages, SPLITS)
     new = tl.arange(0, NEW_ROWS)
-    at = length - NEW + new
-    is_mine = (new < NEW) & (split == at // PAGE // each)  # this program reads the page, and no other does: it writes the new tokens there
+    at = length - num_new + new
+    is_mine = (new < num_new) & (
+        split == at // PAGE // each
+    )  # this program reads the page, and no other does: it writes the new tokens there
     new_page = tl.load(tables_ptr + text * table_stride + at // PAGE, mask=is_mine, other=0).to(tl.int64)
     target = ((new_page * num_kv_heads + kv_head) * PAGE + at % PAGE)[:, None] * width
     half_mine, all_mine = is_mine[:, None] & in_half[None, :], is_mine[:, None] & in_width[None, :]
@@ -181,18 +187,18 @@ def _attend_new_tokens(
     new_cos = tl.load(cos_ptr + new_angle, mask=half_mine, other=0.0).to(tl.float32)
     new_sin = tl.load(sin_ptr + new_angle, mask=half_mine, other=0.0).to(tl.float32)
     wait_for_inputs(CHAINED)
-    rows = query_ptr + (text * NEW + token)[:, None] * query_stride + (kv_head * GROUP + head)[:, None] * width + turn[None, :]
+    rows = query_ptr + (first_new + token)[:, None] * query_stride + (kv_head * GROUP + head)[:, None] * width + turn[None, :]
     there = is_query[:, None] & in_half[None, :]
     query_a, query_b = _rotated(tl.load(rows, mask=there, other=0.0), tl.load(rows + half, mask=there, other=0.0), cos, sin, dtype)
-    new_keys = key_ptr + (text * NEW + new)[:, None] * key_stride + kv_head * width + turn[None, :]
+    new_keys = key_ptr + (first_new + new)[:, None] * key_stride + kv_head * width + turn[None, :]
     new_a, new_b = _rotated(
         tl.load(new_keys, mask=half_mine, other=0.0), tl.load(new_keys + half, mask=half_mine, other=0.0), new_cos, new_sin, dtype
     )
     tl.store(key_cache_ptr + target + turn[None, :], new_a, mask=half_mine)
     tl.store(key_cache_ptr + target + half + turn[None, :], new_b, mask=half_mine)
-    new_values = value_ptr + (text * NEW + new)[:, None] * value_stride + kv_head * width + column[None, :]
+    new_values = value_ptr + (first_new + new)[:, None] * value_stride + kv_head * width + column[None, :]
     tl.store(value_cache_ptr + target + column[None, :], tl.load(new_values, mask=all_mine, other=0.0), mask=all_mine)
-    if split >= (length - NEW) // PAGE // each:
+    if split >= (length - num_new) // PAGE // each:
         tl.debug_barrier()  # the loop below reads what other threads of this program have written
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -215,13 +221,13 @@ def _attend_new_tokens(
         value = tl.load(value_cache_ptr + lines + column[None, :], mask=filled & in_width[None, :], other=0.0)
         mixed = mixed * shrink[:, None] + tl.dot(shares.to(dtype), value, input_precision=PRECISION)
         best = higher
-    first = (text * NEW + token) * num_heads + kv_head * GROUP + head
+    first = (first_new + token) * num_heads + kv_head * GROUP + head
     out = out_ptr + first[:, None] * width + column[None, :]
     whole = is_query[:, None] & in_width[None, :]
     if SPLITS == 1:
         tl.store(out, (mixed / total[:, None]).to(dtype), mask=whole)
     else:
-        stride = num_texts * NEW * num_heads
+        stride = num_tokens * num_heads
         number = split * stride + first
         tl.store(part_ptr + number[:, None] * WIDTH + column[None, :], mixed, mask=is_query[:, None])
         tl.store(sums_ptr + number * 2, best, mask=is_query)
@@ -257,9 +263,10 @@ def attend_new_tokens(
     arrived: Tensor,
     out_SHD: Tensor | None = None,
     *,
+    ragged: tuple[Tensor, Tensor, int] | None = None,
     chained: bool = True,
 ) -> Tensor:
-    """[S, H, D] contiguous: new tokens, the same number for each text, in one kernel: positions, cache, attention, sum of the splits.
+    """[S, H, D] contiguous: new tokens, one or a few for each text, in one kernel: positions, cache, attention, sum of the splits.
 
     Args:
         states: queries, keys and values of the new tokens, one text after another, before positions; the heads of a token stand beside each other.
@@ -270,16 +277,19 @@ def attend_new_tokens(
         scale: of the scores.
         arrived: at least B x K zeros (int32), to count programs in; they are zeros again afterwards.
         out_SHD: where the result goes; a new tensor if not given.
+        ragged: where each text's new tokens begin among all, how many they are (int32, at least one), and how many one has at most. None:
+            every text has one. Of tokens that belong to no text nothing is written.
         chained: whether it may start before the kernel before it has ended, if tokens are few.
     """
     query_SHD, key_SKD, value_SKD = states
     num_texts, (num_tokens, num_heads, width) = len(lengths_B), query_SHD.shape
-    num_new = num_tokens // num_texts
+    firsts_B, counts_B, most_new = ragged or (lengths_B, lengths_B, 1)
     num_kv_heads, page = caches[0].shape[1], caches[0].shape[2]
     group = num_heads // num_kv_heads
     group_rows = triton.next_power_of_2(group)
     wide = max(16, triton.next_power_of_2(width))
-    rows, new_rows = max(16, triton.next_power_of_2(num_new) * group_rows), triton.next_power_of_2(num_new)
+    new_rows = triton.next_power_of_2(most_new)
+    rows = max(16, new_rows * group_rows)
     # The program that adds up the parts does so alone: the more rows they have, the fewer they should be.
     most_splits = max(1, MOST_SPLITS * 16 // rows)
     splits = min(most_splits, triton.next_power_of_2(max(1, ENOUGH_PROGRAMS // (num_texts * num_kv_heads))))
@@ -290,10 +300,10 @@ def attend_new_tokens(
     sums = torch.empty(size, 2, dtype=torch.float32, device=query_SHD.device)
     full = query_SHD.dtype == torch.float32
     _attend_new_tokens[(num_texts, num_kv_heads, splits)](
-        query_SHD, key_SKD, value_SKD, *caches, tables_BX, lengths_B, *angles, out_SHD, parts, sums, arrived,
+        query_SHD, key_SKD, value_SKD, *caches, tables_BX, lengths_B, firsts_B, counts_B, *angles, out_SHD, parts, sums, arrived,
         query_SHD.stride(0), key_SKD.stride(0), value_SKD.stride(0), tables_BX.stride(0), num_heads, num_kv_heads, width // 2,
-        scale * 1.4426950408889634, num_texts,
-        NEW=num_new, NEW_ROWS=new_rows, GROUP=group, GROUP_ROWS=group_rows, ROWS=rows,
+        scale * 1.4426950408889634, num_tokens,
+        RAGGED=ragged is not None, NEW_ROWS=new_rows, GROUP=group, GROUP_ROWS=group_rows, ROWS=rows,
         HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
         SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else STEP_STAGES,
         # behind the library's products, an early start costs a little

@@ -9,8 +9,11 @@ when that was: of several rows that write to one place, the latest wins, and of 
 same drafts. What a place says is compared with the tokens themselves before it is believed: conversations end and others take their slots, and
 two runs of tokens may have one hash.
 
-Shape legend: B rows of a call, T tokens fed to each of them (the last sampled one and a draft), S = B x T, K tokens that a call may sample for each,
-X pages of a slot.
+A step has so many tokens in all, and they go where they are most likely right: a long match is worth more than a short one, and a row whose last
+tokens never occurred before has only the last of them fed.
+
+Shape legend: B rows of a call, T tokens that may be fed to each of them (the last sampled one and a draft), S tokens fed to all, K tokens that a call may
+sample for each, X pages of a slot.
 """
 
 import math
@@ -75,46 +78,89 @@ def _learn(texts_ptr, table_ptr, clock_ptr, places_ptr, num_positions, num_token
     _remember(texts_ptr, table_ptr, tl.load(clock_ptr), place, place % num_positions, there, NUM_PLACES)
 
 
-@triton.jit(do_not_specialize=["most_tokens"])
+@triton.jit
 def _guess(
-    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, counts_ptr, uniforms_ptr, fed_ptr, filled_ptr, fed_uniforms_ptr,
-    num_positions, most_tokens, FED: tl.constexpr, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
-):  # fmt: skip
+    texts_ptr,
+    table_ptr,
+    clock_ptr,
+    slots_ptr,
+    lengths_ptr,
+    drafts_ptr,
+    matches_ptr,
+    num_positions,
+    WIDTH: tl.constexpr,
+    NUM_PLACES: tl.constexpr,
+):
     row = tl.program_id(0)
     if row == 0:  # nobody reads the clock in this kernel
         tl.store(clock_ptr, tl.load(clock_ptr) + 1)
     begin = tl.load(slots_ptr + row).to(tl.int64) * num_positions
     length = tl.load(lengths_ptr + row)
     end = begin + length
-    source = _look_up(texts_ptr, table_ptr, end, length, begin * 0, 8, NUM_PLACES)
-    source = _look_up(texts_ptr, table_ptr, end, length, source, 4, NUM_PLACES)
-    source = _look_up(texts_ptr, table_ptr, end, length, source, 2, NUM_PLACES)
+    by_8 = _look_up(texts_ptr, table_ptr, end, length, begin * 0, 8, NUM_PLACES)
+    by_4 = _look_up(texts_ptr, table_ptr, end, length, by_8, 4, NUM_PLACES)
+    source = _look_up(texts_ptr, table_ptr, end, length, by_4, 2, NUM_PLACES)
     token = tl.arange(0, WIDTH)
-    draft = tl.load(texts_ptr + source - 1 + token, mask=(token > 0) & (token < FED) & (source > 0), other=0)
-    fed = tl.where(token == 0, tl.load(texts_ptr + end - 1), draft)
-    tl.store(fed_ptr + row * FED + token, fed, mask=token < FED)
-    uniforms = tl.load(uniforms_ptr + row * most_tokens + tl.load(counts_ptr + row) + token, mask=token < FED, other=0.0)
-    tl.store(fed_uniforms_ptr + row * FED + token, uniforms, mask=token < FED)
-    tl.store(filled_ptr + row, length - 1 + FED)
+    draft = tl.load(texts_ptr + source - 1 + token, mask=(token > 0) & (source > 0), other=0)
+    tl.store(drafts_ptr + row * WIDTH + token, tl.where(token == 0, tl.load(texts_ptr + end - 1), draft))
+    tl.store(matches_ptr + row, (source > 0).to(tl.int32) + (by_4 > 0).to(tl.int32))
+
+
+@triton.jit
+def _given(num, left, wants):
+    """One more token for each of these rows, as long as some are left: the first rows come first."""
+    wants = wants & (tl.cumsum(wants.to(tl.int32), axis=0) <= left)
+    return num + wants.to(tl.int32), left - tl.sum(wants.to(tl.int32), axis=0)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_fed", "most_tokens"])
+def _share_out(
+    drafts_ptr, matches_ptr, lengths_ptr, counts_ptr, uniforms_ptr, firsts_ptr, numbers_ptr, filled_ptr, fed_ptr, fed_uniforms_ptr,
+    num_rows, num_fed, most_tokens, MOST: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, FED: tl.constexpr,
+):  # fmt: skip
+    row = tl.arange(0, ROWS)
+    is_row = row < num_rows
+    match = tl.load(matches_ptr + row, mask=is_row, other=0)
+    num, left = is_row.to(tl.int32), num_fed - num_rows
+    # A token behind a match of four or more is right six times of seven if the ones before it are, the first one behind a shorter match four times
+    # of seven: the third of the former comes before the first of the latter.
+    for depth in tl.static_range(1, MOST + 2):
+        if depth < MOST:
+            num, left = _given(num, left, (match == 2) & (num == depth))
+        if depth > 2:
+            num, left = _given(num, left, (match == 1) & (num == depth - 2))
+    first = tl.cumsum(num, axis=0) - num
+    tl.store(firsts_ptr + row, first, mask=is_row)
+    tl.store(numbers_ptr + row, num, mask=is_row)
+    tl.store(filled_ptr + row, tl.load(lengths_ptr + row, mask=is_row, other=0) - 1 + num, mask=is_row)
+    count = tl.load(counts_ptr + row, mask=is_row, other=0)
+    for token in tl.static_range(MOST):
+        is_fed = is_row & (token < num)
+        tl.store(fed_ptr + first + token, tl.load(drafts_ptr + row * WIDTH + token, mask=is_fed, other=0), mask=is_fed)
+        uniform = tl.load(uniforms_ptr + row * most_tokens + count + token, mask=is_fed, other=0.0)
+        tl.store(fed_uniforms_ptr + first + token, uniform, mask=is_fed)
+    place = tl.arange(0, FED)
+    tl.store(fed_ptr + place, place * 0, mask=(place >= tl.sum(num, axis=0)) & (place < num_fed))
 
 
 @triton.jit(do_not_specialize=["most_tokens"])
 def _accept(
-    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, counts_ptr, fed_ptr, drawn_ptr, drawn_logprobs_ptr, sampled_ptr, logprobs_ptr,
-    num_positions, most_tokens, unused_slot, FED: tl.constexpr, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
+    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, counts_ptr, firsts_ptr, numbers_ptr, fed_ptr, drawn_ptr, drawn_logprobs_ptr, sampled_ptr, logprobs_ptr,
+    num_positions, most_tokens, unused_slot, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     begin = slot.to(tl.int64) * num_positions
     length, count = tl.load(lengths_ptr + row), tl.load(counts_ptr + row)
+    first, num_fed = tl.load(firsts_ptr + row), tl.load(numbers_ptr + row)
     token = tl.arange(0, WIDTH)
-    drawn = tl.load(drawn_ptr + row * FED + token, mask=token < FED, other=-1)
-    guessed = tl.load(fed_ptr + row * FED + token + 1, mask=token + 1 < FED, other=-2)
-    num_new = tl.min(tl.where(drawn == guessed, FED - 1, token), axis=0) + 1
+    drawn = tl.load(drawn_ptr + first + token, mask=token < num_fed, other=-1)
+    guessed = tl.load(fed_ptr + first + token + 1, mask=token + 1 < num_fed, other=-2)
+    num_new = tl.min(tl.where(drawn == guessed, num_fed - 1, token), axis=0) + 1
     is_new = token < num_new
     target = row * most_tokens + count + token
     tl.store(sampled_ptr + target, drawn.to(tl.int32), mask=is_new)
-    tl.store(logprobs_ptr + target, tl.load(drawn_logprobs_ptr + row * FED + token, mask=is_new, other=0.0), mask=is_new)
+    tl.store(logprobs_ptr + target, tl.load(drawn_logprobs_ptr + first + token, mask=is_new, other=0.0), mask=is_new)
     is_known = is_new & (slot < unused_slot)  # rows that only fill up a batch say nothing
     tl.store(texts_ptr + begin + length + token, drawn.to(tl.int32), mask=is_known)
     tl.store(lengths_ptr + row, length + num_new)
@@ -129,8 +175,12 @@ class DraftState:
     What a call gives, and what it gets, lie in one piece of memory each (the two overlap): a copy takes longer to begin than to carry them.
     """
 
-    def __init__(self, num_rows: int, num_fed: int, most_rounds: int, num_pages: int, device: torch.device) -> None:
-        self.num_fed, self.most_tokens = num_fed, most_rounds * num_fed
+    def __init__(
+        self, num_rows: int, most_each: int, most_rounds: int, num_pages: int, device: torch.device, num_fed: int | None = None
+    ) -> None:
+        """A step feeds at most `most_each` tokens to a row, the last sampled one included, and `num_fed` to all; None: to all as many."""
+        self.most_each, self.most_tokens = most_each, most_rounds * most_each
+        num_fed = num_rows * most_each if num_fed is None else num_fed
         tokens = (num_rows, self.most_tokens)
         shapes = ((num_rows, num_pages), tokens, (num_rows,), (num_rows,), (num_rows,), tokens, tokens)
         ends = np.cumsum([-(-math.prod(shape) // ALIGNED) * ALIGNED for shape in shapes]).tolist()
@@ -142,10 +192,15 @@ class DraftState:
         self.tables_BX, uniforms_BK, self.slots_B, self.lengths_B, self.counts_B, self.sampled_BK, logprobs_BK = parts
         """`lengths_B`: tokens of each text, the last sampled one included; `counts_B`: tokens that this call has sampled."""
         self.uniforms_BK, self.logprobs_BK = uniforms_BK.view(torch.float32), logprobs_BK.view(torch.float32)
-        self.fed_S = torch.zeros(num_rows * num_fed, dtype=torch.int32, device=device)
-        self.filled_B = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        """Positions filled once a draft is fed."""
-        self.drawn = DecodeState(num_rows * num_fed, 1, device)
+        self.drafts_BT = torch.zeros(num_rows, triton.next_power_of_2(most_each), dtype=torch.int32, device=device)
+        """The last token of each row and the longest draft for it."""
+        self.matches_B, self.firsts_B, self.numbers_B, self.filled_B = torch.zeros(
+            4, -(-num_rows // ALIGNED) * ALIGNED, dtype=torch.int32, device=device
+        )[:, :num_rows]
+        """How good the match behind a draft is (0 none, 1 two tokens, 2 more); where the tokens that are fed to a row begin among all, how many they are,
+        and how many positions are filled once they are fed."""
+        self.fed_S = torch.zeros(num_fed, dtype=torch.int32, device=device)
+        self.drawn = DecodeState(num_fed, 1, device)
         """What is sampled behind each token that is fed."""
 
     def given(
@@ -211,17 +266,26 @@ class TextTable:
         texts[followers] = texts[leader].clone()
 
     def guess(self, state: DraftState) -> None:
-        """Write what is fed to each row next: its last token and a draft; and the uniforms for what is sampled behind them."""
-        _guess[(len(state.slots_B),)](
-            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.counts_B, state.uniforms_BK,
-            state.fed_S, state.filled_B, state.drawn.uniforms_BK, self._num_positions, state.most_tokens,
-            FED=state.num_fed, WIDTH=triton.next_power_of_2(state.num_fed), NUM_PLACES=NUM_PLACES, num_warps=1,
+        """Write what is fed to each row next, its last token and a draft, and the uniforms for what is sampled behind them.
+
+        Drafts are as long as the tokens of a step allow, those with the better matches first.
+        """
+        num_rows, width = state.drafts_BT.shape
+        _guess[(num_rows,)](
+            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.drafts_BT, state.matches_B, self._num_positions,
+            WIDTH=width, NUM_PLACES=NUM_PLACES, num_warps=1,
+        )  # fmt: skip
+        _share_out[(1,)](
+            state.drafts_BT, state.matches_B, state.lengths_B, state.counts_B, state.uniforms_BK, state.firsts_B, state.numbers_B, state.filled_B,
+            state.fed_S, state.drawn.uniforms_BK, num_rows, len(state.fed_S), state.most_tokens,
+            MOST=state.most_each, WIDTH=width, ROWS=triton.next_power_of_2(num_rows), FED=triton.next_power_of_2(len(state.fed_S)), num_warps=4,
         )  # fmt: skip
 
     def accept(self, state: DraftState) -> None:
         """Append what was sampled to each row, as far as the draft before it is what was sampled."""
-        _accept[(len(state.slots_B),)](
-            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.counts_B, state.fed_S,
+        num_rows, width = state.drafts_BT.shape
+        _accept[(num_rows,)](
+            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.counts_B, state.firsts_B, state.numbers_B, state.fed_S,
             state.drawn.sampled_BK, state.drawn.logprobs_BK, state.sampled_BK, state.logprobs_BK, self._num_positions, state.most_tokens, self.unused_slot,
-            FED=state.num_fed, WIDTH=triton.next_power_of_2(state.num_fed), NUM_PLACES=NUM_PLACES, num_warps=1,
+            WIDTH=width, NUM_PLACES=NUM_PLACES, num_warps=1,
         )  # fmt: skip

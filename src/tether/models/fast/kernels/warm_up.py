@@ -32,10 +32,11 @@ def warm_up(backbone: "LlamaBackbone") -> None:
     _run_all(backbone, _jobs(backbone))
 
 
-def warm_up_drafts(backbone: "LlamaBackbone", sizes: Iterable[tuple[int, int]]) -> None:
-    """The same for steps with drafts, by their rows and the tokens that are fed to each."""
+def warm_up_drafts(backbone: "LlamaBackbone", sizes: Iterable[tuple[int, int, int]]) -> None:
+    """The same for steps with drafts, by their rows, the tokens that are fed to all, and to each at most."""
+    sizes = list(sizes)
     texts = TextTable(1, PAGE, backbone.model.device)
-    _run_all(backbone, [*_draft_jobs(texts), *(partial(_attend_new, backbone, *size) for size in sizes)])
+    _run_all(backbone, [*_draft_jobs(texts, sizes), *(partial(_attend_new, backbone, *size) for size in sizes)])
 
 
 def _run_all(backbone: "LlamaBackbone", jobs: list[Callable[[], Any]]) -> None:
@@ -83,27 +84,28 @@ def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
         lambda: swiglu_forward(*gate_up.chunk(2, dim=1)),
         lambda: rotate(*states(TOKENS)[:2], positions, *backbone.angles, back=False),
         lambda: rotate_and_store(states(TOKENS), caches, positions, positions * 0, zeros(1, 2, dtype=torch.int32), backbone.angles),
-        *(partial(_attend_new, backbone, num_texts, 1) for num_texts in BATCH_SIZES),
+        *(partial(_attend_new, backbone, num_texts, num_texts, 1) for num_texts in BATCH_SIZES),
         *(job for num_tokens in few for job in multiply(num_tokens)),
         lambda: attend(1, TOKENS),
         lambda: sample_step(zeros(TOKENS, head.weight.shape[0], dtype=torch.float32), DecodeState(TOKENS, 1, device), greedy=False),
     ]
 
 
-def _draft_jobs(texts: TextTable) -> list[Callable[[], Any]]:
+def _draft_jobs(texts: TextTable, sizes: Iterable[tuple[int, int, int]]) -> list[Callable[[], Any]]:
     """The kernels that make and verify drafts; each in its own state, since they run at the same time."""
     number = torch.zeros(1, dtype=torch.int32, device=texts.device)
-    sizes = (2, 4, 8)
-    states = [DraftState(1, num_fed, 1, 1, texts.device) for num_fed in sizes]
+    states = [DraftState(num_rows, most_each, 1, 1, texts.device, num_fed) for num_rows, num_fed, most_each in sizes]
     for state in states:
         state.lengths_B.fill_(1)  # a text has at least one token
     return [lambda: texts.learn(number, number, number), *(partial(job, state) for state in states for job in (texts.guess, texts.accept))]
 
 
-def _attend_new(backbone: "LlamaBackbone", num_texts: int, num_new: int) -> None:
+def _attend_new(backbone: "LlamaBackbone", num_texts: int, num_tokens: int, most_new: int) -> None:
     zeros = partial(_zeros, backbone, dtype=torch.int32)
-    tables, lengths, arrived = zeros(num_texts, 2), zeros(num_texts) + num_new, zeros(num_texts * backbone.num_kv_heads)
-    attend_new_tokens(_states(backbone, num_texts * num_new), _caches(backbone), tables, lengths, backbone.angles, backbone.scale, arrived)
+    tables, lengths, arrived = zeros(num_texts, 2), zeros(num_texts) + 1, zeros(num_texts * backbone.num_kv_heads)
+    ragged = None if most_new == 1 else (lengths - 1, lengths, most_new)
+    inputs = _caches(backbone), tables, lengths, backbone.angles, backbone.scale, arrived
+    attend_new_tokens(_states(backbone, num_tokens), *inputs, ragged=ragged)
 
 
 def _zeros(backbone: "LlamaBackbone", *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -220,18 +220,30 @@ def test_a_call_with_drafts_takes_in_what_is_prefilled(
 
 
 @pytest.mark.parametrize(
-    ("rows", "most", "tokens"),
-    [(1, 7, 7), (3, 7, 7), (16, 7, 7), (33, 7, 3), (33, 2, 2), (64, 7, 3), (96, 7, 1), (128, 7, 1), (129, 7, None)],
+    ("rows", "most", "tokens", "fed"),
+    [
+        (1, 7, 7, 8),
+        (3, 7, 7, 32),
+        (16, 7, 7, 128),
+        (33, 7, 7, 256),
+        (33, 2, 2, 192),
+        (64, 7, 7, 256),
+        (96, 7, 3, 256),
+        (128, 7, 3, 256),
+        (128, 1, 1, 256),
+        (129, 7, None, 0),
+    ],
 )
 def test_few_rows_get_long_drafts(
-    monkeypatch: pytest.MonkeyPatch, model: hf.PreTrainedModel, rows: int, most: int, tokens: int | None
+    monkeypatch: pytest.MonkeyPatch, model: hf.PreTrainedModel, rows: int, most: int, tokens: int | None, fed: int
 ) -> None:
-    """At most 256 tokens a step: 64 rows of 4, 128 of 2."""
+    """At most 256 tokens a step, of which every row may have eight, or four where rows are many; none where they are more than half of that."""
     monkeypatch.setattr(paged, "BATCH_SIZES", (1, 4, 16, 32, 64, 96, 128, 192))
     decoder = decoder_for(model)
     decoder.start_drafts(most)
     plan = decoder.draft_plan(rows)
     assert plan == (None if tokens is None else DraftPlan(3, tokens))
+    assert plan is None or paged._num_fed(paged._batch_size(rows), 1 + plan.tokens) == fed
 
 
 def test_the_cache_stays_within_its_budget(model: hf.PreTrainedModel) -> None:
