@@ -34,7 +34,8 @@ class StopRule:
         self._decode = text_decoder(tokenizer)
         self._end_of_turn = frozenset(end_of_turn_ids if end_of_turn_ids is not None else [int(tokenizer.eos_token_id)])
         self._pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self._tables: dict[frozenset[str], npt.NDArray[np.bool_]] = {}
+        self._closing: dict[frozenset[str], npt.NDArray[np.bool_]] = {}
+        self._ending: dict[tuple[frozenset[str], frozenset[int]], npt.NDArray[np.bool_]] = {}
 
     @property
     def end_of_turn_ids(self) -> tuple[int, ...]:
@@ -48,12 +49,8 @@ class StopRule:
 
     def candidates(self, ids_BK: npt.NDArray[np.int64], sampling: Sampling) -> npt.NDArray[np.bool_]:
         """[B, K]: which of these tokens may end a response, its budget apart."""
-        last_ids = [sequence[-1] for sequence in sampling.stop_ids]
-        may_close = self._may_close(sampling)
-        known_BK = ids_BK < len(may_close)  # a model may have more words than its tokenizer
-        closing_BK = may_close[np.where(known_BK, ids_BK, 0)] & known_BK
-        candidate_BK: npt.NDArray[np.bool_] = closing_BK | np.isin(ids_BK, [*self._end_of_turn, *last_ids])
-        return candidate_BK
+        found_BK: npt.NDArray[np.bool_] = self._may_end(sampling).take(ids_BK, mode="clip")
+        return found_BK
 
     def finished(
         self, ids: Sequence[int], sampling: Sampling, closing_tags: tuple[str, ...] = (ANSWER_CLOSE,), num_before: int = 0
@@ -83,19 +80,36 @@ class StopRule:
                 return length, reason
         return (sampling.max_tokens, FinishReason.LENGTH) if len(ids) >= sampling.max_tokens else (len(ids), None)
 
+    def _may_end(self, sampling: Sampling) -> npt.NDArray[np.bool_]:
+        """Per token id, and for all beyond in the last place (a model may have more words than its tokenizer): whether it can end a response."""
+        ids = frozenset((*self._end_of_turn, *(sequence[-1] for sequence in sampling.stop_ids)))
+        key = _last_characters(sampling), ids
+        if key not in self._ending:
+            may_close = self._may_close(sampling)
+            table = np.zeros(max(len(may_close), *(token + 1 for token in ids)) + 1, dtype=np.bool_)
+            table[: len(may_close)] = may_close
+            table[list(ids)] = True
+            self._ending[key] = table
+        return self._ending[key]
+
     def _may_close(self, sampling: Sampling) -> npt.NDArray[np.bool_]:
         """Per token id: whether it can complete a closing tag or a stop string, that is, holds the last character of one.
 
         Tokenizers write some characters as others (a space as a special letter), so a stop string whose last character is not plain
         ASCII text makes every token a candidate.
         """
-        ends = frozenset({ANSWER_CLOSE[-1], *(text[-1] for text in sampling.stop_strings)})
-        if ends not in self._tables:
+        ends = _last_characters(sampling)
+        if ends not in self._closing:
             plain = all(end.isascii() and end.isprintable() and end != " " for end in ends)
-            self._tables[ends] = np.array(
+            self._closing[ends] = np.array(
                 [not plain or (piece is not None and any(end in piece for end in ends)) for piece in self._pieces]
             )
-        return self._tables[ends]
+        return self._closing[ends]
+
+
+def _last_characters(sampling: Sampling) -> frozenset[str]:
+    """Of everything that closes a response."""
+    return frozenset((ANSWER_CLOSE[-1], *(text[-1] for text in sampling.stop_strings)))
 
 
 def make_engine(

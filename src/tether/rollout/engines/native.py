@@ -460,7 +460,11 @@ class _Batch:
         num_used = 0
         sampled_rows = zip(rows, sampled.ids_BK.tolist(), sampled.logprobs_BK.tolist(), counts, strict=True)
         for b, (row, ids, logprobs, count) in enumerate(sampled_rows):
-            used, reason = self._end_of_response(row, ids[:count], candidates.get(b, []))
+            used, reason = (
+                (count, None)
+                if b not in candidates and count < row.room
+                else self._end_of_response(row, ids[:count], candidates.get(b, []))
+            )
             row.tokens += ids[:used]
             row.logprobs += logprobs[:used]
             row.ahead = row.ahead[used:]
@@ -478,8 +482,6 @@ class _Batch:
     def _end_of_response(self, row: _Row, ids: list[int], candidates: list[int]) -> tuple[int, FinishReason | None]:
         """How many of these new tokens belong to the response, and why it ends with them, if it does; only `candidates` can end it."""
         num_before, room = len(row.logprobs), row.room
-        if not candidates and len(ids) < room:
-            return len(ids), None
         candidates = [index for index in candidates if index < min(room, len(ids))]
         num_tail = min(num_before, StopRule.tail_tokens(row.sampling)) if candidates else 0
         for index in candidates:

@@ -106,6 +106,8 @@ class PagedDecoder:
 
     @torch.inference_mode()
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
+        if any(request.start == 0 for request in requests):
+            self._forget_moved_weights()
         call = self._open_call
         if call is not None and call.sampling == sampling and (size := _mixed_size(requests, len(call.state.slots_B))) is not None:
             return self._prefill_with(call, size, requests, uniforms_B)
@@ -113,7 +115,7 @@ class PagedDecoder:
         leader_logits = [self._feed(part) for part in _parts(requests)]
         self._share([request for request in requests if len(request.slots) > 1])
         of_slot = [number for number, request in enumerate(requests) for _ in request.slots]
-        logits_BV = torch.cat(leader_logits)[torch.tensor(of_slot, device=self._device)]
+        logits_BV = torch.cat(leader_logits)[self._sent(np.array(of_slot))]
         ids_B, logprobs_B = sample(logits_BV, sampling, self._sent(uniforms_B))
         if self._texts is not None:
             self._learn_fed(self._texts, requests, ids_B)
@@ -234,7 +236,6 @@ class PagedDecoder:
         """The logits of a feed of a recorded size."""
         if self._device.type != "cuda":
             return self._pass.logits_of_feed(self._feed_of(flat, size))
-        self._forget_moved_weights()
         if size not in self._feeds:
             inputs = self._sent(self._layout([], *size))
             self._feeds[size] = (inputs, *self._pass.record(partial(self._pass.logits_of_feed, self._feed_of(inputs, size))))
@@ -247,7 +248,7 @@ class PagedDecoder:
         """Give the other slots of requests what their first ones have computed."""
         copies = [copy for slots, _, tokens in requests for copy in self._pages.share(slots[0], slots[1:], len(tokens))]
         if copies:
-            sources, targets = (torch.tensor(pages, device=self._device) for pages in zip(*copies, strict=True))
+            sources, targets = self._sent(np.array(copies).T)
             self._cache[:, :, targets] = self._cache[:, :, sources]
 
     # ----------------------------------------------------------------------------------------------------------- decoding
@@ -267,14 +268,13 @@ class PagedDecoder:
         step = partial(self._step, size, sampling)
         if self._device.type != "cuda":
             return step
-        self._forget_moved_weights()
         key = size, _shape(sampling)
         if key not in self._graphs:
             self._graphs[key] = self._record(step)
         return partial(self._graphs[key].replay)
 
     def _forget_moved_weights(self) -> None:
-        """Drop what was recorded where parameters have another place in memory now."""
+        """Drop what was recorded where parameters have another place in memory now; asked when a conversation begins, since weights change between runs."""
         addresses = [parameter.data_ptr() for parameter in self._parameters]
         if addresses != self._addresses:
             self._graphs.clear()
@@ -312,8 +312,6 @@ class PagedDecoder:
         When one is first asked for on a GPU, every step that a run may need is recorded, each also with every feed that it takes in: some two
         seconds in the first rollout, instead of a pause now and then in the first ten.
         """
-        if self._device.type == "cuda":
-            self._forget_moved_weights()
         key = size, most_each, _shape(sampling)
         if key not in self._drafted:
             self._drafted[key] = self._new_drafting(texts, size, most_each, sampling)
@@ -404,7 +402,7 @@ class PagedDecoder:
         texts.learn(*self._sent(np.stack([ids_S, slots_S, positions_S])))
         for leader, *followers in (request.slots for request in requests):
             if followers:
-                texts.copy(leader, torch.tensor(followers, device=self._device))
+                texts.copy(leader, self._sent(np.array(followers)))
         behind = [(slot, request.start + len(request.tokens)) for request in requests for slot in request.slots]
         texts.learn(sampled_B, *self._sent(np.array(behind).T))
 

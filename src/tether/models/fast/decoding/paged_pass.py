@@ -72,8 +72,7 @@ class PagedPass:
         self.block_tokens = block_tokens(backbone.num_heads, backbone.num_kv_heads)
         """Of a text that is fed, in one program of attention."""
         self._pool: Any = None
-        # What runs on the second stream is the longer of two for few tokens: it gets its place on the device first.
-        self._recording, self._second = (torch.cuda.Stream(cache.device, priority=p) if cache.is_cuda else None for p in (0, -1))
+        self._recording, self._second = (torch.cuda.Stream(cache.device) if cache.is_cuda else None for _ in range(2))
 
     def logits_of_feed(self, feed: Feed) -> Tensor:
         """[B, V] behind the last token of each text."""

@@ -28,8 +28,6 @@ from tether.models.fast.kernels.products import MOST_ROWS
 ENOUGH_PROGRAMS = 264
 """Two for each multiprocessor of the largest cards."""
 MOST_SPLITS = 16
-FEED_STAGES = 2
-STEP_STAGES = 3
 PROMPT_ROWS = 128
 NO_BLOCK = 1 << 20
 """The number of a block that no text reaches."""
@@ -137,7 +135,7 @@ def paged_attention(
         query_SHD, *caches, tables_BX, starts_B1, lengths_B, blocks_N2, out_SHD,
         query_SHD.stride(0), out_SHD.stride(0), tables_BX.stride(0), num_kv_heads, width, scale * 1.4426950408889634,
         GROUP=group, GROUP_ROWS=group_rows, ROWS=rows, WIDTH=max(16, triton.next_power_of_2(width)), PAGE=page,
-        PRECISION="ieee" if full else "tf32", num_warps=8, num_stages=2 if full else FEED_STAGES,
+        PRECISION="ieee" if full else "tf32", num_warps=8, num_stages=2,
     )  # fmt: skip
     return out_SHD
 
@@ -305,7 +303,7 @@ def attend_new_tokens(
         scale * 1.4426950408889634, num_tokens,
         RAGGED=ragged is not None, NEW_ROWS=new_rows, GROUP=group, GROUP_ROWS=group_rows, ROWS=rows,
         HALF=max(16, triton.next_power_of_2(width // 2)), WIDTH=wide, PAGE=page,
-        SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else STEP_STAGES,
+        SPLITS=splits, PRECISION="ieee" if full else "tf32", num_warps=4, num_stages=2 if full else 3,
         # behind the library's products, an early start costs a little
         **(launch_options(query_SHD.device) if chained and num_tokens <= MOST_ROWS else {"CHAINED": False}),
     )  # fmt: skip

@@ -26,6 +26,8 @@ LEAST_DEPTH = 256
 BLOCK = 128
 STAGES = 3
 """Loads under way at a time, each BLOCK deep."""
+AHEAD = 2
+"""Loads before the inputs are there."""
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -33,7 +35,7 @@ def _product(
     x_ptr, weight_ptr, bias_ptr, out_ptr,
     num_tokens, depth, each, out_width,
     HAS_BIAS: tl.constexpr, SWIGLU: tl.constexpr, IN_PARTS: tl.constexpr, LINES: tl.constexpr, DEPTH: tl.constexpr, TOKENS: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -50,11 +52,22 @@ def _product(
     first, last = part * each, tl.minimum((part + 1) * each, depth)
     weight = weight_ptr + line[:, None].to(tl.int64) * depth + offset[None, :]
     x = x_ptr + token[None, :].to(tl.int64) * depth + offset[:, None]
-    inside = first + offset < last
-    ahead = tl.load(weight + first, mask=is_line[:, None] & inside[None, :], other=0.0)
+    # What is read of the weight before the inputs are there is read while the kernel before still runs.
+    lines = tl.load(weight + first, mask=is_line[:, None] & (first + offset < last)[None, :], other=0.0)
+    if AHEAD > 1:
+        second = tl.load(weight + first + DEPTH, mask=is_line[:, None] & (first + DEPTH + offset < last)[None, :], other=0.0)
+    if AHEAD > 2:
+        third = tl.load(weight + first + 2 * DEPTH, mask=is_line[:, None] & (first + 2 * DEPTH + offset < last)[None, :], other=0.0)
     wait_for_inputs(CHAINED)
-    total = tl.dot(ahead, tl.load(x + first, mask=inside[:, None] & is_token[None, :], other=0.0), input_precision=PRECISION)
-    for begin in tl.range(first + DEPTH, last, DEPTH, num_stages=STAGES):
+    tokens = tl.load(x + first, mask=(first + offset < last)[:, None] & is_token[None, :], other=0.0)
+    total = tl.dot(lines, tokens, input_precision=PRECISION)
+    if AHEAD > 1:
+        tokens = tl.load(x + first + DEPTH, mask=(first + DEPTH + offset < last)[:, None] & is_token[None, :], other=0.0)
+        total = tl.dot(second, tokens, total, input_precision=PRECISION)
+    if AHEAD > 2:
+        tokens = tl.load(x + first + 2 * DEPTH, mask=(first + 2 * DEPTH + offset < last)[:, None] & is_token[None, :], other=0.0)
+        total = tl.dot(third, tokens, total, input_precision=PRECISION)
+    for begin in tl.range(first + AHEAD * DEPTH, last, DEPTH, num_stages=STAGES):
         inside = begin + offset < last
         lines = tl.load(weight + begin, mask=is_line[:, None] & inside[None, :], other=0.0)
         tokens = tl.load(x + begin, mask=inside[:, None] & is_token[None, :], other=0.0)
@@ -109,6 +122,6 @@ def _launch(x_SK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out: Tensor,
     _product[(triton.cdiv(width, LINES // 2 if swiglu else LINES), triton.cdiv(depth, each))](
         x_SK, weight_NK, x_SK if bias_N is None else bias_N, out, num_tokens, depth, each, width,
         HAS_BIAS=bias_N is not None, SWIGLU=swiglu, IN_PARTS=out.ndim == 3, LINES=LINES, DEPTH=BLOCK // 2 if full else BLOCK,
-        TOKENS=max(16, triton.next_power_of_2(num_tokens)), STAGES=STAGES, PRECISION="ieee" if full else "tf32", num_warps=4,
+        TOKENS=max(16, triton.next_power_of_2(num_tokens)), STAGES=STAGES, AHEAD=AHEAD, PRECISION="ieee" if full else "tf32", num_warps=4,
         **launch_options(x_SK.device),
     )  # fmt: skip
