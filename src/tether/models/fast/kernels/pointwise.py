@@ -34,6 +34,7 @@ def _norm_forward(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
     wait_for_inputs(CHAINED)
     x = tl.load(x_ptr + (row // heads) * x_stride + (row % heads) * width + columns, mask=inside, other=0.0)
     if HAS_DELTA:
@@ -46,7 +47,6 @@ def _norm_forward(
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
     if SAVE_SCALE:
         tl.store(scale_ptr + row, scale)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
     normed = (wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)
     tl.store(y_ptr + (row // heads) * y_stride + (row % heads) * width + columns, normed.to(x.dtype), mask=inside)
 

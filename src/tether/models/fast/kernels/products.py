@@ -24,10 +24,18 @@ ENOUGH_PROGRAMS = 132
 LEAST_DEPTH = 256
 """Of a part: shorter ones end before their loads are under way."""
 BLOCK = 128
-STAGES = 3
+STAGES = 4
 """Loads under way at a time, each BLOCK deep."""
-AHEAD = 2
-"""Loads before the inputs are there."""
+
+
+@triton.jit
+def _weight_tile(weight, begin, last, offset, is_line):
+    return tl.load(weight + begin, mask=is_line[:, None] & (begin + offset < last)[None, :], other=0.0)
+
+
+@triton.jit
+def _token_tile(x, begin, last, offset, is_token):
+    return tl.load(x + begin, mask=(begin + offset < last)[:, None] & is_token[None, :], other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -35,7 +43,7 @@ def _product(
     x_ptr, weight_ptr, bias_ptr, out_ptr,
     num_tokens, depth, each, out_width,
     HAS_BIAS: tl.constexpr, SWIGLU: tl.constexpr, IN_PARTS: tl.constexpr, LINES: tl.constexpr, DEPTH: tl.constexpr, TOKENS: tl.constexpr,
-    STAGES: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -52,26 +60,18 @@ def _product(
     first, last = part * each, tl.minimum((part + 1) * each, depth)
     weight = weight_ptr + line[:, None].to(tl.int64) * depth + offset[None, :]
     x = x_ptr + token[None, :].to(tl.int64) * depth + offset[:, None]
-    # What is read of the weight before the inputs are there is read while the kernel before still runs.
-    lines = tl.load(weight + first, mask=is_line[:, None] & (first + offset < last)[None, :], other=0.0)
-    if AHEAD > 1:
-        second = tl.load(weight + first + DEPTH, mask=is_line[:, None] & (first + DEPTH + offset < last)[None, :], other=0.0)
-    if AHEAD > 2:
-        third = tl.load(weight + first + 2 * DEPTH, mask=is_line[:, None] & (first + 2 * DEPTH + offset < last)[None, :], other=0.0)
+    # Three tiles of the weight are read while the kernel before still runs: there the memory has little to do.
+    second_begin, third_begin = first + DEPTH, first + 2 * DEPTH
+    first_lines = _weight_tile(weight, first, last, offset, is_line)
+    second_lines = _weight_tile(weight, second_begin, last, offset, is_line)
+    third_lines = _weight_tile(weight, third_begin, last, offset, is_line)
     wait_for_inputs(CHAINED)
-    tokens = tl.load(x + first, mask=(first + offset < last)[:, None] & is_token[None, :], other=0.0)
-    total = tl.dot(lines, tokens, input_precision=PRECISION)
-    if AHEAD > 1:
-        tokens = tl.load(x + first + DEPTH, mask=(first + DEPTH + offset < last)[:, None] & is_token[None, :], other=0.0)
-        total = tl.dot(second, tokens, total, input_precision=PRECISION)
-    if AHEAD > 2:
-        tokens = tl.load(x + first + 2 * DEPTH, mask=(first + 2 * DEPTH + offset < last)[:, None] & is_token[None, :], other=0.0)
-        total = tl.dot(third, tokens, total, input_precision=PRECISION)
-    for begin in tl.range(first + AHEAD * DEPTH, last, DEPTH, num_stages=STAGES):
-        inside = begin + offset < last
-        lines = tl.load(weight + begin, mask=is_line[:, None] & inside[None, :], other=0.0)
-        tokens = tl.load(x + begin, mask=inside[:, None] & is_token[None, :], other=0.0)
-        total = tl.dot(lines, tokens, total, input_precision=PRECISION)
+    total = tl.dot(first_lines, _token_tile(x, first, last, offset, is_token), input_precision=PRECISION)
+    total = tl.dot(second_lines, _token_tile(x, second_begin, last, offset, is_token), total, input_precision=PRECISION)
+    total = tl.dot(third_lines, _token_tile(x, third_begin, last, offset, is_token), total, input_precision=PRECISION)
+    for begin in tl.range(first + 3 * DEPTH, last, DEPTH, num_stages=STAGES):
+        lines = _weight_tile(weight, begin, last, offset, is_line)
+        total = tl.dot(lines, _token_tile(x, begin, last, offset, is_token), total, input_precision=PRECISION)
     if IN_PARTS:
         place = (part * num_tokens + token[None, :]).to(tl.int64) * out_width + column[:, None]
         tl.store(out_ptr + place, total, mask=is_line[:, None] & is_token[None, :])
@@ -122,6 +122,6 @@ def _launch(x_SK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out: Tensor,
     _product[(triton.cdiv(width, LINES // 2 if swiglu else LINES), triton.cdiv(depth, each))](
         x_SK, weight_NK, x_SK if bias_N is None else bias_N, out, num_tokens, depth, each, width,
         HAS_BIAS=bias_N is not None, SWIGLU=swiglu, IN_PARTS=out.ndim == 3, LINES=LINES, DEPTH=BLOCK // 2 if full else BLOCK,
-        TOKENS=max(16, triton.next_power_of_2(num_tokens)), STAGES=STAGES, AHEAD=AHEAD, PRECISION="ieee" if full else "tf32", num_warps=4,
+        TOKENS=max(16, triton.next_power_of_2(num_tokens)), STAGES=STAGES, PRECISION="ieee" if full else "tf32", num_warps=4,
         **launch_options(x_SK.device),
     )  # fmt: skip
