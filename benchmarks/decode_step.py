@@ -43,9 +43,7 @@ def main(given: list[str] | None = None) -> None:
     rows: list[Row] = []
     for by_kernels in sorted({False, backbone.few_by_kernels}):
         backbone.few_by_kernels = by_kernels
-        decoder._graphs.clear()  # recorded with the other products
-        decoder._drafted.clear()
-        decoder._mixed.clear()
+        decoder.forget_recordings()  # they have the other products
         for num_rows in args.rows:
             row: Row = {"model": args.model, "products of few rows": "our kernels" if by_kernels else "the library", "rows": str(num_rows)}
             row["step, ms"] = step_ms(decoder, num_rows, args.positions)

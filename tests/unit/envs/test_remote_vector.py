@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tether.core.errors import BadInput, ConfigError, EnvironmentFailure, UnknownName
-from tether.core.protocols import ConcurrentEnv, Env, few_shot_of
+from tether.core.protocols import ConcurrentEnv, Env, few_shot_of, is_concurrent
 from tether.core.types import Step
 from tether.envs.registry import ENVIRONMENTS, make_env, register_env
 from tether.envs.remote import VectorEnv, make_envs
@@ -58,7 +58,7 @@ def test_equals_serial_play(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_member_is_an_env(work: str) -> None:
     with VectorEnv(Troubled, 2, options={"work": work, "max_turns": 2}) as vector:
         member = vector.members[1]
-        assert isinstance(member, ConcurrentEnv)  # and so an Env
+        assert isinstance(member, ConcurrentEnv) and is_concurrent(member)  # and so an Env
         assert (member.name, member.max_turns, member.instructions) == ("troubled", 2, Troubled().instructions)
         assert member.reset(5).text.startswith("Turn 1 of 2.\nseed 5")
         assert not member.over

@@ -293,6 +293,15 @@ class Beside(Counter):
         return self.pool.submit(self.step, answer)
 
 
+def test_no_property_is_computed_to_see_whether_an_environment_works_beside_others(chat: Any) -> None:
+    class Slow(Counter):
+        @property
+        def instructions(self) -> str:
+            raise AssertionError("asked for before the episode begins")
+
+    Episode(Slow(), chat, SEEDS, RULES)
+
+
 def test_an_environment_beside_others_gives_the_same_trajectory(chat: Any) -> None:
     plain, beside = Episode(Counter(), chat, SEEDS, RULES), Episode(Beside(), chat, SEEDS, RULES)
     later: Any = beside.begin()

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tether.core.enums import FinishReason
 from tether.core.protocols import Sampling
+from tether.core.seeding import generator
 from tether.rollout.engines.base import TAIL_TOKENS, StopRule
 
 LONG = Sampling(max_tokens=100)
@@ -117,3 +118,29 @@ def test_every_end_of_turn_id_ends_a_response(tiny: Any) -> None:
     assert rule.finished((9, 30), LONG) is FinishReason.END_OF_TURN
     assert rule.candidates(np.array([[30, 31]]), LONG).tolist() == [[True, False]]
     assert StopRule(tiny.tokenizer).finished((9, 30), LONG) is None
+
+
+@pytest.mark.parametrize("letters", [">.", "</", "r>", "é>"])
+def test_pieces_say_what_the_text_says(letters: str) -> None:
+    """Random tokens of a tokenizer of bytes, with some of the tag behind them: to look at their pieces, or to decode them, finds the same ends."""
+    tokenizer = _bytes_with(*(piece for piece in (letters,) if piece.isascii()))
+    by_pieces, by_text = StopRule(tokenizer), StopRule(tokenizer)
+    assert by_pieces._spells_bytes
+    by_text._spells_bytes = False
+    random = generator("test", "pieces")
+    tag = tokenizer.encode(f"</answer>{letters}", add_special_tokens=False)
+    found = []
+    for _ in range(300):
+        ids = [*random.integers(0, len(tokenizer) + 2, int(random.integers(1, 12))).tolist(), *tag[: int(random.integers(0, len(tag) + 1))]]
+        found.append(by_pieces.finished(ids, LONG))
+        assert found[-1] is by_text.finished(ids, LONG)
+    assert FinishReason.STOP_TEXT in found and None in found
+
+
+def test_a_tokenizer_of_words_is_decoded() -> None:
+    """Its pieces may write a character as another one."""
+    tokenizer = Tokenizer(models.WordLevel({"▁</answer": 0, ">": 1, "</s>": 2}))
+    tokenizer.decoder = decoders.Metaspace()
+    rule = StopRule(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"))
+    assert not rule._spells_bytes
+    assert rule.finished([0, 1], LONG) is FinishReason.STOP_TEXT

@@ -6,6 +6,7 @@ other tokens are decoded and compared with the stop texts.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,9 @@ class StopRule:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Iterable[int] | None = None) -> None:
         """`end_of_turn_ids` are the ids with which the model ends its turn; None takes the tokenizer's end-of-sequence token."""
         self._decode = text_decoder(tokenizer)
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        self._spells_bytes = type(decoder).__name__ == "ByteLevel"
+        """Whether the pieces of tokens spell their bytes, one character each: plain ASCII text stands there as it is."""
         self._end_of_turn = frozenset(end_of_turn_ids if end_of_turn_ids is not None else [int(tokenizer.eos_token_id)])
         self._pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._closing: dict[frozenset[str], npt.NDArray[np.bool_]] = {}
@@ -43,6 +47,7 @@ class StopRule:
         return tuple(sorted(self._end_of_turn))
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def tail_tokens(sampling: Sampling) -> int:
         """How many last tokens of a response decide whether it ends: every token of a stop string holds at least one of its bytes."""
         return max([TAIL_TOKENS, *map(len, sampling.stop_ids), *(len(text.encode()) for text in sampling.stop_strings)])
@@ -63,11 +68,17 @@ class StopRule:
             return FinishReason.STOP_TEXT
         may_close = self._may_close(sampling)
         if last < len(may_close) and may_close[last]:
-            tail = list(ids[-self.tail_tokens(sampling) :])
-            text = self._decode(tail)
-            if any(stop in text for stop in (*closing_tags, *sampling.stop_strings)):
+            stops = (*closing_tags, *sampling.stop_strings)
+            text = self._text(ids[-self.tail_tokens(sampling) :], stops)
+            if any(stop in text for stop in stops):
                 return FinishReason.STOP_TEXT
         return FinishReason.LENGTH if num_before + len(ids) >= sampling.max_tokens else None
+
+    def _text(self, ids: Sequence[int], stops: Sequence[str]) -> str:
+        """Text in which these stops occur where they occur in the text of the tokens: their pieces, if that is sure, which are at hand."""
+        if self._spells_bytes and all(_is_plain(stop) for stop in stops):
+            return "".join([self._pieces[token] or "" for token in ids if token < len(self._pieces)])
+        return self._decode(list(ids))
 
     def first_end(
         self, ids: Sequence[int], num_checked: int, sampling: Sampling, closing_tags: tuple[str, ...]
@@ -100,13 +111,19 @@ class StopRule:
         """
         ends = _last_characters(sampling)
         if ends not in self._closing:
-            plain = all(end.isascii() and end.isprintable() and end != " " for end in ends)
+            plain = all(map(_is_plain, ends))
             self._closing[ends] = np.array(
                 [not plain or (piece is not None and any(end in piece for end in ends)) for piece in self._pieces]
             )
         return self._closing[ends]
 
 
+def _is_plain(text: str) -> bool:
+    """Whether tokenizers write it as it is: ASCII without spaces or control characters."""
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+@lru_cache(maxsize=256)
 def _last_characters(sampling: Sampling) -> frozenset[str]:
     """Of everything that closes a response."""
     return frozenset((ANSWER_CLOSE[-1], *(text[-1] for text in sampling.stop_strings)))

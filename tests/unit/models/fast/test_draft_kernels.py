@@ -1,5 +1,6 @@
 """Drafts on the device: what is guessed, kept and learned, by Triton's interpreter where there is no CUDA device."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -109,6 +110,25 @@ def test_what_was_sampled_counts_as_far_as_the_draft_agrees() -> None:
     assert state.sampled_BK[1, :4].tolist() == [21, 22, 29, 40]
     learn(table, 0, 0, [44, 45])
     assert guessed(table, 0, 2, 2) == [45, 0], "what a row that fills up the batch says is nobody's text"
+
+
+def test_what_a_call_gives_and_gets() -> None:
+    """Two slots of three rows, two pages each, at most four tokens: what is copied to the device, and what comes back."""
+    state = DraftState(3, 2, 2, 2, DEVICE)
+    tables, uniforms = np.array([[5, 6], [7, 0], [0, 0]], dtype=np.int32), np.array([[0.5, 0.25, 0.75], [0.1, 0.2, 0.3]], dtype=np.float32)
+    given = torch.from_numpy(state.given(tables, [4, 9], [10, 20], uniforms, 30)).to(DEVICE)
+    state.counts_B.fill_(8)
+    state.memory[: len(given)] = given
+    assert state.tables_BX.tolist() == tables.tolist()
+    assert (state.slots_B.tolist(), state.lengths_B.tolist(), state.counts_B.tolist()) == ([4, 9, 30], [11, 21, 1], [0, 0, 0])
+    torch.testing.assert_close(state.uniforms_BK[:2, :3].cpu(), torch.from_numpy(uniforms))
+    assert not state.uniforms_BK[:, 3].any() and not state.uniforms_BK[2].any()
+    state.sampled_BK.copy_(torch.arange(12).reshape(3, 4))
+    state.logprobs_BK.copy_(-torch.arange(12.0).reshape(3, 4) / 8)
+    state.counts_B.copy_(numbers(2, 4, 1))
+    sampled, logprobs, counts = state.returned(2)
+    assert sampled.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]] and counts.tolist() == [2, 4]
+    assert logprobs.tolist() == [[-0.0, -0.125, -0.25, -0.375], [-0.5, -0.625, -0.75, -0.875]]
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,15 @@ def test_attention_inside_texts(use_prefix: bool) -> None:
         assert_close(found[own], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_blocks_of_texts() -> None:
+    """Four tokens to a block: texts of 5, 4 and 1 have two, one and one; there may be one more, of which the first text has nothing."""
+    assert attention.num_blocks(10, 3, 4) == 5
+    found = attention.text_blocks(np.array([5, 4, 1]), 5, 4)
+    assert found.tolist() == [[0, 0], [0, 1], [1, 0], [2, 0], [0, attention.NO_BLOCK]]
+    assert attention.text_blocks(np.array([], dtype=np.int64), 2, 4).tolist() == [[0, attention.NO_BLOCK]] * 2
+    assert [attention.block_tokens(*heads) for heads in ((12, 2), (9, 3), (4, 4), (512, 1))] == [16, 32, 128, 1]
+
+
 @pytest.mark.parametrize(("new", "heads"), [((1, 1, 1), (6, 2)), ((3, 20, 1), (6, 2)), ((1, 1), (4, 4)), ((9, 17), (8, 1))])
 def test_paged_attention(new: tuple[int, ...], heads: tuple[int, int]) -> None:
     """Pages in no order, rows of several lengths, one token each or many; what lies behind a text's end is not a number."""

@@ -190,6 +190,12 @@ class PagedDecoder:
 
         return wait
 
+    def forget_recordings(self) -> None:
+        """Whatever is asked for next is recorded anew."""
+        for recorded in (self._graphs, self._feeds, self._drafted, self._mixed):
+            recorded.clear()
+        self._pass.forget_recordings()
+
     # ------------------------------------------------------------------------------------------------------------ request
 
     def _feed(self, requests: Sequence[PrefillRequest]) -> Tensor:
@@ -277,11 +283,7 @@ class PagedDecoder:
         """Drop what was recorded where parameters have another place in memory now; asked when a conversation begins, since weights change between runs."""
         addresses = [parameter.data_ptr() for parameter in self._parameters]
         if addresses != self._addresses:
-            self._graphs.clear()
-            self._feeds.clear()
-            self._drafted.clear()
-            self._mixed.clear()
-            self._pass.forget_recordings()
+            self.forget_recordings()
             self._backbone.join()
             self._addresses = addresses
 

@@ -19,8 +19,8 @@ MOST_ROWS = 32
 """Of tokens; the library is faster with more."""
 LINES = 64
 """Of the weight, in one program: the tensor cores' own number."""
-ENOUGH_PROGRAMS = 132
-"""One for each multiprocessor of the largest cards."""
+ENOUGH_PROGRAMS = ((16, 264), (MOST_ROWS, 132))
+"""By the most tokens: two for each multiprocessor of the largest cards, or one where a program has more to do."""
 LEAST_DEPTH = 256
 """Of a part: shorter ones end before their loads are under way."""
 BLOCK = 128
@@ -99,7 +99,8 @@ def product(x_SK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
 def product_parts(x_SK: Tensor, weight_NK: Tensor) -> Tensor:
     """The same without a bias as float32 parts [P, S, N], whose sum it is."""
     depth, width = x_SK.shape[1], len(weight_NK)
-    most_parts = max(1, min(depth // LEAST_DEPTH, ENOUGH_PROGRAMS // triton.cdiv(width, LINES)))
+    enough = next(programs for most_tokens, programs in ENOUGH_PROGRAMS if len(x_SK) <= most_tokens)
+    most_parts = max(1, min(depth // LEAST_DEPTH, enough // triton.cdiv(width, LINES)))
     each = triton.cdiv(triton.cdiv(depth, most_parts), BLOCK) * BLOCK
     parts_PSN = torch.empty(triton.cdiv(depth, each), len(x_SK), width, dtype=torch.float32, device=x_SK.device)
     _launch(x_SK, weight_NK, None, parts_PSN, each, swiglu=False)

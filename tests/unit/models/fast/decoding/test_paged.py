@@ -177,6 +177,26 @@ def test_drafts_draw_what_single_steps_draw(model: hf.PreTrainedModel, sampling:
     assert rest.ids_BK.tolist() == after.ids_BK.tolist(), "what a wrong draft left in the cache is overwritten"
 
 
+def test_what_was_recorded_is_forgotten_when_weights_have_moved(model: hf.PreTrainedModel) -> None:
+    """That is looked at when a conversation begins, and not when one goes on."""
+    decoder = decoder_for(model)
+    decoder.start_drafts(1)
+    assert decoder.reserve({0: 20, 1: 20})
+    first = int(decoder.prefill([PrefillRequest((0,), 0, [3, 1, 4])], GREEDY, np.zeros(1, np.float32))().ids_BK[0, 0])
+    decoder.speculate([0], [3], [first], DraftPlan(1, 1), GREEDY, np.zeros((1, 2), np.float32))()
+    before = list(decoder._drafted)
+    assert before
+    decoder.prefill([PrefillRequest((0,), 4, [1, 5])], GREEDY, np.zeros(1, np.float32))()
+    decoder.prefill([PrefillRequest((1,), 0, [3, 1, 4])], GREEDY, np.zeros(1, np.float32))()
+    assert list(decoder._drafted) == before
+    weight = model.model.norm.weight
+    weight.data = weight.data.clone()
+    decoder.prefill([PrefillRequest((0,), 6, [1, 5])], GREEDY, np.zeros(1, np.float32))()
+    assert list(decoder._drafted) == before
+    decoder.prefill([PrefillRequest((1,), 0, [3, 1, 4])], GREEDY, np.zeros(1, np.float32))()
+    assert not decoder._drafted
+
+
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), pytest.param(Sampling(temperature=0.7, top_k=3), marks=pytest.mark.long)])
 @pytest.mark.parametrize("mixed_sizes", [(32,), pytest.param((16,), marks=pytest.mark.long)])
 def test_a_call_with_drafts_takes_in_what_is_prefilled(
