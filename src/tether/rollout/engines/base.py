@@ -39,7 +39,7 @@ class StopRule:
         self._end_of_turn = frozenset(end_of_turn_ids if end_of_turn_ids is not None else [int(tokenizer.eos_token_id)])
         self._pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._closing: dict[frozenset[str], npt.NDArray[np.bool_]] = {}
-        self._ending: dict[tuple[frozenset[str], frozenset[int]], npt.NDArray[np.bool_]] = {}
+        self._ending: dict[frozenset[str], npt.NDArray[np.bool_]] = {}
 
     @property
     def end_of_turn_ids(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class StopRule:
     def candidates(self, ids_BK: npt.NDArray[np.int64], sampling: Sampling) -> npt.NDArray[np.bool_]:
         """[B, K]: which of these tokens may end a response, its budget apart."""
         found_BK: npt.NDArray[np.bool_] = self._may_end(sampling).take(ids_BK, mode="clip")
-        return found_BK
+        return found_BK | np.isin(ids_BK, [sequence[-1] for sequence in sampling.stop_ids]) if sampling.stop_ids else found_BK
 
     def finished(
         self, ids: Sequence[int], sampling: Sampling, closing_tags: tuple[str, ...] = (ANSWER_CLOSE,), num_before: int = 0
@@ -92,16 +92,15 @@ class StopRule:
         return (sampling.max_tokens, FinishReason.LENGTH) if len(ids) >= sampling.max_tokens else (len(ids), None)
 
     def _may_end(self, sampling: Sampling) -> npt.NDArray[np.bool_]:
-        """Per token id, and for all beyond in the last place (a model may have more words than its tokenizer): whether it can end a response."""
-        ids = frozenset((*self._end_of_turn, *(sequence[-1] for sequence in sampling.stop_ids)))
-        key = _last_characters(sampling), ids
-        if key not in self._ending:
+        """Per token id: whether it can end a response, sequences of ids apart. The last place is for all ids beyond the tokenizer's, which a model may have."""
+        ends = _last_characters(sampling)
+        if ends not in self._ending:
             may_close = self._may_close(sampling)
-            table = np.zeros(max(len(may_close), *(token + 1 for token in ids)) + 1, dtype=np.bool_)
+            table = np.zeros(max(len(may_close), *(token + 1 for token in self._end_of_turn)) + 1, dtype=np.bool_)
             table[: len(may_close)] = may_close
-            table[list(ids)] = True
-            self._ending[key] = table
-        return self._ending[key]
+            table[list(self._end_of_turn)] = True
+            self._ending[ends] = table
+        return self._ending[ends]
 
     def _may_close(self, sampling: Sampling) -> npt.NDArray[np.bool_]:
         """Per token id: whether it can complete a closing tag or a stop string, that is, holds the last character of one.

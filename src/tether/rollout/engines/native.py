@@ -460,11 +460,10 @@ class _Batch:
         num_used = 0
         sampled_rows = zip(rows, sampled.ids_BK.tolist(), sampled.logprobs_BK.tolist(), counts, strict=True)
         for b, (row, ids, logprobs, count) in enumerate(sampled_rows):
-            used, reason = (
-                (count, None)
-                if b not in candidates and count < row.room
-                else self._end_of_response(row, ids[:count], candidates.get(b, []))
-            )
+            if b not in candidates and count < row.room:  # most rows of most calls
+                used, reason = count, None
+            else:
+                used, reason = self._end_of_response(row, ids[:count], candidates.get(b, []))
             row.tokens += ids[:used]
             row.logprobs += logprobs[:used]
             row.ahead = row.ahead[used:]

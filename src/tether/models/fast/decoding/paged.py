@@ -162,7 +162,7 @@ class PagedDecoder:
         size = _batch_size(num_slots)
         if 2 * size > DRAFTED_TOKENS:
             return None
-        return DraftPlan(DRAFT_ROUNDS, min(self._most_drafted, LONGEST_OF_MANY if size > MANY_ROWS else self._most_drafted))
+        return DraftPlan(DRAFT_ROUNDS, min(self._most_drafted, LONGEST_OF_MANY) if size > MANY_ROWS else self._most_drafted)
 
     @torch.inference_mode()
     def speculate(
@@ -311,7 +311,7 @@ class PagedDecoder:
     def _drafting(self, texts: TextTable, size: int, most_each: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
         """The state of rows to each of which so many tokens may be fed, and the step on it.
 
-        When one is first asked for on a GPU, every step that a run may need is recorded, each also with every feed that it takes in: some two
+        When one is first asked for on a GPU, every step that a run may need is recorded, each also with every feed that it takes in: some three
         seconds in the first rollout, instead of a pause now and then in the first ten.
         """
         key = size, most_each, _shape(sampling)
