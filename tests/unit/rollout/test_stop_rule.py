@@ -91,6 +91,14 @@ def test_only_candidates_can_end_a_response(tiny: Any) -> None:
     assert all(rule.finished((30, len(tiny.tokenizer) + n), sampling) is None for n in range(5))
 
 
+def test_words_that_the_tokenizer_has_not_end_nothing() -> None:
+    """Also where its last token does."""
+    tokenizer = _bytes_with(">.")
+    end = tokenizer.eos_token_id
+    assert end == len(tokenizer) - 1
+    assert StopRule(tokenizer).candidates(np.array([[end, end + 1, end + 100]]), LONG).tolist() == [[True, False, False]]
+
+
 @pytest.mark.parametrize("text", ["END", "\n\n", "so.", "é"])
 def test_stops_at_a_stop_string_however_it_is_cut(text: str) -> None:
     """One token a byte; "D" of END, a line break, a full stop and the last byte of a letter complete the string."""
