@@ -50,10 +50,9 @@ MIXED_PER_ROW = 128
 TOKENS_PER_TEXT = 16
 """A recorded feed has room for one text per so many of its tokens; an observation is longer."""
 DRAFTED_TOKENS = 256
-"""Tokens of a step with drafts: so many take 1.2 to 1.5 times as long as a step without. Rows share them, at least two for each."""
-MANY_ROWS = 64
-LONGEST_OF_MANY = 3
-"""Tokens of a draft where there are more rows than that: attention computes with room for the longest in every row."""
+"""Tokens of a step with drafts: so many take 1.2 to 1.5 times as long as a step without. Rows share them."""
+LONGEST_DRAFTS = ((16, 15), (64, 7), (128, 3))
+"""Tokens of a draft by the most rows: attention computes with room for the longest in every row. More rows have none."""
 DRAFT_ROUNDS = 3
 """Drafts of a row that are verified before the host looks."""
 
@@ -159,10 +158,8 @@ class PagedDecoder:
             warm_up_drafts(self._backbone, sizes)
 
     def draft_plan(self, num_slots: int) -> DraftPlan | None:
-        size = _batch_size(num_slots)
-        if 2 * size > DRAFTED_TOKENS:
-            return None
-        return DraftPlan(DRAFT_ROUNDS, min(self._most_drafted, LONGEST_OF_MANY) if size > MANY_ROWS else self._most_drafted)
+        longest = next((tokens for most_rows, tokens in LONGEST_DRAFTS if _batch_size(num_slots) <= most_rows), 0)
+        return DraftPlan(DRAFT_ROUNDS, min(self._most_drafted, longest)) if longest else None
 
     @torch.inference_mode()
     def speculate(

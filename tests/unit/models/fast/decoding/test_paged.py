@@ -245,6 +245,9 @@ def test_a_call_with_drafts_takes_in_what_is_prefilled(
         (1, 7, 7, 8),
         (3, 7, 7, 32),
         (16, 7, 7, 128),
+        (16, 16, 15, 256),
+        (4, 16, 15, 64),
+        (17, 16, 7, 256),
         (33, 7, 7, 256),
         (33, 2, 2, 192),
         (64, 7, 7, 256),
@@ -257,7 +260,7 @@ def test_a_call_with_drafts_takes_in_what_is_prefilled(
 def test_few_rows_get_long_drafts(
     monkeypatch: pytest.MonkeyPatch, model: hf.PreTrainedModel, rows: int, most: int, tokens: int | None, fed: int
 ) -> None:
-    """At most 256 tokens a step, of which every row may have eight, or four where rows are many; none where they are more than half of that."""
+    """At most 256 tokens a step, of which a row may have 16, eight or four, by how many there are; none where they are more than 128."""
     monkeypatch.setattr(paged, "BATCH_SIZES", (1, 4, 16, 32, 64, 96, 128, 192))
     decoder = decoder_for(model)
     decoder.start_drafts(most)
