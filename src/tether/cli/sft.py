@@ -69,9 +69,7 @@ def sft(
     console.print(summary(result.record), highlight=False, soft_wrap=True)
     env, *others = result.environments or ("ENV",)
     also = "".join(f" --also {name}" for name in others)
-    shown = settings.experts.options.get(env, {}).get("few_shot", 0)
-    alike = f" --set env.options.few_shot={shown}" if found.envs and not others else ""  # prompts as the demonstrations had them
-    console.print(f"model: {out}; next: tether train {env}{also} --model {out}{alike}", highlight=False, soft_wrap=True)
+    console.print(f"model: {out}; next: tether train {env}{also} --model {out}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

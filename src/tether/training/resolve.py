@@ -25,6 +25,7 @@ from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.store import CONFIG, RunStore
 from tether.runs.trackers import check_tracker
 from tether.training.settings import EnvSettings, EvaluationSettings, RunSettings, ServerSettings
+from tether.training.sft.settings import RECORD
 
 SMOKE: dict[str, Any] = {
     "model": {"name": "tiny"},
@@ -109,7 +110,7 @@ def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping
         raise BadInput(f"run folder '{target}' does not exist; check the path, or, where it is a model, add --env")
     if "env" not in base:
         raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
-    settings = validate(RunSettings, merge(base, given))
+    settings = _as_taught(validate(RunSettings, merge(base, given)))
     for chosen in settings.environments():
         make_env(chosen.name, **chosen.options)
     if not is_endpoint(settings.model.name):
@@ -184,7 +185,7 @@ def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mappin
     """All settings, checked as far as that goes without torch: names, ranges, the environment's own options, the model's name."""
     if config is None and "env" not in given:
         raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
-    settings = load(RunSettings, config, merge(base, given))
+    settings = _as_taught(load(RunSettings, config, merge(base, given)))
     if config is not None:
         _check_received(settings, given, f"settings file '{config}'")
     check_name(settings.model.name)
@@ -208,6 +209,40 @@ def _named_environments(settings: Mapping[str, Any]) -> set[str]:
     places = [settings.get("env"), evaluation.get("env") if isinstance(evaluation, Mapping) else None]
     places += list(settings["also"]) if isinstance(settings.get("also"), list) else []
     return {str(place["name"]) for place in places if isinstance(place, Mapping) and "name" in place}
+
+
+def _as_taught(settings: RunSettings) -> RunSettings:
+    """The settings with as many examples in the prompt as the demonstrations had from which `tether sft` taught the model, unless a number is given.
+
+    They have none by default, and an environment shows some: prompts that the model has never seen.
+    """
+    taught = _taught_few_shot(Path(settings.model.name) / RECORD)
+
+    def options(chosen: EnvSettings) -> dict[str, Any]:
+        if chosen.name not in taught or "few_shot" in chosen.options:
+            return dict(chosen.options)
+        count = taught[chosen.name]
+        _LOG.warning(
+            "%s: tether sft taught this model with few_shot=%d, so its prompts have as many examples; env.options.few_shot says otherwise",
+            chosen.name,
+            count,
+        )
+        return {**chosen.options, "few_shot": count}
+
+    return _with_options(settings, options) if taught else settings
+
+
+def _taught_few_shot(record: Path) -> dict[str, int]:
+    """Examples in the prompt of demonstrations, by environment, as the record of a model folder says; empty where experts taught nothing."""
+    if not record.is_file():
+        return {}
+    try:
+        about = json.loads(record.read_text(encoding="utf-8"))
+        source, options = about["source"], about["settings"]["experts"]["options"]
+        shown = {name: options.get(name, {}).get("few_shot", 0) for name in source["names"] if source["kind"] == "experts"}
+        return {str(name): int(count) for name, count in shown.items() if count is not None}  # None: the environment's own number
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(f"'{record}' is not what tether sft writes ({error!r}); delete it to use the model without") from error
 
 
 def _with_options(settings: RunSettings, options: Callable[[EnvSettings], dict[str, Any]]) -> RunSettings:

@@ -19,7 +19,7 @@ from tether.core.version import __version__
 from tether.models.catalog import check_name
 from tether.runs.store import RunStore
 from tether.training.resolve import nested_settings
-from tether.training.sft.settings import LORA_RANK, SftSettings, default_learning_rate
+from tether.training.sft.settings import LORA_RANK, RECORD, SftSettings, default_learning_rate
 
 if TYPE_CHECKING:
     from tether.models.chat import ChatFormat
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tether.training.sft.conversations import Conversation
     from tether.training.sft.demonstration import Demonstration
     from tether.training.sft.trainer import SupervisedTrainer
-
-RECORD = "sft.json"
 
 Progress = Callable[[str, int, int, str], None]
 """Called with stage, done, total, and a short remark."""

@@ -9,6 +9,8 @@ from tether.core.errors import did_you_mean
 from tether.training.settings import SCHEDULES, LearnerSettings, LoraSettings, ModelSettings, Positive
 from tether.training.sft.demonstrators import EXPERTS, Weaknesses
 
+RECORD = "sft.json"
+"""Of a model folder that `tether sft` has written: how it was made."""
 LORA_RANK = 32
 """Of `--lora`."""
 SMALL_MODEL = 500_000_000

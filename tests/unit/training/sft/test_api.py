@@ -13,6 +13,7 @@ from tether.models.chat import ChatFormat
 from tether.models.load import load_model
 from tether.models.lora import is_lora
 from tether.models.policy import Policy
+from tether.training.resolve import evaluation_settings, resolve_settings
 from tether.training.sft.api import SftResult, demonstrations_of, find_source
 from tether.training.sft.conversations import read_conversations
 from tether.training.sft.demonstration import hold_out
@@ -46,6 +47,25 @@ def test_the_folder_holds_the_best_weights_and_how_they_were_made(small_policy: 
     held_out = hold_out(every, settings.held_out, settings.seed)[1]
     loss = SupervisedLearner(Policy(loaded.model), SftLearnerSettings(), None).loss_of(held_out)
     assert loss == pytest.approx(record["held_out_losses"][str(record["best_step"])], abs=1e-5)
+
+
+@pytest.mark.parametrize(("taught", "asked"), [({}, 0), ({"few_shot": 2}, 2), ({"few_shot": None}, None)])
+def test_a_model_is_asked_as_it_was_taught(
+    taught: dict[str, Any], asked: int | None, small_policy: Callable[[int], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With as many examples in the prompt as the demonstrations had, said once an environment; a number that is given counts, and other environments have theirs."""
+    folder = str(_sft(small_policy(1), tmp_path / "model", steps=1, experts={"options": {"frozen_lake": taught}}).folder)
+    caplog.clear()
+    trained = resolve_settings(None, {"env": {"name": "frozen_lake"}, "also": [{"name": "sokoban"}], "model": {"name": folder}}, {})
+    assert [chosen.options["few_shot"] for chosen in trained.environments()] == [asked, None]
+    evaluated = evaluation_settings(folder, "frozen_lake", False, {})
+    assert evaluated.env.options.get("few_shot") == asked
+    said = f"frozen_lake: tether sft taught this model with few_shot={asked}"
+    assert [said in line for line in caplog.messages] == [True] * (0 if asked is None else 2)
+    assert evaluation_settings(folder, "frozen_lake", False, {"env": {"options": {"few_shot": 3}}}).env.options["few_shot"] == 3
+    (Path(folder) / "sft.json").write_text('{"source": []}')
+    with pytest.raises(BadInput, match=r"sft\.json' is not what tether sft writes"):
+        evaluation_settings(folder, "frozen_lake", False, {})
 
 
 def test_the_same_seed_gives_the_same_weights(small_policy: Callable[[int], str], tmp_path: Path) -> None:
