@@ -223,7 +223,7 @@ def _as_taught(settings: RunSettings) -> RunSettings:
             return dict(chosen.options)
         count = taught[chosen.name]
         _LOG.warning(
-            "%s: tether sft taught this model with few_shot=%d, so its prompts have as many examples; env.options.few_shot says otherwise",
+            "%s: tether sft taught this model with few_shot=%d, so it is asked in the same way; give env.options.few_shot for another number",
             chosen.name,
             count,
         )
