@@ -80,17 +80,8 @@ def _learn(texts_ptr, table_ptr, clock_ptr, places_ptr, num_positions, num_token
 
 @triton.jit
 def _guess(
-    texts_ptr,
-    table_ptr,
-    clock_ptr,
-    slots_ptr,
-    lengths_ptr,
-    drafts_ptr,
-    matches_ptr,
-    num_positions,
-    WIDTH: tl.constexpr,
-    NUM_PLACES: tl.constexpr,
-):
+    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, drafts_ptr, matches_ptr, num_positions, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     if row == 0:  # nobody reads the clock in this kernel
         tl.store(clock_ptr, tl.load(clock_ptr) + 1)
