@@ -22,6 +22,7 @@ KERNELS = [
     "_reduce_rows",
     "_rotate",
     "_rotate_and_store",
+    "_share_out",
     "_sum_blocks",
     "_swiglu_backward",
     "_swiglu_forward",
