@@ -8,7 +8,7 @@ nor started, unless the user names it too.
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,9 @@ def run_settings(out: Path | str | None, config: Path | str | None, given: Mappi
     out = Path(out) if out is not None else None
     if not resume:
         file = find_config(config) if config is not None else None
-        return _fewer_prompts_on_cpu(resolve_settings(file, given, SMOKE if smoke else {}), file, given)
+        settings, notes = _resolved(file, given, SMOKE if smoke else {})
+        _say(notes)
+        return _fewer_prompts_on_cpu(settings, file, given)
     if smoke:
         raise ConfigError("--smoke starts a run of its own; leave it out with --resume")
     return _reopen(out, config, given)
@@ -110,7 +112,8 @@ def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping
         raise BadInput(f"run folder '{target}' does not exist; check the path, or, where it is a model, add --env")
     if "env" not in base:
         raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
-    settings = _as_taught(validate(RunSettings, merge(base, given)))
+    settings, notes = _as_taught(validate(RunSettings, merge(base, given)))
+    _say(notes)
     for chosen in settings.environments():
         make_env(chosen.name, **chosen.options)
     if not is_endpoint(settings.model.name):
@@ -183,16 +186,26 @@ def filter_settings(text: str) -> dict[str, Any]:
 
 def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mapping[str, Any]) -> RunSettings:
     """All settings, checked as far as that goes without torch: names, ranges, the environment's own options, the model's name."""
+    return _resolved(config, given, base)[0]
+
+
+def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[RunSettings, list[str]]:
+    """The same, and what is worth saying about them before a run."""
     if config is None and "env" not in given:
         raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
-    settings = _as_taught(load(RunSettings, config, merge(base, given)))
+    settings, notes = _as_taught(load(RunSettings, config, merge(base, given)))
     if config is not None:
         _check_received(settings, given, f"settings file '{config}'")
     check_name(settings.model.name)
     find_score(settings.filter.score)  # a function of the user's is imported here, so that its mistakes are told before anything runs
     for name in settings.trackers:
         check_tracker(name)
-    return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options)))
+    return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options))), notes
+
+
+def _say(notes: Sequence[str]) -> None:
+    for note in notes:
+        _LOG.warning("%s", note)
 
 
 def _check_received(settings: RunSettings, given: Mapping[str, Any], where: str) -> None:
@@ -211,25 +224,24 @@ def _named_environments(settings: Mapping[str, Any]) -> set[str]:
     return {str(place["name"]) for place in places if isinstance(place, Mapping) and "name" in place}
 
 
-def _as_taught(settings: RunSettings) -> RunSettings:
-    """The settings with as many examples in the prompt as the demonstrations had from which `tether sft` taught the model, unless a number is given.
+def _as_taught(settings: RunSettings) -> tuple[RunSettings, list[str]]:
+    """The settings with as many examples in the prompt as the demonstrations had from which `tether sft` taught the model, unless a number is given;
+    and what to say about it.
 
     They have none by default, and an environment shows some: prompts that the model has never seen.
     """
     taught = _taught_few_shot(Path(settings.model.name) / RECORD)
+    notes: list[str] = []
 
     def options(chosen: EnvSettings) -> dict[str, Any]:
         if chosen.name not in taught or "few_shot" in chosen.options:
             return dict(chosen.options)
         count = taught[chosen.name]
-        _LOG.warning(
-            "%s: tether sft taught this model with few_shot=%d, so it is asked in the same way; give env.options.few_shot for another number",
-            chosen.name,
-            count,
-        )
+        how = f"{chosen.name}: tether sft taught this model with few_shot={count}, so it is asked in the same way"
+        notes.append(f"{how}; give env.options.few_shot for another number")
         return {**chosen.options, "few_shot": count}
 
-    return _with_options(settings, options) if taught else settings
+    return (_with_options(settings, options) if taught else settings), notes
 
 
 def _taught_few_shot(record: Path) -> dict[str, int]:

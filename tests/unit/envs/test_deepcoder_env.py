@@ -188,6 +188,12 @@ def test_a_larger_machine_begins_no_more_tests_of_an_answer() -> None:
     assert step.info["passed"] == 4
 
 
+def test_environments_of_the_same_limits_share_a_sandbox() -> None:
+    """Whether the machine offers one is found out once, not by each of a hundred environments."""
+    first, second, other = (environment(SUM, memory_mib=mib) for mib in (128, 128, 256))
+    assert first._runner is second._runner is not other._runner
+
+
 def test_memory_is_limited() -> None:
     step = answered(SUM, "x = bytearray(200 * 2**20)\nprint(sum(map(int, input().split())))", memory_mib=128)
     assert step.info["failures"] == {"memory": 3}

@@ -294,12 +294,18 @@ class Beside(Counter):
 
 
 def test_no_property_is_computed_to_see_whether_an_environment_works_beside_others(chat: Any) -> None:
+    asked: list[str] = []
+
     class Slow(Counter):
         @property
         def instructions(self) -> str:
-            raise AssertionError("asked for before the episode begins")
+            asked.append("instructions")
+            return "Say Right."
 
-    Episode(Slow(), chat, SEEDS, RULES)
+    episode = Episode(Slow(), chat, SEEDS, RULES)
+    assert not asked
+    episode.begin()
+    assert asked == ["instructions"]
 
 
 def test_an_environment_beside_others_gives_the_same_trajectory(chat: Any) -> None:

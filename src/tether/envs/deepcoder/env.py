@@ -190,7 +190,6 @@ def _limits(options: DeepCoderOptions) -> Limits:
     )
 
 
-@lru_cache(maxsize=8)
 def _default_concurrency(num_cores: int) -> int:
     """How many tests run at a time.
 
@@ -200,6 +199,7 @@ def _default_concurrency(num_cores: int) -> int:
     return min(max(num_cores - _SPARED_CORES, min(num_cores, _WAVE)), _MOST_CONCURRENT)
 
 
+@lru_cache(maxsize=8)
 def _sandbox(limits: Limits, isolation: Isolation, concurrency: int) -> ProgramRunner:
     """A sandbox. A machine without one is reported here, when the environment is built, not in the middle of a run."""
     running_fork_server(isolation)

@@ -1,8 +1,8 @@
 """What every engine shares: the rule that ends a response, and `make_engine`, which builds an engine by name.
 
 A response ends with an end-of-turn token of the model, a closing tag of its conversation, a configured stop string or sequence of token
-ids, or at its token budget. Nearly every token cannot end anything: one table lookup for all rows and tokens of a call says so. Only the
-other tokens are decoded and compared with the stop texts.
+ids, or at its token budget. Nearly every token cannot end anything: one table lookup for all rows and tokens of a call says so. Only behind the
+other tokens the text is looked at.
 """
 
 from collections.abc import Iterable, Sequence

@@ -33,7 +33,7 @@ def state_of(slots: list[int], lengths: list[int], most_each: int, rounds: int =
 def guessed(table: TextTable, slot: int, length: int, num_fed: int) -> list[int]:
     state = state_of([slot], [length], num_fed)
     table.guess(state)
-    assert state.firsts_B.tolist() == [0] and state.filled_B.tolist() == [length - 1 + int(state.numbers_B)]
+    assert state.fed_starts_B.tolist() == [0] and state.filled_B.tolist() == [length - 1 + int(state.fed_counts_B)]
     return [int(token) for token in state.fed_S]
 
 
@@ -85,9 +85,9 @@ def test_what_was_sampled_counts_as_far_as_the_draft_agrees() -> None:
         learn(table, slot, 0, text)
     state = state_of([0, 1, 2, table.unused_slot], [2, 3, 2, 1], 4)
     table.guess(state)
-    assert state.numbers_B.tolist() == [1] * 4, "no draft for what was never said before"
-    state.numbers_B.fill_(4)
-    state.firsts_B.copy_(numbers(0, 4, 8, 12))
+    assert state.fed_counts_B.tolist() == [1] * 4, "no draft for what was never said before"
+    state.fed_counts_B.fill_(4)
+    state.fed_starts_B.copy_(numbers(0, 4, 8, 12))
     state.fed_S.copy_(numbers(2, 11, 12, 13, 5, 21, 22, 23, 7, 31, 32, 33, 0, 44, 45, 46))
     state.drawn.sampled_BK.copy_(torch.tensor([[19, 11, 12, 13], [21, 22, 29, 24], [31, 32, 33, 34], [44, 45, 46, 47]]).reshape(-1, 1))
     state.drawn.logprobs_BK.copy_(-torch.arange(16.0).reshape(-1, 1))
@@ -101,7 +101,9 @@ def test_what_was_sampled_counts_as_far_as_the_draft_agrees() -> None:
     assert guessed(table, 0, 6, 4) == [31, 32, 33, 34], "what was sampled is known from now on"
     state.uniforms_BK.copy_(torch.arange(32.0).reshape(4, 8))
     table.guess(state)
-    assert state.numbers_B.tolist() == [4, 1, 1, 1] and state.firsts_B.tolist() == [0, 4, 5, 6], "the first row's slot goes on behind it"
+    assert state.fed_counts_B.tolist() == [4, 1, 1, 1] and state.fed_starts_B.tolist() == [0, 4, 5, 6], (
+        "the first row's slot goes on behind it"
+    )
     assert state.drawn.uniforms_BK[:7, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 11.0, 20.0, 28.0]
     assert state.fed_S.tolist() == [19, 6, 7, 31, 29, 34, 0] + [0] * 9
     state.drawn.sampled_BK.fill_(40)
@@ -152,8 +154,8 @@ def test_tokens_go_where_they_are_most_likely_right(num_fed: int, given: list[in
     state = state_of([0, 1, 2, 3], [3, 4, 2, 4], 4, num_fed=num_fed)
     table.guess(state)
     assert state.matches_B.tolist() == [1, 2, 0, 2]
-    assert state.numbers_B.tolist() == given
-    assert state.firsts_B.tolist() == [sum(given[:row]) for row in range(4)]
+    assert state.fed_counts_B.tolist() == given
+    assert state.fed_starts_B.tolist() == [sum(given[:row]) for row in range(4)]
     assert state.filled_B.tolist() == [length - 1 + number for length, number in zip((3, 4, 2, 4), given, strict=True)]
     fed = [[4, 50, 51, 52], [4, 50, 51, 52], [8], [4, 50, 51, 52]]
     wanted = [token for row, number in zip(fed, given, strict=True) for token in row[:number]]

@@ -13,7 +13,7 @@ from tether.models.chat import ChatFormat
 from tether.models.load import load_model
 from tether.models.lora import is_lora
 from tether.models.policy import Policy
-from tether.training.resolve import evaluation_settings, resolve_settings
+from tether.training.resolve import evaluation_settings, resolve_settings, run_settings
 from tether.training.sft.api import SftResult, demonstrations_of, find_source
 from tether.training.sft.conversations import read_conversations
 from tether.training.sft.demonstration import hold_out
@@ -56,7 +56,9 @@ def test_a_model_is_asked_as_it_was_taught(
     """With as many examples in the prompt as the demonstrations had, said once an environment; a number that is given counts, and other environments have theirs."""
     folder = str(_sft(small_policy(1), tmp_path / "model", steps=1, experts={"options": {"frozen_lake": taught}}).folder)
     caplog.clear()
-    trained = resolve_settings(None, {"env": {"name": "frozen_lake"}, "also": [{"name": "sokoban"}], "model": {"name": folder}}, {})
+    named = {"env": {"name": "frozen_lake"}, "also": [{"name": "sokoban"}], "model": {"name": folder}}
+    assert resolve_settings(None, named, {}).env.options["few_shot"] == asked and not caplog.messages, "said where a run is made"
+    trained = run_settings(None, None, named, resume=False, smoke=False)
     assert [chosen.options["few_shot"] for chosen in trained.environments()] == [asked, None]
     evaluated = evaluation_settings(folder, "frozen_lake", False, {})
     assert evaluated.env.options.get("few_shot") == asked

@@ -421,7 +421,7 @@ def _num_fed(num_rows: int, most_each: int) -> int:
 
 
 def _new_tokens(state: DraftState) -> NewTokens:
-    return NewTokens(state.fed_S, state.tables_BX, state.filled_B, (state.firsts_B, state.numbers_B, state.most_each))
+    return NewTokens(state.fed_S, state.tables_BX, state.filled_B, (state.fed_starts_B, state.fed_counts_B, state.most_each))
 
 
 def _shape(sampling: Sampling) -> Sampling:

@@ -98,7 +98,7 @@ def _guess(
 
 
 @triton.jit
-def _given(num, left, wants):
+def _one_more(num, left, wants):
     """One more token for each of these rows, as long as some are left: the first rows come first."""
     wants = wants & (tl.cumsum(wants.to(tl.int32), axis=0) <= left)
     return num + wants.to(tl.int32), left - tl.sum(wants.to(tl.int32), axis=0)
@@ -106,7 +106,7 @@ def _given(num, left, wants):
 
 @triton.jit(do_not_specialize=["num_rows", "num_fed", "most_tokens"])
 def _share_out(
-    drafts_ptr, matches_ptr, lengths_ptr, counts_ptr, uniforms_ptr, firsts_ptr, numbers_ptr, filled_ptr, fed_ptr, fed_uniforms_ptr,
+    drafts_ptr, matches_ptr, lengths_ptr, counts_ptr, uniforms_ptr, fed_starts_ptr, fed_counts_ptr, filled_ptr, fed_ptr, fed_uniforms_ptr,
     num_rows, num_fed, most_tokens, MOST: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, FED: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, ROWS)
@@ -117,12 +117,12 @@ def _share_out(
     # of seven: the third of the former comes before the first of the latter.
     for depth in tl.static_range(1, MOST + 2):
         if depth < MOST:
-            num, left = _given(num, left, (match == 2) & (num == depth))
+            num, left = _one_more(num, left, (match == 2) & (num == depth))
         if depth > 2:
-            num, left = _given(num, left, (match == 1) & (num == depth - 2))
+            num, left = _one_more(num, left, (match == 1) & (num == depth - 2))
     first = tl.cumsum(num, axis=0) - num
-    tl.store(firsts_ptr + row, first, mask=is_row)
-    tl.store(numbers_ptr + row, num, mask=is_row)
+    tl.store(fed_starts_ptr + row, first, mask=is_row)
+    tl.store(fed_counts_ptr + row, num, mask=is_row)
     tl.store(filled_ptr + row, tl.load(lengths_ptr + row, mask=is_row, other=0) - 1 + num, mask=is_row)
     count = tl.load(counts_ptr + row, mask=is_row, other=0)
     for token in tl.static_range(MOST):
@@ -136,14 +136,14 @@ def _share_out(
 
 @triton.jit(do_not_specialize=["most_tokens"])
 def _accept(
-    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, counts_ptr, firsts_ptr, numbers_ptr, fed_ptr, drawn_ptr, drawn_logprobs_ptr, sampled_ptr, logprobs_ptr,
+    texts_ptr, table_ptr, clock_ptr, slots_ptr, lengths_ptr, counts_ptr, fed_starts_ptr, fed_counts_ptr, fed_ptr, drawn_ptr, drawn_logprobs_ptr, sampled_ptr, logprobs_ptr,
     num_positions, most_tokens, unused_slot, WIDTH: tl.constexpr, NUM_PLACES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     begin = slot.to(tl.int64) * num_positions
     length, count = tl.load(lengths_ptr + row), tl.load(counts_ptr + row)
-    first, num_fed = tl.load(firsts_ptr + row), tl.load(numbers_ptr + row)
+    first, num_fed = tl.load(fed_starts_ptr + row), tl.load(fed_counts_ptr + row)
     token = tl.arange(0, WIDTH)
     drawn = tl.load(drawn_ptr + first + token, mask=token < num_fed, other=-1)
     guessed = tl.load(fed_ptr + first + token + 1, mask=token + 1 < num_fed, other=-2)
@@ -185,7 +185,7 @@ class DraftState:
         self.uniforms_BK, self.logprobs_BK = uniforms_BK.view(torch.float32), logprobs_BK.view(torch.float32)
         self.drafts_BT = torch.zeros(num_rows, triton.next_power_of_2(most_each), dtype=torch.int32, device=device)
         """The last token of each row and the longest draft for it."""
-        self.matches_B, self.firsts_B, self.numbers_B, self.filled_B = torch.zeros(
+        self.matches_B, self.fed_starts_B, self.fed_counts_B, self.filled_B = torch.zeros(
             4, -(-num_rows // ALIGNED) * ALIGNED, dtype=torch.int32, device=device
         )[:, :num_rows]
         """How good the match behind a draft is (0 none, 1 two tokens, 2 more); where the tokens that are fed to a row begin among all, how many they are,
@@ -267,7 +267,7 @@ class TextTable:
             WIDTH=width, NUM_PLACES=NUM_PLACES, num_warps=1,
         )  # fmt: skip
         _share_out[(1,)](
-            state.drafts_BT, state.matches_B, state.lengths_B, state.counts_B, state.uniforms_BK, state.firsts_B, state.numbers_B, state.filled_B,
+            state.drafts_BT, state.matches_B, state.lengths_B, state.counts_B, state.uniforms_BK, state.fed_starts_B, state.fed_counts_B, state.filled_B,
             state.fed_S, state.drawn.uniforms_BK, num_rows, len(state.fed_S), state.most_tokens,
             MOST=state.most_each, WIDTH=width, ROWS=triton.next_power_of_2(num_rows), FED=triton.next_power_of_2(len(state.fed_S)), num_warps=4,
         )  # fmt: skip
@@ -276,7 +276,7 @@ class TextTable:
         """Append what was sampled to each row, as far as the draft before it is what was sampled."""
         num_rows, width = state.drafts_BT.shape
         _accept[(num_rows,)](
-            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.counts_B, state.firsts_B, state.numbers_B, state.fed_S,
+            self._texts, self._followed_by, self._clock_1, state.slots_B, state.lengths_B, state.counts_B, state.fed_starts_B, state.fed_counts_B, state.fed_S,
             state.drawn.sampled_BK, state.drawn.logprobs_BK, state.sampled_BK, state.logprobs_BK, self._num_positions, state.most_tokens, self.unused_slot,
             WIDTH=width, NUM_PLACES=NUM_PLACES, num_warps=1,
         )  # fmt: skip
