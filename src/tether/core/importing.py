@@ -6,6 +6,7 @@ user writes (the command line, a config, an argument), never from a row of data 
 
 import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -62,8 +63,26 @@ def _import_module(name: str) -> ModuleType:
 def _not_found(path: str, kind: str, module_name: str, error: ModuleNotFoundError) -> TetherError:
     """Either the module itself cannot be found, or one that it imports."""
     missing = error.name or ""
-    if module_name == missing or module_name.startswith(f"{missing}."):
+    if "." not in missing and module_name.partition(".")[0] == missing:
         return BadInput(
             f"{kind} '{path}': there is no module '{missing}', neither installed nor in this folder; check the name, or run from its folder"
         )
-    return MissingDependency(f"{kind} '{path}' needs the package '{missing}', which is not installed; run: pip install {missing}")
+    itself = module_name == missing or module_name.startswith(f"{missing}.")
+    return missing_module(f"{kind} '{path}'", error, "" if itself else f"importing '{module_name}' failed: ")
+
+
+def missing_module(what: str, error: ModuleNotFoundError, while_doing: str = "") -> TetherError:
+    """The error of something that needs a module which is not there: a package to install, or a wrong name inside one that is installed.
+
+    Python imports a package before its modules. So where a dotted name is missing, the package around it is there.
+    """
+    missing = error.name or ""
+    package, _, _ = missing.rpartition(".")
+    if not package:
+        return MissingDependency(f"{what} needs the package '{missing}', which is not installed; run: pip install {missing}")
+    folders = getattr(sys.modules.get(package), "__path__", None)
+    if folders is None:
+        hint = f"'{package}' is a module, not a package"
+    else:
+        hint = did_you_mean(missing, [f"{package}.{module.name}" for module in pkgutil.iter_modules(folders)])
+    return BadInput(f"{what}: {while_doing}there is no module '{missing}': {hint}")

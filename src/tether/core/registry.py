@@ -8,7 +8,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from tether.core.errors import MissingDependency, UnknownName, did_you_mean
+from tether.core.errors import UnknownName, did_you_mean
+from tether.core.importing import missing_module
 
 
 class Registry:
@@ -37,7 +38,5 @@ class Registry:
             try:
                 entry = getattr(importlib.import_module(module), attribute)
             except ModuleNotFoundError as error:
-                raise MissingDependency(
-                    f"{self.kind} '{name}' needs the package '{error.name}'; install it with: pip install {error.name}"
-                ) from error
+                raise missing_module(f"{self.kind} '{name}'", error) from error
         return entry

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from tether.core.errors import UnknownName
+from tether.core.errors import BadInput, UnknownName
 from tether.core.registry import Registry
 
 
@@ -25,6 +25,14 @@ def test_entry_is_imported_when_asked_for() -> None:
 def test_missing_module_shows_only_when_asked_for() -> None:
     with pytest.raises(ImportError, match="no_such_module_anywhere"):
         _registry().get("countdown")
+
+
+def test_a_module_missing_inside_an_installed_package_is_not_something_to_install() -> None:
+    registry = Registry("environment", {"lake": "tether.envs.bases:Lake"})
+    with pytest.raises(
+        BadInput, match=r"^environment 'lake': there is no module 'tether\.envs\.bases': did you mean 'tether\.envs\.base'\?"
+    ):
+        registry.get("lake")
 
 
 def test_unknown_name() -> None:

@@ -216,13 +216,32 @@ def test_a_class_of_a_package_of_the_current_folder(folder: Path) -> None:
     ("name", "error", "said"),
     [
         ("nowhere:Echo", BadInput, "environment 'nowhere:Echo': there is no module 'nowhere', neither installed nor in this folder;"),
-        ("my_env.more:Echo", BadInput, "environment 'my_env.more:Echo': there is no module 'my_env.more', neither"),
+        (
+            "my_env.more:Echo",
+            BadInput,
+            "environment 'my_env.more:Echo': there is no module 'my_env.more': 'my_env' is a module, not a package",
+        ),
         ("my_env:Eco", UnknownName, "module 'my_env' has no environment 'Eco': did you mean 'Echo'? (known: Echo, Refuses)"),
         ("my_env:", UnknownName, "module 'my_env' has no environment ''"),
         ("my_env:NoOptions", BadInput, "environment 'my_env:NoOptions' has no Options; give its class an attribute Options"),
         ("my_env.py:Echo", BadInput, "environment 'my_env.py:Echo' is written as a file; write it as a module, 'my_env:Echo'"),
         ("./sub/my_env.py:Echo", BadInput, "write it as a module, 'sub.my_env:Echo'"),
         ("needy:Echo", MissingDependency, "environment 'needy:Echo' needs the package 'no_such_package_at_all', which is not installed"),
+        (
+            "outdated:Echo",
+            BadInput,
+            "environment 'outdated:Echo': importing 'outdated' failed: there is no module 'tether.envs.bases': did you",
+        ),
+        (
+            "tether.envs.bases:Echo",
+            BadInput,
+            "environment 'tether.envs.bases:Echo': there is no module 'tether.envs.bases': did you mean 'tether.envs.base'",
+        ),
+        (
+            "json.nothing:Echo",
+            BadInput,
+            "environment 'json.nothing:Echo': there is no module 'json.nothing': known: json.decoder, json.encoder",
+        ),
         ("crashing:Echo", BadInput, "environment 'crashing:Echo': importing 'crashing' failed: ZeroDivisionError: division by zero"),
         (":Echo", BadInput, "environment ':Echo': importing '' failed"),
         ("my_env:Refuses", EnvironmentFailure, "environment 'my_env:Refuses' cannot be built: RuntimeError: no licence, no play"),
@@ -231,6 +250,7 @@ def test_a_class_of_a_package_of_the_current_folder(folder: Path) -> None:
 def test_mistakes_are_one_clear_line(folder: Path, name: str, error: type[Exception], said: str) -> None:
     (folder / "my_env.py").write_text(textwrap.dedent(SOURCE))
     (folder / "needy.py").write_text("import no_such_package_at_all")
+    (folder / "outdated.py").write_text("from tether.envs.bases import TextEnv")
     (folder / "crashing.py").write_text("1 / 0")
     with pytest.raises(error) as caught:
         make_env(name)
