@@ -10,9 +10,26 @@ if shutil.which("nvidia-smi") is None:  # without a GPU, kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
 
 import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture(scope="session")
+def check_each() -> Callable[[Iterable[Any], Callable[[Any], None]], None]:
+    """Runs one check over many things (files, pages, configs) as one test, which fails with all that break it, not with the first."""
+
+    def check_all(things: Iterable[Any], check: Callable[[Any], None]) -> None:
+        failures = []
+        for thing in things:
+            try:
+                check(thing)
+            except AssertionError as error:
+                failures.append(f"{thing}: {error}")
+        assert not failures, "\n".join(failures)
+
+    return check_all
 
 
 @pytest.fixture(scope="session")

@@ -4,33 +4,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
 
-VERBS = [
-    "",
-    "train",
-    "sft",
-    "sweep",
-    "settings",
-    "eval",
-    "leaderboard",
-    "export",
-    "diagnose",
-    "report",
-    "dashboard",
-    "show",
-    "reproduce",
-    "envs",
-    "models",
-    "models get",
-    "play",
-    "serve",
-    "serve-env",
-    "serve-search",
-    "doctor",
-    "warmstart",
-]
+from tether.cli.main import app
+
+
+def _verbs(command: Any, words: str = "") -> Iterator[str]:
+    """Every command below one, as the words that name it; "" is `tether` alone."""
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _verbs(inner, f"{words} {name}".strip())
+
+
+VERBS = list(_verbs(typer.main.get_command(app)))
 PROBE = """
 import contextlib, io, json, sys
 from tether.cli.main import main
@@ -67,12 +57,8 @@ def test_help_ends_with_examples(verb: str, answers: tuple[dict[str, tuple[int, 
     assert lines and all("tether" in line for line in lines)  # nothing follows the examples
 
 
-def test_every_verb_is_covered() -> None:
-    import typer
-
-    from tether.cli.main import app
-
-    assert set(typer.main.get_command(app).commands) == {verb for verb in VERBS if verb and " " not in verb}
+def test_there_are_verbs() -> None:
+    assert {"", "train", "eval", "diagnose", "report", "models get"} <= set(VERBS)
 
 
 def test_help_imports_no_torch(answers: tuple[dict[str, tuple[int, str]], list[str]]) -> None:

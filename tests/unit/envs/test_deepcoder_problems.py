@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,7 @@ def test_titles_and_names_are_unique() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@every_problem
-def test_form(path: Path) -> None:
+def _form(path: Path) -> None:
     problem = _problem(path)
     extra, _ = KINDS[problem["kind"]]
     assert set(problem) == FIELDS | extra
@@ -95,8 +95,7 @@ def test_form(path: Path) -> None:
     assert path.stat().st_size <= 30_000
 
 
-@every_problem
-def test_form_of_the_tests(path: Path) -> None:
+def _form_of_the_tests(path: Path) -> None:
     problem = _problem(path)
     _, fields = KINDS[problem["kind"]]
     public = [test for test in problem["tests"] if test.get("public", False)]
@@ -115,11 +114,15 @@ def test_form_of_the_tests(path: Path) -> None:
     assert len(set(inputs)) == len(inputs), "two tests have the same input"
 
 
-@every_problem
-def test_no_constant_answer_passes_most_hidden_tests(path: Path) -> None:
+def _no_constant_answer_passes_most_hidden_tests(path: Path) -> None:
     problem = _problem(path)
     answers = Counter(test.get("stdout", test.get("result")) for test in problem["tests"] if not test.get("public", False))
     assert answers.most_common(1)[0][1] <= 0.6 * answers.total()
+
+
+@pytest.mark.parametrize("check", [_form, _form_of_the_tests, _no_constant_answer_passes_most_hidden_tests])
+def test_every_problem_is_well_formed(check: Callable[[Path], None], check_each: Any) -> None:
+    check_each(PATHS, check)
 
 
 @every_problem

@@ -99,9 +99,6 @@ TABLE_4 = {
 }
 TABLE_4_INSTRUCT = {"sokoban": "22.5% (+14.2)", "frozen_lake": "83.6% (+2.3)", "metamathqa": "91.2% (+0.4)", "countdown": "96.3% (-0.6)"}
 
-every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
-every_pair = pytest.mark.parametrize(("env", "algo"), PAIRS, ids=lambda name: name)
-
 
 def _path(env: str, algo: str) -> Path:
     return ROOT / "configs" / env / f"{algo}.yaml"
@@ -126,35 +123,40 @@ def test_there_is_one_for_each_environment_and_algorithm() -> None:
     assert {_path(env, algo) for env, algo in PAIRS} | {ROOT / "configs" / "demo.yaml"} <= set(CONFIGS)
 
 
-@every_config
-def test_a_config_loads_and_says_what_it_is(path: Path) -> None:
-    name = path.relative_to(ROOT)
-    settings = load(RunSettings, path)
-    folder = path.parent.name
-    if folder == "tiny":
-        assert settings.model.name == "tiny" and settings.env.name == path.stem
-    elif folder in MODEL_FOLDERS:
-        env = settings.env.name
-        assert env == path.stem and settings.model.name in [model.format(env=env) for model in MODEL_FOLDERS[folder]]
-        made = settings.model.name.startswith("models/")
-        assert (f"--out {settings.model.name}" in _header(path)) == made, "the header gives the command that makes the model"
-    elif folder != "configs":
-        assert (settings.env.name, settings.algorithm.name) == (folder, path.stem)
-    header = _header(path)
-    assert f"tether train --config {name}" in header, "the header gives the command that trains with this very file"
-    assert "# Expected: " in header
+def test_a_config_loads_and_says_what_it_is(check_each: Any) -> None:
+    def check(path: Path) -> None:
+        name = path.relative_to(ROOT)
+        settings = load(RunSettings, path)
+        folder = path.parent.name
+        if folder == "tiny":
+            assert settings.model.name == "tiny" and settings.env.name == path.stem
+        elif folder in MODEL_FOLDERS:
+            env = settings.env.name
+            assert env == path.stem and settings.model.name in [model.format(env=env) for model in MODEL_FOLDERS[folder]]
+            made = settings.model.name.startswith("models/")
+            assert (f"--out {settings.model.name}" in _header(path)) == made, "the header gives the command that makes the model"
+        elif folder != "configs":
+            assert (settings.env.name, settings.algorithm.name) == (folder, path.stem)
+        header = _header(path)
+        assert f"tether train --config {name}" in header, "the header gives the command that trains with this very file"
+        assert "# Expected: " in header
+
+    check_each(CONFIGS, check)
 
 
-@every_pair
-def test_the_values_of_the_paper_and_ours_are_stated(env: str, algo: str) -> None:
-    expected = {**PAPER, **OURS, **OF_ALGORITHM[algo], **OF_ENVIRONMENT[env]}
-    if algo == "dapo":
-        expected["filter.score"] = "reward_variance" if env in GRADED else "outcome_variance"
-    stated = _stated(read_file(_path(env, algo)))
-    assert {key: stated.get(key, "not stated") for key in expected} == expected
-    settings = load(RunSettings, _path(env, algo)).model_dump()
-    resolved = _stated(settings)
-    assert {key: resolved[key] for key in expected} == expected, "loading changes what the file states"
+def test_the_values_of_the_paper_and_ours_are_stated(check_each: Any) -> None:
+    def check(pair: tuple[str, str]) -> None:
+        env, algo = pair
+        expected = {**PAPER, **OURS, **OF_ALGORITHM[algo], **OF_ENVIRONMENT[env]}
+        if algo == "dapo":
+            expected["filter.score"] = "reward_variance" if env in GRADED else "outcome_variance"
+        stated = _stated(read_file(_path(env, algo)))
+        assert {key: stated.get(key, "not stated") for key in expected} == expected
+        settings = load(RunSettings, _path(env, algo)).model_dump()
+        resolved = _stated(settings)
+        assert {key: resolved[key] for key in expected} == expected, "loading changes what the file states"
+
+    check_each(PAIRS, check)
 
 
 def test_the_page_of_the_configs_tells_the_same_values() -> None:
@@ -163,15 +165,21 @@ def test_the_page_of_the_configs_tells_the_same_values() -> None:
     assert {key: yaml.safe_load(value) for key, value in rows} == PAPER
 
 
-@every_pair
-def test_a_number_in_a_header_is_the_papers(env: str, algo: str) -> None:
-    header = " ".join(_header(_path(env, algo)).replace("#", " ").split())
-    if env not in TABLE_4:
-        assert "Not measured here, and the paper gives no number" in header and "%" not in header
-        return
-    assert f"not measured here. Paper, Table 4, peak validation success without its filter (change with it): {TABLE_4[env][algo]}" in header
-    assert "with Qwen2.5-3B, the base model" in header
-    assert (f"{TABLE_4_INSTRUCT[env]} with Qwen2.5-3B-Instruct" in header) == (algo == "ppo")
+def test_a_number_in_a_header_is_the_papers(check_each: Any) -> None:
+    def check(pair: tuple[str, str]) -> None:
+        env, algo = pair
+        header = " ".join(_header(_path(env, algo)).replace("#", " ").split())
+        if env not in TABLE_4:
+            assert "Not measured here, and the paper gives no number" in header and "%" not in header
+            return
+        assert (
+            f"not measured here. Paper, Table 4, peak validation success without its filter (change with it): {TABLE_4[env][algo]}"
+            in header
+        )
+        assert "with Qwen2.5-3B, the base model" in header
+        assert (f"{TABLE_4_INSTRUCT[env]} with Qwen2.5-3B-Instruct" in header) == (algo == "ppo")
+
+    check_each(PAIRS, check)
 
 
 @pytest.mark.parametrize("env", TASKS)
@@ -186,17 +194,19 @@ def test_the_environment_of_a_config_builds_offline(env: str) -> None:
     assert built.reset(seed=0).text.startswith(f"Turn 1 of {built.max_turns}")
 
 
-@every_config
-def test_smoke_fits_any_config_into_tiny(path: Path) -> None:
-    settings, stated = load(RunSettings, path, SMOKE), load(RunSettings, path)
-    assert (settings.model.name, settings.steps, settings.critic.model) == ("tiny", 2, None)
-    assert settings.rollout.max_tokens < settings.rollout.max_context <= 1024
-    assert settings.rollout.num_groups * settings.rollout.group_size <= 16 and settings.evaluation.prompts <= 16
-    assert (settings.learner.learning_rate, settings.critic.learning_rate) == (1e-4, 1e-3)
-    assert settings.env.options == {"instructions": "plain", **stated.env.options}, "tiny knows the plain wording alone"
-    same = ("lora", "filter", "early_stop", "seed")
-    assert settings.model_dump(include=set(same)) == stated.model_dump(include=set(same)), "the rest of the run is the config's own"
-    assert settings.algorithm.name == stated.algorithm.name
+def test_smoke_fits_any_config_into_tiny(check_each: Any) -> None:
+    def check(path: Path) -> None:
+        settings, stated = load(RunSettings, path, SMOKE), load(RunSettings, path)
+        assert (settings.model.name, settings.steps, settings.critic.model) == ("tiny", 2, None)
+        assert settings.rollout.max_tokens < settings.rollout.max_context <= 1024
+        assert settings.rollout.num_groups * settings.rollout.group_size <= 16 and settings.evaluation.prompts <= 16
+        assert (settings.learner.learning_rate, settings.critic.learning_rate) == (1e-4, 1e-3)
+        assert settings.env.options == {"instructions": "plain", **stated.env.options}, "tiny knows the plain wording alone"
+        same = ("lora", "filter", "early_stop", "seed")
+        assert settings.model_dump(include=set(same)) == stated.model_dump(include=set(same)), "the rest of the run is the config's own"
+        assert settings.algorithm.name == stated.algorithm.name
+
+    check_each(CONFIGS, check)
 
 
 @pytest.mark.slow
