@@ -1,7 +1,7 @@
 """The batch of a step: sample prompts, filter them, sample more until the batch is full, and weight what was kept.
 
 Every round of a step samples new prompts. After each round the filter ranks all groups of the step together; where it keeps more than a
-batch, the best of them are the batch. Without refill there is one round, and the batch is what the filter keeps of it. A run that mixes
+batch, the best of them are the batch. Strategy `all` ranks nothing: the first that were sampled are (DAPO, arXiv 2503.14476, algorithm 1). Without refill there is one round, and the batch is what the filter keeps of it. A run that mixes
 environments ranks groups within their environment, because rewards of different environments have different scales.
 
 Reweighting and the trajectory-level filter come after the advantages and change none of their baselines.
@@ -103,7 +103,7 @@ def _batch(
 
 
 def select(groups: Sequence[Group], rules: FilterSettings, earlier_ratios: Sequence[float] = ()) -> Selection:
-    """What the filter keeps of these groups, ranked within their environments."""
+    """What the filter keeps of these groups, ranked within their environments; strategy `all` keeps them in the order of sampling."""
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:
         return NOTHING
@@ -117,9 +117,14 @@ def select(groups: Sequence[Group], rules: FilterSettings, earlier_ratios: Seque
         lengths=[t.num_sampled for t in trajectories],
         **rules.model_dump(include=SELECTING),
     )
-    if rules.strategy != AUTO:
-        return chosen(strategy=rules.strategy)
-    return chosen(strategy=auto_strategy(chosen(strategy="all"), earlier_ratios, rules.auto_ratio))
+    strategy = rules.strategy
+    if strategy == AUTO:
+        strategy = auto_strategy(chosen(strategy="all"), earlier_ratios, rules.auto_ratio)
+    selection = chosen(strategy=strategy)
+    if strategy == "all":  # ranks nothing: of too many, the first that were sampled are the batch, as DAPO fills its buffer
+        kept = set(selection.kept)
+        selection = dataclasses.replace(selection, kept=[group.index for group in groups if group.index in kept])
+    return selection
 
 
 def reweight_batch(batch: Batch, sampled: SampledBatch, rules: FilterSettings) -> Batch:

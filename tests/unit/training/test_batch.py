@@ -9,7 +9,7 @@ from tether import select_groups
 from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Group, Trajectory, Turn
 from tether.training.batch import SampledBatch, sample_batch, select
-from tether.training.settings import FilterSettings
+from tether.training.settings import FilterSettings, RunSettings
 
 DYNAMIC: dict[str, Any] = {"strategy": "all", "include_zero": False}
 """As DAPO does: groups without variance are left out."""
@@ -95,10 +95,22 @@ def test_a_batch_that_stays_short() -> None:
 def test_the_best_of_too_many_in_the_order_of_sampling() -> None:
     """All rounds are ranked together: 0.5 and 0.72 of the second round beat 0.02 of the first."""
     script = _Script(FLAT, (0.0, 0.2), (0.0, 0.9), (0.0, 1.0), (0.0, 1.2))
-    sampled = _sampled(script, num_groups=3, **DYNAMIC, refill=1)
+    sampled = _sampled(script, num_groups=3, strategy="top_k", keep=1.0, include_zero=False, refill=1)
     assert script.asked == [(3, 0), (2, 3)]
     assert [group.index for group in sampled.kept] == [2, 3, 4]
     assert sampled.selection.kept == [4, 3, 2, 1]
+
+
+def test_dapo_takes_the_first_of_too_many() -> None:
+    """Dynamic sampling fills the batch with mixed groups as they come (arXiv 2503.14476, algorithm 1): a group with 1 of 4 solved, of variance
+    1/4, is not replaced by one with 2 of 4, of variance 1/3, that was sampled later."""
+    hard, even, solved = (0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)
+    dapo = RunSettings(env={"name": "frozen_lake"}, algorithm={"name": "dapo"}).filter  # type: ignore[arg-type]
+    played = [solved, hard, hard, even, even, hard]
+    sampled = sample_batch(lambda count, first: [_group(n, played[n]) for n in range(first, first + count)], 3, dapo)
+    assert [group.index for group in sampled.groups] == [0, 1, 2, 3, 4]  # two of three were mixed: ceil(1 * 3 / 2) = 2 more
+    assert [group.index for group in sampled.kept] == sampled.selection.kept[:3] == [1, 2, 3]
+    assert sampled.selection.dropped == [0]
 
 
 def test_the_accounting_of_groups_and_tokens() -> None:
@@ -203,7 +215,8 @@ def test_with_one_environment_the_ranking_is_that_of_the_groups(strategy: str) -
     rules = FilterSettings(strategy=strategy, keep=0.9)
     named = select([_group(index, rewards, env="large") for index, rewards in enumerate(LARGE_SCALE)], rules)
     expected = select_groups([r for pair in LARGE_SCALE for r in pair], [0, 0, 1, 1, 2, 2, 3, 3], strategy=strategy, keep=0.9)
-    assert (named.kept, named.dropped, named.scores) == (expected.kept, expected.dropped, expected.scores)
+    ranking = sorted(expected.kept) if strategy == "all" else expected.kept  # `all` ranks nothing: groups stay in the order of sampling
+    assert (named.kept, named.dropped, named.scores) == (ranking, expected.dropped, expected.scores)
     assert named.mask.tolist() == expected.mask.tolist() and (named.rv_mean, named.rv_ratio) == (expected.rv_mean, expected.rv_ratio)
 
 
