@@ -52,6 +52,15 @@ def k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {estimate.__name__: estimate for estimate in (k1, k2, k3)}
 """Estimates of KL(policy || reference) per token, from tokens the policy drew (Schulman, "Approximating KL divergence", 2020)."""
 
+REPORTED_LOG_RATIO = 20.0
+"""Log-ratios that are only reported are cut off here: exp(89) is infinite in float32, and a number on the record must not decide about an update."""
+
+
+def reported(logprobs_N: Tensor, other_N: Tensor) -> Tensor:
+    """Other log-probs of the same tokens, at most REPORTED_LOG_RATIO away from `logprobs_N`: for numbers that are logged and not trained on."""
+    return torch.clamp(other_N, logprobs_N - REPORTED_LOG_RATIO, logprobs_N + REPORTED_LOG_RATIO)
+
+
 # ----------------------------------------------------------------------------------------------------------- aggregation
 
 
@@ -229,12 +238,12 @@ def loss_terms(algorithm: "Algorithm", tokens: PolicyTokens) -> LossTerms:
         "clip_low": policy.clipped_low_N,
         "clip_high": policy.clipped_high_N,
         "clip_dual": policy.clipped_dual_N,
-        "kl_sampled": k3(tokens.old_N, tokens.logprobs_N),
+        "kl_sampled": k3(reported(tokens.logprobs_N, tokens.old_N), tokens.logprobs_N),
     }
     if weights_N is not None:
         metrics["importance_weight"] = weights_N
     if tokens.reference_N is not None:
-        metrics["kl_reference"] = DIVERGENCES[algorithm.divergence](tokens.logprobs_N, tokens.reference_N)
+        metrics["kl_reference"] = DIVERGENCES[algorithm.divergence](tokens.logprobs_N, reported(tokens.logprobs_N, tokens.reference_N))
     for name, term in TERMS.items():
         if term.active(algorithm, tokens.reference_N is not None):
             terms[name] = term.loss(algorithm, tokens)

@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.objective import LossTerms, PolicyTokens, clipped_value_loss, loss_terms, token_mean, token_weights
+from tether.algorithms.objective import LossTerms, PolicyTokens, clipped_value_loss, loss_terms, reported, token_mean, token_weights
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import OutOfMemory, RankFailure
 from tether.models.critic import Critic
@@ -299,10 +299,10 @@ class Learner:
 
     @staticmethod
     def _count(losses: LossTerms, logprobs_N: Tensor, part: "MicroTokens", totals: TokenTotals) -> None:
-        behavior_N = part.of(part.batch.behavior_logprobs_BT)
-        totals.add(**losses.metrics, mismatch=(logprobs_N - behavior_N).abs())
+        log_ratio_N = logprobs_N.detach() - reported(logprobs_N.detach(), part.of(part.batch.behavior_logprobs_BT))
+        totals.add(**losses.metrics, mismatch=log_ratio_N.abs())
         totals.add_ratios(losses.policy.ratio_N)
-        totals.add_mismatch_ratios(torch.exp(logprobs_N.detach() - behavior_N))
+        totals.add_mismatch_ratios(log_ratio_N.exp())
 
     def _value_losses(self, values_N: Tensor, part: "MicroTokens", totals: TokenTotals) -> Tensor:
         losses = clipped_value_loss(

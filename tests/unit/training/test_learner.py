@@ -330,9 +330,28 @@ def test_a_finite_loss_with_a_gradient_that_is_not(small_llama: Build) -> None:
     assert metrics["nonfinite"] == 1 and _equal(before, model)
 
 
+@pytest.mark.parametrize("distance", [100.0, math.inf])
+def test_what_is_only_reported_does_not_hold_an_update_back(distance: float, small_llama: Build) -> None:
+    """The sampler called one of 8 tokens impossible that the policy finds likely: exp(new - behavior) is infinite in float32. The ratio of the
+    loss is against the old policy, and the correction is capped, so loss and gradient are finite. The log-ratio is reported as 20."""
+    model = small_llama()
+    batch = _two_rows(model, (1.0, -1.0))
+    behavior = batch.behavior_logprobs_BT.clone()
+    behavior[1, 4] -= distance
+    batch = dataclasses.replace(batch, behavior_logprobs_BT=behavior, old_logprobs_BT=batch.behavior_logprobs_BT)
+    before = _weights(model)
+    metrics = _update(_learner(model, customized("grpo", {"importance_cap": 2.0})), batch)
+    assert (metrics["num_updates"], metrics["nonfinite"]) == (1, 0) and not _equal(before, model)
+    assert metrics["importance_weight"] == pytest.approx(9 / 8, abs=1e-4)  # seven tokens of weight 1, one of weight 2
+    assert metrics["mismatch"] == pytest.approx(20 / 8, abs=1e-4)
+    assert metrics["mismatch_ratio_max"] == pytest.approx(math.exp(20), rel=1e-4)
+    assert all(math.isfinite(number) for number in metrics.values()), metrics
+
+
 @pytest.mark.parametrize("kl_mode", ["loss", "reward"])
 def test_a_gradient_that_is_finite_of_a_loss_that_is_not(kl_mode: str, small_llama: Build) -> None:
-    """A word that the reference rules out: k1 is infinite there, its gradient is 1; in the reward it has none, but the record would hold it."""
+    """A word that the reference rules out: k1 is infinite there, its gradient is 1. In the reward the divergence is no part of the loss: its
+    mean is on the record alone, as (0 + ... + 20) / 8."""
     model = small_llama()
     batch = _two_rows(model, (1.0, -1.0))
     reference = batch.behavior_logprobs_BT.clone()
@@ -340,7 +359,11 @@ def test_a_gradient_that_is_finite_of_a_loss_that_is_not(kl_mode: str, small_lla
     before = _weights(model)
     algorithm = customized("grpo", {"kl_coef": 0.1, "divergence": "k1", "kl_mode": kl_mode})
     metrics = _update(_learner(model, algorithm), dataclasses.replace(batch, reference_BT=reference))
-    assert metrics["nonfinite"] == 1 and _equal(before, model)
+    if kl_mode == "loss":
+        assert metrics["nonfinite"] == 1 and _equal(before, model)
+    else:
+        assert metrics["nonfinite"] == 0 and not _equal(before, model)
+        assert metrics["kl_reference"] == pytest.approx(20 / 8, abs=1e-4)
     assert all(math.isfinite(number) for number in metrics.values()), metrics
 
 
