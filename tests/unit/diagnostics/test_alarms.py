@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tether.core.alarms import Alarm, AlarmName, Evidence, Severity
 from tether.core.config import known_keys
 from tether.core.metrics import is_catalogued
-from tether.diagnostics.alarms.rules import ADVICE, NEVER_INFORMED, Advice
+from tether.diagnostics.alarms.rules import NEVER_INFORMED, RULES, Advice
 from tether.diagnostics.alarms.tracker import StepReasoning, check, steps_standing
 from tether.diagnostics.settings import AlarmRules
 from tether.runs.schema import StepRecord
@@ -83,7 +83,7 @@ def test_information_falls_while_success_holds() -> None:
     # The noise factors of steps 51, 56, 61, 66 are 1.0, 1.02, 1.04, 0.95 in some order: their median times 0.2.
     assert evidence.value == pytest.approx(0.2 * sorted(_noise(step) for step in (51, 56, 61, 66))[1], rel=0.03)
     assert evidence.reference == pytest.approx(0.6, rel=0.05) and evidence.test == "medians of 4 and 5, rank-sum p = 0.0079"
-    assert (alarm.cause, alarm.remedy) == (ADVICE[alarm.name].cause, ADVICE[alarm.name].remedy)
+    assert (alarm.cause, alarm.remedy) == (RULES[alarm.name].advice.cause, RULES[alarm.name].advice.remedy)
 
 
 def test_information_that_first_rises_is_compared_with_its_best() -> None:
@@ -138,7 +138,7 @@ def test_retrieval_at_chance() -> None:
     (alarm,) = check(records)
     assert (alarm.name, alarm.severity, alarm.began) == (AlarmName.RETRIEVAL_AT_CHANCE, Severity.CRITICAL, 66)
     assert alarm.evidence[0].test == "mean of 4 measurements, 95% interval 0.0497 to 0.281 over 32 prompts holds chance, 0.125"
-    assert alarm.remedy == ADVICE[alarm.name].remedy
+    assert alarm.remedy == RULES[alarm.name].advice.remedy
 
 
 @pytest.mark.parametrize(("accuracy", "prompts", "raised"), [(0.21, 8, True), (0.22, 8, False), (0.06, 32, True), (0.07, 32, False)])
@@ -306,7 +306,7 @@ def test_one_line_says_it_all() -> None:
     )
 
 
-@pytest.mark.parametrize("advice", [*ADVICE.values(), NEVER_INFORMED], ids=[*ADVICE, "never_informed"])
+@pytest.mark.parametrize("advice", [*(rule.advice for rule in RULES.values()), NEVER_INFORMED], ids=[*RULES, "never_informed"])
 def test_advice_names_settings_and_metrics_that_exist(advice: Advice) -> None:
     """One line each; every word like section.key is a setting and every word like section/name a metric."""
     words = f"{advice.cause} {advice.remedy}"
@@ -317,8 +317,8 @@ def test_advice_names_settings_and_metrics_that_exist(advice: Advice) -> None:
     assert all(is_catalogued(name) for name in re.findall(r"\b[a-z_]+/[a-z_]+\b", words))
 
 
-def test_every_alarm_has_its_advice() -> None:
-    assert set(ADVICE) == set(AlarmName)
+def test_every_alarm_has_a_rule() -> None:
+    assert set(RULES) == set(AlarmName)
 
 
 def test_rules_that_could_never_fire_are_refused() -> None:

@@ -6,7 +6,7 @@ stretch that ends there. `_by_definition` evaluates it directly, walking back fr
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tether.core.alarms import Alarm, AlarmName
 from tether.core.seeding import generator
 from tether.diagnostics.alarms import tracker as tracker_module
-from tether.diagnostics.alarms.history import METRICS, History
-from tether.diagnostics.alarms.rules import ADVICE, RULES
+from tether.diagnostics.alarms.history import History
+from tether.diagnostics.alarms.rules import RULES, Rule
 from tether.diagnostics.alarms.tracker import AlarmTracker, check
 from tether.diagnostics.settings import AlarmRules
 from tether.runs.schema import StepRecord
@@ -28,6 +28,20 @@ SHORT = AlarmRules(
     start_steps=4, recent_steps=3, step_p=0.1, start_measurements=3, recent_measurements=2, measured_p=0.2, text_steps=2, max_tokens=160
 )
 """Short windows, so that alarms begin and end many times in a short history."""
+LEVELS = (
+    "groups/rv_mean",
+    "information/h_conditional",
+    "information/mi_seq",
+    "information/retrieval_acc",
+    "rollout/format_valid",
+    "rollout/mismatch_before",
+    "rollout/reasoning_tokens",
+    "rollout/repeated_text",
+    "rollout/response_tokens",
+    "rollout/staleness",
+    "rollout/success",
+)
+"""The metrics of a random run whose level jumps."""
 
 
 def _by_definition(records: Mapping[int, Metrics], rules: AlarmRules) -> list[Alarm]:
@@ -35,16 +49,17 @@ def _by_definition(records: Mapping[int, Metrics], rules: AlarmRules) -> list[Al
     for step in sorted(records):
         history.append(step, records[step])
     alarms = []
-    for name, rule in RULES.items():
-        finding = rule(history, rules)
+    for name in AlarmName:
+        rule = RULES[name]
+        finding = rule.check(history, rules)
         if finding is None:
             continue
         began = history.steps[-1]
         for step in reversed(history.steps[:-1]):
-            if rule(history.until(step), rules) is None:
+            if rule.check(history.until(step), rules) is None:
                 break
             began = step
-        advice = finding.advice or ADVICE[name]
+        advice = finding.advice or rule.advice
         alarms.append(Alarm(name, finding.severity, began, finding.evidence, advice.cause, advice.remedy))
     return sorted(alarms, key=lambda alarm: alarm.began)
 
@@ -52,7 +67,7 @@ def _by_definition(records: Mapping[int, Metrics], rules: AlarmRules) -> list[Al
 def _random_run(seed: int, steps: int = 40) -> dict[int, Metrics]:
     """Levels that jump now and then, some metrics missing at some steps, gaps between the steps."""
     draw = generator("random run", seed)
-    level = dict.fromkeys(sorted(METRICS), 1.0)  # a set has another order in every process
+    level = dict.fromkeys(LEVELS, 1.0)
     records: dict[int, Metrics] = {}
     for step in np.cumsum(draw.integers(1, 3, steps)).tolist():
         for name in level:
@@ -137,12 +152,12 @@ def test_a_step_asks_every_rule_once_however_long_an_alarm_stands(monkeypatch: p
     """Reward variance is zero from step 11 on; at step 1000 the alarm has stood for 980 steps."""
     asked: list[AlarmName] = []
 
-    def counting(name: AlarmName, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def counting(name: AlarmName, rule: Rule) -> Rule:
         def counted(*arguments: Any) -> Any:
             asked.append(name)
-            return rule(*arguments)
+            return rule.check(*arguments)
 
-        return counted
+        return Rule(counted, rule.advice)
 
     tracker = AlarmTracker()
     tracker.replay((step, {"groups/rv_mean": 0.2 if step <= 10 else 0.0, "rollout/success": 0.1}) for step in range(1, 1000))

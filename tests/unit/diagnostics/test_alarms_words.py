@@ -2,8 +2,9 @@
 
 import json
 
+import pytest
+
 from tether.core.alarms import Alarm, AlarmName, Evidence, Severity
-from tether.diagnostics.alarms.history import History, TextCount
 from tether.diagnostics.alarms.tracker import StepReasoning, check
 from tether.runs.schema import StepRecord
 
@@ -35,12 +36,12 @@ def _counted(step: int, reasonings: float | None, share: float | None) -> StepRe
 
 
 def test_counts_that_a_run_recorded() -> None:
-    records = [_counted(1, 30, 0.1), _counted(2, 7, 2 / 7), _counted(3, 0, 0), _counted(4, None, None), _counted(5, None, 0.5)]
-    history = History()
-    for record in records:
-        history.append(record.step, record.metrics)
-    assert history.texts(9) == [TextCount(1, 30, 3), TextCount(2, 7, 2)]
-    assert history.texts(1) == [TextCount(2, 7, 2)] and history.until(1).texts(9) == [TextCount(1, 30, 3)]
+    """Steps without reasonings, and steps whose number of reasonings is not on record, are not among the three that are pooled."""
+    records = [_counted(1, 30, 0.5), _counted(2, 7, 3 / 7), _counted(3, 0, 0), _counted(4, None, None), _counted(5, None, 0.5)]
+    assert check(records) == []
+    (alarm,) = check([*records, _counted(6, 13, 2 / 13)])
+    (evidence,) = alarm.evidence
+    assert evidence.steps == (1, 6) and evidence.value == pytest.approx(20 / 50), "15 of 30, 3 of 7, 2 of 13"
 
 
 def test_texts_at_hand_count_more_than_what_was_recorded() -> None:

@@ -21,38 +21,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-INFORMATION = "information/mi_seq / log(prompts)"
-"""MI-Seq-Est as a share of its ceiling, so that measurements on different numbers of prompts compare."""
-LONGEST_RESPONSE = "rollout/response_tokens_max"
-MISMATCH, STALENESS = "rollout/mismatch_before", "rollout/staleness"
-REASONINGS, REPEATED = "rollout/reasonings", "rollout/repeated_text"
+from tether.core.errors import UnknownName, did_you_mean
+from tether.core.metrics import CATALOGUE, is_catalogued
 
-METRICS = frozenset(
-    {
-        "groups/rv_mean",
-        "information/chance",
-        "information/h_conditional",
-        "information/mi_seq",
-        "information/num_prompts",
-        "information/retrieval_acc",
-        "rollout/format_valid",
-        "rollout/reasoning_tokens",
-        "rollout/response_tokens",
-        "rollout/success",
-        INFORMATION,
-        LONGEST_RESPONSE,
-        MISMATCH,
-        STALENESS,
-        REASONINGS,
-        REPEATED,
-    }
-)
-"""What the rules read. Other metrics are not kept."""
+INFORMATION = "information/mi_seq / log(prompts)"
+"""MI-Seq-Est as a share of its ceiling, so that measurements on different numbers of prompts compare. Computed, not logged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Consecutive measurements of one number."""
+class MetricSeries:
+    """Consecutive measurements of one metric."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -69,30 +47,26 @@ class Stretch:
     def span(self) -> tuple[int, int]:
         return self.steps[0], self.steps[-1]
 
-    def until(self, step: int) -> "Stretch":
-        """The measurements up to a step, its own included."""
-        return self._part(0, bisect.bisect_right(self.steps, step))
-
-    def first(self, count: int) -> "Stretch":
+    def first(self, count: int) -> "MetricSeries":
         return self._part(0, count)
 
-    def last(self, count: int) -> "Stretch":
+    def last(self, count: int) -> "MetricSeries":
         return self._part(max(0, len(self.steps) - count), len(self.steps))
 
-    def early(self, steps: int, fewest: int) -> "Stretch":
+    def early(self, steps: int, fewest: int) -> "MetricSeries":
         """The measurements of the first so many steps; at least `fewest` of them, however rare they are."""
         inside = bisect.bisect_left(self.steps, self.steps[0] + steps) if self.steps else 0
         return self.first(max(fewest, inside))
 
-    def recent(self, steps: int, fewest: int) -> "Stretch":
+    def recent(self, steps: int, fewest: int) -> "MetricSeries":
         """The measurements of the last so many steps; at least `fewest` of them."""
         inside = len(self.steps) - bisect.bisect_right(self.steps, self.steps[-1] - steps) if self.steps else 0
         return self.last(max(fewest, inside))
 
-    def without_last(self, count: int) -> "Stretch":
+    def without_last(self, count: int) -> "MetricSeries":
         return self._part(0, max(0, len(self.steps) - count))
 
-    def best(self, count: int) -> "Stretch":
+    def best(self, count: int) -> "MetricSeries":
         """The `count` neighbours with the highest median, the earliest of equals; all of it where it is shorter."""
         if len(self.values) <= count:
             return self
@@ -100,14 +74,14 @@ class Stretch:
         begin = int(np.argmax(medians))
         return self._part(begin, begin + count)
 
-    def at(self, steps: Iterable[int]) -> "Stretch":
+    def at(self, steps: Iterable[int]) -> "MetricSeries":
         """The measurements made at these steps."""
         wanted = set(steps)
         kept = [(step, value) for step, value in zip(self.steps, self.values, strict=True) if step in wanted]
-        return Stretch(tuple(step for step, _ in kept), tuple(value for _, value in kept))
+        return MetricSeries(tuple(step for step, _ in kept), tuple(value for _, value in kept))
 
-    def _part(self, begin: int, end: int) -> "Stretch":
-        return Stretch(self.steps[begin:end], self.values[begin:end])
+    def _part(self, begin: int, end: int) -> "MetricSeries":
+        return MetricSeries(self.steps[begin:end], self.values[begin:end])
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -117,12 +91,12 @@ class Stretch:
 class Shift:
     """A change that passed both conditions."""
 
-    before: Stretch
-    after: Stretch
+    before: MetricSeries
+    after: MetricSeries
     p_value: float
 
 
-def fall(before: Stretch, after: Stretch, share: float, p_value: float) -> Shift | None:
+def fall(before: MetricSeries, after: MetricSeries, share: float, p_value: float) -> Shift | None:
     """`after` is at most `share` of `before`, and below it beyond chance."""
     if not before.values or not after.values or before.median <= 0 or after.median > share * before.median:
         return None
@@ -130,7 +104,7 @@ def fall(before: Stretch, after: Stretch, share: float, p_value: float) -> Shift
     return Shift(before, after, found) if found <= p_value else None
 
 
-def rise(before: Stretch, after: Stretch, times: float, p_value: float) -> Shift | None:
+def rise(before: MetricSeries, after: MetricSeries, times: float, p_value: float) -> Shift | None:
     """`after` is at least `times` `before`, and above it beyond chance."""
     if not before.values or not after.values or before.median <= 0 or after.median < times * before.median:
         return None
@@ -155,21 +129,12 @@ def rank_sum_p(low: Sequence[float], high: Sequence[float]) -> float:
     return float(splits[chosen, : observed + 1].sum() / math.comb(len(pooled), chosen))
 
 
-@dataclass(frozen=True, slots=True)
-class TextCount:
-    """The number of reasonings of one step, and of the degenerate ones among them."""
-
-    step: int
-    total: int
-    degenerate: int
-
-
 class History:
-    """The metrics of a run's steps, in order."""
+    """All metrics of a run's steps, in order. Every logged metric is kept, so a rule can read any of them without a list of those it reads."""
 
     def __init__(self) -> None:
         self._steps: list[int] = []
-        self._series: dict[str, tuple[list[int], list[float]]] = {name: ([], []) for name in METRICS}
+        self._series: dict[str, tuple[list[int], list[float]]] = {}
         self._end = math.inf
 
     @property
@@ -181,19 +146,25 @@ class History:
         """Add a step after all others."""
         assert not self._steps or step > self._steps[-1], "steps are added in order"
         self._steps.append(step)
-        for name, value in (dict(metrics) | _derived(metrics)).items():
-            if name in METRICS:
-                steps, values = self._series[name]
-                steps.append(step)
-                values.append(value)
+        values = dict(metrics)
+        if "information/mi_seq" in values and values.get("information/num_prompts", 0) >= 2:
+            values[INFORMATION] = values["information/mi_seq"] / math.log(values["information/num_prompts"])
+        for name, value in values.items():
+            steps, series = self._series.setdefault(name, ([], []))
+            steps.append(step)
+            series.append(value)
 
-    def drop_from(self, step: int) -> None:
-        """Remove this step and all later ones."""
-        for steps, values in ((self._steps, None), *self._series.values()):
+    def pop_from(self, step: int) -> dict[int, dict[str, float]]:
+        """Remove this step and all later ones; returns their metrics."""
+        keep = bisect.bisect_left(self._steps, step)
+        removed: dict[int, dict[str, float]] = {later: {} for later in self._steps[keep:]}
+        del self._steps[keep:]
+        for name, (steps, values) in self._series.items():
             keep = bisect.bisect_left(steps, step)
-            del steps[keep:]
-            if values is not None:
-                del values[keep:]
+            for later, value in zip(steps[keep:], values[keep:], strict=True):
+                removed[later][name] = value
+            del steps[keep:], values[keep:]
+        return removed
 
     def until(self, step: int) -> "History":
         """The history as it was at an earlier step."""
@@ -201,26 +172,10 @@ class History:
         earlier._steps, earlier._series, earlier._end = self._steps, self._series, step
         return earlier
 
-    def __getitem__(self, metric: str) -> Stretch:
-        """The measurements of one metric; empty where it was never measured."""
-        steps, values = self._series[metric]
+    def __getitem__(self, metric: str) -> MetricSeries:
+        """The measurements of one metric; empty where it was never measured. A name that no step can log is refused."""
+        if metric not in self._series and metric != INFORMATION and not is_catalogued(metric):
+            raise UnknownName(f"metric '{metric}' is not in core/metrics.py: {did_you_mean(metric, CATALOGUE)}")
+        steps, values = self._series.get(metric, ([], []))
         count = bisect.bisect_right(steps, self._end)
-        return Stretch(tuple(steps[:count]), tuple(values[:count]))
-
-    def texts(self, count: int) -> list[TextCount]:
-        """The last `count` steps with reasonings; fewer where fewer are on record."""
-        steps, shares = self._series[REPEATED]
-        counted: list[TextCount] = []
-        totals = dict(zip(*self._series[REASONINGS], strict=True)) if steps else {}
-        for place in reversed(range(bisect.bisect_right(steps, self._end))):
-            if len(counted) == count:
-                break
-            if total := totals.get(steps[place]):
-                counted.append(TextCount(steps[place], round(total), round(shares[place] * total)))
-        return counted[::-1]
-
-
-def _derived(metrics: Mapping[str, float]) -> dict[str, float]:
-    if "information/mi_seq" not in metrics or metrics.get("information/num_prompts", 0) < 2:
-        return {}
-    return {INFORMATION: metrics["information/mi_seq"] / math.log(metrics["information/num_prompts"])}
+        return MetricSeries(tuple(steps[:count]), tuple(values[:count]))

@@ -1,19 +1,23 @@
 """The rules of the alarms: each is a pure function of the history up to a step and says whether its alarm stands there.
 
-The tracker asks every rule once per step and remembers since when an alarm stands. `ADVICE` has the likely cause of each alarm and the
-settings to change.
+A rule stands beside the likely cause of its alarm and the settings to change. It reads any logged metric from the history. The tracker asks
+every rule once per step and remembers since when an alarm stands.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 
 from tether.algorithms.filters.scores import ZERO
 from tether.core.alarms import AlarmName, Evidence, Severity
 from tether.core.metrics import wilson_interval
 from tether.core.reasoning import FEWEST_PROMPTS, TIED
-from tether.diagnostics.alarms.history import INFORMATION, LONGEST_RESPONSE, MISMATCH, STALENESS, History, Shift, fall, rise
+from tether.diagnostics.alarms.history import INFORMATION, History, Shift, fall, rise
 from tether.diagnostics.settings import AlarmRules
+
+AT_CHANCE = TIED / 2
+"""Retrieval is not called chance if its interval reaches this share of the way from chance to 1: half of what a verdict calls tied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,44 @@ class Finding:
     """Replaces the usual advice of the alarm."""
 
 
-Rule = Callable[[History, AlarmRules], Finding | None]
+Check = Callable[[History, AlarmRules], Finding | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Whether an alarm stands at the last step of a history, and what to say if it does."""
+
+    check: Check
+    advice: Advice
+
+
+RULES: dict[AlarmName, Rule] = {}
+"""Filled by `_rule`, below."""
+
+NEVER_INFORMED = Advice(
+    "reasoning has not depended on its prompt since the run began: the prompts are nearly alike, or the model does not read them",
+    "compare prompts in the report, vary the tasks more (env.options, rollout.num_groups), or start from a stronger model.name",
+)
+"""Replaces the usual advice where retrieval was at chance from the first measurements on: nothing collapsed."""
+
+
+def _rule(name: AlarmName, cause: str, remedy: str) -> Callable[[Check], Check]:
+    """Register a function as the rule of an alarm, with the likely cause and what to change."""
+
+    def register(check: Check) -> Check:
+        RULES[name] = Rule(check, Advice(cause, remedy))
+        return check
+
+    return register
+
+
+@_rule(
+    AlarmName.INFORMATION_FALLS,
+    "updates on prompts with little reward variance, where the entropy and divergence terms dominate, remove the differences between "
+    "prompts; or the steps are too large",
+    "train only on prompts with signal (filter.strategy top_p, lower filter.keep, filter.include_zero false), lower "
+    "algorithm.entropy_coef and learner.learning_rate, raise rollout.group_size",
+)
 def _information_falls(history: History, rules: AlarmRules) -> Finding | None:
     shift = _information_shift(history, rules)
     if shift is None:
@@ -47,6 +86,11 @@ def _information_falls(history: History, rules: AlarmRules) -> Finding | None:
     return Finding(Severity.CRITICAL, (_evidence(INFORMATION, shift), _evidence("rollout/success", success)))
 
 
+@_rule(
+    AlarmName.RETRIEVAL_AT_CHANCE,
+    "template collapse: the reasoning would fit any prompt equally well",
+    "return to a checkpoint from before this step and continue with lower filter.keep, filter.include_zero false and lower algorithm.entropy_coef",
+)
 def _retrieval_at_chance(history: History, rules: AlarmRules) -> Finding | None:
     evidence = _chance_evidence(history, rules)
     if evidence is None:
@@ -58,6 +102,11 @@ def _retrieval_at_chance(history: History, rules: AlarmRules) -> Finding | None:
     return Finding(Severity.CRITICAL, (evidence,))
 
 
+@_rule(
+    AlarmName.ENTROPY_UP_INFORMATION_DOWN,
+    "the entropy bonus or sampling noise adds variety faster than reward ties the reasoning to the prompt",
+    "lower algorithm.entropy_coef (0 is fine), lower rollout.temperature, lower filter.keep with filter.strategy top_p",
+)
 def _entropy_up_information_down(history: History, rules: AlarmRules) -> Finding | None:
     shift = _information_shift(history, rules)
     if shift is None:
@@ -70,6 +119,12 @@ def _entropy_up_information_down(history: History, rules: AlarmRules) -> Finding
     return Finding(Severity.CRITICAL, (_evidence(INFORMATION, shift), _evidence("information/h_conditional", higher)))
 
 
+@_rule(
+    AlarmName.INPUT_AGNOSTIC_TEXT,
+    "the format is rewarded and learned, the content is not: a fixed template earns as much as thinking",
+    "rank prompts by what solves the task (filter.score outcome_variance), bring rollout.format_penalty nearer to 0, and check that the "
+    "environment cannot be solved without reading the prompt",
+)
 def _input_agnostic_text(history: History, rules: AlarmRules) -> Finding | None:
     evidence = _chance_evidence(history, rules)
     valid = history["rollout/format_valid"].last(rules.recent_steps)
@@ -79,6 +134,12 @@ def _input_agnostic_text(history: History, rules: AlarmRules) -> Finding | None:
     return Finding(Severity.CRITICAL, (Evidence("rollout/format_valid", valid.median, valid.span, test), evidence))
 
 
+@_rule(
+    AlarmName.REWARD_VARIANCE_COLLAPSE,
+    "the members of a group all fail, or all earn the same: the tasks are too hard for the policy, or it always gives the same answer",
+    "play easier or more varied tasks (env.options), raise rollout.group_size or rollout.temperature, set filter.include_zero false with "
+    "filter.refill",
+)
 def _reward_variance_collapse(history: History, rules: AlarmRules) -> Finding | None:
     variance = history["groups/rv_mean"]
     recent = variance.last(rules.recent_steps)
@@ -91,20 +152,35 @@ def _reward_variance_collapse(history: History, rules: AlarmRules) -> Finding | 
     return Finding(Severity.CRITICAL, (_evidence("groups/rv_mean", shift),)) if shift else None
 
 
+@_rule(
+    AlarmName.REPEATED_TEXT,
+    "the policy has broken down: the updates are too large, or the logits are not finite and sample token 0 ('!' in the vocabularies of "
+    "GPT-2 and Qwen)",
+    "look at update/nonfinite, update/mismatch and update/ratio_max, return to an earlier checkpoint, lower learner.learning_rate, set "
+    "model.dtype float32 or algorithm.kl_coef above 0",
+)
 def _repeated_text(history: History, rules: AlarmRules) -> Finding | None:
-    counts = history.texts(rules.text_steps)
+    shares, written = history["rollout/repeated_text"], history["rollout/reasonings"]
+    totals = dict(zip(written.steps, written.values, strict=True))
+    counts = [(step, totals[step], share) for step, share in zip(shares.steps, shares.values, strict=True) if totals.get(step)]
+    counts = counts[-rules.text_steps :]
     if len(counts) < rules.text_steps:
         return None
-    degenerate, total = sum(count.degenerate for count in counts), sum(count.total for count in counts)
+    total, degenerate = round(sum(count for _, count, _ in counts)), round(sum(count * share for _, count, share in counts))
     low, high = wilson_interval(degenerate, total)
-    showing = sum(count.degenerate > rules.repeated_texts * count.total for count in counts)
+    showing = sum(share > rules.repeated_texts for _, _, share in counts)
     if low <= rules.repeated_texts or 2 * showing <= len(counts):
         return None
     test = f"95% interval {low:.2g} to {high:.2g} of {total}, the bound is {rules.repeated_texts:g}"
-    evidence = Evidence("share of reasonings that repeat themselves", degenerate / total, (counts[0].step, counts[-1].step), test)
+    evidence = Evidence("share of reasonings that repeat themselves", degenerate / total, (counts[0][0], counts[-1][0]), test)
     return Finding(Severity.CRITICAL, (evidence,))
 
 
+@_rule(
+    AlarmName.LENGTH_COLLAPSE,
+    "short responses earn as much as long ones, or length is punished, so reasoning is dropped",
+    "lower rollout.overlong_penalty or rollout.overlong_share, use algorithm.aggregation token_mean, set algorithm.kl_coef above 0",
+)
 def _length_collapse(history: History, rules: AlarmRules) -> Finding | None:
     shifts = {
         metric: shift
@@ -120,30 +196,42 @@ def _length_collapse(history: History, rules: AlarmRules) -> Finding | None:
     return Finding(Severity.CRITICAL, (*evidence, _evidence("rollout/success", success)))
 
 
+@_rule(
+    AlarmName.LENGTH_EXPLOSION,
+    "length costs nothing, or a loss averaged per response makes long failures cheap; a response that is cut off is malformed",
+    "set rollout.overlong_share above 0, use algorithm.aggregation token_mean or algorithm.name dr_grpo; raise rollout.max_tokens if the "
+    "task needs the room",
+)
 def _length_explosion(history: History, rules: AlarmRules) -> Finding | None:
     lengths = history["rollout/response_tokens"]
     recent = lengths.last(rules.recent_steps)
     before = lengths.without_last(rules.recent_steps).first(rules.start_steps)
-    budget = rules.max_tokens or max(history[LONGEST_RESPONSE].values, default=math.inf)
+    budget = rules.max_tokens or max(history["rollout/response_tokens_max"].values, default=math.inf)
     if len(before) < rules.start_steps or recent.median < rules.budget_share * budget:
         return None
     shift = rise(before, recent, rules.length_rise, rules.step_p)
     if shift is None:
         return None
-    limit = Evidence(LONGEST_RESPONSE if rules.max_tokens is None else "rollout.max_tokens", budget, recent.span, "the budget")
+    limit = Evidence("rollout/response_tokens_max" if rules.max_tokens is None else "rollout.max_tokens", budget, recent.span, "the budget")
     return Finding(Severity.CRITICAL, (_evidence("rollout/response_tokens", shift), limit))
 
 
+@_rule(
+    AlarmName.SAMPLER_MISMATCH,
+    "the server computes with other weights, another precision or other log-probs than the learner, or it takes updates too late",
+    "look at update/probe_difference and update/importance_weight, serve in the learner's precision (model.dtype), start vLLM with "
+    "--logprobs-mode processed_logprobs, set rollout.top_p 1 and rollout.top_k 0, or train with rollout.engine native",
+)
 def _sampler_mismatch(history: History, rules: AlarmRules) -> Finding | None:
     """Importance weights correct a small difference between sampler and learner. A large one is a defect, not noise."""
     found = []
-    for metric, bound in ((MISMATCH, rules.mismatch), (STALENESS, rules.staleness)):
+    for metric, bound in (("rollout/mismatch_before", rules.mismatch), ("rollout/staleness", rules.staleness)):
         recent = history[metric].last(rules.sampler_steps)
         if len(recent) == rules.sampler_steps and recent.median > bound:
             found.append(Evidence(metric, recent.median, recent.span, f"median of {len(recent)}, the bound is {bound:g}"))
     if not found:
         return None
-    return Finding(Severity.CRITICAL if found[0].metric == MISMATCH else Severity.WARNING, tuple(found))
+    return Finding(Severity.CRITICAL if found[0].metric == "rollout/mismatch_before" else Severity.WARNING, tuple(found))
 
 
 def _evidence(metric: str, shift: Shift) -> Evidence:
@@ -184,86 +272,26 @@ def _from_the_start(history: History, metric: str, rules: AlarmRules, share: flo
 def _chance_evidence(history: History, rules: AlarmRules) -> Evidence | None:
     """Retrieval over the recent measurements is not above chance, or None.
 
-    Reasonings of one prompt are right or wrong together, so the unit of the interval is the prompt, not the reasoning. With few prompts
-    the interval is wide; the bound on the excess then keeps half-right reasoning from counting as chance. Measurements on fewer prompts than
-    a verdict needs do not count, and an interval that reaches what a verdict calls tied is no evidence (tether.core.reasoning).
+    Reasonings of one prompt are right or wrong together, so the unit of the interval is the prompt, not the reasoning. Measurements on prompts
+    of their own add up. A fixed probe has the same prompts every time: however often they are measured, the evidence is that of its prompts.
+    With few prompts the interval is wide; the bound on the excess then keeps half-right reasoning from counting as chance, and an interval
+    that ends above `AT_CHANCE` is no evidence. Measurements on fewer prompts than a verdict needs do not count (tether.core.reasoning).
     """
     accuracy = history["information/retrieval_acc"].recent(rules.recent_steps, rules.recent_measurements)
     chances = history["information/chance"].at(accuracy.steps)
     prompts = history["information/num_prompts"].at(accuracy.steps)
-    if min(len(accuracy), len(chances), len(prompts)) < rules.recent_measurements:
+    if min(len(accuracy), len(chances), len(prompts)) < rules.recent_measurements or min(prompts.values) < FEWEST_PROMPTS:
         return None
-    if min(prompts.values) < FEWEST_PROMPTS:
-        return None
-    count, chance = round(sum(prompts.values)), chances.mean
+    is_fixed = bool(history["information/probe_tokens_sampled"].at(accuracy.steps).steps)
+    count, chance = round(min(prompts.values) if is_fixed else sum(prompts.values)), chances.mean
     low, high = wilson_interval(accuracy.mean * count, count)
-    if low > chance or accuracy.mean > chance + rules.chance_excess * (1 - chance) or high >= chance + TIED * (1 - chance):
+    recorded = history["information/retrieval_acc_high"].at(accuracy.steps)
+    if is_fixed and len(recorded) == len(accuracy):
+        # The interval over prompts that a measurement recorded is tighter where all prompts are found equally seldom. Where none is found it
+        # is a point, and Wilson's bound is used.
+        none_found = wilson_interval(0, count)[1]
+        high = min(high, fmean(end if value > 0 else none_found for end, value in zip(recorded.values, accuracy.values, strict=True)))
+    if low > chance or accuracy.mean > chance + rules.chance_excess * (1 - chance) or high >= chance + AT_CHANCE * (1 - chance):
         return None
     test = f"mean of {len(accuracy)} measurements, 95% interval {low:.3g} to {high:.3g} over {count} prompts holds chance, {chance:.3g}"
     return Evidence("information/retrieval_acc", accuracy.mean, accuracy.span, test)
-
-
-ADVICE: dict[AlarmName, Advice] = {
-    AlarmName.INFORMATION_FALLS: Advice(
-        "updates on prompts with little reward variance, where the entropy and divergence terms dominate, remove the differences between "
-        "prompts; or the steps are too large",
-        "train only on prompts with signal (filter.strategy top_p, lower filter.keep, filter.include_zero false), lower "
-        "algorithm.entropy_coef and learner.learning_rate, raise rollout.group_size",
-    ),
-    AlarmName.RETRIEVAL_AT_CHANCE: Advice(
-        "template collapse: the reasoning would fit any prompt equally well",
-        "return to a checkpoint from before this step and continue with lower filter.keep, filter.include_zero false and lower algorithm.entropy_coef",
-    ),
-    AlarmName.ENTROPY_UP_INFORMATION_DOWN: Advice(
-        "the entropy bonus or sampling noise adds variety faster than reward ties the reasoning to the prompt",
-        "lower algorithm.entropy_coef (0 is fine), lower rollout.temperature, lower filter.keep with filter.strategy top_p",
-    ),
-    AlarmName.INPUT_AGNOSTIC_TEXT: Advice(
-        "the format is rewarded and learned, the content is not: a fixed template earns as much as thinking",
-        "rank prompts by what solves the task (filter.score outcome_variance), bring rollout.format_penalty nearer to 0, and check that the "
-        "environment cannot be solved without reading the prompt",
-    ),
-    AlarmName.REWARD_VARIANCE_COLLAPSE: Advice(
-        "the members of a group all fail, or all earn the same: the tasks are too hard for the policy, or it always gives the same answer",
-        "play easier or more varied tasks (env.options), raise rollout.group_size or rollout.temperature, set filter.include_zero false with "
-        "filter.refill",
-    ),
-    AlarmName.REPEATED_TEXT: Advice(
-        "the policy has broken down: the updates are too large, or the logits are not finite and sample token 0 ('!' in the vocabularies of "
-        "GPT-2 and Qwen)",
-        "look at update/nonfinite, update/mismatch and update/ratio_max, return to an earlier checkpoint, lower learner.learning_rate, set "
-        "model.dtype float32 or algorithm.kl_coef above 0",
-    ),
-    AlarmName.LENGTH_COLLAPSE: Advice(
-        "short responses earn as much as long ones, or length is punished, so reasoning is dropped",
-        "lower rollout.overlong_penalty or rollout.overlong_share, use algorithm.aggregation token_mean, set algorithm.kl_coef above 0",
-    ),
-    AlarmName.LENGTH_EXPLOSION: Advice(
-        "length costs nothing, or a loss averaged per response makes long failures cheap; a response that is cut off is malformed",
-        "set rollout.overlong_share above 0, use algorithm.aggregation token_mean or algorithm.name dr_grpo; raise rollout.max_tokens if the "
-        "task needs the room",
-    ),
-    AlarmName.SAMPLER_MISMATCH: Advice(
-        "the server computes with other weights, another precision or other log-probs than the learner, or it takes updates too late",
-        "look at update/probe_difference and update/importance_weight, serve in the learner's precision (model.dtype), start vLLM with "
-        "--logprobs-mode processed_logprobs, set rollout.top_p 1 and rollout.top_k 0, or train with rollout.engine native",
-    ),
-}
-
-NEVER_INFORMED = Advice(
-    "reasoning has not depended on its prompt since the run began: the prompts are nearly alike, or the model does not read them",
-    "compare prompts in the report, vary the tasks more (env.options, rollout.num_groups), or start from a stronger model.name",
-)
-"""Replaces ADVICE where retrieval was at chance from the first measurements on: nothing collapsed."""
-
-RULES: dict[AlarmName, Rule] = {
-    AlarmName.INFORMATION_FALLS: _information_falls,
-    AlarmName.RETRIEVAL_AT_CHANCE: _retrieval_at_chance,
-    AlarmName.ENTROPY_UP_INFORMATION_DOWN: _entropy_up_information_down,
-    AlarmName.INPUT_AGNOSTIC_TEXT: _input_agnostic_text,
-    AlarmName.REWARD_VARIANCE_COLLAPSE: _reward_variance_collapse,
-    AlarmName.REPEATED_TEXT: _repeated_text,
-    AlarmName.LENGTH_COLLAPSE: _length_collapse,
-    AlarmName.LENGTH_EXPLOSION: _length_explosion,
-    AlarmName.SAMPLER_MISMATCH: _sampler_mismatch,
-}

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tether.core.alarms import Alarm, AlarmName
-from tether.diagnostics.alarms.history import METRICS, REASONINGS, REPEATED, History
+from tether.diagnostics.alarms.history import History
 from tether.diagnostics.alarms.repetition import repetition_metrics
-from tether.diagnostics.alarms.rules import ADVICE, RULES
+from tether.diagnostics.alarms.rules import RULES
 from tether.diagnostics.settings import AlarmRules
 from tether.runs.schema import StepRecord
 
@@ -24,8 +24,6 @@ class AlarmTracker:
     def __init__(self, rules: AlarmRules | None = None) -> None:
         self.rules = rules or AlarmRules()
         self._history = History()
-        self._metrics: dict[int, dict[str, float]] = {}
-        """What the rules read, by step; needed where a part of the history is computed again."""
         self._standing: dict[int, list[Alarm]] = {}
         """The alarms at each step on record, in the order of the steps."""
 
@@ -41,11 +39,7 @@ class AlarmTracker:
 
     def add(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Record a step and return the alarms that stand at the last step on record. A step that is on record already is replaced."""
-        self._metrics[step] = {name: value for name, value in metrics.items() if name in METRICS}
-        if self._standing and step <= next(reversed(self._standing)):
-            self._recompute(step)
-        else:
-            self._append(step)
+        self._append(self._pop_from(step) | {step: metrics})
         return self.alarms
 
     def replay(self, records: Iterable[tuple[int, Mapping[str, float]]]) -> None:
@@ -55,9 +49,7 @@ class AlarmTracker:
 
     def forget(self, first: int, last: int) -> None:
         """Remove the steps `first` to `last`, both included; they no longer count for any rule."""
-        for step in [step for step in self._metrics if first <= step <= last]:
-            del self._metrics[step]
-        self._recompute(first)
+        self._append({step: metrics for step, metrics in self._pop_from(first).items() if step > last})
 
     def steps_standing(self) -> dict[AlarmName, list[int]]:
         """For every alarm that ever stood, the steps at which it did."""
@@ -67,22 +59,23 @@ class AlarmTracker:
                 stood[alarm.name].append(step)
         return {name: stood[name] for name in AlarmName if name in stood}
 
-    def _recompute(self, first: int) -> None:
-        """Answer again for all steps from `first` on; the answers for earlier steps do not depend on them."""
-        self._history.drop_from(first)
-        self._standing = {step: alarms for step, alarms in self._standing.items() if step < first}
-        for step in sorted(step for step in self._metrics if step >= first):
-            self._append(step)
+    def _pop_from(self, first: int) -> dict[int, Mapping[str, float]]:
+        """Remove all steps from `first` on, with their answers; the answers for earlier steps do not depend on them."""
+        for step in [step for step in reversed(self._standing) if step >= first]:
+            del self._standing[step]
+        return dict(self._history.pop_from(first))
 
-    def _append(self, step: int) -> None:
-        began = {alarm.name: alarm.began for alarm in self.alarms}
-        self._history.append(step, self._metrics[step])
-        alarms = []
-        for name, rule in RULES.items():
-            if finding := rule(self._history, self.rules):
-                advice = finding.advice or ADVICE[name]
-                alarms.append(Alarm(name, finding.severity, began.get(name, step), finding.evidence, advice.cause, advice.remedy))
-        self._standing[step] = sorted(alarms, key=lambda alarm: alarm.began)  # stable: equals stay in the order of the table
+    def _append(self, records: Mapping[int, Mapping[str, float]]) -> None:
+        for step in sorted(records):
+            began = {alarm.name: alarm.began for alarm in self.alarms}
+            self._history.append(step, records[step])
+            alarms = []
+            for name in AlarmName:
+                rule = RULES[name]
+                if finding := rule.check(self._history, self.rules):
+                    advice = finding.advice or rule.advice
+                    alarms.append(Alarm(name, finding.severity, began.get(name, step), finding.evidence, advice.cause, advice.remedy))
+            self._standing[step] = sorted(alarms, key=lambda alarm: alarm.began)  # stable: equals stay in the order of AlarmName
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,8 @@ def _tracked(records: Sequence[StepRecord], reasonings: Sequence[StepReasoning],
         if item.text.strip():
             texts[item.step].append((item.text, item.prompt))
     if texts:  # texts take precedence over the counts on record
-        metrics = {step: {n: v for n, v in values.items() if n not in (REASONINGS, REPEATED)} for step, values in metrics.items()}
+        counts = ("rollout/reasonings", "rollout/repeated_text")
+        metrics = {step: {n: v for n, v in values.items() if n not in counts} for step, values in metrics.items()}
     for step, written in texts.items():
         counted = repetition_metrics(written, tracker.rules.repeated_part)
         metrics.setdefault(step, {}).update({f"rollout/{name}": value for name, value in counted.items()})
