@@ -1,4 +1,4 @@
-"""What a reader sees of the results: the block in an experiment's README, its plots, and the verdicts at a glance in docs/experiments.md.
+"""What a reader sees of the results: the block in an experiment's README, its plots, and all verdicts in the README of the experiments folder.
 
 Only the text between two markers is written; what stands around it is written by hand and stays. Everything is deterministic.
 """
@@ -20,7 +20,6 @@ from tether.runs.files import write_whole
 
 BEGIN, END = "<!-- written by `tether reproduce`: do not edit -->", "<!-- end -->"
 README, RESULTS = "README.md", "results"
-GLANCE = Path("docs") / "experiments.md"
 
 
 def write_pages(library: Library, names: Sequence[str]) -> list[Path]:
@@ -30,7 +29,7 @@ def write_pages(library: Library, names: Sequence[str]) -> list[Path]:
         for name in library.shared.order
     }
     written = [path for name in names for path in write_experiment(library, name, list(found[name].values()))]
-    glance = library.folder.parent / GLANCE
+    glance = library.folder / README
     if glance.is_file():
         _replace_block(glance, glance_table(library, found), "")
         written.append(glance)
@@ -179,13 +178,13 @@ def _correlations(grid: Grid, results: Results) -> list[str]:
 
 
 def glance_table(library: Library, found: Mapping[str, Mapping[str, Results]]) -> str:
-    """Every claim of every experiment with its verdicts, for docs/experiments.md."""
+    """Every claim of every experiment with its verdicts, for the README of the experiments folder."""
     scales = list(library.shared.scales)
     rows = []
     for name, results in found.items():
         for number, claim in enumerate(library.grids[name].claims):
             verdicts = [str(results[scale].judgements[number][1].verdict) if scale in results else "-" for scale in scales]
-            link = f"[{name}](../{library.folder.name}/{name}/README.md)" if number == 0 else ""
+            link = f"[{name}]({name}/{README})" if number == 0 else ""
             rows.append([link, claim.text, claim.paper or "not in the paper", *verdicts])
     return table(["experiment", "claim", "the paper", *scales], rows)
 

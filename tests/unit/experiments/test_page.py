@@ -77,12 +77,11 @@ def test_failed_cells_are_listed(library: Library) -> None:
 
 def test_verdicts_at_a_glance(library: Library) -> None:
     fill(library, library.folder)
-    glance = library.folder.parent / "docs" / "experiments.md"
-    glance.parent.mkdir()
+    glance = library.folder / "README.md"
     glance.write_text(f"# Experiments\n\n<!-- written by `tether reproduce`: do not edit -->\n{END}\nby hand\n", encoding="utf-8")
     write_pages(library, ["one"])
     text = glance.read_text(encoding="utf-8")
-    assert "| [one](../experiments/one/README.md) | The filter raises peak success. | not in the paper | holds |" in text
+    assert "| [one](one/README.md) | The filter raises peak success. | not in the paper | holds |" in text
     assert text.endswith("by hand\n")
 
 
@@ -134,9 +133,8 @@ def test_ticks_are_round() -> None:
 
 
 def test_the_committed_pages_are_in_step_with_the_committed_cells(tmp_path: Path) -> None:
-    """Written again from the committed cells, no file of experiments/ and not docs/experiments.md changes."""
-    for name in ("experiments", "docs"):
-        shutil.copytree(REPOSITORY / name, tmp_path / name)
+    """Written again from the committed cells, no file of experiments/ changes."""
+    shutil.copytree(REPOSITORY / "experiments", tmp_path / "experiments")
     before = everything(tmp_path)
     library = read_library(tmp_path / "experiments")
     write_pages(library, library.shared.order)
