@@ -17,7 +17,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
+.PHONY: help demo reference test test-long torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,9 @@ docs: ## the documentation as a site of HTML pages in build/site; its tools are 
 
 test-ray: set-up-ray ## the tests of runs on Ray, in .venv-ray
 	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest -W default $(PYTEST_ARGS) tests/ray
+
+reference: set-up-dev ## write the lists of verbs, options, settings, metrics, alarms and layers into the documents
+	$(BIN)/python scripts/reference_pages.py
 
 lint: lint-style lint-format lint-types lint-imports ## style, format, types and the direction of imports
 

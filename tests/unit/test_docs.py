@@ -6,6 +6,7 @@ Every python block of a document is run in order, each pasted alone, in an empty
 """
 
 import hashlib
+import importlib.util
 import json
 import re
 import sys
@@ -22,8 +23,9 @@ from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
 from tether.algorithms.objective import AGGREGATIONS
 from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
-from tether.core.config import Settings, known_keys
+from tether.core.config import known_keys
 from tether.core.metrics import CATALOGUE
+from tether.core.setting_docs import setting_docs
 from tether.envs import registry
 from tether.training.optim import SCHEDULES
 from tether.training.settings import RunSettings
@@ -63,6 +65,16 @@ def _slug(heading: str) -> str:
 
 def _anchors(page: Path) -> set[str]:
     return {_slug(heading) for heading in re.findall(r"^#+ (.*)$", _FENCED.sub("", _text(page)), re.MULTILINE)}
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """scripts/reference_pages.py, which writes the lists of the documents."""
+    spec = importlib.util.spec_from_file_location("reference_pages", ROOT / "scripts" / "reference_pages.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 EXAMPLES = [page for page in PAGES if _BLOCK.search(_text(page)) and page.parent.name != "tutorials"]
@@ -122,22 +134,40 @@ def test_api_page_is_the_public_surface() -> None:
     assert sorted(listed) == sorted(set(tether.__all__) - {"__version__"})
 
 
-def test_metrics_page_is_the_catalogue() -> None:
-    rows = _rows(ROOT / "docs" / "metrics.md")
-    assert [row[0].strip("`") for row in rows] == list(CATALOGUE), "docs/metrics.md lists each metric once, in the order of the catalogue"
-    for row in rows:
-        assert row[1] == CATALOGUE[row[0].strip("`")]
-        assert len(row) == 4 and row[2] and row[3]
+def test_generated_lists_are_up_to_date(reference: Any) -> None:
+    """Verbs, options, settings, metrics, alarms and layers are written from the code."""
+    old = [str(page.relative_to(ROOT)) for page in reference.PAGES if reference.filled(_text(page)) != _text(page)]
+    assert not old, f"run `make reference`, which renews {', '.join(old)}"
 
 
-@pytest.mark.parametrize(("page", "settings"), [("configuration.md", RunSettings), ("sft.md", SftSettings)])
-def test_a_page_of_settings_is_the_settings(page: str, settings: type[Settings]) -> None:
-    rows = {row[0].strip("`"): row[1] for row in _rows(ROOT / "docs" / page) if len(row) == 4}
-    every = known_keys(settings)
+def test_a_list_that_is_out_of_date_is_seen(reference: Any) -> None:
+    page = _text(ROOT / "docs" / "metrics.md")
+    assert reference.filled(page.replace("share of training episodes solved", "share of episodes")) == page
+
+
+@pytest.mark.parametrize(
+    ("page", "block", "wanted"),
+    [
+        ("docs/cli.md", "help", lambda reference: reference._commands()),
+        ("docs/configuration.md", "settings", lambda reference: [reference._section(row.key) for row in setting_docs(RunSettings)]),
+        ("docs/metrics.md", "metrics", lambda reference: [reference._metric_section(name) for name in CATALOGUE]),
+        ("docs/alarms.md", "alarms", lambda _: [""]),
+        ("README.md", "verbs", lambda _: [""]),
+        ("CONTRIBUTING.md", "layers", lambda _: [""]),
+    ],
+)
+def test_every_list_is_on_its_page(page: str, block: str, wanted: Any, reference: Any) -> None:
+    found = re.findall(rf"^<!-- generated: {block} ?([\w-]*) -->$", _text(ROOT / page), re.MULTILINE)
+    assert sorted(found) == sorted(set(wanted(reference)))
+
+
+def test_the_page_of_sft_settings_is_the_settings() -> None:
+    rows = {row[0].strip("`"): row[1] for row in _rows(ROOT / "docs" / "sft.md") if len(row) == 4}
+    every = known_keys(SftSettings)
     leaves = [key for key in every if not any(other.startswith(f"{key}.") for other in every)]
     assert list(rows) == leaves
     for key, default in rows.items():
-        field = _field(settings, key)
+        field = _field(SftSettings, key)
         if field.is_required():
             assert default == "required", key
         else:
@@ -152,18 +182,17 @@ def _field(settings: Any, key: str) -> Any:
 
 
 def test_names_that_settings_accept_are_documented() -> None:
-    allowed = {
-        row[0].strip("`"): set(re.findall(r"`([^`]+)`", row[2])) for row in _rows(ROOT / "docs" / "configuration.md") if len(row) == 4
-    }
-    assert allowed["algorithm.name"] == set(PRESETS)
-    assert allowed["filter.strategy"] == {*STRATEGIES, AUTO}
-    assert allowed["filter.score"] == {*SCORES, "module:function"}
-    assert allowed["filter.order"] == set(ORDERS)
-    assert allowed["filter.loss_scale"] == set(LOSS_SCALES)
-    assert allowed["algorithm.advantages"] == set(ESTIMATORS)
-    assert allowed["algorithm.aggregation"] == set(AGGREGATIONS)
-    assert allowed["algorithm.divergence"] == set(DIVERGENCES)
-    assert allowed["learner.schedule"] == set(SCHEDULES)
+    """The text under a setting names every value that the setting accepts by name."""
+    named = {row.key: set(re.findall(r"[\w:]+", f"{row.allowed} {row.meaning}")) for row in setting_docs(RunSettings)}
+    assert named["algorithm.name"] >= set(PRESETS)
+    assert named["filter.strategy"] >= {*STRATEGIES, AUTO}
+    assert named["filter.score"] >= {*SCORES, "module:function"}
+    assert named["filter.order"] >= set(ORDERS)
+    assert named["filter.loss_scale"] >= set(LOSS_SCALES)
+    assert named["algorithm.advantages"] >= set(ESTIMATORS)
+    assert named["algorithm.aggregation"] >= set(AGGREGATIONS)
+    assert named["algorithm.divergence"] >= set(DIVERGENCES)
+    assert named["learner.schedule"] >= set(SCHEDULES)
     described = {row[0].strip("`") for row in _rows(ROOT / "docs" / "algorithms.md")}
     assert described >= set(STRATEGIES) | set(SCORES) | set(AGGREGATIONS)
     listed = {re.sub(r"\W+", " ", row[0]).split()[0] for row in _link_rows(ROOT / "docs" / "environments" / "README.md")}
@@ -195,16 +224,6 @@ def test_presets_are_as_documented() -> None:
         for section in ("filter", "rollout"):
             cell = table[f"`{section}`"][column].replace("`", "")
             assert (yaml.safe_load(f"{{{cell}}}") if cell != "-" else {}) == SECTIONS.get(name, {}).get(section, {})
-
-
-def test_every_verb_has_its_section() -> None:
-    import typer
-
-    from tether.cli.main import app
-
-    verbs = getattr(typer.main.get_command(app), "commands", {})
-    sections = set(re.findall(r"^## ([\w-]+)$", _text(ROOT / "docs" / "cli.md"), re.MULTILINE))
-    assert verbs and sections == set(verbs)
 
 
 def test_model_card_is_about_the_weights_beside_it(tiny: Any) -> None:

@@ -331,7 +331,7 @@ class LearnerSettings(Settings):
     sharding: str = "zero1"
     """What several ranks divide: zero1 the optimiser's state, fsdp also weights and gradients of the update, and where servers sample no rank holds whole weights."""
     schedule: str = "constant"
-    """How the learning rate goes on after the warm-up."""
+    """How the learning rate changes after the warm-up: constant, linear or cosine, to `min_lr_ratio` of it in the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which the learning rate rises to its value."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
