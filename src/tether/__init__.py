@@ -33,6 +33,7 @@ _PUBLIC = {
     "TetherError": "tether.core.errors",
     "TetherLogger": "tether.diagnostics.logger",
     "Trajectory": "tether.core.types",
+    "Trial": "tether.training.sweep",
     "Turn": "tether.core.types",
     "VectorEnv": "tether.envs.remote",
     "as_gymnasium": "tether.envs.gym_wrapper",
@@ -48,6 +49,7 @@ _PUBLIC = {
     "register_env": "tether.envs.registry",
     "select_groups": "tether.algorithms.filters.select",
     "sft": "tether.training.sft.api",
+    "sweep": "tether.training.side_by_side",
     "train": "tether.training.api",
 }
 
@@ -77,6 +79,7 @@ __all__ = [
     "TetherError",
     "TetherLogger",
     "Trajectory",
+    "Trial",
     "Turn",
     "VectorEnv",
     "as_gymnasium",
@@ -92,6 +95,7 @@ __all__ = [
     "register_env",
     "select_groups",
     "sft",
+    "sweep",
     "train",
 ]
 
@@ -121,6 +125,8 @@ if TYPE_CHECKING:
     from tether.training.callbacks import Callback
     from tether.training.evaluate import Evaluation
     from tether.training.sft.api import sft
+    from tether.training.side_by_side import sweep
+    from tether.training.sweep import Trial
 
 
 def __getattr__(name: str) -> Any:

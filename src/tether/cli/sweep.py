@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tether.cli.completion import complete_algorithm, complete_config_or_env, complete_model, complete_override
-from tether.cli.side_by_side import end, memory_bound, run_side_by_side
 from tether.core.config import find_config, is_config, merge, read_file
 from tether.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from tether.experiments.sweep import Row
+    from collections.abc import Sequence
+
+    from tether.training.sweep import Row, Trial
 
 EXAMPLES = """\b
 Examples:
@@ -61,12 +62,12 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON object, and nothing else to stdout.")] = False,
 ) -> None:
     """Train every combination of settings under every seed, side by side; finished runs are never made again; one table at the end."""
-    from tether.experiments.cells import CellFiles
-    from tether.experiments.grid import parse_seeds
-    from tether.experiments.quantities import Quantity
-    from tether.experiments.sweep import RESULT, SCALE, sweep_cells, table_rows, to_json, variants
-    from tether.runs.store import write_whole
+    from tether.cli.side_by_side import SweepView, end
+    from tether.runs.files import write_whole
+    from tether.runs.quantities import Quantity
     from tether.training.resolve import named_settings
+    from tether.training.side_by_side import sweep as run_sweep
+    from tether.training.sweep import RESULT, is_finished, parse_seeds, sweep_trials, table_rows, to_json, variants
 
     if max_minutes is not None and max_minutes <= 0:
         raise BadInput(f"--max-minutes is {max_minutes:g}; give more than 0")
@@ -75,14 +76,15 @@ def sweep(
     base = merge(base, named_settings(None, model, algo, filter_, steps, None))
     if device is not None:
         base = merge(base, {"model": {"device": device}})
-    cells = sweep_cells(base, chosen, parse_seeds(seeds))
+    trials = sweep_trials(base, chosen, parse_seeds(seeds))
     folder = out or Path("runs") / f"sweep-{Path(what).with_suffix('').as_posix().replace('/', '-').replace(':', '-')}"
     console = Console(soft_wrap=True, stderr=as_json)
-    console.print(f"{len(chosen)} x {len({cell.seed for cell in cells})} runs -> {folder}", highlight=False)
-    files = CellFiles(folder, SCALE)
-    bound = None if jobs is not None or all(files.has(cell) for cell in cells) else _bound(cells)
-    state = run_side_by_side(cells, files, folder, console, noun="runs", jobs=jobs, most=bound, max_minutes=max_minutes, keep_runs=True)
-    rows = table_rows(cells, chosen, files, quantities)
+    console.print(f"{len(chosen)} x {len({trial.seed for trial in trials})} runs -> {folder}", highlight=False)
+    fitting = None if jobs is not None or all(is_finished(folder / trial.id) for trial in trials) else _fitting(trials)
+    view = SweepView(console, "runs")
+    with view.drawing():
+        state = run_sweep(trials, folder, jobs=jobs, at_most=fitting, max_minutes=max_minutes, observer=view)
+    rows = table_rows(trials, folder, chosen, quantities)
     write_whole(folder / RESULT, to_json(rows, state.failed))
     if as_json:
         typer.echo(json.dumps(json.loads(to_json(rows, state.failed))))
@@ -91,7 +93,7 @@ def sweep(
     for name, reason in state.failed.items():
         console.print(f"failed: {name}: {reason} (log: {folder / name}.log)", style="red", highlight=False, markup=False)
     if not as_json:
-        console.print(f"table: {folder / RESULT}; a run: tether report {folder / cells[0].id}", highlight=False)
+        console.print(f"table: {folder / RESULT}; a run: tether report {folder / trials[0].id}", highlight=False)
     end(state, console, "runs")
 
 
@@ -104,19 +106,29 @@ def _base(what: str) -> dict[str, Any]:
     return read_file(find_config(what, also=ENVIRONMENTS.names()))
 
 
-def _bound(cells: Any) -> int | None:
-    """How many runs fit into memory side by side. The embedded model always fits: nothing is loaded to find that out."""
+def _fitting(trials: "Sequence[Trial]") -> int | None:
+    """How many runs fit into memory side by side, by the largest of them; None where that cannot be counted.
+
+    The embedded model always fits: torch is not loaded to find that out.
+    """
     from tether.training.resolve import resolve_settings
 
-    different = list({json.dumps({**cell.settings, "seed": 0}, sort_keys=True, default=str): cell.settings for cell in cells}.values())
-    large = [settings for one in different if (settings := resolve_settings(None, one, {})).model.name != "tiny"]
-    return memory_bound(large) if large else None
+    different = {json.dumps({**trial.settings, "seed": 0}, sort_keys=True, default=str): trial.settings for trial in trials}
+    large = [settings for one in different.values() if (settings := resolve_settings(None, one, {})).model.name != "tiny"]
+    if not large:
+        return None
+    from tether.training.build import resolve_algorithm
+    from tether.training.memory import plan_memory
+
+    plans = [plan_memory(settings, resolve_algorithm(settings.algorithm)) for settings in large]
+    if any(plan is None for plan in plans):
+        return None
+    return max(1, min(plan.available // max(1, plan.total) for plan in plans if plan is not None))
 
 
 def _show(rows: "list[Row]", quantities: list[str]) -> None:
     """The table: a row for each combination, intervals over seeds, and the difference to the first row."""
-    from tether.experiments.quantities import Quantity
-    from tether.experiments.sweep import words
+    from tether.runs.quantities import Quantity, estimate_words
 
     keys = list(rows[0].values)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -131,9 +143,9 @@ def _show(rows: "list[Row]", quantities: list[str]) -> None:
     for row in rows:
         cells = [row.values[key] for key in keys] or ["as given"]
         cells.append(f"{row.done} of {row.planned}")
-        cells += [words(row.levels[name], quantity) if name in row.levels else "-" for name, quantity in parsed.items()]
+        cells += [estimate_words(row.levels[name], quantity) if name in row.levels else "-" for name, quantity in parsed.items()]
         if len(rows) > 1:
-            cells.append(words(row.difference, parsed[quantities[0]], signed=True) if row.difference is not None else "-")
+            cells.append(estimate_words(row.difference, parsed[quantities[0]], signed=True) if row.difference is not None else "-")
         table.add_row(*cells)
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:

@@ -43,7 +43,7 @@ NOT_RUN = {
     "tether train frozen_lake --engine http://127.0.0.1:8000": SERVER,
     "tether train http://127.0.0.1:8010": SERVER,
     "tether train sokoban --model smollm2 --filter top_p:0.9 --out runs/sokoban": "as the others, which take less time",
-    "tether sweep frozen_lake --seeds 0-4 --set learner.learning_rate=1e-5,1e-4 --steps 20": "tests/unit/experiments/test_sweep.py runs one",
+    "tether sweep frozen_lake --seeds 0-4 --set learner.learning_rate=1e-5,1e-4 --steps 20": "tests/unit/training/test_sweep.py runs one",
     "tether sweep tiny/frozen_lake --seeds 0-2 --set filter.strategy=top_p,all --set rollout.group_size=4,8 --out runs/filters": HOURS,
     'tether sweep my_config.yaml --seeds 0,1 --jobs 2 --metric "peak validation/success" --json': HOURS,
     "tether sft frozen_lake,sokoban,countdown --model Qwen/Qwen2.5-Coder-1.5B-Instruct --out models/warm": NETWORK,

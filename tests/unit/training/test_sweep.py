@@ -1,7 +1,7 @@
 """Sweeps: the cross product, ids that resume, the table over seeds; and the verb with real runs, one of which fails."""
 
 import json
-from collections.abc import Callable
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ from rich.console import Console
 from tether.cli.main import main
 from tether.cli.side_by_side import end
 from tether.core.errors import BadInput, ConfigError
-from tether.experiments import schedule
-from tether.experiments.cells import CellFiles
-from tether.experiments.harvest import harvest
-from tether.experiments.quantities import Quantity
-from tether.experiments.schedule import State
-from tether.experiments.sweep import SCALE, split_values, sweep_cells, table_rows, to_json, variants, words
+from tether.runs.quantities import Quantity, estimate_words
+from tether.runs.schema import StepRecord
+from tether.runs.store import RunStore
+from tether.training import side_by_side
+from tether.training.side_by_side import SweepState
+from tether.training.sweep import Trial, identity_of, split_values, sweep_trials, table_rows, to_json, variants
 
 BASE = {"env": {"name": "frozen_lake"}, "steps": 3}
 LAST = Quantity("last", "validation/success")
@@ -57,46 +57,92 @@ def test_slips(pairs: list[str], said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_cells_come_seed_by_seed_and_their_ids_follow_from_the_settings() -> None:
+def test_trials_come_seed_by_seed_and_their_ids_follow_from_the_settings() -> None:
     chosen = variants(["learner.learning_rate=1e-5,1e-4"])
-    cells = sweep_cells(BASE, chosen, [0, 1])
-    assert [(cell.seed, cell.arm) for cell in cells] == [(seed, variant.name) for seed in (0, 1) for variant in chosen]
-    assert [cell.id for cell in cells] == [cell.id for cell in sweep_cells(BASE, chosen, [0, 1])]
-    assert not {cell.id for cell in cells} & {cell.id for cell in sweep_cells({**BASE, "steps": 4}, chosen, [0, 1])}
+    trials = sweep_trials(BASE, chosen, [0, 1])
+    assert [(trial.seed, trial.name) for trial in trials] == [(seed, variant.name) for seed in (0, 1) for variant in chosen]
+    assert [trial.id for trial in trials] == [trial.id for trial in sweep_trials(BASE, chosen, [0, 1])]
+    assert not {trial.id for trial in trials} & {trial.id for trial in sweep_trials({**BASE, "steps": 4}, chosen, [0, 1])}
     with pytest.raises(BadInput, match=r"1e-05|learning_rate"):
-        sweep_cells(BASE, variants(["learner.learning_rate=-1,1"]), [0])
+        sweep_trials(BASE, variants(["learner.learning_rate=-1,1"]), [0])
     with pytest.raises(BadInput, match="1000 are the most"):
-        sweep_cells(BASE, chosen, range(501))
+        sweep_trials(BASE, chosen, range(501))
 
 
-def test_the_table_has_intervals_over_seeds_and_paired_differences(tmp_path: Path, finished_run: Callable[..., Path]) -> None:
+def finished_run(folder: Path, trial: Trial, success: float) -> None:
+    """The folder of a finished run of a trial, whose last validation success is as given."""
+    store = RunStore.create(folder / trial.id, "steps: 3\n", {"env": "frozen_lake"})
+    for step, value in ((0, 0.1), (trial.steps, success)):
+        store.append(StepRecord(step, {"validation/success": value}))
+    store.finish("all steps done")
+    store.close()
+
+
+def test_the_table_has_intervals_over_seeds_and_paired_differences(tmp_path: Path) -> None:
     chosen = variants(["learner.learning_rate=1e-5,1e-4"])
-    cells = sweep_cells(BASE, chosen, [0, 1, 2])
-    files = CellFiles(tmp_path, SCALE)
+    trials = sweep_trials(BASE, chosen, [0, 1, 2])
     success = {(0, 0): 0.2, (0, 1): 0.3, (0, 2): 0.4, (1, 0): 0.5, (1, 1): 0.7}  # the last run is missing
     for (variant, seed), value in success.items():
-        cell = next(cell for cell in cells if (cell.arm, cell.seed) == (chosen[variant].name, seed))
-        files.write(cell, harvest(cell, finished_run(tmp_path / cell.id, cell, value), commit="x"))
-    first, second = table_rows(cells, chosen, files, [LAST])
+        finished_run(tmp_path, next(trial for trial in trials if (trial.name, trial.seed) == (chosen[variant].name, seed)), value)
+    first, second = table_rows(trials, tmp_path, chosen, [LAST])
     assert (first.done, first.planned, second.done, second.planned) == (3, 3, 2, 3)
     level = first.levels[str(LAST)]
     assert level.value == pytest.approx(0.3)
-    assert (level.low, level.high) == pytest.approx((0.3 - 4.303 * 0.1 / 3**0.5, 0.3 + 4.303 * 0.1 / 3**0.5), abs=1e-4)
-    assert second.levels[str(LAST)].high == 1.0  # 0.6 +- 1.27: a share ends at 1
+    # On the logit: ln(3/7) +- 4.3027 x 0.1 / sqrt(3) / 0.21, which is -0.8473 +- 1.1829.
+    assert (level.low, level.high) == pytest.approx((1 / (1 + math.exp(2.0302)), 1 / (1 + math.exp(-0.3356))), abs=1e-4)
+    assert 0 < second.levels[str(LAST)].low < second.levels[str(LAST)].high < 1  # 0.6 +- 1.27 before the logit
     assert first.difference is None and second.difference is not None
     assert second.difference.value == pytest.approx(0.35) and second.difference.how == "paired"  # seeds 0 and 1: 0.3 and 0.4
     data = json.loads(to_json([first, second], {"a": "why"}))
     assert data["rows"][1]["quantities"][str(LAST)]["by_seed"] == {"0": 0.5, "1": 0.7} and data["failed"] == {"a": "why"}
 
 
-def test_seeds_that_agree_get_no_interval(tmp_path: Path, finished_run: Callable[..., Path]) -> None:
+def test_seeds_that_agree_get_no_interval(tmp_path: Path) -> None:
     chosen = variants([])
-    cells, files = sweep_cells(BASE, chosen, [0, 1]), CellFiles(tmp_path, SCALE)
-    for cell in cells:
-        files.write(cell, harvest(cell, finished_run(tmp_path / cell.id, cell, 0.5), commit="x"))
-    (row,) = table_rows(cells, chosen, files, [LAST])
-    assert words(row.levels[str(LAST)], LAST) == "50.0, n = 2, all equal"
+    trials = sweep_trials(BASE, chosen, [0, 1])
+    for trial in trials:
+        finished_run(tmp_path, trial, 0.5)
+    (row,) = table_rows(trials, tmp_path, chosen, [LAST])
+    assert estimate_words(row.levels[str(LAST)], LAST) == "50.0, n = 2, all equal"
     assert json.loads(to_json([row], {}))["rows"][0]["quantities"][str(LAST)]["interval"] is None
+
+
+# --------------------------------------------------------------------------------------------------------------------- ids
+
+PLAIN = {"env": {"name": "sokoban"}, "filter": {"strategy": "all"}, "seed": 1}
+
+
+def test_a_default_that_is_spelled_out_is_the_same_trial() -> None:
+    spelled = {**PLAIN, "model": {"name": "tiny"}, "rollout": {"num_groups": 8, "temperature": 1.0}, "learner": {"learning_rate": 1e-4}}
+    assert identity_of(PLAIN) == identity_of(spelled)
+
+
+def test_defaults_of_an_algorithm_are_not_part_of_an_identity() -> None:
+    dapo = identity_of({"env": {"name": "sokoban"}, "algorithm": {"name": "dapo"}})
+    assert not any(key.startswith("filter.") for key in dapo)
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 2}, {"steps": 7}, {"algorithm": {"kl_coef": 0.1}}, {"env": {"name": "sokoban", "options": {"boxes": 2}}}]
+)
+def test_what_decides_the_result_makes_another_trial(change: dict) -> None:
+    assert identity_of(PLAIN) != identity_of({**PLAIN, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"checkpoint": {"every": 3, "best": False}}, {"rollout": {"max_rows": 7, "cache_gb": 1.0}}, {"learner": {"micro_tokens": 99}}],
+)
+def test_speed_memory_and_disk_do_not(change: dict) -> None:
+    assert identity_of(PLAIN) == identity_of({**PLAIN, **change})
+
+
+def test_a_wrong_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'filter\.keep'"):
+        identity_of({**PLAIN, "filter": {"kep": 0.5}})
+
+
+# --------------------------------------------------------------------------------------------------------------- the verb
 
 
 def _call(*given: str) -> int:
@@ -123,7 +169,7 @@ def test_mistakes_are_one_line(given: list[str], said: str, tmp_path: Path, caps
 
 
 def test_ctrl_c_ends_with_130_and_says_how_to_continue(capsys: pytest.CaptureFixture[str]) -> None:
-    state = State(total=3, present=1, stopped="interrupted", waiting=sweep_cells(BASE, variants([]), [0, 1]))
+    state = SweepState(total=3, present=1, stopped="interrupted", waiting=sweep_trials(BASE, variants([]), [0, 1]))
     with pytest.raises(SystemExit) as ended:
         end(state, Console(), "runs")
     assert ended.value.code == 130
@@ -135,7 +181,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_continue(capsys: pytest.CaptureFix
 def test_a_sweep_names_what_failed_and_never_runs_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(side_by_side, "POLL_SECONDS", 0.1)
     small: list[str] = [
         *("--set", "rollout.num_groups=2", "--set", "rollout.group_size=2", "--set", "rollout.max_tokens=16"),
         *("--set", "evaluation.prompts=2", "--set", "server.patience=0"),

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.cells import CellFiles, CellRecord
+from harness.grid import Library, read_library
+from harness.page import END, table, write_pages
+from harness.results import compare, read_results
+from harness.svg import Mark, Panel, Series, draw, ticks
 from tether.core.errors import BadInput
-from tether.experiments.cells import CellFiles, CellRecord
-from tether.experiments.grid import Library, read_library
-from tether.experiments.page import END, estimate_words, table, write_pages
-from tether.experiments.quantities import Quantity
-from tether.experiments.results import compare, read_results
-from tether.experiments.statistics import Estimate
-from tether.experiments.svg import Mark, Panel, Series, draw, ticks
+from tether.core.intervals import Estimate
+from tether.runs.quantities import Quantity, estimate_words
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -38,7 +38,7 @@ def test_the_page_of_an_experiment(library: Library) -> None:
     write_pages(library, ["one", "two"])
     text = (library.folder / "one" / "README.md").read_text(encoding="utf-8")
     assert "**holds**" in text and "sokoban: top_p - none: +11.0 [+8.5, +13.5], n = 3 paired (holds)" in text
-    assert "| sokoban | no filter | 30.0 [-19.7, 79.7], n = 3 |" in text
+    assert "| sokoban | no filter | 30.0 [3.9, 82.0], n = 3 |" in text
     assert "WebShop: not there." in text and "1\\|2" in text and "![Success](tiny_success.svg)" in text
     assert "6 cells, about 3 minutes" in text and "6 minutes of steps in all, on one card" in text
     for name in ("success", "peak", "dots"):

@@ -3,7 +3,7 @@
 import pytest
 
 from tether.core.errors import BadInput
-from tether.experiments.quantities import WINDOWS, Quantity, shown
+from tether.runs.quantities import WINDOWS, Quantity, estimate_words, shown
 
 CURVES = {
     "validation/success": {0: 0.1, 50: 0.5, 100: 0.3, 150: 0.2},
@@ -71,3 +71,28 @@ def test_shares_are_shown_in_percent() -> None:
     assert shown(Quantity("last", "validation/success"), -0.0001, signed=True) == "0.0"
     assert shown(Quantity("trend", "validation/success"), -0.5) == "-0.5"
     assert shown(Quantity("last", "information/mi_seq"), 1.5, signed=True) == "+1.5"
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [
+        ("last validation/success", (0.0, 1.0)),
+        ("change validation/success", (-1.0, 1.0)),
+        ("last information/retrieval_acc_change", (-1.0, 1.0)),
+        ("trend information/mi_seq", (-1.0, 1.0)),
+        ("mean rollout/response_tokens", (0.0, float("inf"))),
+        ("change rollout/response_tokens", None),
+        ("last update/loss_entropy", None),
+        ("last information/mi_seq", None),
+        ("last gradients/task_norm_3", (0.0, float("inf"))),
+    ],
+)
+def test_every_quantity_knows_its_range(text: str, bounds: tuple[float, float] | None) -> None:
+    assert Quantity.parse(text).bounds == bounds
+
+
+def test_two_seeds_of_a_success_rate() -> None:
+    """The row that read "71.2 [-9.1, 151.4]": seeds 0.6488 and 0.7752, error 0.0632; on the logit 0.9051 +- 12.7062 x 0.0632 / 0.20506."""
+    success = Quantity("last", "validation/success")
+    assert estimate_words(success.level([0.6488, 0.7752]), success) == "71.2 [4.7, 99.2], n = 2"
+    assert estimate_words(success.level([1.0, 1.0]), success) == "100.0, n = 2, all equal"

@@ -18,9 +18,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from harness.statistics import Floats, bootstrapped, rank_correlations
 from tether.core.config import Settings
-from tether.experiments.quantities import Curves, Quantity
-from tether.experiments.statistics import Estimate, Floats, bootstrapped, contrast, level, mean_of, rank_correlations, spearman
+from tether.core.intervals import Estimate, contrast, level, mean_of, spearman, sum_bounds
+from tether.runs.quantities import Curves, Quantity
+
+CORRELATION = (-1.0, 1.0)
+"""The range of a correlation."""
 
 
 class Verdict(StrEnum):
@@ -163,6 +167,8 @@ class Above(_Rule):
         if self.over == "mean":
             complete = [estimate for estimate in estimates.values() if estimate is not None]
             mean = mean_of(complete) if len(complete) == len(estimates) else None
+            if mean is not None and quantity.bounds is not None:
+                mean = mean.within(sum_bounds(list(self.contrast.values()), quantity.bounds))
             estimates = {f"mean of {', '.join(self.environments)}": mean}
         findings = [self._finding(f"{env}: {label}", estimate, quantity) for env, estimate in estimates.items()]
         combine = most_of if self.over == "most" else all_of
@@ -171,7 +177,7 @@ class Above(_Rule):
     def _estimate(self, env: str, outcomes: Outcomes, quantity: Quantity) -> Estimate | None:
         """The contrast in one environment; None where an arm has no cell."""
         arms = [(weight, outcomes.values(env, arm, quantity)) for arm, weight in self.contrast.items()]
-        return contrast(arms) if all(values for _, values in arms) else None
+        return contrast(arms, quantity.bounds) if all(values for _, values in arms) else None
 
     def _finding(self, label: str, estimate: Estimate | None, quantity: Quantity) -> Finding:
         if estimate is None:
@@ -212,12 +218,12 @@ class Ordered(_Rule):
         if not all(values):
             return [Finding(order, Verdict.NOT_RUN), Finding(ends, Verdict.NOT_RUN)]
         shared = sorted(set.intersection(*map(set, values)))
-        difference = contrast([(1.0, values[0]), (-1.0, values[-1])])
+        difference = contrast([(1.0, values[0]), (-1.0, values[-1])], quantity.bounds)
         found = [Finding(ends, decide(difference, self.margin), difference, quantity)]
         if not shared:
             return [Finding(order, Verdict.CANNOT_TELL), *found]
         claimed = list(range(len(values), 0, -1))
-        agreement = level([spearman(claimed, [arm[seed] for arm in values]) for seed in shared])
+        agreement = level([spearman(claimed, [arm[seed] for arm in values]) for seed in shared]).within(CORRELATION)
         return [Finding(order, decide(agreement, 0.0), agreement), *found]
 
 
@@ -293,7 +299,9 @@ class Buckets(_Rule):
         if not seeds:
             return Finding(label, Verdict.NOT_RUN)
         rows = [[bucket[seed] for bucket in values] for seed in seeds]
-        estimate = level([spearman(numbers, row) for row in rows] if self.sign else [_spread(row) for row in rows])
+        estimate = (
+            level([spearman(numbers, row) for row in rows]).within(CORRELATION) if self.sign else level([_spread(row) for row in rows])
+        )
         return Finding(label, _signed(estimate, self.sign, self.margin), estimate)
 
 
@@ -324,7 +332,7 @@ class Predicts(_Rule):
                 start, before, after = outcomes.values(env, base, x), outcomes.values(env, base, gain), outcomes.values(env, other, gain)
                 if start and before and after:
                     name = f"{env}, {base} to {other}"
-                    found.append((name, math.fsum(start.values()) / len(start), contrast([(1.0, after), (-1.0, before)])))
+                    found.append((name, math.fsum(start.values()) / len(start), contrast([(1.0, after), (-1.0, before)], gain.bounds)))
         return found
 
     def judge(self, outcomes: Outcomes) -> Judgement:

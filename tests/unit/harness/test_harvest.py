@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from harness.grid import Library
+from harness.harvest import blocks, harvest, metric_curves, trajectory_curves
 from tether.core.errors import BadInput
-from tether.experiments.grid import Library
-from tether.experiments.harvest import blocks, harvest, metric_curves, progress, trajectory_curves
-from tether.experiments.quantities import is_measured
+from tether.runs.quantities import is_measured
 from tether.runs.schema import StepRecord
 
 Write = Callable[..., Path]
@@ -100,12 +100,3 @@ def test_distribution_of_the_reward_variance() -> None:
     assert curves["variance/quantile_50"] == {1: pytest.approx(8.0)}
     assert curves["variance/quantile_10"] == {1: pytest.approx(2 + 0.2 * 6)}  # 10% of the way between three values
     assert [curves[f"variance/with_{name}"][1] for name in ("reward", "length", "entropy")] == pytest.approx([1.0, -1.0, 1.0])
-
-
-def test_progress_of_a_run(library: Library, finished_run: Write, tmp_path: Path) -> None:
-    cell = library.own_cells("one", "tiny")[0]
-    assert progress(tmp_path / "nothing") == (0, None, None)
-    run = finished_run(tmp_path / "run", cell, 0.25, finished=False)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 31, "metr')  # being written
-    assert progress(run) == (30, 0.25, 2.0)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from harness.claims import Outcomes, Verdict
+from harness.grid import Library, read_library
 from tether.core.errors import BadInput, ConfigError, UnknownName
-from tether.experiments.claims import Outcomes, Verdict
-from tether.experiments.grid import Library, parse_seeds, read_library
+from tether.training.sweep import parse_seeds
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 

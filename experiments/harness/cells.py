@@ -1,86 +1,34 @@
-"""A cell: one run of a grid, by its settings; and the small file that a finished one leaves in experiments/cells.
+"""A cell: one run of a grid; and the small file that a finished one leaves in experiments/cells."""
 
-The id of a cell is a readable name and a hash. The hash is taken of the settings that decide the result, as far as they differ from the
-defaults of their environment, model and algorithm: two spellings of one run are one cell, and a new setting with a default does not change
-the id of an old cell. Settings that decide only speed, memory or disk do not enter.
-"""
-
-import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput
-from tether.envs.wording import EXAMPLE
 from tether.runs.files import write_whole
-from tether.training.resolve import resolve_settings
+from tether.training.sweep import Trial
 
 CELLS = "cells"
 CELL_SCHEMA = 1
 FAILED = ".failed.json"
 
-WITHOUT_EFFECT = (
-    "checkpoint",
-    "model.device",
-    "env.step_timeout",
-    "env.weight",
-    "rollout.max_rows",
-    "rollout.cache_gb",
-    "rollout.speculative_tokens",
-    "rollout.error_retries",
-    "learner.micro_tokens",
-    "learner.packing",
-    "learner.share_prompts",
-    "learner.gradient_checkpointing",
-)
-"""Dotted keys of settings that do not decide what a run learns or measures."""
-ALWAYS = ("env.name", "model.name", "algorithm.name", "steps", "seed")
-"""Keys that are part of an identity, defaults or not."""
-
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One run of a grid. Example id: "sokoban-top_p-seed0-1f6b09ac"."""
+class Cell(Trial):
+    """One run of a grid: a trial of an arm in an environment, at a scale. Example id: "sokoban-top_p-seed0-1f6b09ac"."""
 
-    id: str
     scale: str
     env: str
-    arm: str
-    seed: int
-    steps: int
-    settings: dict[str, Any]
-    """As given to `tether train`."""
-    identity: dict[str, Any]
-    """The dotted settings behind the hash."""
+
+    @property
+    def arm(self) -> str:
+        return self.name
 
     @classmethod
-    def of(cls, scale: str, env: str, arm: str, seed: int, settings: dict[str, Any]) -> "Cell":
-        identity = identity_of(settings)
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-        return cls(f"{env}-{arm}-seed{seed}-{digest}", scale, env, arm, seed, int(identity["steps"]), settings, identity)
-
-
-def identity_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The dotted settings that decide the result of a run, where they differ from the defaults; every setting is checked on the way."""
-    resolved = _flat(resolve_settings(None, settings, {}).model_dump(mode="json"))
-    plain = {section: {"name": resolved[f"{section}.name"]} for section in ("env", "model", "algorithm")}
-    defaults = _flat(resolve_settings(None, plain, {}).model_dump(mode="json"))
-    if resolved.get("env.options.instructions") == EXAMPLE:
-        defaults |= {"env.options.few_shot": 0}  # none, as in cells that are older than the option; other wordings show none by themselves
-    return {
-        key: value
-        for key, value in sorted(resolved.items())
-        if key in ALWAYS or (value != defaults.get(key) and not any(key == name or key.startswith(f"{name}.") for name in WITHOUT_EFFECT))
-    }
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return flat
+    def at(cls, scale: str, env: str, arm: str, seed: int, settings: dict[str, Any]) -> "Cell":
+        found = Trial.of(env, arm, seed, settings)
+        return cls(found.id, arm, seed, found.steps, settings, found.identity, scale, env)
 
 
 # -------------------------------------------------------------------------------------------------------------------- file

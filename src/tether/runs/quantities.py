@@ -1,6 +1,6 @@
-"""Numbers of a run that claims and tables speak about: a window over the curve of a metric, such as "last information/mi_seq".
+"""Numbers of a run that tables over seeds and claims speak about: a window over the curve of a metric, such as "last information/mi_seq".
 
-A curve maps steps to values. The windows are defined here once; experiments/README.md explains them in the same words:
+A curve maps steps to values. The windows:
 
     start    the first measurement
     peak     the largest value, that of step 0 included
@@ -13,35 +13,28 @@ A curve maps steps to values. The windows are defined here once; experiments/REA
 """
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from tether.core.errors import BadInput, did_you_mean
+from tether.core.intervals import Estimate, Interval, level, spearman
 from tether.core.metrics import CATALOGUE, is_catalogued
-from tether.experiments.statistics import spearman
 
 Curve = Mapping[int, float]
 Curves = Mapping[str, Curve]
 
 SUCCESS = "validation/success"
 
-DERIVED: dict[str, str] = {
-    "exploration/states": "distinct observations in the episodes of a prompt, mean over prompts",
-    "exploration/states_trained": "distinct observations in the episodes that were trained on, a step",
-    "exploration/answers": "distinct first answers to a prompt, mean over prompts",
-    "exploration/solved_prompts": "share of the training prompts that some episode solved",
-    "exploration/solved_ever": "share of the validation prompts that were solved in any evaluation so far",
-    "variance/quantile_{q}": "quantile q (in percent) of the reward variance over the training prompts",
-    "variance/with_reward": "Spearman's correlation of a prompt's reward variance with its mean reward, over the training prompts",
-    "variance/with_length": "the same with the mean length of its responses, in tokens",
-    "variance/with_entropy": "the same with the mean surprisal (- log p) of its sampled tokens",
-}
-"""Metrics that harvest computes from a run's trajectories."""
-
-VARIANCE_QUANTILES = (10, 25, 50, 75, 90)
+DERIVED: dict[str, str] = {}
+"""Further metrics that quantities may name, with what they are: whoever computes curves beside those that a run logs adds them."""
 
 _SHARES = ("success", "format_valid", "retrieval_acc", "recall_", "kept_ratio", "all_fail", "mixed", "all_succeed", "solved_")
+_NOT_NEGATIVE = re.compile(
+    r"\w*tokens\w*|turns|rv_(mean|std|ratio)(_\d+)?|(\w+_)?norm(_\d+)?|zero_variance|h_(conditional|marginal)(_seq)?|entropy"
+    r"|quantile_\d+|states(_trained)?|answers"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +64,27 @@ class Quantity:
         """Whether it is shown in percent: a share, or a difference of shares."""
         return self.window != "trend" and any(part in self.metric.rpartition("/")[2] for part in _SHARES)
 
+    @property
+    def bounds(self) -> Interval | None:
+        """The range of its values; None where it has no end on either side."""
+        name = self.metric.rpartition("/")[2]
+        if self.window == "trend" or name.startswith("with_"):
+            return (-1.0, 1.0)
+        if self.is_share:
+            return (-1.0, 1.0) if self.window == "change" or "_change" in name else (0.0, 1.0)
+        return (0.0, math.inf) if self.window != "change" and _NOT_NEGATIVE.fullmatch(name) else None
+
+    def level(self, values: Sequence[float]) -> Estimate:
+        """The mean over seeds with its interval, which stays in the range of the quantity."""
+        return level(values, bounds=self.bounds)
+
     def __str__(self) -> str:
         return f"{self.window} {self.metric}"
 
 
 def is_measured(metric: str) -> bool:
-    """Whether a run logs this metric, or harvest computes it."""
-    return is_catalogued(metric) or metric in DERIVED or metric in {f"variance/quantile_{q}" for q in VARIANCE_QUANTILES}
+    """Whether a run logs this metric, or somebody computes it beside."""
+    return is_catalogued(metric) or metric in DERIVED
 
 
 def shown(quantity: Quantity, value: float, *, signed: bool = False) -> str:
@@ -90,6 +97,18 @@ def shown(quantity: Quantity, value: float, *, signed: bool = False) -> str:
     number = 100 * value if quantity.is_share else value
     text = f"{number:{sign}.1f}" if quantity.is_share else f"{number:{sign}.3g}"
     return "0.0" if text in ("-0.0", "+0.0") and quantity.is_share else text
+
+
+def estimate_words(estimate: Estimate, quantity: Quantity | None, *, signed: bool = False) -> str:
+    """Such as "+9.6 [+3.1, +16.1], n = 3 paired". Seeds that all agree have no interval: they share their prompts' noise."""
+
+    def one(value: float) -> str:
+        return shown(quantity, value, signed=signed) if quantity else f"{value:{'+' if signed else ''}.2f}"
+
+    agree = estimate.has_interval and estimate.error == 0
+    interval = f" [{one(estimate.low)}, {one(estimate.high)}]" if estimate.has_interval and not agree else ""
+    how = "" if estimate.how in ("seeds", "bootstrap") else f" {estimate.how}"
+    return f"{one(estimate.value)}{interval}, n = {estimate.num}{how}{', all equal' * agree}"
 
 
 def _mean(curve: Curve, _: Curves, planned: int) -> float:

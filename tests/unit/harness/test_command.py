@@ -3,10 +3,16 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from harness.cells import CellFiles
+from harness.command import Harvester
+from harness.grid import Library
+from tether.cli import reproduce
 from tether.cli.main import main
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
@@ -56,3 +62,25 @@ def test_pages_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     readme.unlink(missing_ok=True)
     assert call("table_6", "--no-run", "--experiments", str(folder)) == 0
     assert readme.is_file() and "Peak success falls from Q1 to Q4." in capsys.readouterr().out
+
+
+def test_outside_a_clone_it_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "lib" / "site-packages" / "tether" / "cli" / "reproduce.py"))
+    assert call("--list") == 2
+    said = capsys.readouterr().err
+    assert "clone Tether's repository" in said and len(said.strip().splitlines()) == 1
+
+
+def test_a_finished_run_is_harvested_and_cleared_away(library: Library, tmp_path: Path, finished_run: Callable[..., Path]) -> None:
+    cell, other = library.own_cells("one", "tiny", [0])[:2]
+    files = CellFiles(tmp_path, "tiny")
+    folder = finished_run(tmp_path / "runs" / cell.id, cell)
+    (folder / "report.html").write_text("x")
+    harvester = Harvester([cell, other], files, Console(quiet=True))
+    harvester.on_finished(cell, folder)
+    harvester.on_failed(other, "exit code 3: the model does not fit")
+    assert files.read(cell).curves["validation/success"] == {0: 0.1, 30: 0.5}  # type: ignore[union-attr]
+    left = {path.name for path in folder.iterdir()}
+    assert not left & {"checkpoints", "report.html", "trajectories.jsonl", "trajectories.sqlite"} and "metrics.jsonl" in left
+    assert files.failure(other) == "exit code 3: the model does not fit"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.cells import Cell
+from harness.grid import Library, read_library
 from tether.core.config import dump_yaml
-from tether.experiments.cells import Cell
-from tether.experiments.grid import Library, read_library
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.resolve import resolve_settings

@@ -17,31 +17,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from harness.cells import Cell
+from harness.claims import Claim
+from harness.harvest import DERIVED_METRICS
 from tether.core.config import Settings, merge, read_file, validate
 from tether.core.errors import BadInput, ConfigError, UnknownName, did_you_mean
-from tether.experiments.cells import Cell
-from tether.experiments.claims import Claim
-from tether.experiments.quantities import Quantity, is_measured
+from tether.runs.quantities import DERIVED, Quantity, is_measured
+from tether.training.sweep import parse_seeds
 
 SCALES, ARMS, GRID, PAPER = "scales.yaml", "arms.yaml", "grid.yaml", "paper.yaml"
 ALL = "all"
 SMOKE_ARMS = 2
 
-
-def parse_seeds(text: str) -> list[int]:
-    """Seeds from words such as "0-2" or "0,3,5-6".
-
-    >>> parse_seeds("0,3,5-6")
-    [0, 3, 5, 6]
-    """
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        last = last if dash else first
-        if not first.isdigit() or not last.isdigit() or int(last) < int(first):
-            raise BadInput(f"seeds are '{text}'; write them as 0-2 or 0,3,5")
-        seeds += range(int(first), int(last) + 1)
-    return list(dict.fromkeys(seeds))
+DERIVED.update(DERIVED_METRICS)
 
 
 class Scale(Settings):
@@ -220,7 +208,7 @@ def _cell(library: Library, scale: str, env: str, arm: str, seed: int) -> Cell:
     layers = [chosen.settings, {"env": {"name": env}}, chosen.environments[env], probe.settings, *of_arm, {"seed": seed}]
     if library.smoke:
         layers += [library.shared.smoke, probe.smoke]
-    return Cell.of(scale, env, arm, seed, functools.reduce(merge, layers))
+    return Cell.at(scale, env, arm, seed, functools.reduce(merge, layers))
 
 
 def read_library(folder: Path) -> Library:

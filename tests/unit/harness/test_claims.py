@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from tether.experiments.claims import Outcomes, Rule, RunNumbers, Verdict, all_of, decide, decide_near_zero, most_of
-from tether.experiments.statistics import Estimate
+from harness.claims import Outcomes, Rule, RunNumbers, Verdict, all_of, decide, decide_near_zero, most_of
+from tether.core.intervals import Estimate
 
 HOLDS, DOES_NOT, CANNOT_TELL, NOT_RUN = Verdict.HOLDS, Verdict.DOES_NOT, Verdict.CANNOT_TELL, Verdict.NOT_RUN
 
