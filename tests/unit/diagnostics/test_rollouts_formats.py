@@ -11,7 +11,7 @@ from tether import StopReason, Trajectory, Turn
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput
 from tether.diagnostics.rollouts import Rollout, RolloutReader, open_rollouts
-from tether.diagnostics.rollouts.tether_jsonl import Attempts
+from tether.diagnostics.rollouts.traces import Attempts
 from tether.runs.schema import trajectory_record
 from tether.runs.store import RunStore
 

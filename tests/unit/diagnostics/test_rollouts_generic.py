@@ -9,7 +9,7 @@ import pytest
 
 from tether.core.errors import BadInput, UnknownName
 from tether.diagnostics.rollouts import Rollout, open_rollouts, parse_fields
-from tether.diagnostics.rollouts.generic import suggestions
+from tether.diagnostics.rollouts.formats import suggestions
 
 
 def write(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:

@@ -5,11 +5,11 @@
     reader.notes()                # what was passed over, skipped, empty or without a reward
 
 A folder is searched for files (`folders`). A file goes through three stages, each in modules of its own: the container (JSON Lines, gzip, a JSON
-array, parquet, slime's archives) gives plain records, the format (`formats`, `dumps`, `episodes`, `tether_jsonl`, `generic`) gives rollouts, the
+array, parquet, slime's archives) gives plain records, the format (frameworks.toml, `formats`, `traces`) gives rollouts, the
 reasoning rule extracts the reasoning. Only the current record is held in memory.
 """
 
-from tether.diagnostics.rollouts.generic import parse_fields
+from tether.diagnostics.rollouts.formats import parse_fields
 from tether.diagnostics.rollouts.reader import RolloutReader, open_rollouts
 from tether.diagnostics.rollouts.reasoning import WHOLE_RESPONSE, ReasoningRule
 from tether.diagnostics.rollouts.record import Rollout, Tally

@@ -32,15 +32,7 @@ READ_BYTES = 2**20
 
 HEAD_BYTES = 256
 
-_REFUSED = {
-    b"\x28\xb5\x2f\xfd": "is compressed with zstd; decompress it first (zstd -d), or use gzip",
-    b"\x80\x02": "is a pickle",
-    b"\x80\x03": "is a pickle",
-    b"\x80\x04": "is a pickle",
-    b"\x80\x05": "is a pickle",
-}
-_PICKLE = ", which can run code when it is loaded; convert it to JSON Lines first (for RAGEN: its scripts/convert_to_jsonl.py)"
-_ZIP = b"PK\x03\x04"
+_ZSTD, _PICKLES, _ZIP = b"\x28\xb5\x2f\xfd", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), b"PK\x03\x04"
 _CONVERT = (
     "if you trust the file, convert it: python -c \"import json, torch; d = torch.load('{name}', weights_only=False); "
     "open('{name}.jsonl', 'w').writelines(json.dumps({{**s, 'step': d['rollout_id']}}, default=str) + chr(10) for s in d['samples'])\""
@@ -80,9 +72,11 @@ def items(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
             head = file.read(HEAD_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from error
-    for magic, what in _REFUSED.items():
-        if head.startswith(magic):
-            raise BadInput(f"'{path}' {what}{_PICKLE if 'pickle' in what else ''}")
+    if head.startswith(_ZSTD):
+        raise BadInput(f"'{path}' is compressed with zstd; decompress it first (zstd -d), or use gzip")
+    if head.startswith(_PICKLES):
+        remedy = "convert it to JSON Lines first (for RAGEN: its scripts/convert_to_jsonl.py)"
+        raise BadInput(f"'{path}' is a pickle, which can run code when it is loaded; {remedy}")
     if head.startswith(b"PAR1"):
         return _rows(path, report)
     if head.startswith(_ZIP):
@@ -190,7 +184,8 @@ def _lines(path: Path, compressed: bool, report: Callable[[int], None]) -> Itera
                 number += 1
                 where = f"{path} line {number}"
                 if len(line) > MAX_LINE_BYTES:
-                    _skip_line(source)
+                    while (rest := source.readline(READ_BYTES)) and not rest.endswith(b"\n"):
+                        pass
                     yield Item(where, problem=f"is longer than {MAX_LINE_BYTES // 2**20} MiB; expected one JSON object a line")
                 elif not line.isspace():
                     yield Item(where, line)
@@ -202,11 +197,6 @@ def _lines(path: Path, compressed: bool, report: Callable[[int], None]) -> Itera
         yield Item(f"{path} after line {number}", problem=f"the gzip stream is damaged ({error}); compress the file again")
     except OSError as error:
         raise _unreadable(path, error) from error
-
-
-def _skip_line(source: Any) -> None:
-    while (rest := source.readline(2**20)) and not rest.endswith(b"\n"):
-        pass
 
 
 def _parsed(line: bytes) -> Mapping[str, Any]:

@@ -90,9 +90,8 @@ def _in_folder(folder: Path, split: str | None) -> Files:
             raise BadInput(f"folder '{folder}' holds {len(runs)} runs of Tether ({listed([run.name for run in runs])}); name one of them")
         return Files([RolloutFile(runs[0] / _OWN_FILE)], [])
     place = folder / _TRL_FOLDER if (folder / _TRL_FOLDER).is_dir() and not any(map(_may_hold, folder.iterdir())) else folder
-    paths = sorted(
-        (path for path in place.rglob("*") if _may_hold(path) and not _is_hidden(path, place)), key=lambda path: _order(path, place)
-    )
+    visible = (path for path in place.rglob("*") if not any(part.startswith(".") for part in path.relative_to(place).parts))
+    paths = sorted(filter(_may_hold, visible), key=lambda path: _order(path, place))
     notes = [
         f"{path.relative_to(place)} was passed over: a pickle, which can run code when it is loaded"
         for path in sorted(place.rglob("*"))
@@ -101,23 +100,15 @@ def _in_folder(folder: Path, split: str | None) -> Files:
     if not paths:
         because = f" ({notes[0]})" if notes else ""
         raise BadInput(f"folder '{folder}' holds no rollouts; expected files that end with {', '.join(SUFFIXES)}{because}")
+    if len(notes) > 1:
+        notes = [f"{notes[0]}; so were {len(notes) - 1} more"]
     paths, passed = _of_split(paths, place, split)
-    more = _summed(notes)
-    return Files(
-        [RolloutFile(path, named_step((place.name, *path.relative_to(place).parts)), is_given=False) for path in paths], [*passed, *more]
-    )
-
-
-def _summed(notes: list[str]) -> list[str]:
-    return notes[:1] if len(notes) <= 1 else [f"{notes[0]}; so were {len(notes) - 1} more"]
+    found = [RolloutFile(path, named_step((place.name, *path.relative_to(place).parts)), is_given=False) for path in paths]
+    return Files(found, [*passed, *notes])
 
 
 def _may_hold(path: Path) -> bool:
     return path.name.endswith(SUFFIXES) and path.is_file()
-
-
-def _is_hidden(path: Path, place: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(place).parts)
 
 
 def _of_split(paths: list[Path], place: Path, split: str | None) -> tuple[list[Path], list[str]]:
@@ -131,12 +122,10 @@ def _of_split(paths: list[Path], place: Path, split: str | None) -> tuple[list[P
     evaluations = {path for path in paths if _is_evaluation(path.relative_to(place))}
     if split is None or not 0 < len(evaluations) < len(paths):
         return paths, notes
-    wanted = "train" if split == "train" else "eval"
-    kept = [path for path in paths if (path in evaluations) == (wanted == "eval")]
-    others = len(paths) - len(kept)
-    notes.append(
-        f"{others} files of {'evaluation' if wanted == 'train' else 'training'} were passed over; --split {'eval' if wanted == 'train' else 'train'} reads them"
-    )
+    wants_training = split == "train"
+    kept = [path for path in paths if (path in evaluations) != wants_training]
+    other, name = ("evaluation", "eval") if wants_training else ("training", "train")
+    notes.append(f"{len(paths) - len(kept)} files of {other} were passed over; --split {name} reads them")
     return kept, notes
 
 

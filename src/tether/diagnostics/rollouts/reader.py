@@ -7,7 +7,7 @@ most frequent format is read; the other files are passed over and named. A reade
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,13 +18,13 @@ from tether.diagnostics.rollouts.folders import RolloutFile, Source, listed, rol
 from tether.diagnostics.rollouts.formats import NUM_TRIED, Format, detect, named_format, recognised, what_else
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.diagnostics.rollouts.record import BadRecord, ErroredEpisode, Rollout, Tally
-from tether.diagnostics.rollouts.tether_jsonl import Attempts
+from tether.diagnostics.rollouts.traces import Attempts
 
 Rows = Iterable[Mapping[str, Any]]
 BadLines = Literal["raise", "skip"]
 
 _REMEDY = "; correct it, or have bad lines skipped (they are then counted)"
-IN_MEMORY = "rows in memory"
+IN_MEMORY, NO_RECORDS = "rows in memory", "no records"
 
 
 def open_rollouts(
@@ -52,7 +52,7 @@ def open_rollouts(
         raise BadInput(f"bad_lines is {bad_lines!r}; expected 'raise' or 'skip'")
     rule = ReasoningRule(pattern)
     chosen = named_format(format, fields)
-    if not isinstance(source, str | Path | Mapping) and isinstance(source, Iterator):
+    if isinstance(source, Iterator):
         source = list(source)
     rows = _rows(source)
     if rows is not None:
@@ -61,7 +61,7 @@ def open_rollouts(
             raise BadInput("there are no rows; give mappings with prompt and response, or the path of a file")
         return RolloutReader([], chosen or detect(first, "row 1"), rule, split, bad_lines, progress, rows=rows)
     found = rollout_files(source, split)  # type: ignore[arg-type]  # not rows, so paths
-    files, decided, notes = _sorted_out(found.files, chosen, bad_lines)
+    files, decided, notes = _choose_files(found.files, chosen, bad_lines)
     return RolloutReader(files, decided, rule, split, bad_lines, progress, notes=[*found.notes, *notes])
 
 
@@ -75,8 +75,8 @@ def _rows(source: Any) -> list[Mapping[str, Any]] | None:
         raise BadInput("the rollouts are a table; give its rows, for pandas TABLE.to_dict('records')")
     if not isinstance(source, Iterable):
         raise BadInput(f"the rollouts are a {type(source).__name__}; expected a path, several, or an iterable of mappings")
-    listed_rows = list(source)
-    return None if all(isinstance(part, str | Path) for part in listed_rows) else listed_rows
+    parts = list(source)
+    return None if all(isinstance(part, str | Path) for part in parts) else parts
 
 
 class RolloutReader:
@@ -133,18 +133,24 @@ class RolloutReader:
             try:
                 found = self._rollouts(item, tally)
             except BadRecord as error:
-                message = _sentence(item, error)
                 if self._bad_lines == "raise":
-                    raise BadInput(f"{message}{_REMEDY}") from error
-                tally.add_bad(message)
+                    raise BadInput(f"{item.where}: {error}{_REMEDY}") from error
+                tally.add_bad(f"{item.where}: {error}")
                 continue
             for rollout in found:
-                placed = rollout.in_step(item.step)
-                tally.num_steps_named += item.is_step_named and placed is not rollout
-                tally.add(placed)
-                yield placed
+                if rollout.step is None and item.step is not None:
+                    rollout = dataclasses.replace(rollout, step=item.step)
+                    tally.num_steps_named += item.is_step_named
+                tally.add(rollout)
+                yield rollout
         if not tally.num_rollouts:
-            raise BadInput(_nothing(self.names, self._split, tally))
+            files = _listed(self.names)
+            if tally.other_splits:
+                others = ", ".join(sorted(tally.other_splits))
+                raise BadInput(f"{files} holds no rollouts of split '{self._split}', only of {others}; choose one of these")
+            if tally.num_bad:
+                raise BadInput(f"{files} holds no readable rollouts: all {tally.num_bad} records are bad; first: {tally.bad_examples[0]}")
+            raise BadInput(f"{files} holds no rollouts; {tally.num_without_turns} of {tally.num_records} episodes are without a response")
 
     def _items(self, tally: Tally) -> Iterator[Item]:
         """The records of all files, without those that a resumed run wrote again."""
@@ -156,8 +162,13 @@ class RolloutReader:
         total = sum(path.stat().st_size for path in self.files)
         before = 0
         for path, step in zip(self.files, self._steps, strict=True):
-            attempts = Attempts(item.raw for item in items(path, _ignore)) if self.format.name == "tether" else None
-            for item in items(path, _teller(self._progress, before, total)):
+            attempts = Attempts(item.raw for item in items(path, _no_report)) if self.format.name == "tether" else None
+
+            def report(read: int, before: int = before) -> None:
+                if self._progress is not None:
+                    self._progress(min(before + read, total), total)
+
+            for item in items(path, report):
                 if attempts is not None and attempts.supersede(item.raw):
                     tally.num_records += 1
                     tally.num_superseded += 1
@@ -168,12 +179,13 @@ class RolloutReader:
     def _rollouts(self, item: Item, tally: Tally) -> list[Rollout]:
         """All turns of one record: a record is used whole or not at all."""
         record = item.record()
-        if self.format.name == "tether" and self._split is not None and record.get("split", self._split) != self._split:
-            tally.add_other_split(str(record["split"]))
-            return []
-        if self.format.name == "tether" and record.get("stop_reason") == StopReason.ENV_ERROR:
-            tally.num_errored += 1
-            return []
+        if self.format.name == "tether":
+            if self._split is not None and (split := record.get("split", self._split)) != self._split:
+                tally.other_splits[str(split)] = tally.other_splits.get(str(split), 0) + 1
+                return []
+            if record.get("stop_reason") == StopReason.ENV_ERROR:
+                tally.num_errored += 1
+                return []
         try:
             found = [self._rule.apply(rollout) for rollout in self.format.rollouts(record, item.where)]
         except KeyError as error:
@@ -183,28 +195,6 @@ class RolloutReader:
             return []
         tally.num_without_turns += not found
         return found
-
-
-def _sorted_out(files: Sequence[RolloutFile], chosen: Format | None, bad_lines: BadLines) -> tuple[list[RolloutFile], Format, list[str]]:
-    """The files that are read, their format, and notes on the others."""
-    if chosen is not None and all(file.is_given for file in files):
-        return list(files), chosen, []
-    heads = {file.path: _head(file, bad_lines) for file in files}
-    formats = {path: _fitting(head, chosen) for path, head in heads.items()}
-    known = Counter(found.name for file in files if (found := formats[file.path]) is not None)
-    if not known:
-        decided = chosen or _refused(files, heads)
-        return list(files), decided, []
-    name = max(known, key=lambda name: known[name])  # the first among equals
-    decided = next(found for found in formats.values() if found is not None and found.name == name)
-    read = [file for file in files if file.is_given or ((found := formats[file.path]) is not None and found.name == name)]
-    passed: dict[str, list[str]] = {}
-    for file in files:
-        if file not in read:
-            head, found = heads[file.path], formats[file.path]
-            reason = found.title if found is not None else what_else(head.records) if head.records else head.problem or "no records"
-            passed.setdefault(reason, []).append(file.path.name)
-    return read, decided, [f"passed over ({reason}): {listed(names)}" for reason, names in passed.items()]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,77 +207,76 @@ class _Head:
     problem: str | None = None
     """Of the first that could not be read."""
 
-
-def _head(file: RolloutFile, bad_lines: BadLines) -> _Head:
-    """A record that cannot be read ends everything where the user named the file, or where its name promises records."""
-    promised = file.is_given or not file.path.name.endswith((".json", ".pt"))
-    records: list[Mapping[str, Any]] = []
-    where, problem = "", None
-    try:
-        for item in itertools.islice(items(file.path, _ignore), NUM_TRIED):
-            try:
-                records.append(item.record())
-                where = where or item.where
-            except BadRecord as error:
-                problem = problem or _sentence(item, error)
-                if bad_lines == "raise" and not records and promised:
-                    raise BadInput(problem + _REMEDY) from error
-    except BadInput as error:
-        if promised or "can run code" in str(error):
-            raise
-        return _Head([], problem="no records")
-    return _Head(records, where, problem if promised else "no records")
-
-
-def _fitting(head: _Head, chosen: Format | None) -> Format | None:
-    """The format of a file: the detected one, or the chosen one if a record can be read by it."""
-    if chosen is None:
-        return recognised(head.records)
-    for record in head.records:
+    @classmethod
+    def read(cls, file: RolloutFile, bad_lines: BadLines) -> "_Head":
+        """A record that cannot be read ends everything where the user named the file, or where its name promises records."""
+        promised = file.is_given or not file.path.name.endswith((".json", ".pt"))
+        records: list[Mapping[str, Any]] = []
+        where, problem = "", None
         try:
-            list(chosen.rollouts(record, head.where))
-        except (BadRecord, KeyError):
-            continue
-        except ErroredEpisode:
-            pass
-        return chosen
-    return None
+            for item in itertools.islice(items(file.path, _no_report), NUM_TRIED):
+                try:
+                    records.append(item.record())
+                    where = where or item.where
+                except BadRecord as error:
+                    problem = problem or f"{item.where}: {error}"
+                    if bad_lines == "raise" and not records and promised:
+                        raise BadInput(problem + _REMEDY) from error
+        except BadInput as error:
+            if promised or "can run code" in str(error):
+                raise
+            return cls([], problem=NO_RECORDS)
+        return cls(records, where, problem if promised else NO_RECORDS)
+
+    def format(self, chosen: Format | None) -> Format | None:
+        """The format of the file: the detected one, or the chosen one if a record can be read by it."""
+        if chosen is None:
+            return recognised(self.records)
+        for record in self.records:
+            try:
+                list(chosen.rollouts(record, self.where))
+            except (BadRecord, KeyError):
+                continue
+            except ErroredEpisode:
+                pass
+            return chosen
+        return None
 
 
-def _refused(files: Sequence[RolloutFile], heads: Mapping[Path, _Head]) -> Format:
-    """Where no file is known: the words of the detection on the first that holds records."""
+def _choose_files(files: Sequence[RolloutFile], chosen: Format | None, bad_lines: BadLines) -> tuple[list[RolloutFile], Format, list[str]]:
+    """The files that are read, their format, and notes on the others."""
+    if chosen is not None and all(file.is_given for file in files):
+        return list(files), chosen, []
+    heads = {file.path: _Head.read(file, bad_lines) for file in files}
+    formats = {path: head.format(chosen) for path, head in heads.items()}
+    known = Counter(found.name for file in files if (found := formats[file.path]) is not None)
+    if not known:
+        if chosen is not None:
+            return list(files), chosen, []
+        for head in heads.values():
+            if head.records:
+                detect(head.records, head.where)  # says what it found instead
+        problem = next((head.problem for head in heads.values() if head.problem not in (None, NO_RECORDS)), None)
+        names = _listed([str(file.path) for file in files])
+        raise BadInput(problem or f"{names} holds no records; expected one JSON object a line, or a parquet table")
+    name = max(known, key=lambda name: known[name])  # the first among equals
+    decided = next(found for found in formats.values() if found is not None and found.name == name)
+    read = [file for file in files if file.is_given or ((found := formats[file.path]) is not None and found.name == name)]
+    passed: dict[str, list[str]] = {}
     for file in files:
-        if (head := heads[file.path]).records:
-            return detect(head.records, head.where)
-    problem = next((head.problem for head in heads.values() if head.problem and head.problem != "no records"), None)
-    raise BadInput(
-        problem or f"{_listed([str(file.path) for file in files])} holds no records; expected one JSON object a line, or a parquet table"
-    )
+        if file not in read:
+            head, found = heads[file.path], formats[file.path]
+            reason = found.title if found is not None else what_else(head.records) if head.records else head.problem or NO_RECORDS
+            passed.setdefault(reason, []).append(file.path.name)
+    return read, decided, [f"passed over ({reason}): {listed(names)}" for reason, names in passed.items()]
 
 
 def _share(count: int, tally: Tally) -> str:
     return "the responses have" if count == tally.num_rollouts else f"{count} of {tally.num_rollouts} responses have"
 
 
-def _teller(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
-    return _ignore if progress is None else lambda read: progress(min(before + read, total), total)
-
-
-def _ignore(read: int) -> None:
-    """The progress callback where none was given."""
-
-
-def _sentence(item: Item, error: BadRecord) -> str:
-    return f"{item.where}: {error}"
-
-
-def _nothing(files: Sequence[str], split: str | None, tally: Tally) -> str:
-    if tally.other_splits:
-        others = ", ".join(sorted(tally.other_splits))
-        return f"{_listed(files)} holds no rollouts of split '{split}', only of {others}; choose one of these"
-    if tally.num_bad:
-        return f"{_listed(files)} holds no readable rollouts: all {tally.num_bad} records are bad; first: {tally.bad_examples[0]}"
-    return f"{_listed(files)} holds no rollouts; {tally.num_without_turns} of {tally.num_records} episodes are without a response"
+def _no_report(read: int) -> None:
+    """The progress of a reading that nobody watches."""
 
 
 def _listed(files: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ both follow from the stream. Token ids are given where the file holds them and a
 there are none. Nothing is dropped without being counted: bad lines, empty reasoning and missing rewards are in the tally.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -96,14 +95,6 @@ class Rollout:
         text = prompt + self.lead
         return text + THINK_OPEN if self.think_implied and not text.rstrip().endswith(THINK_OPEN) else text
 
-    def at(self, *, trajectory: Hashable, turn: int) -> "Rollout":
-        """The same response at another place of its episode."""
-        return dataclasses.replace(self, trajectory=trajectory, turn=turn)
-
-    def in_step(self, step: int | None) -> "Rollout":
-        """The same response with the step of its place, where it does not know its own."""
-        return self if self.step is not None or step is None else dataclasses.replace(self, step=step)
-
 
 def prompt_group(prompt: str | Sequence[Mapping[str, Any]] | Sequence[int]) -> str:
     """The id of a group that has no name: equal prompts have equal ids, whatever the file, and the prompt need not be kept."""
@@ -151,9 +142,6 @@ class Tally:
         self.num_bad += 1
         if len(self.bad_examples) < MAX_EXAMPLES:
             self.bad_examples.append(message)
-
-    def add_other_split(self, split: str) -> None:
-        self.other_splits[split] = self.other_splits.get(split, 0) + 1
 
     def add(self, rollout: Rollout) -> None:
         self.num_rollouts += 1

@@ -1,9 +1,10 @@
-"""Values of a record, checked: text, numbers, flags, token ids, chat messages; and prompt and answer as turns. Each refusal names the field.
+"""Values of a record, looked up and checked: text, numbers, flags, token ids, chat messages; and prompt and answer as turns. Each refusal names the field.
 
 Every assistant message of an answer is a turn; it saw the prompt and all messages before it. A message may carry its reasoning in a field of
 its own (`reasoning_content`, as servers return it).
 """
 
+import json
 import math
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -20,6 +21,31 @@ _DIGITS = 20
 """Of a step that is written as text."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Fields in which a message may keep its reasoning apart from its content."""
+MISSING: Any = object()
+"""What `lookup` returns where a record does not have a field."""
+
+
+def lookup(record: Record, path: str) -> Any:
+    """The value under a key, or at the end of a dotted walk through objects and lists. A key "*/NAME" is the first one with any single tag.
+
+    >>> lookup({"choices": [{"text": "a"}], "info": {"Sokoban/success": True}}, "choices.0.text")
+    'a'
+    >>> lookup({"info": {"Sokoban/success": True}}, "info.*/success")
+    True
+    """
+    if path in record:
+        return record[path]
+    value: Any = record
+    for key in path.split("."):
+        if isinstance(value, Mapping) and key.startswith("*/"):
+            key = next((name for name in value if name.count("/") == 1 and name.endswith(key[1:])), key)
+        if isinstance(value, Mapping) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return MISSING
+    return value
 
 
 def text(value: Any, field: str) -> str | None:
@@ -109,17 +135,51 @@ def messages(value: Any, field: str) -> list[dict[str, Any]]:
     return checked
 
 
+def mapping(value: Any, field: str) -> Record:
+    """An object."""
+    if not isinstance(value, Mapping):
+        raise BadRecord(f"{field} is {shown(value)}; expected an object")
+    return value
+
+
+def with_tool_calls(conversation: Any) -> Any:
+    """Messages whose tool calls are objects again, as chat templates expect them; anything else as it is."""
+    if not isinstance(conversation, list):
+        return conversation
+    return [
+        {**message, "tool_calls": [_tool_call(call) for call in message["tool_calls"]]}
+        if isinstance(message, Mapping) and isinstance(message.get("tool_calls"), list)
+        else message
+        for message in conversation
+    ]
+
+
+def _tool_call(call: Any) -> Any:
+    if isinstance(call, str):
+        try:
+            call = json.loads(call)
+        except ValueError as error:
+            raise BadRecord(f"a tool call is {shown(call)}; expected JSON") from error
+    if isinstance(call, Mapping) and "function" not in call and "name" in call:
+        return {"type": "function", "id": call.get("id"), "function": {"name": call["name"], "arguments": call.get("arguments", "")}}
+    return call
+
+
 def is_messages(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
 
 
-def message_text(message: Record, field: str) -> str:
-    """The words of a message: its content, or the text blocks of it."""
+def answer_fields(message: Record, field: str) -> dict[str, Any]:
+    """Response and reasoning of an assistant's message: its content, or the text blocks of it; and the reasoning that it keeps apart."""
     content = message.get("content")
-    if isinstance(content, list):
-        blocks = [block.get("text") for block in content if isinstance(block, Mapping) and block.get("type", "text") == "text"]
-        return "".join(text(block, f"{field}.content") or "" for block in blocks)
-    return text(content, f"{field}.content") or ""
+    blocks = content if isinstance(content, list) else [{"text": content}]
+    texts = [block.get("text") for block in blocks if isinstance(block, Mapping) and block.get("type", "text") == "text"]
+    reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
+    return {
+        "response": "".join(text(part, f"{field}.content") or "" for part in texts),
+        "reasoning": text(reasoning, f"{field} reasoning"),
+        "think_implied": reasoning is not None,
+    }
 
 
 def shown(value: Any) -> str:
@@ -143,15 +203,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def conversation_turns(
-    prompt: Any,
-    answer: Any,
-    where: str,
-    *,
-    names: tuple[str, str] = ("prompt", "response"),
-    step: int | None = None,
-    group: Hashable = None,
-    reward: float | None = None,
-    success: bool | None = None,
+    prompt: Any, answer: Any, where: str, *, names: tuple[str, str] = ("prompt", "response"), group: Hashable = None, **shared: Any
 ) -> Iterator[Rollout]:
     """The turns of one record.
 
@@ -160,22 +212,31 @@ def conversation_turns(
         answer: text, one message, or messages.
         names: what the file calls the two, for error messages.
         group: None to take the hash of the prompt.
+        shared: further fields of every turn: step, reward, success.
     """
-    shared: dict[str, Any] = {"step": step, "reward": reward, "success": success, "where": where, "trajectory": where}
+    shared = {"step": None, **shared, "where": where, "trajectory": where}
     if isinstance(answer, dict):
         answer = [answer]
     is_chat = not isinstance(prompt, str)
-    first = messages(prompt, names[0]) if is_chat else _prompt_text(prompt, names[0])
+    first = messages(prompt, names[0]) if is_chat else text(prompt, names[0])
+    if not first:
+        raise BadRecord(f"{names[0]} is empty; there is nothing that the reasoning could depend on")
     shared["group"] = prompt_group(first) if group is None else group
     if not isinstance(answer, list):
-        response = text(answer, names[1])
-        if response is None:
+        if answer is None:
             raise BadRecord(f"{names[1]} is null; expected text")
-        seen: dict[str, Any] = {"messages": first} if is_chat else {"prompt": first}
-        yield Rollout(**shared, **seen, turn=0, response=response)
+        shared["messages" if is_chat else "prompt"] = first
+        yield Rollout(**shared, turn=0, response=text(answer, names[1]))
         return
     before = list(first) if isinstance(first, list) else [{"role": "user", "content": first}]
-    yield from _answers(before, messages(answer, names[1]), names[1], shared)
+    turn = 0
+    for index, message in enumerate(messages(answer, names[1])):
+        if message["role"] == "assistant":
+            yield Rollout(**shared, messages=list(before), turn=turn, **answer_fields(message, f"{names[1]}[{index}]"))
+            turn += 1
+        before.append(message)
+    if turn == 0:
+        raise BadRecord(f"{names[1]} holds no assistant message; expected at least one")
 
 
 def split_conversation(conversation: list[dict[str, Any]], field: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -186,30 +247,3 @@ def split_conversation(conversation: list[dict[str, Any]], field: str) -> tuple[
                 raise BadRecord(f"{field} begins with an assistant message; expected the prompt before it")
             return conversation[:index], conversation[index:]
     raise BadRecord(f"{field} holds no assistant message, and there is no response; expected one of them")
-
-
-def _answers(before: list[dict[str, Any]], answer: list[dict[str, Any]], field: str, shared: dict[str, Any]) -> Iterator[Rollout]:
-    turn = 0
-    for index, message in enumerate(answer):
-        if message["role"] == "assistant":
-            named = f"{field}[{index}]"
-            found = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
-            yield Rollout(
-                **shared,
-                messages=list(before),
-                turn=turn,
-                response=message_text(message, named),
-                reasoning=text(found, f"{named} reasoning"),
-                think_implied=found is not None,
-            )
-            turn += 1
-        before.append(message)
-    if turn == 0:
-        raise BadRecord(f"{field} holds no assistant message; expected at least one")
-
-
-def _prompt_text(prompt: str, field: str) -> str:
-    found = text(prompt, field)
-    if not found:
-        raise BadRecord(f"{field} is empty; there is nothing that the reasoning could depend on")
-    return found
