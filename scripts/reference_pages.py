@@ -24,7 +24,7 @@ from tether.cli.main import app
 from tether.core.alarms import AlarmName
 from tether.core.metrics import CATALOGUE
 from tether.core.setting_docs import setting_docs
-from tether.diagnostics.alarms.rules import ADVICE
+from tether.diagnostics.alarms.rules import RULES
 from tether.training.settings import RunSettings
 from tether.training.sft.settings import SftSettings
 
@@ -81,7 +81,7 @@ def alarms(_: str) -> str:
     """Every alarm: what it means, its likely cause, what to change."""
     meanings = _texts_below(AlarmName)
     return "\n".join(
-        f"- **`{alarm}`**: {meanings[alarm.name]} Likely cause: {ADVICE[alarm].cause}. To change: {ADVICE[alarm].remedy}."
+        f"- **`{alarm}`**: {meanings[alarm.name]} Likely cause: {RULES[alarm].advice.cause}. To change: {RULES[alarm].advice.remedy}."
         for alarm in AlarmName
     )
 
