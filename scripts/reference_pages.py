@@ -1,4 +1,5 @@
-"""Writes the lists that documents share with the code: verbs and their options, settings, metrics, alarms, layers.
+"""Writes the lists that documents share with the code: verbs and their options, settings, metrics, alarms,
+options of environments, layers.
 
     python scripts/reference_pages.py            # or: make reference
 
@@ -25,11 +26,14 @@ from tether.core.alarms import AlarmName
 from tether.core.metrics import CATALOGUE
 from tether.core.setting_docs import setting_docs
 from tether.diagnostics.alarms.rules import RULES
+from tether.envs.registry import ENVIRONMENTS
 from tether.training.settings import RunSettings
 from tether.training.sft.settings import SftSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+
+COMMON_OPTIONS = {"max_turns", "split", "instructions", "examples", "few_shot", "actions_per_turn", "lenient", "data", "bad_rows", "fields"}
 
 _BLOCK = re.compile(r"(<!-- generated: ([\w-]+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -96,6 +100,14 @@ def layers(_: str) -> str:
     return "\n".join([*drawn, "", *described])
 
 
+def options(env: str) -> str:
+    """The options that an environment has beside those of every environment, which docs/environments/README.md lists."""
+    rows = [row for row in setting_docs(ENVIRONMENTS.get(env).Options) if row.key not in COMMON_OPTIONS]
+    return _table(
+        ("option", "default", "allowed", "meaning"), [(f"`{row.key}`", _code(row.default), row.allowed, row.meaning) for row in rows]
+    )
+
+
 BLOCKS: dict[str, Callable[[str], str]] = {
     "verbs": verbs,
     "help": help_of,
@@ -104,6 +116,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "metrics": metrics,
     "alarms": alarms,
     "layers": layers,
+    "options": options,
 }
 
 
