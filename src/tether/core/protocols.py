@@ -228,6 +228,10 @@ class AsyncEngine(Engine, Protocol):
         """As `sync`, with the weights of a snapshot; the policy is not looked at."""
         ...
 
+    def adopt(self, snapshot: Any) -> None:
+        """Go on with a snapshot of the weights that were published last: from here on the policy, which `sync` published, may change."""
+        ...
+
     def republish(self) -> dict[str, float]:
         """Publish again what was published last: a server has lost it. All ranks call it together."""
         ...

@@ -123,6 +123,8 @@ class AsyncRollouts:
         start = time.perf_counter()
         if self._engine.version != snapshot.version:
             self._published = self._engine.publish(snapshot)
+        else:  # a server that is restarted while the learner trains must get these weights, not the learner's
+            self._engine.adopt(snapshot)
         statistics: list[EngineStatistics] = []
         sampled = self._sample(step, inputs, statistics)
         return BatchAhead(sampled, inputs, self._published, statistics, time.perf_counter() - start)

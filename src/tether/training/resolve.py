@@ -303,6 +303,8 @@ def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any
     stored = _stored_config(store, named)
     _check_commands(stored, given, store.folder)
     before = validate(RunSettings, stored)
+    if before.rollout.engine == "native" and before.algorithm.importance_cap is None:  # the engine's default, which another engine has not
+        (stored.get("algorithm") or {}).pop("importance_cap", None)
     settings = validate(RunSettings, merge(stored, given)) if given else before
     find_score(settings.filter.score)
     for name in settings.trackers:

@@ -122,7 +122,8 @@ class AlgorithmSettings(Settings):
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Bound on the ratio of tokens with a negative advantage; null: none."""
     importance_cap: Annotated[float, Field(gt=0)] | None = None
-    """Truncated importance sampling: weigh every token by min(old / behavior, this cap); null turns it off, as the native engine needs none."""
+    """Truncated importance sampling: weigh every token by min(old / behavior, this cap); null turns it off. Where it is not given it is null with
+    the native engine, which needs none, and 2.0 with servers."""
     entropy_coef: Annotated[float, Field(ge=0)] | None = None
     """Weight of the entropy bonus."""
     kl_coef: Annotated[float, Field(ge=0)] | None = None
@@ -437,8 +438,6 @@ class RunSettings(Settings):
             "learner": {"learning_rate": 1e-4 if small else 1e-6},
             "critic": {"learning_rate": 1e-3 if small else 1e-5},
         }
-        if _entry(data, "rollout", "engine", "native") != "native":  # sampler and learner are two models
-            defaults["algorithm"] = {"importance_cap": SERVER_IMPORTANCE_CAP}
         wording = TRAINED_WORDING.get(model) if isinstance(model, str) else None
         if wording is not None:
             data |= {"env": _worded(data["env"], wording)} if "env" in data else {}
@@ -449,6 +448,9 @@ class RunSettings(Settings):
             given = data.get(section, {})
             if isinstance(given, dict):
                 data[section] = {**values, **{key: value for key, value in given.items() if value is not None or key not in values}}
+        chosen = data.get("algorithm", {})
+        if _entry(data, "rollout", "engine", "native") != "native" and isinstance(chosen, dict):  # sampler and learner are two models
+            data["algorithm"] = {"importance_cap": SERVER_IMPORTANCE_CAP, **chosen}  # null is a choice: no correction
         return data
 
     @model_validator(mode="after")

@@ -332,6 +332,21 @@ def test_a_server_that_is_being_replaced_is_waited_for(tiny: Any, policy: Policy
         _play(engine, chat)
 
 
+def test_a_server_that_replaces_another_is_checked_against_the_published_weights(tiny: Any, chat: Any) -> None:
+    """Not against the policy, which the learner of an asynchronous run has changed since."""
+    policy = Policy(copy.deepcopy(tiny.model), tiny.tokenizer)
+    _nudge(policy.module, 0.003)
+    expected = _tokens(_play(NativeEngine(policy, max_rows=8, max_context=900), chat))
+    places: list[str | None] = [None]
+    with _changeable(tiny) as (places[0], _):
+        engine = _engine(str(places[0]), policy, patience=5, find=lambda: list(places))
+        engine.publish(engine.snapshot(7))
+    _nudge(policy.module, 0.05)
+    with _changeable(tiny) as (places[0], _):
+        played = _play(engine, chat)
+    assert _tokens(played) == expected
+
+
 # ------------------------------------------------------------------------------------------------------------------- refusals
 
 

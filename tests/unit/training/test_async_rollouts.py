@@ -14,12 +14,20 @@ from safetensors.torch import load_file
 
 import tether
 from tether.core.errors import ConfigError, EngineUnavailable
+from tether.core.http import serving_app
+from tether.core.protocols import Sampling
+from tether.core.types import Group
 from tether.models.load import LoadedModel
-from tether.rollout.sampler import training_plan
-from tether.rollout.serving.app import serving_model
+from tether.models.policy import Policy
+from tether.rollout.engines.native import NativeEngine
+from tether.rollout.engines.server import ServerEngine
+from tether.rollout.episode import EpisodeRules
+from tether.rollout.sampler import EnvPool, EnvSpec, play_plan, training_plan
+from tether.rollout.serving.app import make_app, serving_model
+from tether.rollout.serving.served import ServedModel
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.training.async_rollouts import THREAD_NAME, BatchAhead, FilterInputs, _from_json, _to_json
+from tether.training.async_rollouts import THREAD_NAME, AsyncRollouts, BatchAhead, FilterInputs, _from_json, _to_json
 from tether.training.batch import sample_batch
 from tether.training.settings import RunSettings
 
@@ -123,6 +131,44 @@ def test_interrupted_and_resumed_it_is_the_same_run(tiny: Any, run: RunStore, tm
                 assert not thread.is_alive()
         tether.train(out=tmp_path / "run", resume=True)
     _is_the_same_run(RunStore.open(tmp_path / "run"), run)
+
+
+def test_a_server_restarted_after_the_start_gets_the_weights_that_its_version_says(tiny: Any, chat: Any) -> None:
+    """The servers had the weights of the start from the policy itself, which the learner changes while batches are sampled with version 0."""
+    policy, trained = Policy(copy.deepcopy(tiny.model), tiny.tokenizer), threading.Event()
+    served = ServedModel("tiny", LoadedModel(copy.deepcopy(tiny.model), tiny.tokenizer), max_rows=4)
+    with torch.no_grad():
+        policy.module.model.embed_tokens.weight[: len(tiny.tokenizer) // 2] *= (
+            1.01  # a resumed run: not the weights that the server starts with
+        )
+
+    def play(engine: Any) -> list[Group]:
+        rules = EpisodeRules(max_context=900, max_tokens=24, format_penalty=-0.1)
+        with EnvPool([EnvSpec("frozen_lake", {"instructions": "plain", "max_turns": 1})]) as pool:
+            return play_plan(pool, training_plan(0, 2, 2, 2), engine, chat, Sampling(max_tokens=24), rules)
+
+    def sample(step: int, inputs: FilterInputs, statistics: list[Any]) -> Any:
+        assert step == 1 or trained.wait(60)
+        return play(engine)
+
+    expected = play(NativeEngine(policy, max_rows=4, max_context=900))
+    with serving_app(make_app(served), "tiny") as url:
+        engine = ServerEngine([url], policy, max_rows=1, max_context=900)
+        engine.sync(0)
+        with AsyncRollouts(engine, 1, 4, sample) as rollouts:
+            rollouts.prefetch(0, FilterInputs(1.0, ()))
+            rollouts.take(1)
+            with torch.no_grad():  # the update of step 1, and the server as if it had been started again
+                for parameter in policy.module.parameters():
+                    parameter *= 1.05
+                for parameter, first in zip(served.policy.module.parameters(), tiny.model.parameters(), strict=True):
+                    parameter.copy_(first)
+            served.weights.version = "0"
+            trained.set()
+            played: Any = rollouts.take(2).sampled
+    turns = [[turn for group in groups for t in group.trajectories for turn in t.turns] for groups in (played, expected)]
+    assert [turn.response_ids for turn in turns[0]] == [turn.response_ids for turn in turns[1]]
+    assert {version for turn in turns[0] for version in turn.versions} == {0}
 
 
 class Notes(tether.Callback):

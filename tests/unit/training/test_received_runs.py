@@ -173,3 +173,12 @@ def test_code_that_comes_with_a_model_is_not_run_and_nobody_is_asked(tmp_path: P
         load_model(str(tmp_path), device="cpu")
     assert "trust_remote_code" not in str(caught.value) and not (tmp_path / "imported").exists()
     assert shape_of(str(tmp_path)) is None
+
+
+def test_a_native_run_that_goes_on_with_servers_gets_their_importance_cap(sent: Path) -> None:
+    """Its record says null because the native engine needs no correction; nobody chose that for servers."""
+    _change(sent, env={"name": "frozen_lake"}, algorithm={"importance_cap": None})
+    given = {"rollout": {"engine": "http://h:1"}}
+    assert run_settings(sent, None, given, resume=True, smoke=False).algorithm.importance_cap == 2.0
+    _change(sent, rollout=given["rollout"])
+    assert run_settings(sent, None, {}, resume=True, smoke=False).algorithm.importance_cap is None

@@ -102,6 +102,24 @@ def test_a_dumped_config_is_the_same_settings(sections: dict[str, Any]) -> None:
     assert validate(RunSettings, yaml.safe_load(dump_yaml(settings))) == settings
 
 
+@pytest.mark.parametrize(
+    ("engine", "algorithm", "cap"),
+    [
+        ("native", {}, None),
+        ("http://h:1", {}, 2.0),
+        ("http://h:1", {"importance_cap": None}, None),
+        ("http://h:1", {"importance_cap": 5.0}, 5.0),
+        ("native", {"importance_cap": 3.0}, 3.0),
+    ],
+)
+def test_null_turns_the_importance_cap_off_and_servers_have_one_where_it_is_not_given(
+    engine: str, algorithm: dict[str, Any], cap: float | None
+) -> None:
+    settings = validate(RunSettings, {"env": {"name": "frozen_lake"}, "rollout": {"engine": engine}, "algorithm": algorithm})
+    assert settings.algorithm.importance_cap == cap
+    assert validate(RunSettings, yaml.safe_load(dump_yaml(settings))).algorithm.importance_cap == cap
+
+
 def test_dapo_brings_dynamic_sampling_and_overlong_shaping() -> None:
     settings = _settings(algorithm={"name": "dapo"})
     chosen = settings.filter

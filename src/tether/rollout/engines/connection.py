@@ -18,7 +18,6 @@ from tether.core.errors import BadInput, EngineUnavailable, ModelUnavailable
 from tether.core.http import token_for
 from tether.core.protocols import Sampling
 from tether.models.endpoint import ModelEndpoint, NoSuchRoute, ServerUnreachable
-from tether.models.logprobs import score_tokens
 from tether.models.scoring.server import ServerScorer
 from tether.rollout.engines.dialects import (
     Dialect,
@@ -122,7 +121,7 @@ class ServerConnection:
                 f"the server at {self.address} serves '{self.model}', whose tokenizer is another than the policy's ({len(tokens)} tokens of a "
                 f"text that has {len(own)} here, or other ids); serve the model that is trained"
             )
-        self._sample_probe(self._probe_request(probe, 1.0))
+        self._sample_probe(self._probe_request(probe.prefixes[0], 1.0, PROBE_SAMPLES))
         self.is_known = True
 
     def _check_not_paused(self, owner: str) -> None:
@@ -147,10 +146,9 @@ class ServerConnection:
             raise BadInput(f"the server at {self.address} has {wanted} (it lists: {names}); name one, as in {self.address}#NAME")
         return chosen[0]
 
-    def _probe_request(self, probe: Probe, temperature: float) -> TokenRequest:
+    def _probe_request(self, ids: tuple[int, ...], temperature: float, max_tokens: int) -> TokenRequest:
         state: Any = np.random.PCG64(1).state
-        ids = probe.ids[: len(probe.ids) // 2]
-        return TokenRequest(ids, Sampling(temperature, PROBE_SAMPLES), PROBE_SAMPLES, (), self._end_of_turn, 1, state)
+        return TokenRequest(ids, Sampling(temperature, max_tokens), max_tokens, (), self._end_of_turn, 1, state)
 
     def _sample_probe(self, request: TokenRequest) -> SampledTokens:
         try:
@@ -211,13 +209,12 @@ class ServerConnection:
                     "serve the model that is trained (untied, if its head is tied and the server is vLLM), or raise server.tolerance"
                 )
             self.difference = probe.difference(scores)
-        if probe.policy.divided is None:  # else the engine does, when all ranks are there to compute
-            self.check_sampling(probe)
+        self._check_sampling(probe)
         self.is_current = True
 
     def take_over(self, probe: Probe, label: str) -> None:
         """On a rank that publishes nothing: use the server if it answers with the weights of this label, else leave it out."""
-        sampled = self._sample_probe(self._probe_request(probe, 1.0))
+        sampled = self._sample_probe(self._probe_request(probe.prefixes[0], 1.0, PROBE_SAMPLES))
         if set(sampled.versions) == {label}:
             self.is_current = True
         else:
@@ -235,16 +232,15 @@ class ServerConnection:
                 return None
             raise
 
-    def check_sampling(self, probe: Probe) -> None:
+    def _check_sampling(self, probe: Probe) -> None:
         """Log-probs of sampled tokens must be those of the sampling temperature: vLLM returns those of temperature 1 unless told otherwise."""
         if self._sampling_checked or self.dialect.name == "llama.cpp":
             return
-        request = self._probe_request(probe, PROBE_TEMPERATURE)
-        sampled = self._sample_probe(request)
-        texts = [*request.ids, *sampled.ids]
-        start = len(request.ids) - 1
-        here = {t: np.array(score_tokens(probe.policy, texts, t)[start:]) for t in (PROBE_TEMPERATURE, 1.0)}
-        far = {t: float(np.abs(np.array(sampled.logprobs) - scores).mean()) for t, scores in here.items()}
+        far = {PROBE_TEMPERATURE: 0.0, 1.0: 0.0}
+        for number, prefix in enumerate(probe.prefixes):
+            sampled = self._sample_probe(self._probe_request(prefix, PROBE_TEMPERATURE, 1))
+            for t in far:
+                far[t] += abs(sampled.logprobs[0] - probe.next_logprob(number, sampled.ids[0], t)) / len(probe.prefixes)
         if far[PROBE_TEMPERATURE] > probe.tolerance:
             raised = far[1.0] <= probe.tolerance
             why = "they are those of temperature 1" if raised else "they are of another model"

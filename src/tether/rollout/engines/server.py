@@ -55,7 +55,7 @@ from tether.models.policy import Policy
 from tether.rollout.engines.base import StopRule
 from tether.rollout.engines.connection import ServerConnection
 from tether.rollout.engines.dialects import UNVERSIONED, Malformed, SampledTokens, TokenRequest
-from tether.rollout.engines.probe import NO_SCORES, Probe, Scores, default_tolerance
+from tether.rollout.engines.probe import NO_SCORES, Probe, ProbeScores, default_tolerance
 from tether.rollout.engines.publish import named_weights, with_head
 from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
 
@@ -96,7 +96,7 @@ class WeightsSnapshot:
     """Weights to publish, and what the learner says about the probe with them."""
 
     version: int
-    scores: Scores
+    scores: ProbeScores
     weights: Mapping[str, Tensor] | None
     """A copy in main memory; None: the policy's own, which must not change while they are published or sampled from."""
 
@@ -213,9 +213,7 @@ class ServerEngine:
             return self.publish(WeightsSnapshot(version, self._probe.score() if self._ranks.rank == 0 else NO_SCORES, None))
         if self._published is not None:  # the copy of the weights before would take as much host memory again
             self._published = replace(self._published, weights=None)
-        published = self.publish(self.snapshot(version))
-        self._ranks.share(lambda: self._policy.in_step(self._check_sampling))
-        return published
+        return self.publish(self.snapshot(version))
 
     def snapshot(self, version: int) -> WeightsSnapshot:
         """The policy's weights as they are now, copied; on a rank that publishes nothing without them. Of a divided policy all ranks call it."""
@@ -227,19 +225,10 @@ class ServerEngine:
         weights = self._named(None)
         return WeightsSnapshot(version, self._probe.score(), {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()})
 
-    def _check_sampling(self) -> None:
-        """With a divided policy, which the first rank cannot compute with alone whenever a server is verified."""
-        if self._ranks.rank == 0:
-            with self._connections():
-                for server in self.servers:
-                    if server.is_alive:
-                        self._checked(server)
-
-    def _checked(self, server: ServerConnection) -> None:
-        try:
-            server.check_sampling(self._probe)
-        except ServerUnreachable as error:
-            server.lose(str(error))
+    def adopt(self, snapshot: WeightsSnapshot) -> None:
+        """Take a copy of the weights that the servers hold already in place of the policy's own, which may change from now on."""
+        assert self._published is not None and self._published.version == snapshot.version
+        self._published = snapshot
 
     def publish(self, snapshot: WeightsSnapshot) -> dict[str, float]:
         """Publish weights to every server that can be reached, and score the probe there; of several ranks the first does, for all."""
