@@ -48,12 +48,15 @@ def group_relative(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
 def gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     """Generalised advantage estimation (arXiv 1506.02438, equation 16) over the sampled tokens, with `gamma` and `gae_lambda` per token.
 
-    A_t = sum_l (gamma gae_lambda)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t, and V after the last token is 0. The critic is taught
-    A_t + V_t, with A_t before whitening.
+    A_t = sum_l (gamma gae_lambda)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t. V after the last token is 0 where the environment ended
+    the episode, and what the critic expects there where the episode was cut (`Episodes.final_values_R`; arXiv 1712.00378, section 3). The
+    critic is taught A_t + V_t, with A_t before whitening.
     """
     values_RT, mask_RT = _values(episodes), episodes.mask_RT
     stops_RT = torch.zeros_like(mask_RT)
-    advantages_RT = _discounted_errors(episodes.rewards_RT, values_RT, mask_RT, stops_RT, algorithm.gamma, algorithm.gae_lambda)
+    advantages_RT = _discounted_errors(
+        episodes.rewards_RT, values_RT, mask_RT, stops_RT, algorithm.gamma, algorithm.gae_lambda, episodes.final_values_R
+    )
     return _estimates(advantages_RT, values_RT, mask_RT, algorithm.whiten)
 
 
@@ -61,7 +64,7 @@ def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     """GAE over turns, then over the tokens of each turn (VAGEN, arXiv 2510.16907, bi-level GAE).
 
     Turn level, at the last token of each turn, with `turn_gamma` and `gae_lambda`: the reward is what the turn earned, the next state is the
-    last token of the next turn. Token level, within a turn, with `gamma` and `gae_lambda`: the last token is paid the turn's advantage plus its
+    last token of the next turn, or of a truncated episode what follows it. Token level, within a turn, with `gamma` and `gae_lambda`: the last token is paid the turn's advantage plus its
     value, and nothing follows it. Rewards inside a turn (a divergence in the reward) stay at their tokens and are not paid twice.
     """
     values_RT = _values(episodes)
@@ -70,7 +73,9 @@ def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     turns_RT = ends_RT.long().cumsum(dim=1) - ends_RT.long()  # the number of the turn that each token is in
     earned_RT = torch.zeros_like(rewards_RT).scatter_add_(1, turns_RT, rewards_RT).gather(1, turns_RT)
     never_RT = torch.zeros_like(mask_RT)
-    turn_RT = _discounted_errors(earned_RT, values_RT, ends_RT, never_RT, algorithm.turn_gamma, algorithm.gae_lambda)
+    turn_RT = _discounted_errors(
+        earned_RT, values_RT, ends_RT, never_RT, algorithm.turn_gamma, algorithm.gae_lambda, episodes.final_values_R
+    )
     # What the turn earned before its last token stands there already.
     paid_RT = torch.where(ends_RT, turn_RT + values_RT - (earned_RT - rewards_RT), rewards_RT)
     advantages_RT = _discounted_errors(paid_RT, values_RT, mask_RT, ends_RT, algorithm.gamma, algorithm.gae_lambda)
@@ -109,12 +114,22 @@ def whiten(values_RT: Tensor, mask_RT: Tensor) -> Tensor:
     return torch.zeros_like(values_RT, dtype=torch.float64).masked_scatter(mask_RT, centred_N * torch.rsqrt(variance + VARIANCE_FLOOR))
 
 
-def _discounted_errors(rewards_RT: Tensor, values_RT: Tensor, mask_RT: Tensor, stops_RT: Tensor, gamma: float, gae_lambda: float) -> Tensor:
-    """Sum of (gamma gae_lambda)^l delta_(t+l) at each position of the mask, from right to left; nothing follows a stop."""
+def _discounted_errors(
+    rewards_RT: Tensor,
+    values_RT: Tensor,
+    mask_RT: Tensor,
+    stops_RT: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    final_values_R: Tensor | None = None,
+) -> Tensor:
+    """Sum of (gamma gae_lambda)^l delta_(t+l) at each position of the mask, from right to left; nothing follows a stop. The value behind the
+    last position is `final_values_R`, 0 by default."""
     goes_on_RT = (~stops_RT).double()
     columns_RT = (rewards_RT - values_RT, values_RT, mask_RT, gamma * goes_on_RT, gamma * gae_lambda * goes_on_RT)
     columns = [field_RT.T.contiguous().unbind() for field_RT in columns_RT]  # position by position, each in one piece of memory
-    advantage_R = next_value_R = values_RT.new_zeros(len(values_RT))
+    advantage_R = values_RT.new_zeros(len(values_RT))
+    next_value_R = advantage_R if final_values_R is None else final_values_R
     backwards = []
     for paid_R, value_R, inside_R, discount_R, decay_R in zip(*map(reversed, columns), strict=True):
         error_R = torch.addcmul(paid_R, discount_R, next_value_R)

@@ -27,6 +27,8 @@ class Episodes:
     """The group of each trajectory."""
     values_RT: Tensor | None = None
     """What a critic expects from each token on, float64."""
+    final_values_R: Tensor | None = None
+    """What it expects after the last token of a trajectory that was cut before its end, float64; 0 where nothing follows. None: 0 for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Batch:
     """What the critic expected before the update."""
     reference_BT: Tensor | None = None
     """Log-probs under the reference model."""
+    truncated_B: Tensor | None = None
+    """True in the last row of a trajectory that was cut before its end: its environment would have gone on. None: no trajectory was."""
 
     def __len__(self) -> int:
         return len(self.lengths_B)
@@ -99,8 +103,8 @@ class Batch:
         for start in range(0, len(order), size):
             yield self.trajectories(order[start : start + size])
 
-    def episodes(self, values_BT: Tensor | None = None) -> Episodes:
-        """The sampled tokens, trajectory by trajectory."""
+    def episodes(self, values_BT: Tensor | None = None, final_values_B: Tensor | None = None) -> Episodes:
+        """The sampled tokens, trajectory by trajectory; `final_values_B` is 0 in all rows but the last of a truncated trajectory."""
         mask_BT = self.loss_mask_BT
         counts_R = torch.zeros(self.num_trajectories, dtype=torch.long, device=mask_BT.device)
         counts_R.index_add_(0, self.trajectory_index_B, mask_BT.sum(dim=1))
@@ -108,7 +112,11 @@ class Batch:
         firsts_R = torch.searchsorted(self.trajectory_index_B, torch.arange(self.num_trajectories, device=mask_BT.device))
         values_RT = None if values_BT is None else self.aligned(values_BT.double(), mask_RT)
         rewards_RT, turn_ends_RT = self.aligned(self.rewards_BT, mask_RT), self.aligned(self.turn_ends_BT, mask_RT)
-        return Episodes(rewards_RT, mask_RT, turn_ends_RT, self.groups_B[firsts_R], values_RT)
+        final_values_R = None
+        if final_values_B is not None:
+            zeros_R = torch.zeros(self.num_trajectories, dtype=torch.float64, device=mask_BT.device)
+            final_values_R = zeros_R.index_add_(0, self.trajectory_index_B, final_values_B.double())
+        return Episodes(rewards_RT, mask_RT, turn_ends_RT, self.groups_B[firsts_R], values_RT, final_values_R)
 
     def aligned(self, field_BT: Tensor, mask_RT: Tensor) -> Tensor:
         """The sampled tokens' part of a field, trajectory by trajectory."""

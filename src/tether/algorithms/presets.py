@@ -35,6 +35,8 @@ class Algorithm:
     gae_lambda: float = 1.0
     turn_gamma: float = 1.0
     """bilevel_gae: discount from turn to turn; gamma and gae_lambda then hold within a turn."""
+    bootstrap_truncated: bool = True
+    """gae, bilevel_gae: after an episode that was cut (turn limit, full context) the critic's value follows; False: nothing, as in RAGEN-2."""
     reward_placement: str = "turn"
     """Where rewards stand: "turn" (at the end of the turn that earned them) or "trajectory" (all at the last token)."""
     clip_low: float = 0.2

@@ -27,6 +27,8 @@ class StopReason(StrEnum):
 
 ERRORED = frozenset([StopReason.ENV_ERROR, StopReason.MODEL_ERROR])
 """How an episode ends that is no evidence."""
+TRUNCATED = frozenset([StopReason.TURN_LIMIT, StopReason.CONTEXT_FULL])
+"""How an episode ends that was cut: its environment would have gone on."""
 
 
 class FinishReason(StrEnum):

@@ -53,17 +53,19 @@ def cut_batch(
     return [*micro_batches(lengths_B, max_tokens, together=packing and policy.supports_packing)]
 
 
-def forward(policy: Policy, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False) -> Selected:
+def forward(
+    policy: Policy, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False, after_last: bool = False
+) -> Selected:
     """One pass through the backbone over a micro-batch of the batch ids_BT; mask_BT selects tokens.
 
     The first token of a row has nothing before it and cannot be selected. With `recompute` the backward pass computes the layers again
-    instead of keeping what they put out.
+    instead of keeping what they put out. With `after_last` the place behind a row's last token may be selected too, for its state alone.
     """
     index_M = micro.index_M.to(ids_BT.device)
     sequence_N, column_N = mask_BT[index_M].nonzero(as_tuple=True)
     if bool((column_N == 0).any()):
         raise ValueError("the mask selects the first token of a row, which nothing predicts")
-    if bool((column_N >= torch.tensor(micro.lengths_M, device=ids_BT.device)[sequence_N]).any()):
+    if bool((column_N >= torch.tensor(micro.lengths_M, device=ids_BT.device)[sequence_N] + after_last).any()):
         raise ValueError("the mask selects padding: a token beyond the length of its row")
     if isinstance(micro, FlatBatch):
         features_ND = _flat_features(policy, ids_BT, micro, (sequence_N, column_N - 1), recompute)
@@ -108,17 +110,24 @@ def logprobs_and_entropy(policy: Policy, features_ND: Tensor, targets_N: Tensor,
 
 @torch.no_grad()
 def over_batch(
-    policy: Policy, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int, function: Callable[[Selected], Tensor]
+    policy: Policy,
+    ids_BT: Tensor,
+    mask_BT: Tensor,
+    lengths_B: Tensor,
+    max_tokens: int,
+    function: Callable[[Selected], Tensor],
+    *,
+    after_last: bool = False,
 ) -> Tensor:
     """A number for every selected token of a whole batch, in row order, without gradient: `function` of each micro-batch's selection. Of a
-    divided policy all ranks call it at the same time, each with its rows."""
+    divided policy all ranks call it at the same time, each with its rows. `after_last` as in `forward`."""
 
     def compute() -> Tensor:
         result_BT = torch.zeros(ids_BT.shape, device=ids_BT.device)
         for micro in cut_batch(policy, ids_BT, lengths_B, max_tokens):
             index_M = micro.index_M.to(ids_BT.device)
             part_MT = torch.zeros(len(index_M), ids_BT.shape[1], device=ids_BT.device)
-            values_N = function(forward(policy, ids_BT, mask_BT, micro)).float()
+            values_N = function(forward(policy, ids_BT, mask_BT, micro, after_last=after_last)).float()
             result_BT[index_M] = part_MT.masked_scatter(mask_BT[index_M], values_N)
         return result_BT[mask_BT]
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from tether.algorithms.batch import Batch
+from tether.core.enums import TRUNCATED
 from tether.core.types import TokenSequence, Trajectory
 
 
@@ -31,7 +32,10 @@ def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu")
         rewards_BT[b, ends] = torch.tensor(rewards, dtype=torch.float64)
     indices = [index for index, _ in rows]
     of_rows = [torch.tensor(values, dtype=torch.long) for values in (lengths, indices, [sampled[index].group for index in indices])]
-    return Batch(*(part.to(device) for part in (ids_BT, mask_BT, behavior_BT, rewards_BT, turn_ends_BT, *of_rows)))
+    last_rows = {index: b for b, index in enumerate(indices)}
+    truncated = [b == last_rows[index] and sampled[index].stop_reason in TRUNCATED for b, index in enumerate(indices)]
+    columns = (ids_BT, mask_BT, behavior_BT, rewards_BT, turn_ends_BT, *of_rows)
+    return Batch(*(part.to(device) for part in columns), truncated_B=torch.tensor(truncated, dtype=torch.bool, device=device))
 
 
 def _turn_rewards(sequence: TokenSequence) -> tuple[list[int], list[float]]:

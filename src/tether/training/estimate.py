@@ -54,7 +54,7 @@ class AdvantageEstimator:
 
     def complete(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """The batch with advantages (and returns, values, reference log-probs where the algorithm uses them), and numbers about them."""
-        values_BT = reference_BT = old_BT = None
+        values_BT = reference_BT = old_BT = final_values_B = None
         policy, critic, reference = self._policy, self._critic, self._reference
         temperature, micro_tokens = self._temperature, self._micro_tokens
         if self.algorithm.importance_cap is not None and policy is not None:
@@ -62,10 +62,10 @@ class AdvantageEstimator:
                 batch, lambda ids, mask, lengths: token_logprobs(policy, ids, mask, lengths, temperature, max_tokens=micro_tokens)
             )
         if critic is not None:
-            values_BT = self._by_row(batch, lambda ids, mask, lengths: critic.values(ids, mask, lengths, micro_tokens))
+            values_BT, final_values_B = self._values(batch, critic)
         if reference is not None:
             reference_BT = self._by_row(batch, lambda ids, mask, lengths: reference.logprobs(ids, mask, lengths, temperature, micro_tokens))
-        episodes = place_rewards(batch.episodes(values_BT), self.algorithm.reward_placement)
+        episodes = place_rewards(batch.episodes(values_BT, final_values_B), self.algorithm.reward_placement)
         if reference_BT is not None and self.algorithm.kl_mode == "reward":
             episodes = self._penalized(batch, episodes, reference_BT)
         estimates = ESTIMATORS[self.algorithm.advantages](episodes, self.algorithm)
@@ -79,6 +79,23 @@ class AdvantageEstimator:
             reference_BT=reference_BT,
         )
         return completed, _summary(completed)
+
+    def _values(self, batch: Batch, critic: Critic) -> tuple[Tensor, Tensor | None]:
+        """The value before every sampled token, and, from the same pass, the value after the last token of each truncated trajectory."""
+
+        def values(ids: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+            return critic.values(ids, mask, lengths, self._micro_tokens)
+
+        truncated_B = batch.truncated_B
+        if truncated_B is None or not self.algorithm.bootstrap_truncated:
+            return self._by_row(batch, values), None
+        # One more column: the state after a row is what its last token leaves, at the place of the token that would have followed.
+        ids_BT, mask_BT = (torch.nn.functional.pad(field_BT, (0, 1)) for field_BT in (batch.ids_BT, batch.loss_mask_BT))
+        ends_B1 = batch.lengths_B[:, None]
+        mask_BT.scatter_(1, ends_B1, truncated_B[:, None])
+        found_BT = self._by_row(dataclasses.replace(batch, ids_BT=ids_BT, loss_mask_BT=mask_BT), values)
+        final_values_B = torch.where(truncated_B, found_BT.gather(1, ends_B1)[:, 0], 0.0)
+        return torch.where(batch.loss_mask_BT, found_BT[:, :-1], 0.0), final_values_B
 
     def _by_row(self, batch: Batch, compute: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """Numbers of the sampled tokens at their places, computed from (ids, mask, lengths) of rows, each row on one rank."""

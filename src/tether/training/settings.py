@@ -113,6 +113,8 @@ class AlgorithmSettings(Settings):
     """Lambda of GAE."""
     turn_gamma: Annotated[float, Field(gt=0, le=1)] | None = None
     """bilevel_gae: discount from turn to turn."""
+    bootstrap_truncated: bool | None = None
+    """gae, bilevel_gae: after an episode cut by the turn limit or a full context, count what the critic expects there; false: 0, the paper's way."""
     reward_placement: Literal["turn", "trajectory"] | None = None
     """gae, bilevel_gae: rewards stand at the end of the turn that earned them, or all at the last token."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -168,7 +168,27 @@ def test_rewards_of_the_trajectory_stand_at_its_last_token() -> None:
     assert penalised.rewards_RT.tolist() == [[-0.5, -0.5, 0, -0.5, -1.0], [-0.5, -0.5, 3.0, 0, 0]]
 
 
+def test_after_a_truncated_episode_the_critics_value_follows() -> None:
+    """Row 1 was cut, and the critic expects 0.5 after it: 2 + 0.9 * 0.5 - 1 = 1.45; 0.9 - 0.25 + 0.72 * 1.45 = 1.694; 0.225 + 0.5 + 0.72 * 1.694.
+    Row 0 ended by itself, and stays as it was."""
+    cut = replace(episodes(REWARDS), final_values_R=double([0.0, 0.5]))
+    estimates = gae(cut, replace(PLAIN, gamma=0.9, gae_lambda=0.8))
+    assert estimates.advantages_RT[1].tolist() == pytest.approx([1.94468, 1.694, 1.45, 0, 0], abs=1e-12)
+    assert estimates.returns_RT is not None
+    assert estimates.returns_RT[1].tolist() == pytest.approx([1.44468, 1.944, 2.45, 0, 0], abs=1e-12)
+    whole = gae(episodes(REWARDS), replace(PLAIN, gamma=0.9, gae_lambda=0.8))
+    assert torch.equal(estimates.advantages_RT[0], whole.advantages_RT[0])
+
+
 # ------------------------------------------------------------------------------------------------------------- bi-level
+
+
+def test_bilevel_gae_of_a_truncated_episode() -> None:
+    """Row 1 of the case below, with 0.5 expected after it: 2 + 0.95 * 0.5 - 1 = 1.475; 1.5 + 0.95 - 0.25 + 0.76 * 1.475 = 3.321; within the
+    first turn 0.225 + 0.5 + 0.72 * 3.321 = 3.11612. The value counts once, at the level of turns."""
+    cut = replace(episodes([[0, 0.5, 0, 0, -1], [0, 1.5, 2, 0, 0]]), final_values_R=double([0.0, 0.5]))
+    estimates = bilevel_gae(cut, replace(PLAIN, gamma=0.9, gae_lambda=0.8, turn_gamma=0.95))
+    assert estimates.advantages_RT.tolist() == approx([[-0.19648, -0.384, 0, -0.948, -1.4], [3.11612, 3.321, 1.475, 0, 0]])
 
 
 def test_bilevel_gae_by_hand() -> None:

@@ -65,6 +65,17 @@ def test_a_row_for_each_context() -> None:
     assert episodes.groups_R.tolist() == [4, 5, 4]
 
 
+@pytest.mark.parametrize("reason", list(StopReason))
+def test_the_last_row_of_a_truncated_trajectory_is_marked(reason: StopReason) -> None:
+    """Two trajectories of two contexts; the first ended by itself, whatever the second did."""
+    turns = [_turn((1, 2), (3, 4)), _turn((5, 6), (7,), new_context=True)]
+    ended, other = _trajectory(turns), _trajectory(turns)
+    ended.stop_reason, other.stop_reason = StopReason.SUCCESS, reason
+    batch = pack([ended, other])
+    assert batch.truncated_B is not None
+    assert batch.truncated_B.tolist() == [False, False, False, reason in (StopReason.TURN_LIMIT, StopReason.CONTEXT_FULL)]
+
+
 def test_a_trajectory_that_said_nothing_is_left_out() -> None:
     batch = pack([_trajectory([], 1), _trajectory([_turn((1,), (2,))], 2), _trajectory([], 3), _trajectory([_turn((3,), (4,))], 4)])
     assert (batch.ids_BT.tolist(), batch.trajectory_index_B.tolist(), batch.groups_B.tolist()) == ([[1, 2], [3, 4]], [0, 1], [2, 4])

@@ -113,6 +113,31 @@ def test_values_and_generalised_advantages(rows: int, small_llama: Build, hand_m
     assert max(_outside(done, field) for field in (done.values_BT, done.advantages_BT, done.returns_BT)) == 0
 
 
+@pytest.mark.parametrize("bootstrap", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_follows_a_truncated_episode(rows: int, bootstrap: bool, small_llama: Build, hand_made: Build) -> None:
+    """With gamma and lambda 1 every return of a truncated trajectory is what came plus what the critic expects after its last token, which is
+    the state of the last hidden states of its last row; of the others it is what came."""
+    batch, critic = hand_made(small_llama(), rows), _critic(small_llama(1))
+    truncated = [1, 3, 4]
+    last_rows = [max(row for row, owner in enumerate(batch.trajectory_index_B.tolist()) if owner == each) for each in truncated]
+    cut = dataclasses.replace(batch, truncated_B=torch.isin(torch.arange(len(batch)), torch.tensor(last_rows)))
+    algorithm = customized("ppo", {"whiten": False, "bootstrap_truncated": bootstrap})
+    done, _ = _complete(cut, algorithm, critic)
+    weight, bias = critic.head.linear.weight[0], critic.head.linear.bias[0]
+    for owner, (returns, reward) in enumerate(zip(_of(done, done.returns_BT), _of(batch, batch.rewards_BT), strict=True)):
+        after = 0.0
+        if owner in truncated and bootstrap:
+            row = last_rows[truncated.index(owner)]
+            with torch.no_grad():
+                features = critic.policy.module.base_model(input_ids=batch.ids_BT[row : row + 1, : batch.lengths_B[row]]).last_hidden_state
+            after = float((weight * features[0, -1]).sum().detach() + bias.detach())
+            assert abs(after) > 0.01
+        assert returns == pytest.approx([sum(reward[t:]) + after for t in range(len(reward))], abs=2e-5)
+    plain, _ = _complete(batch, algorithm, critic)
+    assert torch.allclose(done.values_BT, plain.values_BT, atol=1e-6) and done.values_BT.shape == plain.values_BT.shape  # type: ignore[arg-type,union-attr]
+
+
 def test_whitened_advantages_leave_the_returns_alone(small_llama: Build, hand_made: Build) -> None:
     batch, critic = hand_made(small_llama()), _critic(small_llama(1))
     plain, _ = _complete(batch, customized("ppo", {"whiten": False}), critic)
