@@ -3,7 +3,7 @@
 `SharedScorer` divides its work among ranks.
 
 A collapsed policy also scores its own text poorly. A frozen scorer does not drift with the policy (paper, appendix F). The reference of a
-run with adapters is the same model with the adapters switched off, so no second copy is loaded.
+run with adapters is the same model with the adapters it started with, if any, so no second copy is loaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from tether.core.errors import BadInput, ModelUnavailable
 from tether.core.protocols import Communicator
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.settings import POLICY, REFERENCE
-from tether.models.lora import is_lora, without_adapters
+from tether.models.lora import as_at_start, is_lora
 from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
 from tether.models.scoring.local import PrefixScorer
@@ -25,19 +25,19 @@ from tether.models.scoring.make import make_scorer, ready_scorer
 from tether.models.scoring.retokenized import RetokenizedScorer, same_tokens
 
 
-class AdapterFreeScorer:
-    """Scores with a model whose adapters are switched off for the duration of the call."""
+class StartScorer:
+    """Scores with the model that a run with adapters started from."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._model, self._scorer = policy.module, policy.scorer()
+    def __init__(self, policy: Policy, start_model: str) -> None:
+        self._at_start, self._scorer = as_at_start(policy.module, start_model), policy.scorer()
 
     def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
-        """log p(reasoning | prompt) of the model before its adapters learned anything."""
+        """log p(reasoning | prompt) of the model before the run trained its adapters."""
         return float(self.score_many(prompt, [reasoning])[0])
 
     def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         """log p of every reasoning after one prompt."""
-        with without_adapters(self._model):
+        with self._at_start():
             return self._scorer.score_many(prompt, reasonings)
 
 
@@ -89,7 +89,7 @@ def build_scorer(
         return policy.scorer()
     if name == REFERENCE:
         if is_lora(policy.module):
-            return AdapterFreeScorer(policy)
+            return StartScorer(policy, start_model)
         name = start_model
     local = "://" not in name
     try:

@@ -26,7 +26,7 @@ from tether.core.errors import ModelUnavailable, UnknownName, did_you_mean
 from tether.models.catalog import EMBEDDED, check_name, smollm2_folder, tiny_folder
 from tether.models.gguf import gguf_folder, read_gguf
 from tether.models.hardware import check_device, default_device
-from tether.models.lora import ADAPTER_CONFIG, attach_adapters, base_name
+from tether.models.lora import adapter_folder, attach_adapters, base_name
 from tether.runs.checkpoints import MODEL, STATE
 from tether.runs.manifest import MANIFEST, check_checkpoint
 
@@ -62,8 +62,8 @@ def _resolve(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     check_name(name)
     path = Path(name).expanduser()
     exact = name not in EMBEDDED and _check_if_checkpoint(path)  # before any of its files is read
-    if (path / ADAPTER_CONFIG).is_file() and name not in EMBEDDED:
-        return _with_adapters(path, dtype)
+    if (folder := adapter_folder(name)) is not None:
+        return _with_adapters(folder, dtype)
     if name == "tiny":
         model, tokenizer = _from_folder(tiny_folder(), dtype)
     elif name == "smollm2":

@@ -2,8 +2,9 @@
 
 The model keeps its class and its attributes, so engine, scorer and learner use it as they use any other; only the adapters require
 gradients, and they are kept in float32 whatever the model's type. Their starting values are sampled per layer from the seed: the second
-matrix is zero, so training starts from the very model. Without its adapters the model is its own reference; merged into a copy they leave
-a plain model. What is saved are the adapters and the name of the model they belong to, in peft's format; the saving of transformers does
+matrix is zero, so training starts from the very model. A run may also start from adapters that were trained before. Either way the model the
+run started with is the same model with its adapters left out, or with copies of the first ones in their place (`as_at_start`). Merged into
+a copy they leave a plain model. What is saved are the adapters and the name of the model they belong to, in peft's format; the saving of transformers does
 that too, but asks the hub about the model first.
 """
 
@@ -11,8 +12,8 @@ import copy
 import importlib.util
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tether.core.errors import BadInput, MissingDependency, ModelUnavailable, did_you_mean
 from tether.core.seeding import derive_seed
+from tether.models.catalog import EMBEDDED
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -110,6 +112,49 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
         model.enable_adapters()
 
 
+def adapter_folder(name: str) -> Path | None:
+    """The folder of a model name that stands for adapters; None for a model of its own."""
+    folder = Path(name).expanduser()
+    return folder if name not in EMBEDDED and (folder / ADAPTER_CONFIG).is_file() else None
+
+
+def as_at_start(model: PreTrainedModel, start_model: str | None = None) -> Callable[[], AbstractContextManager[None]]:
+    """Blocks in which a model with adapters computes what it did at the start of a run, however far they have been trained.
+
+    Args:
+        model: with adapters.
+        start_model: the name of the model that the run started from; where that is a folder of adapters, these are read again, so that a
+            resumed run finds its start. None: the adapters as they are now.
+    """
+    folder = None if start_model is None else adapter_folder(start_model)
+    if folder is not None:
+        saved = _saved_adapters(folder)
+        _check_fit(model, saved, folder)
+    elif start_model is None:
+        saved = {name: tensor.detach().clone() for name, tensor in _adapter_state(model).items()}
+    else:  # adapters of a plain model start at zero
+        return lambda: without_adapters(model)
+    (adapter,) = model.active_adapters()
+    start = {
+        parameter: saved[SAVED_PREFIX + name.replace(f".{adapter}.", ".")].to(parameter.device, parameter.dtype)
+        for name, parameter in _adapter_parameters(model)
+    }
+    return lambda: _replaced(start)
+
+
+@contextmanager
+def _replaced(start: Mapping[torch.nn.Parameter, Tensor]) -> Iterator[None]:
+    """Parameters with other values inside the block. Only `.data` changes: optimisers keep their parameters, and nothing is copied."""
+    trained = {parameter: parameter.data for parameter in start}
+    try:
+        for parameter, value in start.items():
+            parameter.data = value
+        yield
+    finally:
+        for parameter, value in trained.items():
+            parameter.data = value
+
+
 def merged(model: PreTrainedModel) -> PreTrainedModel:
     """A plain copy of the model with the adapters worked into its weights, for export; without adapters, simply a copy."""
     plain = copy.deepcopy(model)
@@ -167,28 +212,41 @@ def attach_adapters(model: PreTrainedModel, folder: Path) -> None:
     _require_peft()
     from peft import LoraConfig, PeftConfig
 
-    try:
+    with _reading_adapters(folder):
         config = PeftConfig.from_pretrained(str(folder))
-        saved = load_file(folder / ADAPTER_WEIGHTS)
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:  # a missing, torn or foreign file
-        raise ModelUnavailable(f"cannot read the adapters in '{folder}': {' '.join(str(error).split())[:200]}") from error
+    saved = _saved_adapters(folder)
     if not isinstance(config, LoraConfig):
         raise ModelUnavailable(f"the adapters in '{folder}' are of type {config.peft_type}; only LORA is supported")
     try:
         _inject(model, config)
     except ValueError as error:  # peft finds none of the layers that the configuration names
         raise _does_not_fit(folder, model, "its layers are named otherwise") from error
-    _copy_weights(model, saved, folder)
+    _check_fit(model, saved, folder)
+    with torch.no_grad():
+        for name, tensor in _adapter_state(model).items():
+            tensor.copy_(saved[name])
 
 
-def _copy_weights(model: PreTrainedModel, saved: dict[str, Tensor], folder: Path) -> None:
+@contextmanager
+def _reading_adapters(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:  # a missing, torn or foreign file
+        raise ModelUnavailable(f"cannot read the adapters in '{folder}': {' '.join(str(error).split())[:200]}") from error
+
+
+def _saved_adapters(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder that `save_model` wrote, under the names they are saved by."""
+    with _reading_adapters(folder):
+        return load_file(folder / ADAPTER_WEIGHTS)
+
+
+def _check_fit(model: PreTrainedModel, saved: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse saved adapters that are not those of the model."""
     own = _adapter_state(model)
     strange = sorted(own.keys() ^ saved.keys()) or sorted(name for name in own if own[name].shape != saved[name].shape)
     if strange:
         raise _does_not_fit(folder, model, f"{len(strange)} tensors differ, {strange[0]} among them")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(saved[name])
 
 
 def _does_not_fit(folder: Path, model: PreTrainedModel, why: str) -> ModelUnavailable:

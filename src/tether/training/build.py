@@ -144,7 +144,8 @@ def _learner(
 def _reference(settings: RunSettings, policy: Policy, algorithm: Algorithm, divide: Callable[[str], Policy] | None) -> Reference | None:
     if not algorithm.has_reference:
         return None
-    return reference_for(policy, settings.algorithm.reference or (None if is_lora(policy.module) else settings.model.name), divide)
+    start = settings.model.name
+    return reference_for(policy, settings.algorithm.reference or (None if is_lora(policy.module) else start), divide, start_model=start)
 
 
 def build_sampler(

@@ -26,10 +26,10 @@ from transformers.pytorch_utils import Conv1D
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
 from tether.diagnostics.settings import POLICY, REFERENCE
-from tether.models.catalog import EMBEDDED, smollm2_folder, tiny_folder
+from tether.models.catalog import smollm2_folder, tiny_folder
 from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.hardware import available_memory, check_device, default_device
-from tether.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ALL_LINEAR, base_name
+from tether.models.lora import ADAPTER_WEIGHTS, ALL_LINEAR, adapter_folder, base_name
 from tether.models.policy import Policy
 from tether.models.recompute import can_recompute, kept_bytes
 from tether.training.distributed.ranks import Ranks
@@ -254,19 +254,14 @@ def _width(settings: TrainedModel, device: torch.device) -> int:
     return WIDTHS[settings.model.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
 
 
-def _adapter_folder(name: str) -> Path | None:
-    folder = Path(name).expanduser()
-    return folder if name not in EMBEDDED and (folder / ADAPTER_CONFIG).is_file() else None
-
-
 def trains_adapters(settings: TrainedModel) -> bool:
     """Whether the run trains adapters alone: new ones, or those of the model it starts from."""
-    return settings.lora.rank > 0 or _adapter_folder(settings.model.name) is not None
+    return settings.lora.rank > 0 or adapter_folder(settings.model.name) is not None
 
 
 def _num_adapted(settings: TrainedModel, policy: Shape) -> int | None:
     """Parameters of the adapters; None where all weights are trained."""
-    folder = _adapter_folder(settings.model.name)
+    folder = adapter_folder(settings.model.name)
     if folder is not None:
         weights = folder / ADAPTER_WEIGHTS
         return weights.stat().st_size // 4 if weights.is_file() else 0
@@ -312,7 +307,7 @@ def _alternatives(
 
 def shape_of(name: str) -> Shape | None:
     """The sizes of a model by any name `load_model` takes; None where its configuration cannot be had: loading it will say why."""
-    folder = _adapter_folder(name)
+    folder = adapter_folder(name)
     if folder is not None:
         return shape_of(base_name(folder))
     if Path(name).suffix == ".gguf":

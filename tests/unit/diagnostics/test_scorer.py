@@ -14,7 +14,7 @@ from tether.diagnostics import scorer as scorer_module
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.scorer import build_scorer
 from tether.models.load import load_model
-from tether.models.lora import add_lora
+from tether.models.lora import add_lora, save_model
 from tether.models.policy import Policy
 
 PROMPTS = ["user: P _ G\n<think>", "user: _ _ O G, go on\n<think>"]
@@ -89,6 +89,17 @@ def test_the_reference_of_adapters_is_the_model_without_them(tiny: Any, tiny_mod
     assert scorer.score(prompts[1], reasonings[2]) == pytest.approx(start[2, 1], rel=1e-4)
     assert _by_hand(tiny_model, tiny.tokenizer) == pytest.approx(trained, rel=1e-6), "the adapters are on again"
     assert all(p.requires_grad == ("lora_" in name) for name, p in tiny_model.named_parameters())
+
+
+def test_the_reference_of_a_run_that_starts_from_adapters_is_the_model_with_them(tiny: Any, tiny_model: Any, tmp_path: Path) -> None:
+    add_lora(tiny_model, 2, 16)
+    _train(tiny_model)
+    save_model(tiny_model, tmp_path)
+    start = _by_hand(tiny_model, tiny.tokenizer)
+    assert np.abs(start - _by_hand(tiny.model, tiny.tokenizer)).max() > 1
+    _train(tiny_model)
+    scorer = _scorer("reference", tiny_model, tiny.tokenizer, start=str(tmp_path))
+    assert cross_score(scorer, *_encoded(tiny.tokenizer)) == pytest.approx(start, rel=1e-4)
 
 
 def _third(folder: Path, tokenizer: Any) -> str:

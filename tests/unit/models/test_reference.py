@@ -1,6 +1,7 @@
 """The reference says what the model said at the start, however far training has moved it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import BadInput, ModelUnavailable
+from tether.models.load import load_model
 from tether.models.logprobs import token_logprobs
-from tether.models.lora import add_lora
+from tether.models.lora import add_lora, as_at_start, save_model
 from tether.models.policy import Policy
 from tether.models.reference import Reference, reference_for
 
@@ -56,7 +58,34 @@ def test_a_run_that_goes_on_with_adapters_keeps_its_start(tiny: Any, tiny_model:
     """The adapters have moved already when the reference is made; it is the model without them, not a copy."""
     add_lora(tiny_model, 4, 8, seed=0)
     _train(tiny_model)
-    assert torch.equal(_says(reference_for(Policy(tiny_model))), _now(Policy(tiny.model)))
+    assert torch.equal(_says(reference_for(Policy(tiny_model), start_model="tiny")), _now(Policy(tiny.model)))
+
+
+def test_a_run_that_starts_from_adapters_is_compared_with_them(tiny: Any, tiny_model: Any, tmp_path: Path) -> None:
+    """As `tether train` does after `tether sft`: at the start, after updates, and resumed with adapters that have moved on."""
+    add_lora(tiny_model, 4, 8, seed=0)
+    _train(tiny_model)
+    save_model(tiny_model, tmp_path)
+    policy = Policy(load_model(str(tmp_path), device="cpu").model)
+    start = _now(policy)
+    assert (start - _now(Policy(tiny.model))).abs().max() > 0.1  # what adapters left out would give
+    reference = reference_for(policy, start_model=str(tmp_path))
+    assert torch.equal(_says(reference), start)
+    _train(policy.module)
+    moved = _now(policy)
+    assert (moved - start).abs().max() > 0.1
+    for found in (reference, reference_for(policy, start_model=str(tmp_path))):
+        assert torch.equal(_says(found), start) and torch.equal(_now(policy), moved)
+
+
+def test_adapters_come_back_where_the_reference_fails(tiny_model: Any) -> None:
+    add_lora(tiny_model, 4, 8, seed=0)
+    at_start = as_at_start(tiny_model)
+    _train(tiny_model)
+    moved = _now(Policy(tiny_model))
+    with pytest.raises(KeyError), at_start():
+        raise KeyError
+    assert torch.equal(_now(Policy(tiny_model)), moved)
 
 
 def test_a_copy_is_frozen_and_without_dropout(tiny_model: Any) -> None:

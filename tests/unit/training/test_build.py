@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 import torch
 
+from tether.algorithms.objective import k3
 from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
+from tether.models.logprobs import token_logprobs
+from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.rollout.engines.base import make_engine
 from tether.rollout.engines.scripted import ScriptedEngine
 from tether.training.build import Parts, build, check_engine_trains
-from tether.training.checkpoint import save_checkpoint
+from tether.training.checkpoint import save_checkpoint, write_model
 from tether.training.settings import RunSettings
 
 
@@ -82,6 +85,31 @@ def test_adapters(tmp_path: Path, tiny: Any) -> None:
     again = _build(checkpoint, lora={"rank": 2, "alpha": 8})
     pairs = dict(again.policy.module.named_parameters())
     assert all(torch.equal(parameter, pairs[name]) for name, parameter in parts.policy.module.named_parameters() if name in trained)
+
+
+def test_a_run_from_adapters_starts_with_no_divergence(tmp_path: Path, tiny: Any, tiny_model: Any) -> None:
+    """`tether sft` with lora.rank, then `tether train`: the reference is the model with the adapters of the start, also after a resume."""
+    ids, mask, lengths = torch.arange(40, 52).view(1, 12), torch.arange(12)[None] > 0, torch.tensor([12])
+    add_lora(tiny_model, 2, 8)
+    with torch.no_grad():
+        for name, parameter in tiny_model.named_parameters():
+            if ".lora_B." in name:
+                parameter.add_(0.1)
+    write_model(tmp_path / "taught", tiny_model, tiny.tokenizer)
+    sections = {"model": {"name": str(tmp_path / "taught")}, "algorithm": {"name": "grpo", "kl_coef": 0.1}}
+    parts = _build(**sections)
+    start = token_logprobs(parts.policy, ids, mask, lengths, 1.0, max_tokens=100)
+    base = token_logprobs(Policy(tiny.model), ids, mask, lengths, 1.0, max_tokens=100)
+    assert float(k3(start, base).mean()) > 0.1
+    with torch.no_grad():
+        for parameter in parts.policy.module.parameters():
+            parameter.add_(0.02 * parameter.requires_grad)
+    checkpoint = save_checkpoint(tmp_path, 1, parts.policy.module, tiny.tokenizer, {}, keep=1)
+    for found in (parts, _build(checkpoint, **sections)):
+        assert found.estimator._reference is not None
+        reference = found.estimator._reference.logprobs(ids, mask, lengths, 1.0, 100)
+        assert float(k3(start, reference).abs().max()) == 0
+        assert not torch.equal(token_logprobs(found.policy, ids, mask, lengths, 1.0, max_tokens=100), start)
 
 
 def test_the_token_budget_of_the_run_is_that_of_the_alarms() -> None:
