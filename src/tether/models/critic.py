@@ -57,7 +57,9 @@ class Critic:
     def values(self, ids_BT: Tensor, mask_BT: Tensor, lengths_B: Tensor, max_tokens: int) -> Tensor:
         """The value of the state before every selected token, in row order, float32, without gradient. The place behind the last token of a row
         may be selected too: the value there is that of the state after the row."""
-        return over_batch(self.policy, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: self.head(chosen.features_ND), after_last=True)
+        return over_batch(
+            self.policy, ids_BT, mask_BT, lengths_B, max_tokens, lambda chosen: self.head(chosen.features_ND), after_last=True
+        )
 
     def micro_values(
         self, ids_BT: Tensor, mask_BT: Tensor, micro: AnyMicroBatch, *, recompute: bool = False, policy: Policy | None = None
