@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv first; after the first time that takes a fraction of a second.
-# Variables: PYTHON (which Python makes .venv), DEMO_OUT, PYTEST_ARGS, JOBS, TORTURE_MINUTES, VLLM, VLLM_VERSION.
+# Variables: PYTHON (which Python makes .venv), SET_UP (no: test-gpu sets nothing up), DEMO_OUT, PYTEST_ARGS, JOBS, TORTURE_MINUTES, VLLM, VLLM_VERSION.
 
 PYTHON ?= python3
 DEMO_OUT ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
@@ -17,7 +17,7 @@ FIND_PYTHON = command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no '
 
 # Set-up runs as a target of its own, so that under -j it runs once per make and before whatever needs it.
 .DEFAULT_GOAL := help
-.PHONY: help demo reference test test-long torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
+.PHONY: help demo reference test test-long test-gpu torture test-trackers test-vllm test-trl test-verl test-ray docs lint format clean set-up set-up-dev set-up-ray lint-style lint-format lint-types lint-imports
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,13 @@ test: lint ## lint, then every test (PYTEST_ARGS="-k name" for some, JOBS=n for 
 
 test-long: set-up-dev ## the tests that are too long for every time: more kills, ranks, servers, interruptions
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long $(PYTEST_ARGS)
+
+# On a machine that has a Python with torch and pytest and no network: make test-gpu SET_UP=no PYTHON=python3. Files are found by the words with
+# which a test says that it uses a GPU (tests/conftest.py), because one that is not collected needs none of its imports.
+GPU_PYTHON = $(if $(filter no,$(SET_UP)),"$(PYTHON)",$(BIN)/python)
+test-gpu: $(if $(filter no,$(SET_UP)),,set-up-dev) ## every test that can use a GPU, on the GPU of this machine (SET_UP=no: with PYTHON as it is)
+	@PYTHONPATH=src $(GPU_PYTHON) -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch finds no GPU here')"
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $$(grep -rlE "^DEVICE|(gpu|device): str" tests --include="test_*.py")
 
 torture: set-up-dev ## kills, faults, damage, fuzz, hostile clients and programs, a long run, with figures (TORTURE_MINUTES=n, an hour by default)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/torture.py $(TORTURE_MINUTES)

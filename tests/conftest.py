@@ -10,10 +10,33 @@ if shutil.which("nvidia-smi") is None:  # without a GPU, kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """A test that computes on a GPU where there is one is marked `gpu`: it takes one of the two fixtures, or its module says DEVICE."""
+    for item in items:
+        if {"gpu", "device"} & set(getattr(item, "fixturenames", ())) or hasattr(getattr(item, "module", None), "DEVICE"):
+            item.add_marker("gpu")
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where a test computes: on the GPU if there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(scope="session")
+def gpu(device: str) -> str:
+    """The same for a test that says nothing without a GPU."""
+    if device == "cpu":
+        pytest.skip("needs a GPU")
+    return device
 
 
 @pytest.fixture(scope="session")

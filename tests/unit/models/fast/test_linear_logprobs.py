@@ -175,15 +175,14 @@ def test_the_kernels_agree_with_plain_torch() -> None:
     assert done.stdout.strip() == "agree", done.stderr[-2000:]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu(dtype: torch.dtype, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary of several blocks, three parts of uneven size, against float64 on the CPU."""
     source = torch.Generator().manual_seed(0)
     features, weight = torch.randn(50, 64, generator=source).to(dtype), (torch.randn(9001, 64, generator=source) / 4).to(dtype)
     targets = torch.randint(0, 9001, (50,), generator=source)
     monkeypatch.setitem(module.LOGIT_BYTES, "cuda", 4 * 9001 * 20)
-    found = [features.cuda().requires_grad_(), targets.cuda(), weight.cuda().requires_grad_(), None]
+    found = [features.to(gpu).requires_grad_(), targets.to(gpu), weight.to(gpu).requires_grad_(), None]
     exact = [features.double().requires_grad_(), targets, weight.double().requires_grad_(), None]
     got, want = linear_logprobs(*found, temperature=0.7), _plain(*exact, 0.7)
     for one, other in zip(got, want, strict=True):

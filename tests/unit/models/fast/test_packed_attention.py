@@ -157,12 +157,11 @@ def test_a_kernel_that_is_wrong_is_left_out_with_the_reason(what: str, monkeypat
     assert kernel is PLAIN and reason.startswith(WRONG[what])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("width", [64, 128])
-def test_on_a_gpu_the_fused_kernel_is_taken(width: int) -> None:
-    assert packed_kernel("cuda", torch.bfloat16, width) == (FUSED["cuda"], "")
+def test_on_a_gpu_the_fused_kernel_is_taken(width: int, gpu: str) -> None:
+    assert packed_kernel(gpu, torch.bfloat16, width) == (FUSED["cuda"], "")
     layout = LAYOUTS["two prompts, a text alone"]
-    states = [state.detach().to("cuda", torch.bfloat16).requires_grad_() for state in _states(sum(layout[0]))]
+    states = [state.detach().to(gpu, torch.bfloat16).requires_grad_() for state in _states(sum(layout[0]))]
     exact = [state.detach().double().cpu().requires_grad_() for state in states]
     got = PackedAttention(*layout, scale=SCALE, device=states[0].device)(0, *states)
     want = _masked(exact[0], exact[1], exact[2], _sees(*layout))

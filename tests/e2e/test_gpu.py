@@ -1,0 +1,27 @@
+"""A run on a GPU: paged decoding, packed updates in bfloat16, diagnosis and evaluation, through the public door."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+import tether
+
+
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_a_short_run_on_a_gpu(algo: str, gpu: str, tmp_path: Path) -> None:
+    run = tether.train(
+        "frozen_lake",
+        algo=algo,
+        steps=2,
+        out=tmp_path / "run",
+        model={"name": "tiny", "device": gpu},
+        algorithm={"kl_coef": 0.01},
+        rollout={"num_groups": 4, "group_size": 4, "speculative_tokens": 4},
+        evaluation={"prompts": 8},
+        filter={"strategy": "all"},
+    )
+    update = run.records[-1].metrics
+    assert update["update/num_updates"] >= 1 and update["update/nonfinite"] == 0
+    assert update["update/mismatch"] < 0.05, "sampler and learner compute in bfloat16, by other kernels"
+    assert math.isfinite(update["update/kl_reference"])
