@@ -5,6 +5,7 @@ and so is their reward.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -34,8 +35,8 @@ def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu")
     of_rows = [torch.tensor(values, dtype=torch.long) for values in (lengths, indices, [sampled[index].group for index in indices])]
     last_rows = {index: b for b, index in enumerate(indices)}
     truncated = [b == last_rows[index] and sampled[index].stop_reason in TRUNCATED for b, index in enumerate(indices)]
-    columns = (ids_BT, mask_BT, behavior_BT, rewards_BT, turn_ends_BT, *of_rows)
-    return Batch(*(part.to(device) for part in columns), truncated_B=torch.tensor(truncated, dtype=torch.bool, device=device))
+    batch = Batch(*(part.to(device) for part in (ids_BT, mask_BT, behavior_BT, rewards_BT, turn_ends_BT, *of_rows)))
+    return replace(batch, truncated_B=torch.tensor(truncated, dtype=torch.bool, device=device))
 
 
 def _turn_rewards(sequence: TokenSequence) -> tuple[list[int], list[float]]:
