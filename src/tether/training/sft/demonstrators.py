@@ -40,13 +40,13 @@ class Weaknesses(Settings):
     """How often an expert fails, and in which way; by default never."""
 
     habit: Probability = 0.0
-    """Of a thought that fits every task, followed by a try at random."""
+    """Chance of a thought that fits every task, followed by a try at random."""
     confusion: Probability = 0.0
-    """Of mixing up opposite directions."""
+    """Chance of mixing up opposite directions."""
     indecision: Probability = 0.0
-    """Of a second step that takes back the first."""
+    """Chance of a second step that takes back the first."""
     sloppiness: Probability = 0.0
-    """Of an answer that names no action."""
+    """Chance of an answer that names no action."""
 
 
 @dataclass(frozen=True, slots=True)

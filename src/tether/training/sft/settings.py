@@ -21,7 +21,7 @@ class ExpertSettings(Settings):
     """Demonstrations by experts, where the source is an environment."""
 
     episodes: Positive = 1000
-    """Of all environments together, in turn."""
+    """Episodes of all environments together, in turn."""
     weaknesses: Weaknesses = Weaknesses()
     """How often an expert fails; never by default."""
     tries: Annotated[int, Field(ge=0, le=20)] = 6
@@ -50,8 +50,9 @@ class TrajectorySettings(Settings):
     max_per_prompt: Positive | None = None
     """At most so many episodes of a prompt, those with the highest return."""
     first_step: Positive = 1
+    """Only episodes of this training step and later."""
     last_step: Positive | None = None
-    """Only episodes of these training steps, both included."""
+    """Only episodes of this training step and earlier."""
 
 
 class SftLearnerSettings(Settings):
@@ -62,15 +63,19 @@ class SftLearnerSettings(Settings):
     update_batch: Positive = 16
     """Demonstrations per optimiser update."""
     schedule: str = "cosine"
-    """How the learning rate goes on after the warm-up."""
+    """How the learning rate goes on after the warm-up: constant, linear or cosine."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Share of the steps in which the learning rate rises to its value."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """What is left of the learning rate at the last step."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of AdamW."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    """Of AdamW."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Of AdamW."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Longer gradients are scaled down to this norm."""
     micro_tokens: Positive = 8192
     """Tokens per forward pass; halved where memory runs out, the update stays the same."""
     gradient_checkpointing: bool | None = None
@@ -111,6 +116,7 @@ class SftSettings(Settings):
     max_context: Positive = 3600
     """Demonstrations with more tokens are left out; the model's own limit also holds."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of everything that is drawn."""
 
 
 def default_learning_rate(num_parameters: int, adapters: bool) -> float:
