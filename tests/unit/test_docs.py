@@ -23,13 +23,11 @@ from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import ORDERS, STRATEGIES
 from tether.algorithms.objective import AGGREGATIONS
 from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
-from tether.core.config import known_keys
 from tether.core.metrics import CATALOGUE
 from tether.core.setting_docs import setting_docs
 from tether.envs import registry
 from tether.training.optim import SCHEDULES
 from tether.training.settings import RunSettings
-from tether.training.sft.settings import SftSettings
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "src" / "tether" / "models" / "tiny"
@@ -152,6 +150,7 @@ def test_a_list_that_is_out_of_date_is_seen(reference: Any) -> None:
         ("docs/configuration.md", "settings", lambda reference: [reference._section(row.key) for row in setting_docs(RunSettings)]),
         ("docs/metrics.md", "metrics", lambda reference: [reference._metric_section(name) for name in CATALOGUE]),
         ("docs/alarms.md", "alarms", lambda _: [""]),
+        ("docs/sft.md", "sft-settings", lambda _: [""]),
         ("README.md", "verbs", lambda _: [""]),
         ("CONTRIBUTING.md", "layers", lambda _: [""]),
     ],
@@ -159,26 +158,6 @@ def test_a_list_that_is_out_of_date_is_seen(reference: Any) -> None:
 def test_every_list_is_on_its_page(page: str, block: str, wanted: Any, reference: Any) -> None:
     found = re.findall(rf"^<!-- generated: {block} ?([\w-]*) -->$", _text(ROOT / page), re.MULTILINE)
     assert sorted(found) == sorted(set(wanted(reference)))
-
-
-def test_the_page_of_sft_settings_is_the_settings() -> None:
-    rows = {row[0].strip("`"): row[1] for row in _rows(ROOT / "docs" / "sft.md") if len(row) == 4}
-    every = known_keys(SftSettings)
-    leaves = [key for key in every if not any(other.startswith(f"{key}.") for other in every)]
-    assert list(rows) == leaves
-    for key, default in rows.items():
-        field = _field(SftSettings, key)
-        if field.is_required():
-            assert default == "required", key
-        else:
-            assert default.startswith("`") and yaml.safe_load(default.strip("`")) == field.default, key
-
-
-def _field(settings: Any, key: str) -> Any:
-    *sections, leaf = key.split(".")
-    for section in sections:
-        settings = settings.model_fields[section].annotation
-    return settings.model_fields[leaf]
 
 
 def test_names_that_settings_accept_are_documented() -> None:
