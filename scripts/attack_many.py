@@ -21,8 +21,7 @@ from typing import TypeVar, get_args
 
 import numpy as np
 
-from tether.envs.deepcoder.grade import grade
-from tether.envs.deepcoder.problem import Case, Prints, Returns
+from tether.envs.deepcoder.problem import Case, Prints, Returns, grade
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Limits, StdinTask
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox, describe_isolation

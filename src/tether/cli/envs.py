@@ -20,12 +20,10 @@ from tether.core.errors import BadInput, TetherError, environment_boundary
 from tether.core.protocols import few_shot_of
 from tether.core.setting_docs import setting_docs
 from tether.envs.checker import CheckReport, CheckResult
-from tether.envs.checker.checks import CHECKS
+from tether.envs.checker.checks import CHECKS, NUM_EPISODES, run_checks
 from tether.envs.checker.data import DataReport, check_data, data_environments
-from tether.envs.checker.runner import NUM_EPISODES, run_checks
 from tether.envs.dataset import Fields
-from tether.envs.factory import EnvFactory, env_factory
-from tether.envs.registry import ENVIRONMENTS, make_env
+from tether.envs.registry import ENVIRONMENTS, EnvFactory, env_factory, make_env
 
 EXAMPLES = """\b
 Examples:

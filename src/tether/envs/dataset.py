@@ -10,10 +10,11 @@ import gzip
 import importlib.util
 import json
 import logging
+import time
 import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -23,7 +24,6 @@ from typing import Any, Generic, Literal, TypeVar
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput, MissingDependency, did_you_mean
-from tether.envs.progress import with_progress
 from tether.envs.splits import Instance, belongs
 
 BadRows = Literal["error", "skip"]
@@ -357,3 +357,30 @@ def _hub_rows(name: str, env: str, default: str, option: str) -> Iterator[Row]:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{env}: cannot fetch the data set '{name}' ({reason}); give a file, or leave {option} out for {default}") from error
     yield from (Row(dict(value), f"{name}, row {number}") for number, value in enumerate(values, 1))
+
+
+# --- a line about every load that takes longer than two seconds: a program that says nothing for minutes looks dead ---
+
+FIRST_SECONDS = 2.0
+"""A load that takes longer is announced."""
+EVERY_SECONDS = 10.0
+"""Between two lines of the same load."""
+
+
+def with_progress(items: Iterable[T], doing: str, unit: str, clock: Callable[[], float] = time.monotonic) -> Iterator[T]:
+    """The items as they are. `doing` and `unit` make the line: "metamathqa: reading train.jsonl: 40,000 rows in 2 s, continuing".
+
+    The time of whoever takes the items counts too: parsing a row, or indexing a document.
+    """
+    started = clock()
+    due = started + FIRST_SECONDS
+    count, said = 0, False
+    for count, item in enumerate(items, 1):
+        yield item
+        now = clock()
+        if now >= due:
+            _LOG.warning("%s: %s %s in %.0f s, continuing", doing, f"{count:,}", unit, now - started)
+            due, said = now + EVERY_SECONDS, True
+    seconds = clock() - started
+    if said or seconds >= FIRST_SECONDS:
+        _LOG.warning("%s: %s %s, done in %.1f s", doing, f"{count:,}", unit, seconds)

@@ -15,8 +15,7 @@ from tether.core.intervals import clustered_interval, instance_values, mean_inte
 from tether.core.protocols import Sampling
 from tether.core.types import Group, Trajectory
 from tether.diagnostics.summary import pass_at_k, pass_rates, rollout_summary
-from tether.envs.factory import env_factory
-from tether.envs.registry import make_env
+from tether.envs.registry import env_factory, make_env
 from tether.rollout.episode import EpisodeSeeds
 from tether.rollout.sampler import EnvPool, EnvSpec, Sampler, validation_plan
 

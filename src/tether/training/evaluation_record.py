@@ -16,8 +16,7 @@ from tether.core.config import Settings
 from tether.core.enums import FinishReason
 from tether.core.types import Group, Trajectory
 from tether.core.version import __version__
-from tether.envs.factory import env_factory
-from tether.envs.registry import make_env
+from tether.envs.registry import env_factory, make_env
 from tether.rollout.sampler import EnvSpec
 from tether.runs.evaluations import KIND, SCHEMA, file_digest
 from tether.training.evaluate import Evaluation

@@ -17,8 +17,7 @@ from tether.core.config import Settings, find_config, load, merge, read_file, va
 from tether.core.errors import BadInput, ConfigError
 from tether.core.importing import is_import_path
 from tether.core.protocols import Env
-from tether.envs.factory import env_factory
-from tether.envs.registry import check_received, make_env
+from tether.envs.registry import check_received, env_factory, make_env
 from tether.models.catalog import check_name
 from tether.models.chat_endpoint import is_endpoint
 from tether.runs.checkpoints import MODEL, find_checkpoint

@@ -164,9 +164,9 @@ def test_image_changes_with_the_state(name: str) -> None:
 
 
 def test_every_symbol_has_a_tile_of_its_own() -> None:
-    from tether.envs.frozen_lake import render as lake
+    from tether.envs.frozen_lake import prompt as lake
     from tether.envs.grid_image import draw_grid
-    from tether.envs.sokoban import render as sokoban
+    from tether.envs.sokoban import prompt as sokoban
 
     for sprites in (lake._SPRITES, sokoban._SPRITES):
         tiles = {draw_grid([symbol], sprites).tobytes() for symbol in sprites}

@@ -10,9 +10,8 @@ import pytest
 
 from tether.core.errors import BadInput, UnknownName
 from tether.core.types import Observation, Step
-from tether.envs.checker import CheckReport, CheckResult, check_env, checks, episodes, runner
-from tether.envs.checker.answers import HUGE, ODD_ANSWERS, Answers
-from tether.envs.checker.episodes import canonical, difference, play, replay, transcript
+from tether.envs.checker import CheckReport, CheckResult, check_env, checks, episodes
+from tether.envs.checker.episodes import HUGE, ODD_ANSWERS, Answers, canonical, difference, play, replay, transcript
 from tether.envs.registry import ENVIRONMENTS, make_env
 
 sys.path.append(str(Path(__file__).parent))
@@ -26,7 +25,7 @@ CHECK_NAMES = [check.name for check in checks.CHECKS]
 def here_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check that starts another process, which takes half a second each time, and with fewer instances of each split."""
     monkeypatch.setattr(checks, "SPLIT_SEEDS", 50)
-    monkeypatch.setattr(runner, "CHECKS", [check for check in checks.CHECKS if check.name != "another process"])
+    monkeypatch.setattr(checks, "CHECKS", [check for check in checks.CHECKS if check.name != "another process"])
 
 
 def _violations(report: CheckReport, check: str) -> tuple[str, ...]:

@@ -14,8 +14,7 @@ from tether.core.types import Step
 from tether.envs.dataset import Row
 from tether.envs.deepcoder.dataset import read_problem
 from tether.envs.deepcoder.env import DeepCoder, DeepCoderOptions
-from tether.envs.deepcoder.grade import SuiteResult
-from tether.envs.deepcoder.problem import Problem
+from tether.envs.deepcoder.problem import Problem, SuiteResult
 from tether.envs.deepcoder.sandbox.sandbox import describe_isolation
 
 ISOLATION = describe_isolation().name or "process"

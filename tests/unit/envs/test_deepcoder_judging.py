@@ -9,10 +9,17 @@ import pytest
 
 from tether.core.errors import BadInput
 from tether.envs.dataset import Row, RowLeftOut
-from tether.envs.deepcoder.dataset import builtin_pool, load_pool, read_judged_problem, read_problem
+from tether.envs.deepcoder.dataset import (
+    JudgingRules,
+    accepts_any_case,
+    accepts_several_answers,
+    builtin_pool,
+    load_pool,
+    read_judged_problem,
+    read_problem,
+)
 from tether.envs.deepcoder.env import DeepCoder, DeepCoderOptions
-from tether.envs.deepcoder.formats.starters import starter_method
-from tether.envs.deepcoder.judging import JudgingRules, accepts_any_case, accepts_several_answers
+from tether.envs.deepcoder.pair_rows import starter_method
 from tether.envs.deepcoder.problem import Prints, Problem, Returns
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Report, StdinTask
 from tether.envs.registry import make_env

@@ -7,7 +7,7 @@ import pytest
 from tether.core.errors import BadInput
 from tether.envs.deepcoder.dataset import builtin_pool, read_problem_file, read_problem_files
 from tether.envs.deepcoder.problem import Prints, Returns
-from tether.envs.deepcoder.render import opening
+from tether.envs.deepcoder.prompt import opening
 from tether.envs.deepcoder.sandbox.jobs import CallTask, StdinTask
 
 STDIN = '''

@@ -4,11 +4,10 @@ from fractions import Fraction
 
 import pytest
 
-from tether.envs.metamathqa.answers.compare import is_words, same, words
-from tether.envs.metamathqa.answers.latex import canonical
-from tether.envs.metamathqa.answers.quantity import Measure, number, split_unit
-from tether.envs.metamathqa.answers.structure import Parts, Scalar, structure
-from tether.envs.metamathqa.answers.symbolic import for_worker
+from tether.envs.metamathqa.compare import is_words, same, words
+from tether.envs.metamathqa.latex import Parts, Scalar, canonical, structure
+from tether.envs.metamathqa.quantity import Measure, number, split_unit
+from tether.envs.metamathqa.symbolic import for_worker
 
 
 def pairs(table: str) -> list[tuple[str, str]]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tether.core.errors import MissingDependency, TetherError
-from tether.envs.metamathqa.answers import compare, symbolic
-from tether.envs.metamathqa.answers.compare import same, same_mathematics
-from tether.envs.metamathqa.answers.symbolic import ComparisonPool, SymbolicComparison
+from tether.envs.metamathqa import compare, symbolic
+from tether.envs.metamathqa.compare import same, same_mathematics
+from tether.envs.metamathqa.symbolic import ComparisonPool, SymbolicComparison
 
 
 @pytest.fixture(scope="module")

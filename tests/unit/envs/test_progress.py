@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tether.envs import progress
-from tether.envs.dataset import load_instances
-from tether.envs.progress import with_progress
+from tether.envs import dataset
+from tether.envs.dataset import load_instances, with_progress
 from tether.envs.searchqa.corpus import Document, of_documents, of_file
 from tether.envs.searchqa.index import write_index
 from tether.envs.sokoban.levels import load_levels
@@ -40,7 +39,7 @@ def test_time_after_the_last_item_counts(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_every_load_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(dataset, "FIRST_SECONDS", 0.0)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": 0, "contents": "one"}\n')
     load_instances(str(rows), lambda row: row.value, env="sums", default="generated ones", bad_rows="error")

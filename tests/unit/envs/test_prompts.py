@@ -16,8 +16,7 @@ from tether.envs.base import ActionEnv, Outcome, TextEnv, TurnEnv, TurnOptions
 from tether.envs.countdown.expression import check_answer
 from tether.envs.countdown.generator import Puzzle
 from tether.envs.countdown.solver import solve as solve_countdown
-from tether.envs.frozen_lake.generator import Lake
-from tether.envs.frozen_lake.solver import shortest_walk
+from tether.envs.frozen_lake.generator import Lake, shortest_walk
 from tether.envs.registry import ENVIRONMENTS
 from tether.envs.sokoban.levels import Level
 from tether.envs.sokoban.solver import solve
@@ -174,8 +173,7 @@ def test_every_environment_shows_examples_as_turns(name: str, options: dict[str,
 def test_the_game_of_the_shop_is_one_that_the_shop_would_play() -> None:
     from tether.envs.webshop import prompt
     from tether.envs.webshop.env import WebShop, WebShopOptions
-    from tether.envs.webshop.goals import synthetic_goals
-    from tether.envs.webshop.products import Catalogue
+    from tether.envs.webshop.products import Catalogue, synthetic_goals
 
     wanted = replace(prompt._LAMPS[1], instruction="x", instruction_attributes=("dimmable",))
     goal = replace(synthetic_goals([wanted])[0], text=prompt._LAMP)

@@ -11,8 +11,7 @@ from tether.core.registry import Registry
 from tether.core.types import Observation, Step
 from tether.envs import registry
 from tether.envs.base import ActionEnv, Outcome, TextEnv, TurnOptions
-from tether.envs.factory import env_factory
-from tether.envs.registry import ENVIRONMENTS, make_env, register_env
+from tether.envs.registry import ENVIRONMENTS, env_factory, make_env, register_env
 from tether.envs.sokoban.env import Sokoban
 
 

@@ -18,7 +18,7 @@ from tether.core.errors import BadInput
 from tether.core.protocols import Env, few_shot_of
 from tether.core.seeding import derive_seed
 from tether.core.types import Observation, Step
-from tether.envs.checker.answers import Answers
+from tether.envs.checker.episodes import Answers
 from tether.envs.remote.http_client import HttpEnv, HttpEnvError, connect
 from tether.envs.remote.http_server import serving
 from tether.envs.remote.http_transport import process_state

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tether.envs.deepcoder.sandbox import client, linux, seccomp
+from tether.envs.deepcoder.sandbox import client, linux
 from tether.envs.deepcoder.sandbox.jobs import Limits, Report, StdinTask
 from tether.envs.deepcoder.sandbox.sandbox import Isolation, Sandbox, describe_isolation
 
@@ -44,7 +44,7 @@ def test_forbidden_calls(isolation: Isolation) -> None:
 
 def test_every_call_that_is_not_listed_is_refused(isolation: Isolation) -> None:
     """All numbers there are, and some there are not yet, with arguments that would do no harm."""
-    numbers = seccomp.TABLES[linux.machine()]["numbers"]
+    numbers = linux.TABLES[linux.machine()]["numbers"]
     # These two belong to the kernel's own probes: newer kernels let them past every filter and end whoever else calls them.
     probes = [335, 336] if linux.machine() == "x86_64" else []
     unlisted = [number for number in range(1024) if number not in numbers.values() and number not in probes]
@@ -113,14 +113,14 @@ def test_crashes_stay_inside(isolation: Isolation) -> None:
 
 
 def test_tables_name_every_call_the_filter_speaks_of() -> None:
-    listed = set(seccomp.ALLOWED.split()) | {"clone", "clone3", "kill", "tgkill", "fcntl", "ioctl", "prlimit64"}
-    assert set(seccomp.TABLES["aarch64"]["numbers"]) == listed
-    assert set(seccomp.TABLES["x86_64"]["numbers"]) == listed | set(seccomp.ALLOWED_ON_X86_64.split())
-    assert len(set(seccomp.TABLES["x86_64"]["numbers"].values())) == len(seccomp.TABLES["x86_64"]["numbers"])
+    listed = set(linux.ALLOWED.split()) | {"clone", "clone3", "kill", "tgkill", "fcntl", "ioctl", "prlimit64"}
+    assert set(linux.TABLES["aarch64"]["numbers"]) == listed
+    assert set(linux.TABLES["x86_64"]["numbers"]) == listed | set(linux.ALLOWED_ON_X86_64.split())
+    assert len(set(linux.TABLES["x86_64"]["numbers"].values())) == len(linux.TABLES["x86_64"]["numbers"])
 
 
 def test_no_forbidden_number_is_in_a_table() -> None:
-    tables = {1: seccomp.TABLES["x86_64"]["numbers"], 2: seccomp.TABLES["aarch64"]["numbers"]}
+    tables = {1: linux.TABLES["x86_64"]["numbers"], 2: linux.TABLES["aarch64"]["numbers"]}
     for entry in FORBIDDEN.replace("\n", "|").split("|"):
         words = entry.split()
         if words and words[0] not in ("kill", "tgkill", "prlimit64"):
@@ -140,11 +140,11 @@ def test_tables_against_the_kernels_headers(machine: str) -> None:
         pytest.skip(f"{path} is not on this machine")
     numbers = {name: int(number) for name, number in re.findall(pattern, path.read_text())}
     renamed = {"newfstatat": "fstatat"}
-    table = seccomp.TABLES[machine]["numbers"]
+    table = linux.TABLES[machine]["numbers"]
     there = {name: numbers.get(name, numbers.get(renamed.get(name, ""))) for name in table}
     assert table == there
 
 
 def test_an_architecture_without_a_table_is_refused() -> None:
     with pytest.raises(OSError, match="filtering system calls: no table for riscv64"):
-        seccomp.assemble("riscv64", os.getpid())
+        linux.assemble("riscv64", os.getpid())

@@ -14,7 +14,7 @@ from tether.envs.searchqa.client import RetrieverError
 from tether.envs.searchqa.corpus import Document, Hit
 from tether.envs.searchqa.dataset import Question
 from tether.envs.searchqa.env import SearchQA, SearchQAOptions
-from tether.envs.searchqa.render import results
+from tether.envs.searchqa.prompt import results
 from tether.envs.splits import split_of
 
 QUESTION = Question("Who built the Long Bridge?", ("Henry Platt", "H. Platt"), ("Long Bridge",), "one_hop")

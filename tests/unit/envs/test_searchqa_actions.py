@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.envs.searchqa.render import SearchAction, parse
+from tether.envs.searchqa.prompt import SearchAction, parse
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import pytest
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.registry import make_env
-from tether.envs.sokoban.budget import ActionBudget, action_budget, fewest_pushes
 from tether.envs.sokoban.env import Sokoban
 from tether.envs.sokoban.generator import ReversePlay
 from tether.envs.sokoban.levels import FileLevels, Level, bits, load_levels
-from tether.envs.sokoban.solver import SearchLimit, push_distances, solve
+from tether.envs.sokoban.solver import ActionBudget, SearchLimit, action_budget, fewest_pushes, push_distances, solve
 from tether.envs.splits import split_of
 
 BOXOBAN = Path(__file__).resolve().parents[4] / "shared" / "data" / "boxoban"

@@ -17,8 +17,7 @@ from tether.core.types import Step
 from tether.envs.registry import make_env
 from tether.envs.splits import split_of
 from tether.envs.webshop.env import NOTHING_DONE, WebShop, WebShopOptions, read_action
-from tether.envs.webshop.goals import Goal
-from tether.envs.webshop.products import Catalogue, Product
+from tether.envs.webshop.products import Catalogue, Goal, Product
 
 LAMP = Product(
     asin="B0LAMP0001",

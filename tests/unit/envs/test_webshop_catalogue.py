@@ -15,10 +15,8 @@ from tether.core.types import Step
 from tether.envs.webshop.dataset import load_catalogue, load_goals
 from tether.envs.webshop.env import WebShop, WebShopOptions
 from tether.envs.webshop.generator import SISTERS, departments, generated_products
-from tether.envs.webshop.goals import Goal
-from tether.envs.webshop.nouns import LightNouns
-from tether.envs.webshop.products import Product, TextIndex
-from tether.envs.webshop.reward import likeness, score_purchase
+from tether.envs.webshop.products import Goal, Product, TextIndex
+from tether.envs.webshop.reward import LightNouns, likeness, score_purchase
 
 PRODUCTS = generated_products()
 KINDS = [(department, kind) for department in departments() for kind in department.kinds]

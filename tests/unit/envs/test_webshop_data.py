@@ -14,8 +14,7 @@ from tether.core.errors import BadInput
 from tether.envs.dataset import Pool
 from tether.envs.registry import make_env
 from tether.envs.webshop.dataset import load_catalogue, load_goals
-from tether.envs.webshop.goals import NO_LIMIT, Goal, synthetic_goals
-from tether.envs.webshop.products import Product
+from tether.envs.webshop.products import NO_LIMIT, Goal, Product, synthetic_goals
 
 BASE = {
     "category": "beauty",

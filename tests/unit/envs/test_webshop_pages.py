@@ -2,8 +2,7 @@
 
 from tether.core.types import Step
 from tether.envs.webshop.env import WebShop, WebShopOptions
-from tether.envs.webshop.goals import Goal
-from tether.envs.webshop.products import Catalogue, Product
+from tether.envs.webshop.products import Catalogue, Goal, Product
 
 LAMP = Product(
     asin="B0LAMP0001",

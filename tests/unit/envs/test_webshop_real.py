@@ -11,10 +11,8 @@ import pytest
 from tether.core.enums import Split
 from tether.envs.webshop.dataset import load_catalogue, load_goals
 from tether.envs.webshop.env import WebShop, WebShopOptions
-from tether.envs.webshop.goals import Goal
-from tether.envs.webshop.nouns import LightNouns
-from tether.envs.webshop.products import Catalogue, Product
-from tether.envs.webshop.reward import COLOURS, score_purchase
+from tether.envs.webshop.products import Catalogue, Goal, Product
+from tether.envs.webshop.reward import COLOURS, LightNouns, score_purchase
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "webshop"
 pytestmark = pytest.mark.skipif(not (FOLDER / "products_1000.jsonl").is_file(), reason="the real products are not beside the checkout")

@@ -7,10 +7,19 @@ from dataclasses import replace
 import pytest
 
 from tether.core.errors import MissingDependency
-from tether.envs.webshop.goals import NO_LIMIT, Goal
-from tether.envs.webshop.nouns import LightNouns, SpacyNouns, noun_test
-from tether.envs.webshop.products import Product
-from tether.envs.webshop.reward import COLOURS, Score, binary, graded, likeness, reduced_to_colour, score_purchase
+from tether.envs.webshop.products import NO_LIMIT, Goal, Product
+from tether.envs.webshop.reward import (
+    COLOURS,
+    LightNouns,
+    Score,
+    SpacyNouns,
+    binary,
+    graded,
+    likeness,
+    noun_test,
+    reduced_to_colour,
+    score_purchase,
+)
 
 
 class AllWords:

@@ -4,6 +4,6 @@
 look at are played by `episodes` with answers from `answers`. All answers follow from seeds, so every finding can be reproduced.
 """
 
-from tether.envs.checker.runner import CheckReport, CheckResult, check_env
+from tether.envs.checker.checks import CheckReport, CheckResult, check_env
 
 __all__ = ["CheckReport", "CheckResult", "check_env"]

@@ -12,8 +12,7 @@ from typing import Any
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.envs.dataset import Columns, Fields, Row, RowError, RowLeftOut, parse_row, read_rows
-from tether.envs.progress import with_progress
+from tether.envs.dataset import Columns, Fields, Row, RowError, RowLeftOut, parse_row, read_rows, with_progress
 from tether.envs.registry import ENVIRONMENTS, EnvClass, find_class
 from tether.envs.splits import split_of
 

@@ -16,13 +16,11 @@ from pydantic import Field, model_validator
 from tether.core.enums import Split
 from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
-from tether.envs.deepcoder import prompt, render
+from tether.envs.deepcoder import prompt
 from tether.envs.deepcoder.assemble import assemble, extract
-from tether.envs.deepcoder.dataset import LEVELS, builtin_pool, load_pool, read_judged_problem
-from tether.envs.deepcoder.grade import FractionPassed, Reward, SuiteResult, grade, reject
-from tether.envs.deepcoder.judging import JudgingRules, SpecialJudge
+from tether.envs.deepcoder.dataset import LEVELS, JudgingRules, SpecialJudge, builtin_pool, load_pool, read_judged_problem
 from tether.envs.deepcoder.parsing import NotPython
-from tether.envs.deepcoder.problem import Problem
+from tether.envs.deepcoder.problem import FractionPassed, Problem, Reward, SuiteResult, grade, reject
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import Limits, ProgramRunner
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
@@ -117,7 +115,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
             program = assemble(found.code, self.problem.starter, self.problem.entry_point)
         except NotPython as error:
             if not found.fenced:
-                return Outcome(render.NO_PROGRAM, valid=False, info={"passed": 0, "total": len(self.problem.cases)})
+                return Outcome(prompt.NO_PROGRAM, valid=False, info={"passed": 0, "total": len(self.problem.cases)})
             return self._outcome(reject(self.problem.cases, str(error)))
         wave = min(self._concurrency, _WAVE)
         return self._outcome(grade(program, self.problem.cases, self._runner, wave=wave, total_limit=self.options.total_limit))
@@ -126,8 +124,8 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         done = results.solved or self._turns + 1 >= self.max_turns
         info = {"passed": results.passed, "total": results.total, "failures": results.endings}
         if results.failures:
-            info["first_failure"] = render.failure_line(results.failures[0])
-        return Outcome(render.feedback(results), self._pay(results) if done else 0.0, done, results.solved, info=info)
+            info["first_failure"] = prompt.failure_line(results.failures[0])
+        return Outcome(prompt.feedback(results), self._pay(results) if done else 0.0, done, results.solved, info=info)
 
     @property
     def workers(self) -> int:
@@ -170,7 +168,7 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         return prompt.WORKED
 
     def opening(self) -> str:
-        return render.opening(self.problem)
+        return prompt.opening(self.problem)
 
 
 def _pool(options: DeepCoderOptions) -> Generator:

@@ -3,11 +3,16 @@
 The check is made outside the sandbox on what the sandbox reports, so a program never sees what was expected of it; only a test that
 had to stay a script (`Passes`) is graded by its own assertions. The fingerprint is the statement and a digest of every test of the
 row, also of those that `max_tests` leaves out: the split of a problem does not depend on the options.
+
+`grade` hands the tests to the sandbox in waves. Once the tests of an answer have taken `total_limit` seconds, added up, no further one is
+started, and those count as failed by time. What is added up is the time the tests themselves ran: how long they waited for their turn on a
+busy machine does not change the results.
 """
 
 import ast
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +20,7 @@ from tether.envs.deepcoder.compare import same_output, same_value
 from tether.envs.deepcoder.expressions import RESULT, holds
 from tether.envs.deepcoder.parsing import show
 from tether.envs.deepcoder.sandbox import codec
-from tether.envs.deepcoder.sandbox.jobs import CallTask, Report, ScriptTask, StdinTask, Task
+from tether.envs.deepcoder.sandbox.jobs import CallTask, ProgramRunner, Report, ScriptTask, StdinTask, Task
 
 _MAX_ARGUMENTS = 2**26
 """Characters, as the sandbox writes them."""
@@ -202,3 +207,74 @@ def _thinned(cases: tuple[Case, ...], count: int) -> tuple[Case, ...]:
         others = [*hidden, *shown[: wanted - len(hidden)]]
     chosen = {id(case) for case in (first, *others)}
     return tuple(case for case in cases if id(case) in chosen)
+
+
+WRONG = "wrong"
+"""The ending of a test that ran to its end and gave the wrong answer; the others are the sandbox's own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A test that failed."""
+
+    number: int
+    """Place among the tests, from 1."""
+    case: Case
+    report: Report
+
+    @property
+    def ending(self) -> str:
+        return WRONG if self.report.ending == "ok" else self.report.ending
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """The result of running an answer against the tests of its problem."""
+
+    total: int
+    failures: tuple[Failure, ...]
+
+    @property
+    def passed(self) -> int:
+        return self.total - len(self.failures)
+
+    @property
+    def solved(self) -> bool:
+        return not self.failures
+
+    @property
+    def endings(self) -> dict[str, int]:
+        """Number of failures by ending, in a fixed order."""
+        return dict(sorted(Counter(failure.ending for failure in self.failures).items()))
+
+
+def grade(program: str, cases: Sequence[Case], runner: ProgramRunner, *, wave: int, total_limit: float) -> SuiteResult:
+    """Run a program through all tests, `wave` at a time."""
+    reports: list[Report] = []
+    while len(reports) < len(cases) and sum(report.seconds for report in reports) < total_limit:
+        reports += runner.run(program, [case.task for case in cases[len(reports) : len(reports) + wave]])
+    late = Report("timeout", detail=f"not started: the tests before it took {total_limit:g} s")
+    reports += [late] * (len(cases) - len(reports))
+    return _results(cases, reports)
+
+
+def reject(cases: Sequence[Case], reason: str) -> SuiteResult:
+    """The results of a program that cannot run at all: every test fails."""
+    return _results(cases, [Report("error", detail=reason)] * len(cases))
+
+
+def _results(cases: Sequence[Case], reports: Sequence[Report]) -> SuiteResult:
+    pairs = enumerate(zip(cases, reports, strict=True), 1)
+    return SuiteResult(len(cases), tuple(Failure(number, case, report) for number, (case, report) in pairs if not case.passed(report)))
+
+
+Reward = Callable[[SuiteResult], float]
+"""From the results of an attempt to its reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class FractionPassed:
+    """Passed tests over all tests."""
+
+    def __call__(self, results: SuiteResult) -> float:
+        return results.passed / results.total

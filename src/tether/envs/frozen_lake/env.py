@@ -21,9 +21,8 @@ from pydantic import Field
 from tether.core.enums import Split
 from tether.core.errors import MissingDependency
 from tether.envs.base import ActionEnv, ActionOptions
-from tether.envs.frozen_lake import prompt, render
-from tether.envs.frozen_lake.generator import Generator, Lake, RandomLake
-from tether.envs.frozen_lake.solver import ACTIONS
+from tether.envs.frozen_lake import prompt
+from tether.envs.frozen_lake.generator import ACTIONS, Generator, Lake, RandomLake
 from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[str], float]
@@ -133,10 +132,10 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
         return self.lake.fingerprint
 
     def state_text(self) -> str:
-        return render.state_text(self.lake, self.player, self.options.observation)
+        return prompt.state_text(self.lake, self.player, self.options.observation)
 
     def state_image(self) -> npt.NDArray[np.uint8]:
-        return render.image(self.lake, self.player)
+        return prompt.image(self.lake, self.player)
 
     @property
     def task(self) -> str:

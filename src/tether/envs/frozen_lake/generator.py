@@ -1,10 +1,11 @@
-"""Random lakes: every tile is ice with a given probability, start and goal are any two tiles, and the goal can be reached.
+"""Random lakes, and the shortest walk over one: every tile is ice with a given probability, and the goal can be reached.
 
 A lake is gymnasium's map (S start, F ice, H hole, G goal) as one string, so it can be written by hand, hashed, and handed to
 gymnasium unchanged. A generator is any callable from seed and split to a lake.
 """
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isqrt
@@ -14,6 +15,7 @@ from tether.core.errors import BadInput
 from tether.envs.splits import draw
 
 Generator = Callable[[int, Split], "Lake"]
+ACTIONS = ("Left", "Down", "Right", "Up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +69,35 @@ class RandomLake:
 
 def _reachable(tiles: Sequence[str], size: int, start: int, goal: int) -> bool:
     """Whether a walk that avoids holes leads from start to goal."""
-    seen = {start}
-    waiting = [start]
-    while waiting:
-        here = waiting.pop()
-        row, column = divmod(here, size)
-        if row > 0:
-            _visit(here - size, tiles, seen, waiting)
-        if row < size - 1:
-            _visit(here + size, tiles, seen, waiting)
-        if column > 0:
-            _visit(here - 1, tiles, seen, waiting)
-        if column < size - 1:
-            _visit(here + 1, tiles, seen, waiting)
-        if goal in seen:
-            return True
-    return False
+    seen, waiting = {start}, [start]
+    while waiting and goal not in seen:
+        for _, tile in steps(waiting.pop(), size):
+            if tile not in seen and tiles[tile] != "H":
+                seen.add(tile)
+                waiting.append(tile)
+    return goal in seen
 
 
-def _visit(tile: int, tiles: Sequence[str], seen: set[int], waiting: list[int]) -> None:
-    if tile not in seen and tiles[tile] != "H":
-        seen.add(tile)
-        waiting.append(tile)
+def shortest_walk(tiles: str, size: int, start: int, goal: int) -> list[str]:
+    """The fewest steps from one tile to another around the holes, by breadth-first search; of several walks the first in the order of actions.
+
+    >>> shortest_walk("SFHFFFFFG", 3, 0, 8)
+    ['Down', 'Down', 'Right', 'Right']
+    """
+    walks: dict[int, list[str]] = {start: []}
+    queue = deque([start])
+    while queue and goal not in walks:
+        tile = queue.popleft()
+        for action, after in steps(tile, size):
+            if after not in walks and tiles[after] != "H":
+                walks[after] = [*walks[tile], action]
+                queue.append(after)
+    return walks[goal]
+
+
+def steps(tile: int, size: int) -> list[tuple[str, int]]:
+    """The steps that stay on the board, each with its tile, in the order of the actions."""
+    row, column = divmod(tile, size)
+    stays = (column > 0, row + 1 < size, column + 1 < size, row > 0)
+    tiles = (tile - 1, tile + size, tile + 1, tile - size)
+    return [(action, after) for action, inside, after in zip(ACTIONS, stays, tiles, strict=True) if inside]

@@ -19,8 +19,8 @@ from functools import lru_cache
 from typing import Any
 
 from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, load_instances
-from tether.envs.metamathqa.answers.latex import closing_brace
 from tether.envs.metamathqa.generator import Problem
+from tether.envs.metamathqa.latex import closing_brace
 
 QUESTION_FIELDS = ("query", "question", "problem")
 ANSWER_FIELDS = ("answer", "answerKey", "response", "solution")

@@ -14,10 +14,10 @@ from pydantic import Field, model_validator
 from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.metamathqa import prompt
-from tether.envs.metamathqa.answers.compare import Match, same
-from tether.envs.metamathqa.answers.symbolic import NUM_WORKERS
+from tether.envs.metamathqa.compare import Match, same
 from tether.envs.metamathqa.dataset import load, read_problem
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
+from tether.envs.metamathqa.symbolic import NUM_WORKERS
 from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 

@@ -16,7 +16,7 @@ from tether.core.errors import BadInput, did_you_mean
 from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, load_instances, read_packaged
 from tether.envs.deepcoder.dataset import read_judged_problem
 from tether.envs.deepcoder.problem import Problem
-from tether.envs.deepcoder.render import opening
+from tether.envs.deepcoder.prompt import opening
 from tether.envs.metamathqa.dataset import ANSWER_FIELDS as MATH_FIELDS
 from tether.envs.metamathqa.dataset import read_problem
 

@@ -18,8 +18,8 @@ from tether.core.errors import BadInput, EnvironmentFailure, UnknownName, did_yo
 from tether.core.importing import import_object, is_import_path
 from tether.envs.base import Work
 from tether.envs.deepcoder.env import DeepCoder, DeepCoderOptions
-from tether.envs.metamathqa.answers.compare import same
-from tether.envs.metamathqa.answers.symbolic import NUM_WORKERS
+from tether.envs.metamathqa.compare import same
+from tether.envs.metamathqa.symbolic import NUM_WORKERS
 from tether.envs.qa.dataset import READERS, Item
 from tether.envs.searchqa.reward import exact_match
 

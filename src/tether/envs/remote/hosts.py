@@ -6,7 +6,8 @@ its own.
 
 Processes are forked by Python's fork server, a clean helper process that has the environments' modules loaded. Starting a process takes
 milliseconds, and this process with its threads is never forked. The fork server (and Python's resource tracker) live as long as this
-process does.
+process does. A worker process (`serve`) answers each call with the pickled result, or a `Failed` with the text of the error. It ignores Ctrl-C,
+which the main process handles, and ends with the process it works for, even in the middle of an endless loop.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -27,10 +29,73 @@ from typing import Any
 
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.protocols import Env
-from tether.envs.factory import MAIN_GUARD, refuse_while_main_is_imported
+from tether.envs.registry import MAIN_GUARD, refuse_while_main_is_imported
 from tether.envs.remote.background import GRACE_SECONDS, Background, in_thread, within
-from tether.envs.remote.calls import Call, build_env, close_in_thread, close_logged, perform, perform_async
-from tether.envs.remote.worker import Failed, serve
+from tether.envs.remote.calls import Call, build_env, close_env, close_in_thread, close_logged, perform, perform_async
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Sent in place of a result."""
+
+    reason: str
+
+
+def serve(connection: Connection, make: bytes, environ: dict[str, str]) -> None:
+    """Run the worker. `make` is a pickled function without arguments that builds the environment."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    os.environ.clear()  # the fork server may have been started long ago, with other variables
+    os.environ.update(environ)
+    try:
+        env = _build(make)
+    except EnvironmentFailure as failure:
+        connection.send(Failed(str(failure)))
+        return
+    connection.send(None)
+    _answer_calls(env, connection)
+    close_env(env)
+
+
+def _build(make: bytes) -> Env:
+    try:
+        maker = pickle.loads(make)
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"start: the worker process cannot import the environment ({type(error).__name__}: {error}); "
+            "define it in a module that can be imported from anywhere, not in an interactive session"
+        ) from error
+    return build_env(maker)
+
+
+def _answer_calls(env: Env, connection: Connection) -> None:
+    while True:
+        try:
+            call = connection.recv()
+        except EOFError:  # the other end closed the connection
+            return
+        try:
+            reply = _pickled(perform(env, call), call.what)
+        except EnvironmentFailure as failure:
+            reply = pickle.dumps(Failed(str(failure)))
+        try:
+            connection.send_bytes(reply)
+        except OSError:  # the connection was closed meanwhile
+            return
+
+
+def _pickled(result: Any, what: str) -> bytes:
+    with environment_boundary(f"{what}: the result cannot leave the worker process"):
+        return pickle.dumps(result)
+
+
+def _leave_with_parent() -> None:
+    # A watching thread, because the main thread may be inside environment code that never returns.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
 
 START_SECONDS = 300.0
 """The deadline for building an environment; the first one may have to load its data."""

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput
-from tether.envs.dataset import BadRows, Row, RowError, iter_instances
-from tether.envs.progress import with_progress
+from tether.envs.dataset import BadRows, Row, RowError, iter_instances, with_progress
 
 ENV = "searchqa"
 DEFAULT_CORPUS = "the built-in encyclopedia"

@@ -13,12 +13,11 @@ from pydantic import Field, field_validator, model_validator
 from tether.core.http import checked_token, token_for
 from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
-from tether.envs.searchqa import prompt, render
+from tether.envs.searchqa import prompt
 from tether.envs.searchqa.client import TOKEN_VARIABLES, Api, RemoteRetriever, Retriever
 from tether.envs.searchqa.corpus import PASSAGE_WORDS, readable
 from tether.envs.searchqa.dataset import Generator, Question, local_sources, questions_alone, read_question
-from tether.envs.searchqa.prompt import ActionFormat
-from tether.envs.searchqa.render import parse
+from tether.envs.searchqa.prompt import ActionFormat, parse
 from tether.envs.searchqa.reward import AnswerReward, ExactMatchReward, Grade, Reward, RewardRule, grade
 from tether.envs.splits import count_instances
 from tether.envs.wording import Example
@@ -133,12 +132,12 @@ class SearchQA(TextEnv[SearchQAOptions]):
     def take(self, answer: str) -> Outcome:
         action = parse(readable(answer), self.options.format)
         if action is None:
-            return Outcome(render.invalid(self.options.format), valid=False, info=self._info([]))
+            return Outcome(prompt.invalid(self.options.format), valid=False, info=self._info([]))
         if action.name == "search":
             text, titles = self._search(action.text)
             return Outcome(text, info=self._info(titles))
         result = grade(action.text, self.question.answers)
-        text = render.reply_to_answer(action.text, result.em, self.question.answers[0])
+        text = prompt.reply_to_answer(action.text, result.em, self.question.answers[0])
         return Outcome(text, self._pay(result, self._searches), done=True, success=result.em, info=self._info([], result))
 
     def _search(self, query: str) -> tuple[str, list[str]]:
@@ -146,8 +145,8 @@ class SearchQA(TextEnv[SearchQAOptions]):
         hits = self._retriever.search(query, self.options.top_k)
         self._searches += 1
         if not hits:
-            return render.no_results(query, self.options.format), []
-        return render.results(
+            return prompt.no_results(query, self.options.format), []
+        return prompt.results(
             query,
             [hit.document for hit in hits],
             self.options.format,

@@ -25,7 +25,7 @@ from tantivy import Filter, Occur, Query, TextAnalyzer, TextAnalyzerBuilder, Tok
 
 from tether.core.cache import cache_folder
 from tether.core.errors import BadInput, StorageError
-from tether.envs.progress import with_progress
+from tether.envs.dataset import with_progress
 from tether.envs.searchqa.corpus import Corpus, Document, Hit, readable
 
 QUESTION_WORDS = ["what", "which", "who", "whom", "whose", "when", "where", "why", "how", "did", "does", "do"]

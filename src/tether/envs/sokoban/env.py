@@ -16,11 +16,10 @@ from pydantic import Field, model_validator
 from tether.core.enums import Split
 from tether.envs.base import ActionEnv, ActionOptions
 from tether.envs.dataset import Row
-from tether.envs.sokoban import prompt, render
-from tether.envs.sokoban.budget import action_budget, warn_if_short
+from tether.envs.sokoban import prompt
 from tether.envs.sokoban.generator import Generator, ReversePlay
 from tether.envs.sokoban.levels import FileLevels, Level, level_rows, move, read_level
-from tether.envs.sokoban.solver import ACTIONS
+from tether.envs.sokoban.solver import ACTIONS, action_budget, warn_if_short
 from tether.envs.splits import count_instances
 from tether.envs.wording import Example, draw_examples
 
@@ -162,10 +161,10 @@ class Sokoban(ActionEnv[SokobanOptions]):
         return {} if self.options.levels is None else {"boxes": str(self.level.boxes.bit_count())}
 
     def state_text(self) -> str:
-        return render.state_text(self.level, self.boxes, self.player, self.options.observation)
+        return prompt.state_text(self.level, self.boxes, self.player, self.options.observation)
 
     def state_image(self) -> npt.NDArray[np.uint8]:
-        return render.image(self.level, self.boxes, self.player)
+        return prompt.image(self.level, self.boxes, self.player)
 
     @property
     def task(self) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.envs.dataset import Row, RowError
-from tether.envs.progress import with_progress
+from tether.envs.dataset import Row, RowError, with_progress
 from tether.envs.splits import belongs
 
 LEVEL_ENDINGS = (".txt", ".xsb", ".sok")

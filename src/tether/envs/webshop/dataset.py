@@ -21,8 +21,7 @@ from typing import Any, Literal, TypeVar
 from tether.core.errors import BadInput
 from tether.envs.dataset import BadRows, Pool, Row, RowError, load_instances
 from tether.envs.webshop.generator import generated_products
-from tether.envs.webshop.goals import Goal, HumanInstruction, Wanted, human_goals, synthetic_goals
-from tether.envs.webshop.products import Catalogue, Product
+from tether.envs.webshop.products import Catalogue, Goal, HumanInstruction, Product, Wanted, human_goals, synthetic_goals
 
 GoalKind = Literal["synthetic", "human"]
 

@@ -12,17 +12,15 @@ from pydantic import Field
 from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.dataset import BadRows, Pool
 from tether.envs.splits import count_instances
-from tether.envs.webshop import pages, prompt
+from tether.envs.webshop import prompt
 from tether.envs.webshop.dataset import GoalKind, load_catalogue, load_goals
-from tether.envs.webshop.goals import Generator, Goal, synthetic_goals
-from tether.envs.webshop.nouns import NounTest, noun_test
-from tether.envs.webshop.products import Catalogue, Product
-from tether.envs.webshop.reward import Reward, binary, graded, score_purchase
+from tether.envs.webshop.products import Catalogue, Generator, Goal, Product, synthetic_goals
+from tether.envs.webshop.reward import NounTest, Reward, binary, graded, noun_test, score_purchase
 from tether.envs.wording import Example
 
 NOTHING_DONE = "That action is not available on this page; nothing has changed."
 
-_PLACES: dict[str, pages.PageName] = {
+_PLACES: dict[str, prompt.PageName] = {
     "description": "description",
     "features": "features",
     "reviews": "reviews",
@@ -60,7 +58,7 @@ class WebShopOptions(TurnOptions):
     """How the nouns of two titles are found; see nouns.py."""
     reward: Literal["graded", "binary"] = "graded"
     """The original's score, or 1 for a full score and 0 otherwise."""
-    observation: pages.ObservationStyle = "text"
+    observation: prompt.ObservationStyle = "text"
     """The original's plain text, or its text with buttons marked."""
     show_attributes: bool = False
     """Whether products have an Attributes page, which names their kind and attributes outright."""
@@ -114,7 +112,7 @@ class WebShop(TextEnv[WebShopOptions]):
         if name == "search":
             self._search(argument)
         elif name == "click" and argument in self._clickables and argument != "search":
-            if argument == pages.BUY.lower():
+            if argument == prompt.BUY.lower():
                 return self._buy()
             self._click(argument)
         else:
@@ -122,18 +120,18 @@ class WebShop(TextEnv[WebShopOptions]):
         return Outcome(self.opening(), info={"page": self._page.place})
 
     def opening(self) -> str:
-        return pages.observation(self._page, self.options.observation)
+        return prompt.observation(self._page, self.options.observation)
 
     # --- from page to page ---
 
-    def _show(self, page: pages.Page) -> None:
+    def _show(self, page: prompt.Page) -> None:
         self._page = page
         self._clickables = page.clickables
 
     def _open_search(self) -> None:
         self._visited: set[str] = set()
         self._chosen: dict[str, str] = {}
-        self._show(pages.search_page(self.goal.text))
+        self._show(prompt.search_page(self.goal.text))
 
     def _search(self, keywords: str) -> None:
         self._found = self._catalogue.find(keywords, self._rng)
@@ -142,25 +140,25 @@ class WebShop(TextEnv[WebShopOptions]):
     def _open_results(self, number: int) -> None:
         self._number = number
         self._chosen = {}
-        self._show(pages.results_page(self.goal.text, self._found, number, self._visited))
+        self._show(prompt.results_page(self.goal.text, self._found, number, self._visited))
 
     def _open_item(self) -> None:
-        self._show(pages.item_page(self.goal.text, self._product, self._chosen, self.options.show_attributes))
+        self._show(prompt.item_page(self.goal.text, self._product, self._chosen, self.options.show_attributes))
 
     def _click(self, text: str) -> None:
         piece = self._clickables[text]
-        if text == pages.BACK_TO_SEARCH.lower():
+        if text == prompt.BACK_TO_SEARCH.lower():
             self._open_search()
-        elif text == pages.PREVIOUS.lower():
+        elif text == prompt.PREVIOUS.lower():
             self._go_back()
-        elif text == pages.NEXT.lower() and self._page.place == "results":
+        elif text == prompt.NEXT.lower() and self._page.place == "results":
             self._open_results(self._number + 1)
         elif piece.kind == "link":
             self._product = next(product for product in self._found if product.asin == piece.text)
             self._visited.add(piece.text)
             self._open_item()
         elif text in _PLACES:
-            self._show(pages.sub_page(self.goal.text, self._product, _PLACES[text]))
+            self._show(prompt.sub_page(self.goal.text, self._product, _PLACES[text]))
         else:
             self._chosen[piece.option] = text
             self._open_item()
@@ -176,7 +174,7 @@ class WebShop(TextEnv[WebShopOptions]):
 
     def _buy(self) -> Outcome:
         score = score_purchase(self.goal, self._product, self._chosen, self._nouns)
-        self._show(pages.done_page(score))
+        self._show(prompt.done_page(score))
         parts = score.parts()
         info = {"page": "done", "asin": self._product.asin, "score": parts.pop("total"), **parts, "noun_test": self._nouns.name}
         return Outcome(self._page.text(self.options.observation), self._pay(score), done=True, success=score.full, info=info)

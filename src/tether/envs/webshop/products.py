@@ -1,4 +1,4 @@
-"""What the shop sells: `Product`, and `Catalogue`, which finds products the way the original's search box does.
+"""What the shop sells and what is asked for: `Product`, and `Catalogue`, which finds products the way the original's search box does.
 
 A product of the data may have two prices, a range; the price it is sold for is then drawn in that range, by the product's code, so
 that it is the same in every process. The original draws it again at every start.
@@ -7,17 +7,25 @@ Search is by tantivy: BM25 over one text per product, English stemming, at most 
 fraction of a second, and every environment of a process shares one. A query is a bag of stemmed words made with the index's own analyser. It
 is never parsed as a query language, so no text can be a syntax error. Equal scores are ordered by the products' own order, so that a search
 gives the same page everywhere.
+
+`Goal` is an instruction for a shopper. Synthetic goals, as in the original: each product with an instruction gives one goal for each combination
+of its option values, and its text names the values and a price limit. Human goals are what people wrote, with a price limit put behind it. The
+limit is one of the first four tens above the price: two are drawn and the larger is kept. The original draws it from global chance at every
+start; here it follows from the product, so that a goal is the same goal in every process.
 """
 
+import hashlib
+import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import tantivy
 
+from tether.core.enums import Split
 from tether.core.seeding import derive_seed
-from tether.envs.progress import with_progress
+from tether.envs.dataset import with_progress
 
 MOST_HITS = 50
 MOST_TERMS = 1024
@@ -149,3 +157,78 @@ class Catalogue:
         if first == "<q>":
             return [product for product in self.products if product.query == wanted]
         return [self.products[row] for row in self._index.search(keywords)]
+
+
+NO_LIMIT = 1_000_000.0
+_LIMITS = tuple(10.0 * tens for tens in range(1, 100))
+
+Generator = Callable[[int, Split], "Goal"]
+
+
+Wanted = tuple[tuple[str, str], ...] | tuple[str, ...]
+"""Options of an instruction: (name, value) pairs in a synthetic goal, values alone in one a person wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class HumanInstruction:
+    """An instruction that a person wrote for a product."""
+
+    text: str
+    attributes: tuple[str, ...]
+    options: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A product to buy, and what it is scored by."""
+
+    product: Product
+    text: str
+    attributes: tuple[str, ...]
+    options: Wanted
+    price_limit: float
+
+    @property
+    def fingerprint(self) -> str:
+        return "\n".join([self.text, self.product.asin, repr(self.options), repr(self.price_limit)])
+
+
+def synthetic_goals(products: Iterable[Product]) -> list[Goal]:
+    """One goal for each combination of option values of each product with an instruction."""
+    goals: list[Goal] = []
+    for product in products:
+        if product.instruction is None:
+            continue
+        limit, limit_text = _price_limit(product.price, "synthetic", product.asin)
+        names = sorted(product.choices)
+        for values in itertools.product(*(product.choices[name] for name in names)):
+            options = tuple(zip(names, values, strict=True))
+            option_text = ", and ".join(f"{name}: {value}" for name, value in options)
+            text = f"{product.instruction}{' with ' if options else ''}{option_text}{limit_text}"
+            goals.append(Goal(product, text, product.instruction_attributes, options, limit))
+    return _shuffled(goals)
+
+
+def human_goals(products: Iterable[Product], written: Mapping[str, tuple[HumanInstruction, ...]]) -> list[Goal]:
+    """One goal for each thing a person wrote, by product code; those without an attribute are left out, as in the original."""
+    goals: list[Goal] = []
+    for product in products:
+        for number, wanted in enumerate(written.get(product.asin, ())):
+            if wanted.attributes:
+                limit, limit_text = _price_limit(product.price, "human", product.asin, number)
+                goals.append(Goal(product, wanted.text.strip(".") + limit_text, wanted.attributes, wanted.options, limit))
+    return _shuffled(goals)
+
+
+def _price_limit(price: float, *stream: int | str) -> tuple[float, str]:
+    """The most the product may cost, and the words for it."""
+    above = [limit for limit in _LIMITS if limit > price][:4]
+    if len(above) < 2:
+        return NO_LIMIT, ""
+    limit = max(random.Random(derive_seed("webshop", "limit", *stream)).sample(above, 2))
+    return limit, f", and price lower than {limit:.2f} dollars"
+
+
+def _shuffled(goals: list[Goal]) -> list[Goal]:
+    """The goals in the order of a hash, so that neighbouring seeds are not the same product in another size."""
+    return sorted(goals, key=lambda goal: hashlib.sha256(goal.fingerprint.encode("utf-8", "surrogatepass")).digest())

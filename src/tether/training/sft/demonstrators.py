@@ -19,7 +19,7 @@ from tether.envs.countdown.env import Countdown
 from tether.envs.countdown.prompt import thoughts
 from tether.envs.countdown.solver import near_misses, sums
 from tether.envs.frozen_lake.env import FrozenLake
-from tether.envs.frozen_lake.solver import shortest_walk
+from tether.envs.frozen_lake.generator import shortest_walk
 from tether.envs.sokoban.env import Sokoban
 from tether.envs.sokoban.levels import bits
 from tether.envs.sokoban.solver import solve

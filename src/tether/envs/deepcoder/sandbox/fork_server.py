@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from tether.envs.deepcoder.sandbox import codec, landlock, linux, namespaces, program, seccomp, supervisor
+from tether.envs.deepcoder.sandbox import codec, linux, namespaces, program, supervisor
 
 PRELOADED = """
     array ast base64 bisect bz2 calendar cmath collections contextlib copy csv ctypes datetime decimal enum fractions functools hashlib heapq
@@ -101,7 +101,7 @@ def _jailed() -> tuple[namespaces.SandboxConfig, int]:
     """Build the jail and enter it. The process that returns is the first process of the jail; the descriptor is its process-id namespace."""
     if not linux.LINUX:
         raise OSError("namespaces: this is not Linux")
-    seccomp.assemble(linux.machine(), supervisor.PROGRAM)  # cached for the sandboxes; raises if there is no table for this machine
+    linux.assemble(linux.machine(), supervisor.PROGRAM)  # cached for the sandboxes; raises if there is no table for this machine
     if not _works(_install_filter):
         raise OSError("filtering system calls: not permitted, or not known to this kernel")
     # All of this reads /proc or the old root folder, which are gone once the jail is entered.
@@ -136,7 +136,7 @@ def _jailed() -> tuple[namespaces.SandboxConfig, int]:
 def _without_jail() -> namespaces.SandboxConfig:
     """isolation=process: a plain process, with the protections that the kernel offers to a process without rights."""
     libraries = namespaces.library_folders()
-    files = linux.LINUX and landlock.version() > 0
+    files = linux.LINUX and linux.version() > 0
     program_user = os.geteuid() == 0 and _works(lambda: _read_as_nobody(libraries))
     if os.geteuid() == 0 and not program_user and not files:
         raise OSError(
@@ -173,7 +173,7 @@ def _works(action: Callable[[], None]) -> bool:
 
 def _install_filter() -> None:
     linux.forbid_new_privileges()
-    seccomp.install(seccomp.assemble(linux.machine(), os.getpid()))
+    linux.install(linux.assemble(linux.machine(), os.getpid()))
 
 
 def _read_as_nobody(folders: list[str]) -> None:

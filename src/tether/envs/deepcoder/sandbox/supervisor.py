@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from tether.envs.deepcoder.sandbox import child, codec, linux, namespaces
+from tether.envs.deepcoder.sandbox import codec, linux, namespaces, program
 
 PROGRAM = 2
 """The program's process id in a sandbox of its own, where the supervisor is 1."""
@@ -63,9 +63,9 @@ def main(connection: socket.socket, config: namespaces.SandboxConfig) -> NoRetur
     process = os.fork()
     if process == 0:
         try:
-            child.main(connection, settings, config, folder, [write for _, write in pipes])
+            program.main(connection, settings, config, folder, [write for _, write in pipes])
         finally:
-            os._exit(child.NOT_STARTED)
+            os._exit(program.NOT_STARTED)
     for read, write in pipes:
         os.close(write)
         os.set_blocking(read, False)
@@ -157,7 +157,7 @@ class Watch:
         return {"limit": limit, "started": self.started, "seconds": time.monotonic() - self.began, **(ended or {})}
 
     def _note_the_start(self) -> None:
-        if not self.started and self.streams[2].data[:1] == child.STARTED:
+        if not self.started and self.streams[2].data[:1] == program.STARTED:
             self.started, self.began = True, time.monotonic()
 
     def _too_much_written(self) -> Limit | None:

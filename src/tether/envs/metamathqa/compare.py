@@ -11,10 +11,9 @@ import time
 from functools import lru_cache
 from typing import Literal
 
-from tether.envs.metamathqa.answers.latex import MAX_LENGTH, canonical
-from tether.envs.metamathqa.answers.quantity import Measure, number, same_measure, split_unit
-from tether.envs.metamathqa.answers.structure import Matrix, Node, Parts, Scalar, as_list, structure
-from tether.envs.metamathqa.answers.symbolic import COMPARISON, for_worker
+from tether.envs.metamathqa.latex import MAX_LENGTH, Matrix, Node, Parts, Scalar, as_list, canonical, structure
+from tether.envs.metamathqa.quantity import Measure, number, same_measure, split_unit
+from tether.envs.metamathqa.symbolic import COMPARISON, for_worker
 
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _SYMBOLS = re.compile(r"[\\^_+*/<>|=]")
