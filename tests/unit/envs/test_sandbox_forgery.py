@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tether.envs.deepcoder.sandbox import client, codec, jobs
+from tether.core import codec
+from tether.envs.deepcoder.sandbox import client, jobs
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Limits, Report, ScriptTask, StdinTask, Task
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox, describe_isolation
 
@@ -51,7 +52,7 @@ def test_messages_that_are_none(message: bytes) -> None:
 
 
 def test_a_forged_value_is_a_value_like_any_other() -> None:
-    report = written(HEAD + b'{"t": [1, 2]}')
+    report = written(HEAD + b'{"$t": [1, 2]}')
     assert (report.ending, report.value) == ("ok", (1, 2))
 
 
@@ -186,7 +187,11 @@ LEAVES = (
 )
 TAGGED = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("tsfdibcx"), inner, max_size=2) | st.tuples(inner, inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["$t", "$s", "$f", "$dict", "$i", "$bytes", "$c", "$float", "$x", "x"]), inner, max_size=2)
+        | st.tuples(inner, inner)
+    ),
 )
 
 
@@ -222,20 +227,20 @@ def test_values_survive(value: Any) -> None:
 def test_depth_holds_where_the_recursion_limit_was_lifted() -> None:
     code = """
 import sys
-from tether.envs.deepcoder.sandbox import codec
+from tether.core import codec
 sys.setrecursionlimit(10**9)
-for text in ("[" * 10**6, '{"t":' * 10**6, "[" * 10**6 + "]" * 10**6):
+for text in ("[" * 10**6, '{"$t":' * 10**6, "[" * 10**6 + "]" * 10**6):
     try: codec.decode(text)
     except ValueError as error: print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "nested too deeply\n" * 3)
+    assert (done.returncode, done.stdout) == (0, "is nested too deeply\n" * 3)
 
 
 def test_colliding_keys_do_not_hold_us_up() -> None:
     keys = [number * (2**61 - 1) for number in range(30_000)]
     began = time.monotonic()
-    for text in (json.dumps({"s": keys}), json.dumps({"d": [[key, 1] for key in keys]})):
+    for text in (json.dumps({"$s": keys}), json.dumps({"$dict": [[key, 1] for key in keys]})):
         with pytest.raises(ValueError, match="too many keys with the same hash"):
             codec.decode(text)
     assert time.monotonic() - began < 5

@@ -18,11 +18,11 @@ needs_kernel = pytest.mark.skipif(describe_isolation().name != "kernel", reason=
 # A process in which user namespaces are forbidden, the way containers do it: unshare fails, everything else goes on.
 FORBID_NAMESPACES = """
 import ctypes, struct
-from tether.envs.deepcoder.sandbox import linux, seccomp
+from tether.envs.deepcoder.sandbox import linux
 number = {"x86_64": 272, "aarch64": 97}[linux.machine()]
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
 linux.forbid_new_privileges()
-seccomp.install(b"".join(struct.pack("HBBI", *step) for step in steps))
+linux.install_filter(b"".join(struct.pack("HBBI", *step) for step in steps))
 """
 # A user namespace that allows no other: what an administrator does with a sysctl.
 NO_MORE_NAMESPACES = """
@@ -37,9 +37,9 @@ with open("/proc/sys/user/max_user_namespaces", "w") as file: file.write("0")
 NO_FILTERS = """
 from tether.envs.deepcoder.sandbox import client
 client._BOOTSTRAP = client._BOOTSTRAP.replace("main(int", '''
-from tether.envs.deepcoder.sandbox import landlock, linux, seccomp
+from tether.envs.deepcoder.sandbox import linux
 def fail(code): raise OSError(22, "filtering system calls: Invalid argument")
-seccomp.install, landlock.version = fail, lambda: 0
+linux.install_filter, linux.landlock_version = fail, lambda: 0
 main(int''')
 """
 # Another system: no Linux calls at all.

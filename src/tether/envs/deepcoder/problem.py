@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tether.core import codec
 from tether.envs.deepcoder.compare import same_output, same_value
 from tether.envs.deepcoder.expressions import RESULT, holds
 from tether.envs.deepcoder.parsing import show
-from tether.envs.deepcoder.sandbox import codec
 from tether.envs.deepcoder.sandbox.jobs import CallTask, ProgramRunner, Report, ScriptTask, StdinTask, Task
 
 _MAX_ARGUMENTS = 2**26

@@ -17,7 +17,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Literal
 
-from tether.envs.deepcoder.sandbox.codec import FOLDER_PREFIX
+from tether.core import codec
 from tether.envs.deepcoder.sandbox.jobs import SandboxUnavailable
 
 Isolation = Literal["kernel", "process"]
@@ -25,17 +25,18 @@ Isolation = Literal["kernel", "process"]
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _PACKAGE = "tether.envs.deepcoder.sandbox"
-# The fork server has neither site-packages nor Tether on its path. Empty stand-ins for Tether's packages, with the path of this folder, let
-# it import the modules of this folder under their usual names and nothing else of Tether.
+FOLDER_PREFIX = "tether-sandbox-"
+"""Prefix of the folder that a fork server without a jail makes. Tether removes the folder if the fork server was killed."""
+# The fork server has neither site-packages nor Tether on its path. Empty stand-ins for Tether's packages, two of them with a path, let it import
+# the modules of this folder and of `tether.core` under their usual names. Of the latter it imports the codec alone.
 _BOOTSTRAP = f"""
 import sys, types
-name = ""
-for part in {_PACKAGE.split(".")!r}:
-    name = f"{{name}}.{{part}}" if name else part
+paths = {{"tether": [], "tether.core": [sys.argv[1]], "tether.envs": [], "tether.envs.deepcoder": [], {_PACKAGE!r}: [sys.argv[2]]}}
+for name, path in paths.items():
     sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [sys.argv[1]] if name == {_PACKAGE!r} else []
+    sys.modules[name].__path__ = path
 from {_PACKAGE}.fork_server import main
-main(int(sys.argv[2]), sys.argv[3])
+main(int(sys.argv[3]), sys.argv[4], sys.argv[5])
 """
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME")
 
@@ -49,7 +50,7 @@ class Client:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
         flags = ["-P", "-s", "-S", "-B", "-X", "utf8"]
-        place = [str(Path(__file__).parent), str(theirs.fileno()), isolation]
+        place = [str(Path(codec.__file__).parent), str(Path(__file__).parent), str(theirs.fileno()), isolation, FOLDER_PREFIX]
         # Neither -I nor -E: they would ignore the seed too. Nothing else is set.
         environment = {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ} | {"PYTHONHASHSEED": "0"}
         try:

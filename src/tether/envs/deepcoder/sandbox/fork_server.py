@@ -3,7 +3,7 @@
 It is a bare interpreter (no site, no environment variables, one descriptor) with the usual modules loaded, inside the jail it has built
 (namespaces.py). Tether sends it one byte and one socket per task. It forks a supervisor for that socket and waits for the next. It is
 single-threaded, because forking a process with threads is unsafe. It ends when Tether's end of its socket closes, for whatever reason, and
-every sandbox ends with it. Imports the standard library, and of Tether only the modules of this folder.
+every sandbox ends with it. Imports the standard library, and of Tether only the modules of this folder and the codec.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from tether.envs.deepcoder.sandbox import codec, linux, namespaces, program, supervisor
+from tether.envs.deepcoder.sandbox import linux, namespaces, program, supervisor
 
 PRELOADED = """
     array ast base64 bisect bz2 calendar cmath collections contextlib copy csv ctypes datetime decimal enum fractions functools hashlib heapq
@@ -44,7 +44,7 @@ _ADDRESS_SPACE = 256 * 2**20
 """Bytes of address space assumed for the interpreter where the system does not report them."""
 
 
-def main(descriptor: int, isolation: str) -> NoReturn:
+def main(descriptor: int, isolation: str, folder_prefix: str) -> NoReturn:
     """Prepare, report the result, then serve until Tether is gone."""
     # The inherited descriptor has an arbitrary number. Sandboxes close every descriptor below a bound (`_DESCRIPTORS`), so this one is moved
     # to a low number.
@@ -56,7 +56,7 @@ def main(descriptor: int, isolation: str) -> NoReturn:
             importlib.import_module(name)
     program.prepare_interpreter()
     try:
-        config, process_ids = _jailed() if isolation == "kernel" else (_without_jail(), -1)
+        config, process_ids = _jailed() if isolation == "kernel" else (_without_jail(folder_prefix), -1)
     except OSError as error:
         reason = error.strerror or str(error)
         _say(control, {"missing": (f"{error.filename}: {reason}" if error.filename else reason) + _setting_to_blame()})
@@ -101,7 +101,7 @@ def _jailed() -> tuple[namespaces.SandboxConfig, int]:
     """Build the jail and enter it. The process that returns is the first process of the jail; the descriptor is its process-id namespace."""
     if not linux.LINUX:
         raise OSError("namespaces: this is not Linux")
-    linux.assemble(linux.machine(), supervisor.PROGRAM)  # cached for the sandboxes; raises if there is no table for this machine
+    linux.assemble_filter(linux.machine(), supervisor.PROGRAM)  # cached for the sandboxes; raises if there is no table for this machine
     if not _works(_install_filter):
         raise OSError("filtering system calls: not permitted, or not known to this kernel")
     # All of this reads /proc or the old root folder, which are gone once the jail is entered.
@@ -133,16 +133,16 @@ def _jailed() -> tuple[namespaces.SandboxConfig, int]:
     return config, process_ids
 
 
-def _without_jail() -> namespaces.SandboxConfig:
+def _without_jail(folder_prefix: str) -> namespaces.SandboxConfig:
     """isolation=process: a plain process, with the protections that the kernel offers to a process without rights."""
     libraries = namespaces.library_folders()
-    files = linux.LINUX and linux.version() > 0
+    files = linux.LINUX and linux.landlock_version() > 0
     program_user = os.geteuid() == 0 and _works(lambda: _read_as_nobody(libraries))
     if os.geteuid() == 0 and not program_user and not files:
         raise OSError(
             "running as root: programs could read everything, for nobody else may read this Python and the kernel has no Landlock"
         )
-    folder = tempfile.mkdtemp(prefix=codec.FOLDER_PREFIX)
+    folder = tempfile.mkdtemp(prefix=folder_prefix)
     os.chmod(folder, 0o711)
     return namespaces.SandboxConfig(
         kernel=False,
@@ -173,7 +173,7 @@ def _works(action: Callable[[], None]) -> bool:
 
 def _install_filter() -> None:
     linux.forbid_new_privileges()
-    linux.install(linux.assemble(linux.machine(), os.getpid()))
+    linux.install_filter(linux.assemble_filter(linux.machine(), os.getpid()))
 
 
 def _read_as_nobody(folders: list[str]) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from tether.core import codec
 from tether.core.errors import TetherError
-from tether.envs.deepcoder.sandbox import codec
 
 Ending = Literal["ok", "error", "timeout", "memory", "output", "killed"]
 """ok: ran to its end; error: an exception or a non-zero exit; timeout: CPU or wall limit; memory, output: that limit; killed: by a signal."""
@@ -153,7 +153,7 @@ def _value(message: Message) -> tuple[Ending, Any, str]:
     try:
         return "ok", codec.decode(message.value.decode()), ""
     except ValueError as error:
-        return "error", None, f"the value cannot be read: {error}"
+        return "error", None, f"the value cannot be read: it {error}"
 
 
 def _signal_name(number: int) -> str:

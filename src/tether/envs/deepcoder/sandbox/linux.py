@@ -156,6 +156,8 @@ def one_memory_arena() -> None:
         _libc.mallopt(_ARENA_MAX, 1)
 
 
+# --- file rules: Landlock ---
+
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446  # the same numbers on every architecture
 _ASK_VERSION, _PATH_RULE = 1, 1
 _WRITE_FILE, _READ_FILE, _READ_FOLDER, _REMOVE_FILE, _MAKE_FILE, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 5, 1 << 8, 1 << 14
@@ -165,7 +167,7 @@ READ_AND_WRITE_DEVICE = _READ_FILE | _WRITE_FILE
 OWN_FOLDER = READ | _WRITE_FILE | _REMOVE_FILE | _MAKE_FILE | _TRUNCATE
 
 
-def version() -> int:
+def landlock_version() -> int:
     """The kernel's Landlock version, 0 if it has none."""
     try:
         return system_call("asking for Landlock", _CREATE, 0, 0, _ASK_VERSION)
@@ -173,9 +175,9 @@ def version() -> int:
         return 0
 
 
-def restrict(rules: Iterable[tuple[str, int]]) -> None:
+def restrict_files(rules: Iterable[tuple[str, int]]) -> None:
     """Forbid this process every file but those below the paths given, each with its rights; with them, every connection it knows of."""
-    known = version()
+    known = landlock_version()
     files = (1 << (13 + (known >= 2) + (known >= 3) + (known >= 5))) - 1  # 13 rights in version 1; one more each in 2, 3 and 5
     network, scopes = (3 if known >= 4 else 0), (3 if known >= 6 else 0)
     wanted = struct.pack("QQQ", files, network, scopes)[: 24 if known >= 6 else 16 if known >= 4 else 8]
@@ -189,6 +191,8 @@ def restrict(rules: Iterable[tuple[str, int]]) -> None:
     system_call("restricting files", _RESTRICT, ruleset, 0)
     os.close(ruleset)
 
+
+# --- the system call filter: seccomp ---
 
 TABLES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("data").joinpath("syscalls.json").read_bytes())
 """By architecture: the kernel's number for it (audit_architecture) and the numbers of its system calls. The file is read when the fork
@@ -261,7 +265,7 @@ def _conditions(own_process: int) -> dict[str, list[Instruction]]:
 
 
 @lru_cache
-def assemble(machine: str, own_process: int) -> bytes:
+def assemble_filter(machine: str, own_process: int) -> bytes:
     """The filter for an architecture and a process id, as the kernel takes it."""
     if machine not in TABLES:
         raise OSError(errno.ENOSYS, f"filtering system calls: no table for {machine}")
@@ -275,7 +279,7 @@ def assemble(machine: str, own_process: int) -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 
 
-def install(filter_code: bytes) -> None:
+def install_filter(filter_code: bytes) -> None:
     """Put this process, and every thread it starts from now on, under the filter; there is no way back."""
     code = ctypes.create_string_buffer(filter_code, len(filter_code))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(filter_code) // 8, ctypes.addressof(code)))

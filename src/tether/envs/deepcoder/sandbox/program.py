@@ -33,7 +33,8 @@ from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from tether.envs.deepcoder.sandbox import codec, linux, namespaces
+from tether.core import codec
+from tether.envs.deepcoder.sandbox import linux, namespaces
 
 FILE, SCRIPT = "solution.py", "test.py"
 
@@ -266,9 +267,9 @@ def _lock_in(settings: dict[str, Any], config: namespaces.SandboxConfig, folder:
     linux.forbid_new_privileges()
     if config.landlock:
         devices = [(path, linux.READ_AND_WRITE_DEVICE) for path in filter(os.path.exists, namespaces.DEVICES)]
-        linux.restrict([*((path, linux.READ) for path in config.libraries), *devices, (folder, linux.OWN_FOLDER)])
+        linux.restrict_files([*((path, linux.READ) for path in config.libraries), *devices, (folder, linux.OWN_FOLDER)])
     if config.seccomp:
-        linux.install(linux.assemble(linux.machine(), os.getpid()))
+        linux.install_filter(linux.assemble_filter(linux.machine(), os.getpid()))
 
 
 def _limit(settings: dict[str, Any], config: namespaces.SandboxConfig) -> None:

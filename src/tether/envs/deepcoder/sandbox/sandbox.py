@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, get_args
 
+from tether.core import codec
 from tether.core.errors import BadInput
-from tether.envs.deepcoder.sandbox import client, codec, jobs
+from tether.envs.deepcoder.sandbox import client, jobs
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import CallTask, Limits, Report, SandboxUnavailable, ScriptTask, StdinTask, Task
 

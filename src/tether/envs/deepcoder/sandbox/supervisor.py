@@ -17,7 +17,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from tether.envs.deepcoder.sandbox import codec, linux, namespaces, program
+from tether.core import codec
+from tether.envs.deepcoder.sandbox import linux, namespaces, program
 
 PROGRAM = 2
 """The program's process id in a sandbox of its own, where the supervisor is 1."""
