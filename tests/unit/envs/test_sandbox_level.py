@@ -127,13 +127,13 @@ def test_another_system() -> None:
 def test_a_fork_server_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(SandboxUnavailable, match=r"isolation=process: starting /nonexistent/python: No such file or directory"):
-        client.Client("process")
+        client.ForkServer("process")
 
 
 def test_a_fork_server_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP", "raise SystemExit(3)")
     with pytest.raises(SandboxUnavailable, match="the sandbox's own process ended while it started"):
-        client.Client("kernel")
+        client.ForkServer("kernel")
 
 
 def test_a_fork_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_fork_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(client, "_START_SECONDS", 0.2)
     monkeypatch.setattr(client, "_END_SECONDS", 0.2)
     with pytest.raises(SandboxUnavailable, match=r"did not start within 0\.2 s"):
-        client.Client("kernel")
+        client.ForkServer("kernel")
 
 
 def test_the_error_is_tethers_own() -> None:
@@ -149,7 +149,7 @@ def test_the_error_is_tethers_own() -> None:
 
 
 def test_processes_leave_no_folder_behind() -> None:
-    fork_server = client.Client("process")
+    fork_server = client.ForkServer("process")
     folder = Path(fork_server.facts["folder"])
     assert folder.is_dir() and folder.stat().st_mode & 0o777 == 0o711
     fork_server._process.kill()  # so that it cannot clear up itself

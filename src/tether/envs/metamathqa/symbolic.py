@@ -15,14 +15,11 @@ import logging
 import os
 import queue
 import re
-import selectors
-import signal
-import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 
+from tether.core.child import Child
 from tether.core.errors import MissingDependency, TetherError
 
 MAX_SYMBOLIC = 300
@@ -114,23 +111,21 @@ class SymbolicComparison:
 
     def __init__(self, cpu_seconds: float = CPU_SECONDS, wall_seconds: float = WALL_SECONDS, start_seconds: float = START_SECONDS) -> None:
         self._cpu_seconds, self._wall_seconds, self._start_seconds = cpu_seconds, wall_seconds, start_seconds
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self.forget()
 
     def equal(self, gold: str, answer: str) -> bool | None:
         """Whether two expressions in LaTeX are the same; None if unknown (no expression, or too hard)."""
         question = json.dumps({"gold": gold, "answer": answer}) + "\n"
         with self._lock:
             try:
-                reply = self._ask(self._process or self._start(), question.encode())
+                worker = self._worker or self._start()
+                reply = worker.read_line(self._wall_seconds + _GRACE_SECONDS) if worker.send(question.encode()) else b""
             except BaseException:  # an interrupt, say: the reply would otherwise be taken for that to the next question
                 self._stop()
                 raise
             if not reply:
                 self._stop()
-                _say_given_up(gold, answer, self)
-                return None
-            verdict = json.loads(reply)
+            verdict = json.loads(reply) if reply else {"equal": None, "given_up": True}
             if verdict["given_up"]:
                 _say_given_up(gold, answer, self)
             equal: bool | None = verdict["equal"]
@@ -147,54 +142,25 @@ class SymbolicComparison:
             self._stop()
 
     def forget(self) -> None:
-        """In a process just forked: the worker and the pipes to it are the parent's, and so may be whoever holds the lock."""
-        process, self._process, self._lock = self._process, None, threading.Lock()
-        if process is not None:
-            process.returncode = 0  # it is not our child: there is nothing to wait for
-            _close_pipes(process)
+        """In a process just forked: the worker is the parent's, and so may be whoever holds the lock."""
+        self._lock = threading.Lock()
+        self._worker: Child | None = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Child:
         # -P keeps the folder of the program out of its module path; a fixed hash seed makes sympy order alike in every worker.
         command = [sys.executable, "-P", str(_WORKER), str(self._cpu_seconds), str(self._wall_seconds)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that it can be ended with its child, and outlives no interrupt meant for us
-            env={**os.environ, "PYTHONHASHSEED": "0"},
-        )
-        greeting = self._reply(self._process, self._start_seconds)
+        self._worker = Child(command, "stdio", environment={**os.environ, "PYTHONHASHSEED": "0"})
+        greeting = self._worker.read_line(self._start_seconds)
         if greeting == b"":
             raise MissingDependency("metamathqa needs math-verify, which cannot be imported here; run: pip install math-verify")
         if greeting is None:
             raise TetherError(f"metamathqa: the worker that compares answers did not start within {self._start_seconds:g} s; try again")
-        return self._process
-
-    def _ask(self, process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(question)
-            process.stdin.flush()
-        except BrokenPipeError:
-            return b""
-        return self._reply(process, self._wall_seconds + _GRACE_SECONDS)
-
-    def _reply(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-        """One line of the worker; empty if it has ended, None if it stays silent. It writes a line at a time, and only when asked."""
-        assert process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            return process.stdout.readline() if selector.select(seconds) else None
+        return self._worker
 
     def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError, PermissionError):  # it may have ended by itself
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        _close_pipes(process)
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.kill()
 
 
 _GIVEN_UP_SAID = threading.Event()
@@ -210,13 +176,6 @@ def _say_given_up(gold: str, answer: str, worker: SymbolicComparison) -> None:
             answer,
             worker.limits,
         )
-
-
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):  # what was still to be written has no reader any more
-                pipe.close()
 
 
 NUM_WORKERS = max(1, min(8, os.cpu_count() or 1))

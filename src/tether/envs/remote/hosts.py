@@ -11,7 +11,6 @@ which the main process handles, and ends with the process it works for, even in 
 """
 
 import asyncio
-import contextlib
 import inspect
 import multiprocessing
 import os
@@ -27,6 +26,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+from tether.core.child import signal_name
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.protocols import Env
 from tether.envs.registry import MAIN_GUARD, refuse_while_main_is_imported
@@ -276,7 +276,7 @@ class ProcessHost(BackgroundHost):
         code = self._reap()
         if code is None:
             return "the process of the environment closed its connection"
-        ending = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        ending = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"the process of the environment {ending}"
 
     def _reap(self) -> int | None:
@@ -305,9 +305,3 @@ class ProcessHost(BackgroundHost):
     def wait_for_end(self) -> None:
         if self._process is not None and self._reap() is None:
             self._kill()
-
-
-def _signal_name(number: int) -> str:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"

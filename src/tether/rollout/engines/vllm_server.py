@@ -1,7 +1,7 @@
 """vLLM on this machine, started for a run and ended with it: `rollout.engine: vllm`.
 
 vLLM serves a copy of the policy in a folder of its own, with the head kept apart from the embeddings: its reload in place leaves a tied head
-stale. It runs under a guard (core/guarded.py), so it ends with this process, also when that is killed. Its output goes to a file in the run folder.
+stale. It runs under a guard (core/child.py), so it ends with this process, also when that is killed. Its output goes to a file in the run folder.
 """
 
 import importlib.util
@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 import torch
 
+from tether.core.child import GUARD
 from tether.core.errors import EngineUnavailable, MissingDependency
-from tether.core.guarded import GUARD
 from tether.models.lora import merged
 from tether.models.policy import Policy
 from tether.rollout.engines.vllm_plugin import BACKEND, TOKEN_VARIABLE, RequireToken

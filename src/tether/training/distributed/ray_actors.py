@@ -21,8 +21,8 @@ from typing import IO, Any
 
 import httpx
 
+from tether.core.child import GUARD
 from tether.core.errors import TetherError
-from tether.core.guarded import GUARD
 from tether.training.distributed.placement import PLACEMENT_VARIABLE, Placement
 
 LAST_LINES = 20

@@ -14,8 +14,8 @@ import yaml
 
 from tether.cli.main import main
 from tether.cli.train import _without
+from tether.core.child import GUARD
 from tether.core.errors import BadInput, ConfigError
-from tether.core.guarded import GUARD
 from tether.training.build import env_specs, server_options
 from tether.training.distributed.placement import PLACEMENT_VARIABLE, Placement, joined_placement
 from tether.training.distributed.ray_run import _Server

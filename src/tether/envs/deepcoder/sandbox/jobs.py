@@ -10,13 +10,13 @@ program's own process: it decides nothing that the program could not decide by r
 import hmac
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from tether.core import codec
+from tether.core.child import signal_name
 from tether.core.errors import TetherError
 
 Ending = Literal["ok", "error", "timeout", "memory", "output", "killed"]
@@ -133,7 +133,7 @@ def _ending(task: Task, word: str, facts: dict[str, Any], result: bytes) -> tupl
         reason = result.decode("utf-8", "replace") or "exit code {code}, signal {signal}".format(**facts)
         return "killed", None, f"the sandbox could not be prepared ({reason})"
     if facts["signal"]:
-        return "killed", None, f"ended by {_signal_name(facts['signal'])}"
+        return "killed", None, f"ended by {signal_name(facts['signal'])}"
     message = Message.read(result)
     if facts["code"]:
         ending = message.ending if message.ending and message.ending != "ok" else "error"
@@ -154,13 +154,6 @@ def _value(message: Message) -> tuple[Ending, Any, str]:
         return "ok", codec.decode(message.value.decode()), ""
     except ValueError as error:
         return "error", None, f"the value cannot be read: it {error}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _one_line(detail: str) -> str:
