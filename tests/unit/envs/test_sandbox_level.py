@@ -1,6 +1,7 @@
 """Which isolation there is, and what happens where there is less: a refusal in one line, never a weaker sandbox in silence."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ linux.install_filter(b"".join(struct.pack("HBBI", *step) for step in steps))
 # A user namespace that allows no other: what an administrator does with a sysctl.
 NO_MORE_NAMESPACES = """
 import os
+import signal
 from tether.envs.deepcoder.sandbox import linux, namespaces
 outside = os.geteuid(), os.getegid()
 linux.unshare("", linux.NEW_USER)
@@ -139,7 +141,7 @@ def test_a_fork_server_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_fork_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP", "import time; time.sleep(100)")
     monkeypatch.setattr(client, "_START_SECONDS", 0.2)
-    monkeypatch.setattr(client, "_END_SECONDS", 0.2)
+    monkeypatch.setattr("tether.core.child.END_SECONDS", 0.2)
     with pytest.raises(SandboxUnavailable, match=r"did not start within 0\.2 s"):
         client.ForkServer("kernel")
 
@@ -152,7 +154,7 @@ def test_processes_leave_no_folder_behind() -> None:
     fork_server = client.ForkServer("process")
     folder = Path(fork_server.facts["folder"])
     assert folder.is_dir() and folder.stat().st_mode & 0o777 == 0o711
-    fork_server._process.kill()  # so that it cannot clear up itself
+    os.kill(fork_server.process_id, signal.SIGKILL)  # so that it cannot clear up itself
     fork_server.close()
     assert not folder.exists()
 
