@@ -12,7 +12,7 @@ from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.countdown.expression import parse
 from tether.envs.metamathqa.generator import KINDS, Problem, WordProblems
-from tether.envs.metamathqa.kinds.story import money, show
+from tether.envs.metamathqa.story import money, show
 from tether.envs.splits import split_of
 
 Numbers = dict[str, Fraction]

@@ -28,7 +28,6 @@ linux.install_filter(b"".join(struct.pack("HBBI", *step) for step in steps))
 # A user namespace that allows no other: what an administrator does with a sysctl.
 NO_MORE_NAMESPACES = """
 import os
-import signal
 from tether.envs.deepcoder.sandbox import linux, namespaces
 outside = os.geteuid(), os.getegid()
 linux.unshare("", linux.NEW_USER)

@@ -1,7 +1,7 @@
 """Word problems of grade school, written by us: a seed draws a kind, its numbers, its people and its wording.
 
-Every answer is exact, and the steps that lead to it are part of the problem. The kinds are in the folder `kinds`; a kind whose
-numbers make no sensible story is drawn again. A generator is any callable from seed and split to a problem.
+Every answer is exact, and the steps that lead to it are part of the problem. The kinds are in kinds.py, their words in data/problems.toml; a kind
+whose numbers make no sensible story is drawn again. A generator is any callable from seed and split to a problem.
 """
 
 import random
@@ -11,37 +11,11 @@ from fractions import Fraction
 
 from tether.core.enums import Split
 from tether.core.errors import BadInput, did_you_mean
-from tether.envs.metamathqa.kinds import everyday, measures, unknowns
-from tether.envs.metamathqa.kinds.story import ProblemKind, Story, show
+from tether.envs.metamathqa.kinds import KINDS
+from tether.envs.metamathqa.story import Story, show
 from tether.envs.splits import draw
 
 Generator = Callable[[int, Split], "Problem"]
-
-KINDS: dict[str, ProblemKind] = {
-    "ages": everyday.ages,
-    "animals": everyday.animals,
-    "areas": measures.areas,
-    "averages": measures.averages,
-    "catch_up": measures.catch_up,
-    "change": everyday.change,
-    "coins": everyday.coins,
-    "combinations": everyday.combinations,
-    "consecutive": unknowns.consecutive,
-    "discount": everyday.discount,
-    "fractions": everyday.fractions,
-    "mixtures": measures.mixtures,
-    "percent_change": unknowns.percent_change,
-    "profit": everyday.profit,
-    "rates": measures.rates,
-    "ratios": everyday.ratios,
-    "remainders": everyday.remainders,
-    "savings": everyday.savings,
-    "schedules": measures.schedules,
-    "sequences": unknowns.sequences,
-    "units": measures.units,
-    "unknown_x": unknowns.unknown_x,
-    "work_together": measures.work_together,
-}
 
 
 @dataclass(frozen=True, slots=True)
