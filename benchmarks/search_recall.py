@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from tether.core.enums import Split
 from tether.envs.searchqa import corpus
-from tether.envs.searchqa.dataset import Question, load_questions
+from tether.envs.searchqa.corpus import Question
+from tether.envs.searchqa.dataset import load_questions
 from tether.envs.searchqa.index import SearchIndex, open_index
 
 DEPTHS = (2, 5, 10)
@@ -44,7 +45,7 @@ def main() -> None:
 
 def _world(number: int) -> tuple[Sequence[Question], SearchIndex]:
     from tether.envs.searchqa.dataset import world_corpus
-    from tether.envs.searchqa.world.questions import world_questions
+    from tether.envs.searchqa.encyclopedia import world_questions
 
     make = world_questions()
     return [make(seed, Split.TEST) for seed in range(number)], open_index(world_corpus())

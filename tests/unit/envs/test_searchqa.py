@@ -11,8 +11,7 @@ from tether.core.errors import BadInput, ConfigError, StorageError
 from tether.core.protocols import Env
 from tether.envs.registry import make_env
 from tether.envs.searchqa.client import RetrieverError
-from tether.envs.searchqa.corpus import Document, Hit
-from tether.envs.searchqa.dataset import Question
+from tether.envs.searchqa.corpus import Document, Hit, Question
 from tether.envs.searchqa.env import SearchQA, SearchQAOptions
 from tether.envs.searchqa.prompt import results
 from tether.envs.splits import split_of

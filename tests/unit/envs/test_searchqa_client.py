@@ -13,8 +13,7 @@ import pytest
 
 from tether.envs.searchqa import client
 from tether.envs.searchqa.client import Api, RemoteRetriever, RetrieverError, close_clients
-from tether.envs.searchqa.corpus import Document, Hit
-from tether.envs.searchqa.dataset import Question
+from tether.envs.searchqa.corpus import Document, Hit, Question
 from tether.envs.searchqa.env import SearchQA, SearchQAOptions
 
 Respond = Callable[["Handler"], None]

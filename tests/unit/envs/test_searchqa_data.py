@@ -11,8 +11,8 @@ import pytest
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.registry import make_env
-from tether.envs.searchqa.corpus import Corpus, Document, of_documents, of_file, passages
-from tether.envs.searchqa.dataset import Question, load_questions
+from tether.envs.searchqa.corpus import Corpus, Document, Question, of_documents, of_file, passages
+from tether.envs.searchqa.dataset import load_questions
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 HOTPOT = SHARED / "hotpotqa" / "hotpotqa_100_with_context.json"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tether.core.enums import Split
+from tether.envs.searchqa.encyclopedia import world_questions
 from tether.envs.searchqa.env import SearchQA, SearchQAOptions
 from tether.envs.searchqa.reward import grade
-from tether.envs.searchqa.world.questions import world_questions
-from tether.envs.searchqa.world.schema import KINDS
+from tether.envs.searchqa.world import KINDS
 
 
 @pytest.fixture(scope="module", autouse=True)

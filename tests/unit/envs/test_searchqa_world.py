@@ -12,10 +12,8 @@ import pytest
 
 from tether.core.enums import Split
 from tether.envs.searchqa.corpus import Document, of_documents
-from tether.envs.searchqa.world.encyclopedia import World, the_world
-from tether.envs.searchqa.world.names import STYLES, UNFIT, WORDS, Namer
-from tether.envs.searchqa.world.questions import SHARES, WorldQuestions, in_order, world_questions
-from tether.envs.searchqa.world.schema import COMPARISONS, KINDS, Entity
+from tether.envs.searchqa.encyclopedia import SHARES, World, WorldQuestions, in_order, the_world, world_questions
+from tether.envs.searchqa.world import COMPARISONS, KINDS, STYLES, UNFIT, WORDS, Entity, Namer
 
 DIGEST = "8dbc978f094ab463f07ee2c942cde5e4"
 
@@ -205,7 +203,7 @@ def test_the_world_is_the_same_everywhere(articles: dict[str, Document]) -> None
     digest = of_documents(list(articles.values())).digest
     assert digest == DIGEST, "the world has changed: every question and figure in the documents with it"
     code = (
-        "from tether.envs.searchqa.dataset import world_corpus; from tether.envs.searchqa.world.questions import world_questions;"
+        "from tether.envs.searchqa.dataset import world_corpus; from tether.envs.searchqa.encyclopedia import world_questions;"
         "from tether.core.enums import Split; print(world_corpus().digest); print(world_questions()(7, Split.TRAIN).text)"
     )
     done = subprocess.run(

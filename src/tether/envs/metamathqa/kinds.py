@@ -6,8 +6,9 @@ A kind whose numbers make no good problem returns None and is drawn again. The o
 from collections.abc import Callable
 from fractions import Fraction
 from math import gcd
+from typing import Any
 
-from tether.envs.metamathqa.story import ProblemDraft, Story
+from tether.envs.metamathqa.story import Number, ProblemDraft, Story
 
 ProblemKind = Callable[[Story], ProblemDraft | None]
 """Writes a problem; None where the numbers drawn make no good one."""
@@ -39,7 +40,7 @@ def ratios(story: Story) -> ProblemDraft | None:
         return None
     numbers = dict(zip(("first", "second", "third"), parts, strict=True)) | {"total": story.between(2, 30) * sum(parts)}
     thing = story.choose(["marbles", "stickers", "trading cards", "beads", "shells"])
-    words = {"one": one, "two": two, "three": three, "thing": thing, "ratio": ":".join(map(str, parts))}
+    words: dict[str, Any] = {"one": one, "two": two, "three": three, "thing": thing, "ratio": ":".join(map(str, parts))}
     form = "ratios.share" if story.between(0, 1) else "ratios.difference"
     return story.told(form, numbers, low=min(parts), high=max(parts), **words)
 
@@ -55,7 +56,7 @@ def remainders(story: Story) -> ProblemDraft | None:
     if full < 2 or rest == 0:
         return None
     numbers = {"lots": lots, "each": each, "broken": broken, "size": size}
-    words = {"packer": packer, "things": things, "box": box}
+    words: dict[str, Any] = {"packer": packer, "things": things, "box": box}
     so_far = story.say("remainders.so_far", {**numbers, **words})
     form = "remainders.left_over" if story.between(0, 1) else "remainders.boxes"
     return story.told(form, numbers, so_far=so_far, full=full, room=size - rest, **words)
@@ -119,7 +120,7 @@ def change(story: Story) -> ProblemDraft | None:
     note = story.choose([10, 20, 50, 100])
     if not note / 3 < few * first_price + many * second_price < note:
         return None
-    numbers = {"few": few, "many": many, "first_price": first_price, "second_price": second_price, "note": note}
+    numbers: dict[str, Number] = {"few": few, "many": many, "first_price": first_price, "second_price": second_price, "note": note}
     return story.told("change", numbers, buyer=buyer, first=first, second=second)
 
 
@@ -189,7 +190,7 @@ def mixtures(story: Story) -> ProblemDraft | None:
     chemist = story.person()
     weak, strong = story.between(5, 30, 5), story.between(35, 90, 5)
     much, little = story.between(2, 12), story.between(1, 10)
-    words = {"chemist": chemist, "substance": story.choose(["salt", "acid", "sugar", "alcohol"])}
+    words: dict[str, Any] = {"chemist": chemist, "substance": story.choose(["salt", "acid", "sugar", "alcohol"])}
     if story.between(0, 1):
         if Fraction(much * weak + little * strong, much + little).denominator > 8:
             return None

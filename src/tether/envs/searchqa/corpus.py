@@ -1,4 +1,4 @@
-"""Documents to search, and the file formats they come in.
+"""Documents to search, the file formats they come in, and questions about them.
 
 A corpus is a digest of its content and a way to read its documents: where an index for that digest exists, the documents are not read. Formats,
 identified row by row: Search-R1's `{"id", "contents"}` with contents `"Title"` newline text; `{"title", "text"}`, also as BEIR (`_id`) and
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.dataset import BadRows, Row, RowError, iter_instances, with_progress
 
@@ -31,6 +32,31 @@ _TITLE_FIELDS = ("title", "wikipedia_title")
 _ID_FIELDS = ("id", "_id", "wikipedia_id")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _KILT_MARK = re.compile(r"^(?:Section::::|BULLET::::-?)\s*")
+
+
+Generator = Callable[[int, Split], "Question"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question to be answered by searching."""
+
+    text: str
+    answers: tuple[str, ...]
+    """Any of them is right; the first is the one to show."""
+    gold_titles: tuple[str, ...] = ()
+    """Titles of the documents that hold the answer, where known; for measuring retrieval."""
+    kind: str = ""
+    """What sort of question it is, where known: "bridge", "comparison"."""
+
+    @property
+    def fingerprint(self) -> str:
+        return self.text
+
+    @property
+    def summary(self) -> str:
+        """In a line, for people."""
+        return f"{self.text} -> {' | '.join(self.answers)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,45 +6,20 @@ rllm's (`ground_truth`), and KILT (`input`, `output`). A question without an ans
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.dataset import BadRows, Fields, Pool, Row, RowError, RowLeftOut, load_instances
 from tether.envs.searchqa import corpus
 from tether.envs.searchqa.client import Retriever
-from tether.envs.searchqa.corpus import ENV, Document, joined, one_line, readable
+from tether.envs.searchqa.corpus import ENV, Document, Generator, Question, joined, one_line, readable
 from tether.envs.searchqa.index import open_index
-
-Generator = Callable[[int, Split], "Question"]
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT = "generated questions about the built-in encyclopedia"
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question to be answered by searching."""
-
-    text: str
-    answers: tuple[str, ...]
-    """Any of them is right; the first is the one to show."""
-    gold_titles: tuple[str, ...] = ()
-    """Titles of the documents that hold the answer, where known; for measuring retrieval."""
-    kind: str = ""
-    """What sort of question it is, where known: "bridge", "comparison"."""
-
-    @property
-    def fingerprint(self) -> str:
-        return self.text
-
-    @property
-    def summary(self) -> str:
-        """In a line, for people."""
-        return f"{self.text} -> {' | '.join(self.answers)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +184,13 @@ def questions_alone(data: str | None, bad_rows: BadRows, fields: Fields = ()) ->
     """Questions without documents: a retrieval server has them."""
     if data is not None:
         return load_questions(data, bad_rows, fields).pool
-    from tether.envs.searchqa.world.questions import world_questions
+    from tether.envs.searchqa.encyclopedia import world_questions  # here: reading the world's tables takes a tenth of a second
 
     return world_questions()
 
 
 def world_corpus() -> corpus.Corpus:
     """The built-in encyclopedia."""
-    from tether.envs.searchqa.world.encyclopedia import the_world
+    from tether.envs.searchqa.encyclopedia import the_world
 
     return corpus.of_documents(the_world().documents())

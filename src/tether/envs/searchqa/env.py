@@ -15,8 +15,8 @@ from tether.envs.base import Outcome, TextEnv, TurnOptions, Work
 from tether.envs.dataset import BadRows
 from tether.envs.searchqa import prompt
 from tether.envs.searchqa.client import TOKEN_VARIABLES, Api, RemoteRetriever, Retriever
-from tether.envs.searchqa.corpus import PASSAGE_WORDS, readable
-from tether.envs.searchqa.dataset import Generator, Question, local_sources, questions_alone, read_question
+from tether.envs.searchqa.corpus import PASSAGE_WORDS, Generator, Question, readable
+from tether.envs.searchqa.dataset import local_sources, questions_alone, read_question
 from tether.envs.searchqa.prompt import ActionFormat, parse
 from tether.envs.searchqa.reward import AnswerReward, ExactMatchReward, Grade, Reward, RewardRule, grade
 from tether.envs.splits import count_instances

@@ -1,22 +1,95 @@
-"""Questions about the invented world, drawn from its relation table: each has exactly one answer, and the answer stands in an article.
+"""The finished world: its entities, the article of each, and questions, all written from the relation table.
 
-A question is a path through the table (one fact; a fact of an entity that another fact names; two entities compared), and each path is
-worded one way only, so a question of the test split is never a rewording of one trained on. A question that names its own answer, or
-the entity in the middle of its path, is not asked.
+The world has one seed and is the same in every process; making it takes about a second, once per process.
+
+Each question has exactly one answer, and the answer stands in an article. A question is a path through the table (one fact; a fact of an entity
+that another fact names; two entities compared), and each path is worded one way only, so a question of the test split is never a rewording of one
+trained on. A question that names its own answer, or the entity in the middle of its path, is not asked.
 """
 
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 
 from tether.core.enums import Split
 from tether.core.seeding import derive_seed
-from tether.envs.searchqa.corpus import ENV
-from tether.envs.searchqa.dataset import Question
-from tether.envs.searchqa.world.encyclopedia import World, the_world
-from tether.envs.searchqa.world.schema import AGREEMENTS, COMPARISONS, KINDS, Comparison, Entity, FactValue, Relation
+from tether.envs.searchqa.corpus import ENV, Document, Question
+from tether.envs.searchqa.history import WorldDraft, record, settle
+from tether.envs.searchqa.world import AGREEMENTS, COMPARISONS, KINDS, WORDS, Comparison, Entity, FactValue, Relation
 from tether.envs.splits import draw
+
+WORLD_SEED = 1
+MIN_WORDS = 45
+"""Sentences of colour are added until an article is at least this long."""
+
+
+_SLOT = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class World:
+    """Every entity, in a fixed order, and by name."""
+
+    entities: tuple[Entity, ...]
+    named: Mapping[str, Entity]
+
+    def value_text(self, value: FactValue) -> str:
+        """A value as sentences show it; numbers above 9,999 with separators, years and the like plain."""
+        return value if isinstance(value, str) else f"{value:,}" if value > 9999 else str(value)
+
+    def reference(self, name: str) -> str:
+        """How a sentence speaks of an entity: "the ship Grey Heron"."""
+        return KINDS[self.named[name].kind].reference.format(name=name)
+
+    def documents(self) -> list[Document]:
+        """The article of every entity."""
+        return [Document(str(number), entity.name, self._article(entity)) for number, entity in enumerate(self.entities)]
+
+    def _article(self, entity: Entity) -> str:
+        kind = KINDS[entity.kind]
+        rng = random.Random(derive_seed("searchqa article", entity.name))
+        slots = self._slots(entity) | {"season": rng.choice(WORDS["seasons"])}
+        sentences = [rng.choice(group).format_map(slots) for group in kind.groups if _told(group) <= slots.keys()]
+        colour = rng.sample(kind.colour, len(kind.colour))
+        enough = MIN_WORDS + rng.randrange(30)
+        while colour and sum(len(sentence.split()) for sentence in sentences) < enough:
+            place = rng.randint(1, len(sentences))  # never before the sentence that says what it is
+            sentences.insert(place, colour.pop().format_map(slots))
+        return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
+
+    def _slots(self, entity: Entity) -> dict[str, str]:
+        he, his, him = ("she", "her", "her") if entity.woman else ("he", "his", "him")
+        slots = {relation: self.value_text(value) for relation, value in entity.facts.items()}
+        if "famous_for" in entity.facts:
+            slots["famous_for"] = self.reference(entity.text("famous_for"))
+        return slots | {
+            "name": entity.name,
+            "he": he,
+            "He": he.capitalize(),
+            "his": his,
+            "His": his.capitalize(),
+            "him": him,
+            "himself": f"{him}self",
+        }
+
+
+def _told(group: tuple[str, ...]) -> set[str]:
+    """The slots a group of sentences needs."""
+    return {slot for sentence in group for slot in _SLOT.findall(sentence)}
+
+
+@lru_cache(maxsize=1)
+def the_world() -> World:
+    """The one world of the offline default."""
+    draft = WorldDraft(WORLD_SEED)
+    settle(draft)
+    record(draft)
+    entities = tuple(entity for name in KINDS for entity in draft.kinds[name])
+    return World(entities, MappingProxyType(draft.named))
+
 
 SHARES = {"fact": 0.30, "inverse": 0.10, "bridge": 0.42, "comparison": 0.10, "yes_no": 0.08}
 """How often each kind of question is drawn. What can be guessed (one of two, yes or no) is kept rare."""
