@@ -115,8 +115,8 @@ def measure(folder: Path, repeats: int) -> Iterator[tuple[str, list[Took], list[
     """Milliseconds of each page: first and after each appended step, then unchanged; and the bytes of its answer."""
     from tether.cli.report import step_templates
     from tether.core.http import serving_app
-    from tether.dashboard.app import make_app
-    from tether.dashboard.catalogue import Catalogue
+    from tether.runs.dashboard.app import make_app
+    from tether.runs.dashboard.catalogue import Catalogue
 
     writer = RunStore.open(folder)
     last = writer.steps()[-1]

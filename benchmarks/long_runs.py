@@ -65,8 +65,8 @@ def measure_steps(steps: int, folder: Path) -> None:
 
 def measure_files(gigabytes: float, tokens: int, folder: Path) -> None:
     """Write a run folder of this size, and ask for episodes."""
+    from tether.runs.index import INDEX, TRAJECTORIES, TrajectoryIndex
     from tether.runs.store import RunStore
-    from tether.runs.trajectory_index import INDEX, TRAJECTORIES, TrajectoryIndex
 
     store = RunStore.create(folder / "run", "steps: 1\n", {})
     path = store.folder / TRAJECTORIES

@@ -32,12 +32,12 @@ import tether.training.loop  # noqa: F401 - what a run needs is imported once, b
 from tether.cli.main import main as tether_main
 from tether.core.errors import CheckpointError
 from tether.core.seeding import generator
-from tether.runs import store, trajectory_index
+from tether.runs import index, store
 from tether.runs.checkpoints import MODEL, STATE, list_checkpoints
+from tether.runs.index import TRAJECTORIES
 from tether.runs.manifest import MANIFEST, check_checkpoint
 from tether.runs.report import write_report  # noqa: F401 - likewise
 from tether.runs.store import METRICS, RunStore
-from tether.runs.trajectory_index import INDEX, TRAJECTORIES
 from tether.training import checkpoint
 from tether.training.checkpoint import load_state
 
@@ -80,8 +80,8 @@ def after(owner: Any, name: str, when: Callable[..., bool] = lambda *args, **kwa
     return _replacing(owner, name, when, nth, act)
 
 
-def half_written(name: str, nth: int = 1, module: Any = store) -> Callable[[], None]:
-    """Die when half of the nth addition to a file of the run folder is on the disk; `module` makes the addition."""
+def half_written(name: str, nth: int = 1) -> Callable[[], None]:
+    """Die when half of the nth addition to a file of the run folder is on the disk."""
 
     def act(real: Callable[..., Any], path: Path, content: bytes, **options: Any) -> None:
         start = path.stat().st_size if path.exists() else 0
@@ -89,7 +89,7 @@ def half_written(name: str, nth: int = 1, module: Any = store) -> Callable[[], N
         os.truncate(path, (start + path.stat().st_size) // 2)
         die()
 
-    return _replacing(module, "append_whole", lambda path, content, **options: path.name == name, nth, act)
+    return _replacing(store, "append_whole", lambda path, content, **options: path.name == name, nth, act)
 
 
 def half_saved(owner: Any, name: str, path_of: Callable[..., Path], nth: int = 1) -> Callable[[], None]:
@@ -155,7 +155,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "before the checkpoint is in place": before(Path, "rename", _to_step),
     "after the checkpoint is in place": after(Path, "rename", _to_step),
     "half the trajectories of step 2": half_written(TRAJECTORIES),
-    "half the rows of the index": half_written(INDEX, module=trajectory_index),
+    "rows of the index, not committed": after(index, "_insert"),
     "between two updates of step 2": after(torch.optim.AdamW, "step"),
     "before the best is kept": before(os, "link"),
     "step 3 recorded, not saved": after(RunStore, "append", lambda _, record: record.step == 3),

@@ -54,7 +54,7 @@ def test_what_a_run_leaves_behind(run: Path) -> None:
         "report.html",
         "run.json",
         "timings.jsonl",
-        "trajectories.index",
+        "trajectories.sqlite",
         "trajectories.jsonl",
     ]
     assert (run / "checkpoints" / "step_000003" / "model" / "model.safetensors").is_file()

@@ -16,7 +16,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "tether"
 FILES = sorted(SOURCE.rglob("*.py"))
-LIGHT = ("core", "envs", "runs", "dashboard", "cli")
+LIGHT = ("core", "envs", "runs", "cli")
 HEAVY = {"torch", "transformers"}
 
 

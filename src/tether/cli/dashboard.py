@@ -33,13 +33,13 @@ def dashboard(
 ) -> None:
     """Show a folder of runs in the browser, live while they train: curves, alarms, every trajectory, comparisons."""
     from tether.core.http import address_of, bind, server_token
-    from tether.dashboard.catalogue import Catalogue
+    from tether.runs.dashboard.catalogue import Catalogue
 
     secret = server_token(token, host)
     catalogue = Catalogue(folder)
     with bind(host, port) as listener:
         from tether.cli.report import step_templates
-        from tether.dashboard.app import run
+        from tether.runs.dashboard.app import run
 
         found = len(catalogue.runs())
         runs = f"{found} run{'s' * (found != 1)} in {folder}"

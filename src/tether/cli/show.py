@@ -16,9 +16,9 @@ from tether.core.errors import BadInput
 from tether.core.text import visible
 
 if TYPE_CHECKING:
-    from tether.dashboard.catalogue import LiveRun
-    from tether.dashboard.episodes import EpisodeRow
-    from tether.dashboard.pages import TurnView
+    from tether.runs.dashboard.catalogue import LiveRun
+    from tether.runs.dashboard.episodes import EpisodeRow
+    from tether.runs.dashboard.pages import TurnView
 
 EXAMPLES = """\b
 Examples:
@@ -30,7 +30,7 @@ Examples:
 """
 
 _LEVELS = ("", "blue", "bold blue", "yellow", "red")
-"""The look of tokens by their log-prob, the most certain first: tether.dashboard.tokens.LEVELS."""
+"""The look of tokens by their log-prob, the most certain first: tether.runs.dashboard.episodes.LEVELS."""
 
 
 def show(
@@ -49,8 +49,8 @@ def show(
     turns: Annotated[bool, typer.Option("--turns", help="Turn by turn; by default where there is one episode.")] = False,
 ) -> None:
     """Show a run's episodes: outcome, reward, why each ended, the alarms of its step; or turn by turn."""
-    from tether.dashboard.catalogue import LiveRun
-    from tether.dashboard.episodes import Filter, find
+    from tether.runs.dashboard.catalogue import LiveRun
+    from tether.runs.dashboard.episodes import Filter, find
 
     if failed and solved:
         raise BadInput("--failed and --solved leave no episode; give one of them")
@@ -108,7 +108,7 @@ def _outcome(success: bool | None) -> Text:
 
 
 def _print_episode(console: Console, run: "LiveRun", row: "EpisodeRow") -> None:
-    from tether.dashboard.pages import Words, episode_page
+    from tether.runs.dashboard.pages import Words, episode_page
 
     page = episode_page(run, Words([("key", row.key)]))
     shown = page["episodes"][0]

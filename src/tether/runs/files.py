@@ -42,16 +42,16 @@ def write_whole(path: Path, text: str) -> None:
         raise storage_error(path, error) from error
 
 
-def append_whole(path: Path, content: bytes, *, own_line: bool = True) -> int:
-    """Add bytes to the end of a file, which is made if it is not there; returns where they begin.
+def append_whole(path: Path, content: bytes) -> int:
+    """Add lines to the end of a file, which is made if it is not there; returns where they begin.
 
-    `own_line`: a line that a kill tore is ended first, so that what is added begins on a line of its own.
+    A line that a kill tore is ended first, so that what is added begins on a line of its own.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         with os.fdopen(handle, "ab") as file:
             size = os.fstat(file.fileno()).st_size
-            torn = own_line and size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
             file.write(b"\n" + content if torn else content)
         return size + torn
     except OSError as error:

@@ -5,7 +5,7 @@
     metrics.jsonl       one StepRecord a line; equal bytes for equal seeds
     timings.jsonl       everything measured by the clock, and memory
     trajectories.jsonl  one episode a line
-    trajectories.index  where each of them lies: trajectory_index.py
+    trajectories.sqlite where each of them lies: index.py
     run.lock            while a process writes the run: lock.py
     checkpoints/        written by the trainer
     report.html         written by `tether report`
@@ -27,9 +27,9 @@ import yaml
 
 from tether.core.errors import BadInput
 from tether.runs.files import DRAFT, append_whole, storage_error, write_whole
+from tether.runs.index import INDEX, TRAJECTORIES, IndexWriter, TrajectoryIndex, parsed_line
 from tether.runs.lock import LOCK, RunLock, RunLocked
 from tether.runs.schema import SCHEMA_VERSION, StepRecord, check_schema
-from tether.runs.trajectory_index import INDEX, TRAJECTORIES, IndexWriter, TrajectoryIndex, parsed_line
 
 ABOUT, CONFIG, METRICS, TIMINGS = "run.json", "config.yaml", "metrics.jsonl", "timings.jsonl"
 CHECKPOINTS, REPORT = "checkpoints", "report.html"
@@ -103,11 +103,14 @@ class RunStore:
                 )
         self._lock = weakref.finalize(self, RunLock.acquire(self.folder).release)
         for name in (ABOUT, CONFIG, INDEX):
-            for draft in self.folder.glob(f".{name}.*{DRAFT}"):  # a kill left it
+            for draft in self.folder.glob(f".{name}.*{DRAFT}*"):  # a kill left it
                 draft.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing more is written: another process may."""
+        if self._index_writer is not None:
+            self._index_writer.close()
+            self._index_writer = None
         if self._lock is not None:
             self._lock()
             self._lock = None

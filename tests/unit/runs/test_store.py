@@ -189,7 +189,7 @@ def test_a_full_disk_is_one_plain_line_and_loses_nothing(store: RunStore, monkey
 # ----------------------------------------------------------------------------------------------- a folder that somebody sent
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "trajectories.jsonl", "trajectories.index"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "trajectories.jsonl", "trajectories.sqlite"])
 def test_nothing_is_appended_through_a_link(store: RunStore, tmp_path: Path, name: str) -> None:
     (tmp_path / "precious").write_bytes(b"mine\n")
     (store.folder / name).symlink_to(tmp_path / "precious")
@@ -197,9 +197,9 @@ def test_nothing_is_appended_through_a_link(store: RunStore, tmp_path: Path, nam
         "metrics.jsonl": lambda: store.append(StepRecord(1, {})),
         "timings.jsonl": lambda: store.append_timings(1, {}),
         "trajectories.jsonl": lambda: store.append_trajectories(records(1, 1)),
-        "trajectories.index": lambda: store.append_trajectories(records(1, 1)),
+        "trajectories.sqlite": lambda: store.append_trajectories(records(1, 1)),
     }
-    if name == "trajectories.index":
+    if name == "trajectories.sqlite":
         writes[name]()  # no index of this run: a fresh file takes the place of the link
         assert not (store.folder / name).is_symlink()
     else:

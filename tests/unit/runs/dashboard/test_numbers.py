@@ -1,6 +1,7 @@
 """What the dashboard computes itself: pooled seeds, groups, differences of settings, tokens, search; against known answers."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,15 @@ import pytest
 
 from tether.core.errors import BadInput
 from tether.core.text import visible
-from tether.dashboard.catalogue import Catalogue, LiveRun
-from tether.dashboard.charts import Charts
-from tether.dashboard.episodes import Filter, episode, find, neighbours
-from tether.dashboard.groups import step_groups
-from tether.dashboard.pages import Words, compare_page, runs_page
-from tether.dashboard.seeds import group_name, over_seeds, pooled, seed_groups, shares
-from tether.dashboard.tokens import pieces
+from tether.runs.dashboard.catalogue import Catalogue, LiveRun
+from tether.runs.dashboard.charts import Charts, group_name, over_seeds, pooled, seed_groups, shares
+from tether.runs.dashboard.episodes import Filter, episode, find, neighbours, pieces, step_groups
+from tether.runs.dashboard.pages import Words, compare_page, runs_page
 from tether.runs.panels import SECTIONS
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 
-TINY = Path(__file__).parents[3] / "src" / "tether" / "models" / "tiny" / "tokenizer.json"
+TINY = Path(__file__).parents[4] / "src" / "tether" / "models" / "tiny" / "tokenizer.json"
 
 
 def _episode(step: int, group: int, member: int, reward: float | None, **other: Any) -> dict[str, Any]:
@@ -60,8 +58,10 @@ def test_pooled_seeds_are_the_mean_with_students_interval() -> None:
     assert _values(records, "validation/success") == {1: pytest.approx(0.4)}
     # sd 0.2, error 0.2/sqrt(3), t(2) = 4.302653
     half = 4.302653 * 0.2 / 3**0.5
-    assert _values(records, "validation/success low") == {1: 0.0}, "a share is not below 0"
-    assert _values(records, "validation/success high") == {1: pytest.approx(0.4 + half)}
+    logit, reach = math.log(0.4 / 0.6), half / (0.4 * 0.6)  # of a share, on the logit: it stays between 0 and 1
+    ends = [1 / (1 + math.exp(-end)) for end in (logit - reach, logit + reach)]
+    assert _values(records, "validation/success low") == {1: pytest.approx(ends[0])}
+    assert _values(records, "validation/success high") == {1: pytest.approx(ends[1])}
     assert _values(records, "update/loss low") == {2: pytest.approx(0.4 - half, rel=1e-6)}, "a loss may be"
 
 

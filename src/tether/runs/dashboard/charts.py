@@ -2,8 +2,14 @@
 
 A chart is asked for by name, and answered as the JSON of a plotly figure with its reading. Figures are kept until the files they are drawn from
 change: making one takes tens of milliseconds, and a page holds a dozen.
+
+Seeds of the same settings can be drawn as one curve: the mean at every step over the seeds that have recorded the metric there, with Student's
+95% interval of that mean, drawn where more than half of the seeds that ever recorded it have; so a curve does not jump when one of five runs is
+further than the others. Pooled numbers take the form of step records, so the charts of a report draw them like any run; the ends of the
+interval are metrics of their own, `<metric> low` and `<metric> high`.
 """
 
+import dataclasses
 import json
 import threading
 from collections import OrderedDict
@@ -14,15 +20,17 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tether.core.errors import BadInput, did_you_mean
-from tether.dashboard.catalogue import LiveRun, Stamp, file_stamp
-from tether.dashboard.groups import GroupRow, step_groups
-from tether.dashboard.seeds import group_name, over_seeds, pooled, seed_groups, shares
+from tether.core.intervals import mean_interval
+from tether.runs.compare import flattened
+from tether.runs.dashboard.catalogue import LiveRun, Stamp, file_stamp
+from tether.runs.dashboard.episodes import GroupRow, step_groups
 from tether.runs.figures import RUN_COLOURS, Runs, curve, dress, regime_plane
 from tether.runs.gradient_buckets import Decomposition, decompositions, norm_figure, share_figure
-from tether.runs.panels import BLUE, FAIL, SECTIONS, Section
+from tether.runs.index import TRAJECTORIES
+from tether.runs.panels import BLUE, FAIL, SECTIONS, Panel, Section, Style
+from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS, TIMINGS
 from tether.runs.timings import COST, as_records
-from tether.runs.trajectory_index import TRAJECTORIES
 from tether.runs.verdict import change_words
 
 PAGE_SECTIONS: tuple[Section, ...] = (*SECTIONS, COST)
@@ -30,6 +38,9 @@ PANELS = {panel.key: panel for section in PAGE_SECTIONS for panel in section.pan
 _COST_KEYS = frozenset(panel.key for panel in COST.panels)
 PLANE, GROUPS = "plane", "groups"
 GRADIENTS = ("norms_first", "norms_last", "dominance", "snr")
+NOT_SETTINGS = ("seed", "tags")
+"""Runs that differ in these alone are repetitions of one another."""
+READING = "The mean over seeds of the same settings, with Student's 95% interval of that mean; a run without other seeds has no band here."
 MOST_LINES = len(RUN_COLOURS)
 MOST_KEPT = 512
 """Charts that are kept, a few to a hundred kilobytes each."""
@@ -181,3 +192,70 @@ def _bars(groups: Sequence[GroupRow], kept: bool, label: str, colour: str) -> go
 def gradient_steps(run: LiveRun) -> list[int]:
     """The steps whose gradients were decomposed."""
     return [found.step for found in decompositions(run.records())]
+
+
+# ------------------------------------------------------------------------------------------------------------------- seeds
+
+
+def seed_groups(runs: Sequence[LiveRun]) -> list[list[LiveRun]]:
+    """The runs in order, those that differ in nothing but the seed together."""
+    groups: dict[str, list[LiveRun]] = {}
+    for run in runs:
+        kept = {name: value for name, value in flattened(run.config()).items() if name not in NOT_SETTINGS}
+        groups.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
+    return list(groups.values())
+
+
+def group_name(runs: Sequence[LiveRun]) -> str:
+    """What a group of seeds is called: its run, or what their names begin with and how many there are.
+
+    The names of seeds mostly differ in their ends: `sokoban-seed0` and `sokoban-seed1` are `sokoban-seed* (2 seeds)`.
+    """
+    if len(runs) == 1:
+        return runs[0].name
+    names = [run.name for run in runs]
+    common = 0
+    while all(len(name) > common and name[common] == names[0][common] for name in names):
+        common += 1
+    return f"{names[0][:common]}* ({len(runs)} seeds)"
+
+
+def pooled(seeds: Sequence[Sequence[StepRecord]], *, share: frozenset[str] = frozenset()) -> list[StepRecord]:
+    """The mean of several runs, step by step, as records; intervals of the metrics in `share` stay between 0 and 1."""
+    values: dict[int, dict[str, list[float]]] = {}
+    recorded: dict[str, int] = {}
+    for records in seeds:
+        for metric in {metric for record in records for metric in record.metrics}:
+            recorded[metric] = recorded.get(metric, 0) + 1
+        for record in records:
+            for metric, value in record.metrics.items():
+                values.setdefault(record.step, {}).setdefault(metric, []).append(value)
+    return [StepRecord(step, _summary(found, recorded, share)) for step, found in sorted(values.items())]
+
+
+def _summary(found: dict[str, list[float]], recorded: dict[str, int], share: frozenset[str]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for metric, values in found.items():
+        if 2 * len(values) <= recorded[metric]:
+            continue
+        metrics[metric] = sum(values) / len(values)
+        ends = mean_interval(values, (0.0, 1.0) if metric in share else None)
+        if ends is not None:
+            metrics[f"{metric} low"], metrics[f"{metric} high"] = ends
+    return metrics
+
+
+def over_seeds(panel: Panel) -> Panel:
+    """A panel whose bands are intervals over seeds, not over the prompts of one run."""
+    series = tuple(
+        each
+        if each.style in (Style.REFERENCE, Style.SHARE)
+        else dataclasses.replace(each, band=(f"{each.metric} low", f"{each.metric} high"))
+        for each in panel.series
+    )
+    return dataclasses.replace(panel, series=series, reading=READING)
+
+
+def shares(panels: Sequence[Panel]) -> frozenset[str]:
+    """The metrics that lie between 0 and 1, by the axes of their panels."""
+    return frozenset(series.metric for panel in panels if panel.percent for series in panel.series)

@@ -4,18 +4,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tether.core.errors import BadInput, StorageError
 from tether.core.grammar import parse_response
-from tether.dashboard.catalogue import Catalogue, LiveRun
-from tether.dashboard.charts import GRADIENTS, MOST_LINES, PAGE_SECTIONS, PANELS, gradient_steps, lines_of
-from tether.dashboard.episodes import ORDERS, Filter, episode, find, neighbours, standing_alarms
-from tether.dashboard.groups import step_groups, train_steps
-from tether.dashboard.tokens import Piece, context_text, pieces, run_tokenizer
 from tether.runs.alarms import alarm_history
 from tether.runs.compare import compare_runs, flattened, settings_difference, shown
+from tether.runs.dashboard.catalogue import Catalogue, LiveRun
+from tether.runs.dashboard.charts import GRADIENTS, MOST_LINES, PAGE_SECTIONS, PANELS, gradient_steps, lines_of
+from tether.runs.dashboard.episodes import (
+    Filter,
+    Piece,
+    context_text,
+    episode,
+    find,
+    neighbours,
+    pieces,
+    run_tokenizer,
+    standing_alarms,
+    step_groups,
+    train_steps,
+)
 from tether.runs.gradient_buckets import TABLE, decompositions, reading, table
+from tether.runs.index import ORDERS, TRAJECTORIES
 from tether.runs.reasoning_view import StepTemplates, template_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS
@@ -230,14 +239,10 @@ def trajectories_page(run: LiveRun, words: Words) -> dict[str, Any]:
         "previous": max(0, start - PAGE_ROWS) if start and not wanted.text else None,
         "splits": sorted({split for _, split in blocks}),
         "steps": sorted({step for step, _ in blocks}),
-        "stop_reasons": run.once("stop reasons", ("trajectories.jsonl",), lambda: _stop_reasons(run)),
+        "stop_reasons": run.once("stop reasons", (TRAJECTORIES,), lambda: run.index().stop_reasons()),
         "alarm_names": sorted({name for names in standing_alarms(run.records()).values() for name in names}),
         "orders": ORDERS,
     }
-
-
-def _stop_reasons(run: LiveRun) -> list[str]:
-    return [name.decode("utf-8", "replace") for name in np.unique(run.index().select()["stop_reason"]) if name]
 
 
 @dataclass(frozen=True, slots=True)

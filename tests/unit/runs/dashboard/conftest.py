@@ -63,8 +63,8 @@ def address(runs: Path) -> Iterator[str]:
     """The dashboard over `runs`, served."""
     from tether.cli.report import step_templates
     from tether.core.http import serving_app
-    from tether.dashboard.app import make_app
-    from tether.dashboard.catalogue import Catalogue
+    from tether.runs.dashboard.app import make_app
+    from tether.runs.dashboard.catalogue import Catalogue
 
     app = make_app(Catalogue(runs), step_templates)
     with serving_app(app, "dashboard") as url:

@@ -18,10 +18,10 @@ from typing import Any
 from tether.core.errors import BadInput, StorageError, did_you_mean
 from tether.runs.compare import evaluation_prompts
 from tether.runs.files import storage_error
+from tether.runs.index import TRAJECTORIES, TrajectoryIndex, parsed_line
 from tether.runs.lock import LOCK, STALE_SECONDS
 from tether.runs.schema import StepRecord
 from tether.runs.store import ABOUT, CONFIG, METRICS, TIMINGS, RunStore
-from tether.runs.trajectory_index import TRAJECTORIES, TrajectoryIndex, parsed_line
 
 DEEPEST = 4
 RESCAN_SECONDS = 2.0

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tether.core.http import serving_app
-from tether.dashboard.app import make_app
-from tether.dashboard.catalogue import Catalogue
-from tether.dashboard.charts import GRADIENTS, PANELS
+from tether.runs.dashboard.app import make_app
+from tether.runs.dashboard.catalogue import Catalogue
+from tether.runs.dashboard.charts import GRADIENTS, PANELS
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 

@@ -6,16 +6,24 @@ element, where a text of a model could end it. Work on files runs in the server'
 Live updates are a stream of server-sent events that names the runs whose files have changed. The page then asks again for what it shows, so an event
 carries no numbers, and a page that missed some is right after the next. Files are compared by inode, size and time twice a second: a watch on the
 file system would not work on network drives, where run folders often lie.
+
+`tether.core.http.AccessControl` decides who may read, as for every server: this machine only, or the token. A browser cannot send the token as a
+header by itself, so with a token there is a form that asks for it once, and a cookie that stands for it from then on (`BrowserAccess`). Every
+answer carries a content security policy that runs the dashboard's own script files and nothing else: no inline script, no evaluated text, nothing
+from the network. Text of a model that would reach a page unescaped could still not run.
 """
 
 import asyncio
+import hashlib
+import hmac
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import cache
+from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 import jinja2
 
@@ -23,11 +31,10 @@ from tether.core.errors import BadInput, StorageError
 from tether.core.http import AccessControl, Refusal, make_server
 from tether.core.text import visible
 from tether.core.version import __version__
-from tether.dashboard import pages
-from tether.dashboard.access import BrowserAccess
-from tether.dashboard.catalogue import Catalogue, Stamp
-from tether.dashboard.charts import Charts
-from tether.dashboard.pages import StepTemplateSearch, Words
+from tether.runs.dashboard import pages
+from tether.runs.dashboard.catalogue import Catalogue, Stamp
+from tether.runs.dashboard.charts import Charts
+from tether.runs.dashboard.pages import StepTemplateSearch, Words
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS
 from tether.runs.verdict import number
 
@@ -38,6 +45,24 @@ SCRIPT, STYLE, PLOTLY = "dashboard.js", "dashboard.css", "plotly.js"
 POLL_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15.0
 """A line is sent to a page at least this often: it shows both sides that the connection stands."""
+LOGIN = "/login"
+LONGEST_FORM = 4096
+WRONG_TOKEN_SECONDS = 0.5
+"""A wrong token is answered this late."""
+
+# plotly.js makes an empty style element and fills it through the object model, which a policy does not limit: the hash is that of the empty text.
+# The style of its maps stays blocked, and there are no maps; the browser's console says so once a page.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 _KINDS = {SCRIPT: "text/javascript", STYLE: "text/css", PLOTLY: "text/javascript"}
 
 
@@ -209,7 +234,7 @@ def _static_file(name: str) -> bytes:
         from plotly.offline import get_plotlyjs
 
         return str(get_plotlyjs()).encode()
-    text = resources.files("tether.dashboard").joinpath("static", name).read_text(encoding="utf-8")
+    text = resources.files("tether.runs.dashboard").joinpath("static", name).read_text(encoding="utf-8")
     if name == STYLE:  # the colours of the charts; a style attribute would need a weaker policy
         text += "".join(f".line-{place} {{ background: {colour}; }}\n" for place, colour in enumerate(RUN_COLOURS))
         text += "".join(f".{regime.name.lower()} {{ background: {tint}; }}\n" for regime, tint in REGIME_TINTS.items())
@@ -218,7 +243,7 @@ def _static_file(name: str) -> bytes:
 
 def _renderer() -> Callable[..., str]:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tether.dashboard"),
+        loader=jinja2.PackageLoader("tether.runs.dashboard"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -241,3 +266,69 @@ def _renderer() -> Callable[..., str]:
 def _address(path: str, **words: Any) -> str:
     """An address with its words; a list stands for several of one name, None and "" for none."""
     return f"{path}?{urlencode({name: value for name, value in words.items() if value not in (None, '', [])}, doseq=True)}"
+
+
+class BrowserAccess:
+    """Puts the headers on every answer and, where there is a token, lets a browser in that has given it. Wraps `AccessControl`."""
+
+    def __init__(self, app: Any, token: str | None, login_page: Callable[[str], str]) -> None:
+        """`login_page` makes the form, with a line about what was wrong."""
+        self._app, self._token, self._login_page = app, token, login_page
+        digest = hashlib.sha256((token or "").encode()).hexdigest()
+        # Cookies do not tell ports apart: two dashboards of one machine have names of their own.
+        self._cookie = f"tether_{digest[:8]}"
+        self._value = hmac.new((token or "").encode(), b"dashboard cookie", "sha256").hexdigest()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
+            await send(message)
+
+        if self._token is None or scope["path"] == "/health":
+            await self._app(scope, receive, send_with_headers)
+        elif scope["path"] == LOGIN and scope["method"] == "POST":
+            await self._log_in(scope, receive, send_with_headers)
+        elif self._has_cookie(scope):
+            headers = [pair for pair in scope["headers"] if pair[0] != b"authorization"]
+            bearer = (b"authorization", f"Bearer {self._token}".encode())
+            await self._app({**scope, "headers": [*headers, bearer]}, receive, send_with_headers)
+        elif b"authorization" not in dict(scope["headers"]) and b"text/html" in dict(scope["headers"]).get(b"accept", b""):
+            await self._answer(401, "", scope, receive, send_with_headers)
+        else:
+            await self._app(scope, receive, send_with_headers)
+
+    def _has_cookie(self, scope: Any) -> bool:
+        try:
+            cookies = SimpleCookie(dict(scope["headers"]).get(b"cookie", b"").decode("latin-1"))
+        except CookieError:
+            return False
+        return self._cookie in cookies and hmac.compare_digest(cookies[self._cookie].value.encode(), self._value.encode())
+
+    async def _log_in(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.requests import Request
+        from starlette.responses import RedirectResponse
+
+        body = b""
+        async for part in Request(scope, receive).stream():
+            body += part
+            if len(body) > LONGEST_FORM:
+                await self._answer(413, "That is too long for a token.", scope, receive, send)
+                return
+        given = parse_qs(body.decode("latin-1")).get("token", [""])[0]
+        if not hmac.compare_digest(given.encode(), (self._token or "").encode()):
+            await asyncio.sleep(WRONG_TOKEN_SECONDS)
+            await self._answer(401, "That is not the token of this dashboard.", scope, receive, send)
+            return
+        response = RedirectResponse("/", status_code=303)
+        response.set_cookie(self._cookie, self._value, httponly=True, samesite="strict", path="/")
+        await response(scope, receive, send)
+
+    async def _answer(self, status: int, wrong: str, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.responses import HTMLResponse
+
+        await HTMLResponse(self._login_page(wrong), status)(scope, receive, send)

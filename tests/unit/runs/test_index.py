@@ -1,16 +1,20 @@
 """The index of trajectories says what the file says, whatever state either is in."""
 
+import contextlib
 import json
 import os
+import sqlite3
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tether.core.seeding import generator
+from tether.runs.index import INDEX, TRAJECTORIES, IndexRow, TrajectoryIndex
 from tether.runs.store import RunStore
-from tether.runs.trajectory_index import INDEX, ROW, TRAJECTORIES, TrajectoryIndex
 
 STOPS = ("success", "failure", "turn_limit", "env_error")
 
@@ -71,7 +75,7 @@ def test_the_index_that_was_written_is_the_one_that_scanning_makes(store: RunSto
     (store.folder / INDEX).unlink()
     scanned = opened(store.folder)
     assert scanned.scanned_bytes == (store.folder / TRAJECTORIES).stat().st_size
-    assert rows.tobytes() == scanned.select().tobytes()
+    assert rows == scanned.select() and rows
     assert not (store.folder / INDEX).exists()  # a reader writes nothing
 
 
@@ -125,14 +129,37 @@ def _another_file(folder: Path) -> None:
 
 
 def _index_cut(folder: Path) -> None:
-    os.truncate(folder / INDEX, (folder / INDEX).stat().st_size - ROW.itemsize - 7)
+    os.truncate(folder / INDEX, (folder / INDEX).stat().st_size // 2)
 
 
-def _a_row_of_zeros(folder: Path) -> None:
+def _a_page_of_zeros(folder: Path) -> None:
     """As a power cut leaves pages that never reached the disk."""
     content = bytearray((folder / INDEX).read_bytes())
-    content[16 + 4 * ROW.itemsize : 16 + 6 * ROW.itemsize] = bytes(2 * ROW.itemsize)
+    content[4096:8192] = bytes(4096)
     (folder / INDEX).write_bytes(content)
+
+
+def _changed(command: str) -> Callable[[Path], None]:
+    """The database says something else than the file."""
+
+    def change(folder: Path) -> None:
+        with contextlib.closing(sqlite3.connect(folder / INDEX)) as database, database:
+            database.execute(command)
+
+    return change
+
+
+def _broken_off(folder: Path) -> None:
+    """A kill in the middle of a change: some pages are written, and the journal that would take them back lies beside the database."""
+    database = sqlite3.connect(folder / INDEX, isolation_level=None)
+    database.execute("PRAGMA cache_size = 1")  # so that changed pages go to the disk before the end
+    database.execute("BEGIN")
+    database.executemany("INSERT INTO rows (offset, length) VALUES (?, 1)", [(10**9 + number,) for number in range(2000)])
+    content, journal = (folder / INDEX).read_bytes(), (folder / f"{INDEX}-journal").read_bytes()
+    database.execute("ROLLBACK")
+    database.close()
+    (folder / INDEX).write_bytes(content)
+    (folder / f"{INDEX}-journal").write_bytes(journal)
 
 
 DAMAGE = {
@@ -140,7 +167,12 @@ DAMAGE = {
     "the file was cut": _cut,
     "another file": _another_file,
     "the index was cut": _index_cut,
-    "rows of zeros": _a_row_of_zeros,
+    "a page of zeros": _a_page_of_zeros,
+    "a row is missing": _changed("DELETE FROM rows WHERE offset > 0 AND step = 1"),
+    "another step": _changed("UPDATE rows SET step = 77"),
+    "another version": _changed("PRAGMA user_version = 99"),
+    "a change was broken off": _broken_off,
+    "the index of an earlier version": lambda folder: (folder / INDEX).rename(folder / "trajectories.index"),
     "no index": lambda folder: (folder / INDEX).unlink(),
     "another kind of file": lambda folder: (folder / INDEX).write_bytes(b"something else altogether"),
     "an empty index": lambda folder: (folder / INDEX).write_bytes(b""),
@@ -180,4 +212,69 @@ def test_a_reader_keeps_a_long_scan_where_nobody_writes(store: RunStore, monkeyp
     (store.folder / INDEX).unlink()
     rows = RunStore.open(store.folder).trajectory_index().select()
     assert opened(store.folder).scanned_bytes == 0
-    assert opened(store.folder).select().tobytes() == rows.tobytes()
+    assert opened(store.folder).select() == rows
+
+
+def test_rows_are_ordered_paged_and_counted(store: RunStore) -> None:
+    index = opened(store.folder)
+    every = index.select()
+    assert index.count() == len(every) == len(by_reading(store.folder))
+    assert index.select(order="newest") == every[::-1]
+    assert [*index.select(limit=4), *index.select(start=4)] == every
+    rewards = [row.reward for row in index.select(order="reward_high")]
+    known = [reward for reward in rewards if reward is not None]
+    assert known == sorted(known, reverse=True) and rewards[len(known) :] == [None] * (len(rewards) - len(known)) and None in rewards
+    assert index.count(steps=[1, 3], member=0) == sum(row.step in (1, 3) and row.member == 0 for row in every)
+
+
+def test_a_reader_follows_a_run_without_reading_what_the_run_has_indexed(store: RunStore) -> None:
+    """The reader and the run have the database open at the same time; what the reader scanned itself is not counted twice."""
+    index = opened(store.folder)
+    with (store.folder / TRAJECTORIES).open("ab") as file:  # as a run that could not write its index
+        file.write(json.dumps({"step": 9, "split": "train", "attempt": 0, "group": 0, "member": 0, "turns": []}).encode() + b"\n")
+    index.refresh()
+    assert index.scanned_bytes > 0 and index.count(step=9) == 1
+    store.append_trajectories(episodes(10, 4))  # takes the line of step 9 in
+    index.refresh()
+    assert index.count(step=9) == 1 and index.count(step=10) == 4
+    assert list(index.read(index.select())) == by_reading(store.folder)
+
+
+def test_readers_in_several_threads_while_a_run_writes(store: RunStore) -> None:
+    index, counts, done = opened(store.folder), [], threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            index.refresh()
+            counts.append(index.count(split="train"))
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(4, 34):
+        store.append_trajectories(episodes(step, 5))
+    done.set()
+    for thread in threads:
+        thread.join()
+    index.refresh()
+    assert index.count(split="train") == 6 + 4 + 6 + 30 * 5 and counts
+    assert list(index.read(index.select())) == by_reading(store.folder)
+
+
+def test_a_folder_that_cannot_be_written_is_read(store: RunStore) -> None:
+    store.close()
+    (store.folder / INDEX).chmod(0o444)
+    store.folder.chmod(0o555)
+    try:
+        index = opened(store.folder)
+        assert index.scanned_bytes == 0 and list(index.read(index.select())) == by_reading(store.folder)
+    finally:
+        store.folder.chmod(0o755)
+
+
+def test_a_torn_line_has_a_row_without_a_step(store: RunStore) -> None:
+    with (store.folder / TRAJECTORIES).open("ab") as file:
+        file.write(b"half a li\n")
+    index = opened(store.folder)
+    assert index.torn_lines == [len(by_reading(store.folder)) + 6 + 1]  # and the six lines of the first attempt
+    assert isinstance(index.select()[0], IndexRow)
