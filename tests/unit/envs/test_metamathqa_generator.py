@@ -213,3 +213,12 @@ def test_kinds_can_be_chosen() -> None:
 def test_how_numbers_are_written() -> None:
     assert [show(Fraction(value)) for value in ("12", "12.5", "0.0625", "1/3", "-3/8")] == ["12", "12.5", "0.0625", "1/3", "-0.375"]
     assert [money(Fraction(value)) for value in ("7", "7.5", "0.25")] == ["$7", "$7.50", "$0.25"]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_no_seed_fails(kind: str) -> None:
+    """A step may hold whatever number a draw gives, also a negative one; the last step is the answer."""
+    make = WordProblems((kind,))
+    for seed in range(300):
+        problem = make(seed, Split.ALL)
+        assert problem.steps[-1].rpartition(" = ")[2] == problem.label
