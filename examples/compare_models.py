@@ -11,8 +11,8 @@ import itertools
 from pathlib import Path
 
 import tether
-from tether.runs.evaluation_page import difference_words, write_leaderboard
 from tether.runs.evaluations import boards, read_results
+from tether.runs.pages import difference_words, write_leaderboard
 
 
 def main(models: list[str], env: str, prompts: int, out: Path, samples: int = 1) -> list[tether.Evaluation]:

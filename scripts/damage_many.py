@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from kill_many import Trial, attempt
-from tether.runs.checkpoints import BEST, BEST_FACTS, MODEL, STATE, step_folders
-from tether.runs.manifest import MANIFEST
+from tether.runs.checkpoints import BEST, BEST_FACTS, MANIFEST, MODEL, STATE, step_folders
 from torture_part import Part
 
 NEW_PROCESS_EVERY = 50

@@ -33,9 +33,8 @@ from tether.cli.main import main as tether_main
 from tether.core.errors import CheckpointError
 from tether.core.seeding import generator
 from tether.runs import index, store
-from tether.runs.checkpoints import MODEL, STATE, list_checkpoints
+from tether.runs.checkpoints import MANIFEST, MODEL, STATE, check_checkpoint, list_checkpoints
 from tether.runs.index import TRAJECTORIES
-from tether.runs.manifest import MANIFEST, check_checkpoint
 from tether.runs.report import write_report  # noqa: F401 - likewise
 from tether.runs.store import METRICS, RunStore
 from tether.training import checkpoint

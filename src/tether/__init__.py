@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tether.core.version import __version__
 
 _PUBLIC = {
-    "Audit": "tether.diagnostics.audit.result",
+    "Audit": "tether.diagnostics.audit.run",
     "BadInput": "tether.core.errors",
     "Callback": "tether.training.callbacks",
     "Completion": "tether.core.types",
@@ -24,7 +24,7 @@ _PUBLIC = {
     "Policy": "tether.models.policy",
     "ProbeRows": "tether.diagnostics.pairs",
     "Regime": "tether.core.enums",
-    "Run": "tether.runs.run",
+    "Run": "tether.runs.store",
     "Scorer": "tether.core.protocols",
     "ScriptedEngine": "tether.rollout.engines.scripted",
     "Selection": "tether.algorithms.filters.select",
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from tether.core.protocols import Env, Scorer
     from tether.core.types import Completion, Group, Observation, Step, Trajectory, Turn
     from tether.diagnostics.audit.api import audit
-    from tether.diagnostics.audit.result import Audit
+    from tether.diagnostics.audit.run import Audit
     from tether.diagnostics.cross_score import cross_score
     from tether.diagnostics.information import Information, measure_information
     from tether.diagnostics.logger import TetherLogger
@@ -120,7 +120,7 @@ if TYPE_CHECKING:
     from tether.models.policy import Policy
     from tether.rollout.engines.scripted import ScriptedEngine
     from tether.runs.evaluations import compare
-    from tether.runs.run import Run
+    from tether.runs.store import Run
     from tether.training.api import evaluate, play, train
     from tether.training.callbacks import Callback
     from tether.training.evaluate import Evaluation

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tether.runs.manifest import file_sum, write_manifest
+from tether.runs.checkpoints import file_sum, write_manifest
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.training.checkpoint import keep_best, save_checkpoint

@@ -123,7 +123,7 @@ def _bars(quiet: bool) -> Iterator[_Bar]:
 
 def _show(document: dict[str, Any], out: Path | None) -> None:
     """The verdict, why, the trend, the largest templates and what was noted."""
-    from tether.runs.audit_report import slot_words  # brings plotly, which help does not need
+    from tether.runs.pages import slot_words  # brings plotly, which help does not need
 
     console = SafeConsole(soft_wrap=True, markup=False, highlight=False)
     verdict, read = document["verdict"], document["read"]

@@ -90,9 +90,8 @@ def examine() -> Iterator[Finding]:
 
 def examine_run(folder: Path) -> Iterator[Finding]:
     """The files of a run: whether they can be read, whether its checkpoints are what was written, and where it would continue."""
-    from tether.runs.checkpoints import BEST, step_folders
+    from tether.runs.checkpoints import BEST, MANIFEST, damage, step_folders
     from tether.runs.lock import lock_holder
-    from tether.runs.manifest import MANIFEST, damage
     from tether.runs.store import METRICS, TRAJECTORIES, RunStore
 
     store = RunStore.open(folder)
@@ -159,7 +158,6 @@ def _fast_path(settings: Any) -> Iterator[Finding]:
     from tether.models.chat import ChatFormat
     from tether.models.load import load_model
     from tether.models.policy import Policy
-    from tether.models.report import fast_path_report
     from tether.training.build import compute_dtype
 
     what = f"computing {settings.model.name}"
@@ -169,7 +167,7 @@ def _fast_path(settings: Any) -> Iterator[Finding]:
         yield Finding(what, False, str(error))
         return
     policy = Policy(*loaded, max_positions=settings.rollout.max_context)
-    first, *slow = fast_path_report(policy).lines()
+    first, *slow = policy.report().lines()
     yield Finding(what, True, first)
     yield from (Finding(what, False, line, needed=False) for line in slow)
     yield from (Finding(what, False, note, needed=False) for note in ChatFormat(loaded.tokenizer, policy.end_of_turn_ids).notes)

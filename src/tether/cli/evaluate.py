@@ -157,7 +157,7 @@ def _console() -> Console:
 
 def _show(result: "Evaluation", settings: "RunSettings", target: str) -> None:
     """The rate in a line; below it a table with a row for each environment, and what else is worth knowing."""
-    from tether.runs.evaluation_page import spent
+    from tether.runs.pages import spent
 
     metrics, evaluation, console = result.metrics, settings.evaluation, _console()
     samples = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
@@ -190,8 +190,8 @@ def _warnings(result: "Evaluation", settings: "RunSettings") -> list[str]:
 
 def _show_together(results: list["Evaluation"]) -> None:
     """All models in one table, best first, and every pair on the same instances."""
-    from tether.runs.evaluation_page import difference_words, pass_names, rate
     from tether.runs.evaluations import compare, distinct_names, task_key
+    from tether.runs.pages import difference_words, pass_names, rate
 
     records = distinct_names([{**result.record, "file": str(result.files)} if result.files else result.record for result in results])
     records.sort(key=lambda record: -record["metrics"]["success"])

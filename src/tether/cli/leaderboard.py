@@ -22,8 +22,8 @@ def leaderboard(
     Results of the same environment, options, data and number of prompts are ranked against each other; others stand apart. The table is
     Markdown; the page is HTML.
     """
-    from tether.runs.evaluation_page import markdown, write_leaderboard
     from tether.runs.evaluations import boards, read_results
+    from tether.runs.pages import markdown, write_leaderboard
 
     results = read_results(folder)
     found = boards(results)

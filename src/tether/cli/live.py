@@ -16,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from tether.runs.reasoning import reasoning_label
 from tether.runs.schema import StepRecord
 from tether.runs.timings import GB, StepTimings
+from tether.runs.verdict import reasoning_label
 from tether.training.callbacks import Callback
 
 ROWS = 12

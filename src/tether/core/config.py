@@ -225,6 +225,18 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys; lists are values.
+
+    >>> flattened({"env": {"name": "sokoban", "options": {"size": 6}}, "also": []})
+    {'env.name': 'sokoban', 'env.options.size': 6, 'also': []}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found
+
+
 def validate(model: type[S], data: Mapping[str, Any], what: str = "config") -> S:
     """The settings object of `data`, or a ConfigError with one line per problem."""
     try:

@@ -27,8 +27,7 @@ from tether.models.catalog import EMBEDDED, check_name, smollm2_folder, tiny_fol
 from tether.models.gguf import gguf_folder, read_gguf
 from tether.models.hardware import check_device, default_device
 from tether.models.lora import adapter_folder, attach_adapters, base_name
-from tether.runs.checkpoints import MODEL, STATE
-from tether.runs.manifest import MANIFEST, check_checkpoint
+from tether.runs.checkpoints import MANIFEST, MODEL, STATE, check_checkpoint
 
 CHAT_END = "<|im_end|>"
 _LOG = logging.getLogger(__name__)

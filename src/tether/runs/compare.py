@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tether.core.config import flattened
 from tether.core.enums import Split
 from tether.core.shares import percent
 from tether.runs.schema import StepRecord
@@ -87,21 +88,6 @@ def why_not_ranked(configs: Mapping[str, Config], differences: Sequence[SettingD
     named = [f"{difference.key} ({', '.join(difference.values)})" for difference in task[:MOST_NAMED]]
     more = f" and {len(task) - MOST_NAMED} more" if len(task) > MOST_NAMED else ""
     return [f"the runs are not of one task, they differ in {', '.join(named)}{more}"]
-
-
-def flattened(config: Config, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted keys; lists are values.
-
-    >>> flattened({"env": {"name": "sokoban", "options": {"size": 6}}, "also": []})
-    {'env.name': 'sokoban', 'env.options.size': 6, 'also': []}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flattened(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the curves of a report show, as data: one `Panel` per small chart, one `Series` per line, and the sentence on how to read it.
+"""What the curves of the pages show: one `Panel` per small chart, one `Series` per line, and the sentence on how to read it, all in panels.yaml.
 
 Panels are grouped under the three questions a reader has. A single run draws every series of a panel; a comparison of several runs
 draws only the panel's main series, coloured by run, because four lines per run stop being readable at the second run. The information
@@ -6,9 +6,13 @@ section is of the first turn; where a run measured other scopes too, they are da
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import resources
+from typing import Any
+
+import yaml
 
 from tether.runs.schema import StepRecord
 
@@ -24,10 +28,13 @@ class Style(StrEnum):
     """One layer of a stack that adds up to the whole."""
 
 
-BLUE, ORANGE, GREY = "#2b6cb0", "#c2622d", "#7b8794"
-PALE_BLUE, PALE_ORANGE = "#93b7d9", "#dfae8f"
-PURPLE, PALE_PURPLE, TEAL, PALE_TEAL = "#805ad5", "#c3b1ee", "#2c7a7b", "#97c4c4"
-FAIL, MIXED, SUCCEED = "#d8dde3", "#b9d3ec", "#b7dcc4"
+COLOURS = {
+    **{"blue": "#2b6cb0", "orange": "#c2622d", "grey": "#7b8794", "purple": "#805ad5", "teal": "#2c7a7b"},
+    **{"pale_blue": "#93b7d9", "pale_orange": "#dfae8f", "pale_purple": "#c3b1ee", "pale_teal": "#97c4c4"},
+    **{"fail": "#d8dde3", "mixed": "#b9d3ec", "succeed": "#b7dcc4"},
+}
+"""The names of colours in panels.yaml, which may also write one as #rrggbb."""
+BLUE, ORANGE, FAIL = COLOURS["blue"], COLOURS["orange"], COLOURS["fail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,164 +84,28 @@ def _log(prompts: float) -> float:
     return math.log(max(1.0, prompts))
 
 
-def _ends(name: str) -> tuple[str, str]:
-    """The metrics of a first-turn metric's interval."""
-    return f"information/{name}_low", f"information/{name}_high"
+def _section(given: Mapping[str, Any]) -> Section:
+    """A section as panels.yaml has it."""
+    panels = []
+    for panel in given["panels"]:
+        lines = []
+        for line in panel["series"]:
+            read = {"style": Style(line.get("style", "main")), "colour": COLOURS.get(line.get("colour", "blue"), line.get("colour"))}
+            read |= {"band": tuple(line["band"]) if "band" in line else None, "transform": _log if "transform" in line else None}
+            lines.append(Series(**{**line, **read}))
+        panels.append(Panel(**{**panel, "series": tuple(lines)}))
+    return Section(given["question"], tuple(panels))
 
 
-def _other_scopes(name: str) -> tuple[Series, ...]:
-    """A metric of the first turn as the other scopes measure it."""
-    return (
-        Series(f"information_trajectory/{name}", "trajectory", Style.LIGHT, PURPLE, beside=True),
-        Series(f"information_turn/{name}", "turn", Style.LIGHT, TEAL, beside=True),
-    )
-
-
-def _other_references(name: str, label: str, transform: Callable[[float], float] | None = None) -> tuple[Series, ...]:
-    """What the lines of `_other_scopes` are read against."""
-    return (
-        Series(f"information_trajectory/{name}", f"traj. {label}", Style.REFERENCE, PALE_PURPLE, transform=transform, beside=True),
-        Series(f"information_turn/{name}", f"turn {label}", Style.REFERENCE, PALE_TEAL, transform=transform, beside=True),
-    )
-
-
-_LEARNING = Section(
-    "Does it solve the task?",
-    (
-        Panel(
-            "success",
-            "Success",
-            "Validation plays the same fixed prompts every time; its band is the 95% Wilson interval, and a change smaller than the band "
-            "is not yet a change. Training success is noisier, because every step brings new prompts.",
-            (
-                Series("validation/success", "validation", band=("validation/success_low", "validation/success_high")),
-                Series("rollout/success", "training", Style.LIGHT, PALE_BLUE),
-            ),
-            percent=True,
-        ),
-        Panel(
-            "format",
-            "Valid turns",
-            "Share of turns with closed tags and legal actions only. Success cannot exceed what this allows; "
-            "a fall late in a run is an early sign of trouble. Repeating are reasonings that mostly repeat one character, word or phrase.",
-            (
-                Series("rollout/format_valid", "valid"),
-                Series("rollout/repeated_text", "repeating", Style.LIGHT, PALE_ORANGE),
-            ),
-            percent=True,
-        ),
-        Panel(
-            "length",
-            "Tokens per response",
-            "Reasoning that shrinks towards nothing, or responses that grow until they hit the budget, both end learning.",
-            (
-                Series("rollout/response_tokens", "response"),
-                Series("rollout/reasoning_tokens", "reasoning", Style.LIGHT, PALE_ORANGE),
-            ),
-        ),
-        Panel(
-            "budget",
-            "Episodes cut short",
-            "Share of episodes that ran out of turns or of context before the task ended. These did not fail; they lacked the room.",
-            (
-                Series("rollout/turn_limit", "turns"),
-                Series("rollout/context_full", "context", Style.LIGHT, PALE_ORANGE),
-            ),
-            percent=True,
-        ),
-    ),
+_PANELS = yaml.load(
+    resources.files("tether.runs").joinpath("panels.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 )
-
-_SIGNAL = Section(
-    "Is there still something to learn from?",
-    (
-        Panel(
-            "reward_variance",
-            "Reward variance within a prompt",
-            "The mean over prompts. It is the signal of policy-gradient training: near zero, every attempt at a prompt earns the same "
-            "and the regularisers steer.",
-            (Series("groups/rv_mean", "mean"),),
-        ),
-        Panel(
-            "rv_ratio",
-            "Spread of that variance over prompts",
-            "Standard deviation over mean. Around 1 and above, a few prompts hold most of the signal and filtering pays; "
-            "well below it, filtering mostly throws data away.",
-            (Series("groups/rv_ratio", "std / mean"),),
-        ),
-        Panel(
-            "groups",
-            "What the groups look like",
-            "The layers split the prompts by outcome; only mixed ones teach success from failure. "
-            "The line is the share of prompts the filter kept for the update.",
-            (
-                Series("groups/all_fail", "all fail", Style.SHARE, FAIL),
-                Series("groups/mixed", "mixed", Style.SHARE, MIXED),
-                Series("groups/all_succeed", "all succeed", Style.SHARE, SUCCEED),
-                Series("groups/kept_ratio", "kept", Style.MAIN, ORANGE),
-            ),
-            percent=True,
-        ),
-        Panel(
-            "grad_norm",
-            "Gradient norm",
-            "Before clipping. Read it with the reward variance: a gradient that stays large while the variance vanishes is noise.",
-            (Series("update/grad_norm", "norm"),),
-        ),
-    ),
-)
-
-_INFORMATION = Section(
-    "Is the reasoning tied to its input?",
-    (
-        Panel(
-            "retrieval",
-            "Can the prompt be told from the reasoning?",
-            "Share of reasonings that their own prompt explains best among all prompts; the band is the 95% interval over prompts. "
-            "At the grey dashed line the reasoning says nothing about its input: template collapse.",
-            (
-                Series("information/retrieval_acc", "best 1", band=_ends("retrieval_acc")),
-                Series("information/recall_2", "best 2", Style.LIGHT, "#7fa8d1"),
-                Series("information/recall_4", "best 4", Style.LIGHT, "#b9d0e6"),
-                Series("information/chance", "chance", Style.REFERENCE, GREY),
-                *_other_scopes("retrieval_acc"),
-                *_other_references("chance", "chance"),
-            ),
-            percent=True,
-        ),
-        Panel(
-            "mi_seq",
-            "Information per reasoning, nats",
-            "MI-Seq-Est: how much one whole reasoning tells about its prompt, with its 95% interval. "
-            "The grey dashed line is the most it can be, the logarithm of the number of prompts.",
-            (
-                Series("information/mi_seq", "MI", band=_ends("mi_seq")),
-                Series("information/num_prompts", "log P", Style.REFERENCE, GREY, transform=_log),
-                *_other_scopes("mi_seq"),
-                *_other_references("num_prompts", "log P", transform=_log),
-            ),
-        ),
-        Panel(
-            "mi",
-            "Information per token, nats",
-            "MI-Est: the same per token. It falls when reasoning gets longer without saying more about the prompt.",
-            (Series("information/mi", "MI", band=_ends("mi")), *_other_scopes("mi")),
-        ),
-        Panel(
-            "entropy",
-            "Diversity of the reasoning, nats per token",
-            "H(Z|X) is variety within one prompt, H(Z) over all prompts; the gap between the lines is the information per token. "
-            "High lines with no gap look healthy and are not.",
-            (
-                Series("information/h_conditional", "H(Z|X)", band=_ends("h_conditional")),
-                Series("information/h_marginal", "H(Z)", Style.LIGHT, PALE_ORANGE),
-                *_other_scopes("h_conditional"),
-            ),
-        ),
-    ),
-)
-
-SECTIONS: tuple[Section, ...] = (_LEARNING, _SIGNAL, _INFORMATION)
+SECTIONS: tuple[Section, ...] = tuple(map(_section, _PANELS["report"]))
+"""Of a report: drawn from the metrics of a run."""
+COST = _section(_PANELS["cost"])
+"""Drawn from its timings."""
+AUDIT = _section(_PANELS["audit"])
+"""Of an audit: drawn from its windows."""
 
 
 def drawn(panel: Panel, runs: Sequence[Sequence[StepRecord]]) -> list[Series]:

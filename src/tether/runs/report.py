@@ -17,12 +17,12 @@ from tether.runs.alarms import AlarmSummary, alarm_history, are_recorded
 from tether.runs.compare import Comparison, compare_runs, evaluation_prompts
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, Runs, curve, regime_plane, run_colours
 from tether.runs.gradient_buckets import TABLE, Decomposition, decompositions, norm_figure, reading, share_figure, table
-from tether.runs.page import Chart, figure_html, write_page
-from tether.runs.panels import SECTIONS, Panel, Series, drawn
+from tether.runs.pages import Chart, figure_html, write_page
+from tether.runs.panels import COST, SECTIONS, Panel, Series, drawn
 from tether.runs.reasoning_view import SampleStep, StepTemplates, TemplatesView, sample_steps, template_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.runs.timings import COST, StageTime, as_records, fast_path_words, machine_words, mean_rates, stage_times
+from tether.runs.timings import StageTime, as_records, fast_path_words, machine_words, mean_rates, stage_times
 from tether.runs.verdict import Tile, change_words, failures, tiles, verdict
 
 _PLOTLY_CONFIG = {"displayModeBar": False}

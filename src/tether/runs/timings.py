@@ -12,26 +12,13 @@ from typing import Any
 
 from tether.core.errors import BadInput
 from tether.core.text import short_repr
-from tether.runs.panels import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, PALE_PURPLE, PALE_TEAL, SUCCEED, Panel, Section, Series, Style
+from tether.runs.panels import COST, Style
 from tether.runs.schema import StepRecord
 
 GB = 1e9
 
-STAGES = {
-    "rollout": "#93b7d9",
-    "select": "#4a5568",
-    "wait": "#bee3f8",
-    "probe": "#d6bcfa",
-    "diagnosis": PALE_PURPLE,
-    "gradients": "#805ad5",
-    "advantages": PALE_TEAL,
-    "update": PALE_ORANGE,
-    "publish": "#fbd38d",
-    "record": "#d8dde3",
-    "checkpoint": "#a3adb8",
-    "validation": SUCCEED,
-}
-"""The stages of a step in their order, and the colours of their layers."""
+STAGES = tuple(series.label for series in COST.panels[0].series if series.style is Style.SHARE)
+"""The stages of a step in their order."""
 
 ENGINE_WORDS = {
     "sampled_tokens": "tokens sampled",
@@ -110,46 +97,6 @@ class StageTime:
     share: float
     memory: str
     """The most of any step; empty where it was not measured."""
-
-
-COST = Section(
-    "Where the time goes",
-    (
-        Panel(
-            "cost_seconds",
-            "Seconds of a step",
-            "The layers are the stages, the line is their sum. Sampling and learning should be nearly all of it.",
-            (
-                *(Series(f"seconds/{stage}", stage, Style.SHARE, colour) for stage, colour in STAGES.items()),
-                Series("seconds/all", "all", Style.MAIN, GREY),
-            ),
-        ),
-        Panel(
-            "cost_rates",
-            "Tokens a second",
-            "Sampled: by the engine in the rollout. Trained: all tokens of the batch, forwards and backwards, without padding.",
-            (Series("rate/update", "trained", Style.MAIN, ORANGE), Series("rate/rollout", "sampled", Style.MAIN, BLUE)),
-        ),
-        Panel(
-            "cost_shares",
-            "Share of the device's peak",
-            "Operations that the model needs, over those of a large matrix product measured when the run began. Sampling reads all "
-            "weights for each token and stays low; an update near one half uses a card well.",
-            (Series("share/update", "update", Style.MAIN, ORANGE), Series("share/rollout", "rollout", Style.MAIN, BLUE)),
-            percent=True,
-        ),
-        Panel(
-            "cost_memory",
-            "Peak memory, GB",
-            "On a card: what tensors took in each stage, and what torch held at the end without using it. On a CPU: the most the process has taken.",
-            (
-                Series("memory/update", "update", Style.MAIN, ORANGE),
-                Series("memory/rollout", "rollout", Style.LIGHT, PALE_BLUE),
-                Series("memory/unused", "unused", Style.LIGHT, GREY, beside=True),
-            ),
-        ),
-    ),
-)
 
 
 def as_records(timings: Sequence[Mapping[str, Any]]) -> list[StepRecord]:

@@ -15,8 +15,7 @@ from tether.core.errors import BadInput, TetherError
 from tether.core.protocols import Engine
 from tether.core.types import Group
 from tether.models.catalog import check_name
-from tether.runs.run import Run
-from tether.runs.store import RunStore
+from tether.runs.store import Run, RunStore
 from tether.training.distributed.ranks import Ranks, join_ranks
 from tether.training.resolve import evaluation_settings, named_settings, nested_settings, run_settings, without_secrets
 from tether.training.settings import RunSettings

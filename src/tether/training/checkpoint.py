@@ -2,7 +2,7 @@
 
     checkpoints/step_000020/model/      weights (float32), config and tokenizer in Hugging Face format; for LoRA the adapter
     checkpoints/step_000020/state.pt    step, and what the trainer gives: optimiser, critic, monitor
-    checkpoints/step_000020/manifest.json   size and sha256 of both (runs/manifest.py), checked when they are read
+    checkpoints/step_000020/manifest.json   size and sha256 of both (runs/checkpoints.py), checked when they are read
     checkpoints/best/                   the checkpoint that validated best so far, with its number in best.json
 
 A folder is written beside its place, forced to the disk and renamed into it, so a kill, a power cut or a full disk leaves the earlier ones
@@ -35,8 +35,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tether.core.errors import CheckpointError, ModelUnavailable
 from tether.models.load import LoadedModel, load_model
 from tether.models.lora import save_model
-from tether.runs.checkpoints import BEST, BEST_FACTS, MODEL, STATE, best_checkpoint, checkpoint_name, list_checkpoints
-from tether.runs.manifest import check_checkpoint, file_sum, write_manifest
+from tether.runs.checkpoints import (
+    BEST,
+    BEST_FACTS,
+    MODEL,
+    STATE,
+    best_checkpoint,
+    check_checkpoint,
+    checkpoint_name,
+    file_sum,
+    list_checkpoints,
+    write_manifest,
+)
 
 if TYPE_CHECKING:
     from tether.diagnostics.monitor import Monitor

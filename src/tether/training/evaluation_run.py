@@ -14,8 +14,8 @@ from tether.models.chat_endpoint import is_endpoint
 from tether.models.load import load_model
 from tether.models.policy import Policy
 from tether.rollout.sampler import EnvSpec, error_note
-from tether.runs.evaluation_page import write_result_page
 from tether.runs.evaluations import file_stem, prepare_folder, write_result
+from tether.runs.pages import write_result_page
 from tether.training.build import build_sampler, compute_dtype, env_specs
 from tether.training.callbacks import Callback, CallbackList
 from tether.training.evaluate import Evaluation, evaluate, validation_specs

@@ -15,9 +15,7 @@ from pathlib import Path
 from tether.core.seeding import seed_everything
 from tether.core.types import Group
 from tether.models.hardware import device_name
-from tether.models.report import fast_path_report
-from tether.runs.checkpoints import newest_checkpoint
-from tether.runs.manifest import check_checkpoint
+from tether.runs.checkpoints import check_checkpoint, newest_checkpoint
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
 from tether.training.async_rollouts import AsyncRollouts
@@ -169,7 +167,7 @@ class RunState:
     def introduce(self) -> None:
         """Put on record what the run is computed on, and report what is worth knowing before the first step."""
         with self._start_timer.part("probe"):
-            report = fast_path_report(self.policy)
+            report = self.policy.report()
         machine = {
             "device": device_name(self.policy.device),
             "dtype": str(self.policy.dtype).removeprefix("torch."),

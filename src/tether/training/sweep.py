@@ -22,8 +22,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from tether.algorithms.presets import preset
-from tether.core.config import merge, parse_overrides
+from tether.core.config import flattened, merge, parse_overrides
 from tether.core.errors import BadInput, ConfigError
 from tether.core.intervals import Estimate, contrast
 from tether.envs.wording import EXAMPLE
@@ -80,26 +79,16 @@ class Trial:
 
 def identity_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted settings that decide the result of a run, where they differ from the defaults; every setting is checked on the way."""
-    resolved = _flat(resolve_settings(None, settings, {}).model_dump(mode="json"))
+    resolved = flattened(resolve_settings(None, settings, {}).model_dump(mode="json"))
     plain = {section: {"name": resolved[f"{section}.name"]} for section in ("env", "model", "algorithm")}
-    defaults = _flat(resolve_settings(None, plain, {}).model_dump(mode="json"))
+    defaults = flattened(resolve_settings(None, plain, {}).model_dump(mode="json"))
     if resolved.get("env.options.instructions") == EXAMPLE:
         defaults |= {"env.options.few_shot": 0}  # none, as in cells that are older than the option; other wordings show none by themselves
-    # Likewise: nothing followed a truncated episode in trials that are older than this setting.
-    bootstraps = preset(resolved["algorithm.name"]).has_critic and resolved["algorithm.bootstrap_truncated"] is not False
-    resolved["algorithm.bootstrap_truncated"], defaults["algorithm.bootstrap_truncated"] = bootstraps, False
     return {
         key: value
         for key, value in sorted(resolved.items())
         if key in ALWAYS or (value != defaults.get(key) and not any(key == name or key.startswith(f"{name}.") for name in WITHOUT_EFFECT))
     }
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return flat
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from tether.core.config import Settings
+from tether.core.config import Settings, flattened
 from tether.runs.checkpoints import newest_checkpoint, step_of
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
-from tether.runs.trackers import TrackedRun, Tracker, flat, open_tracker, run_id
+from tether.runs.trackers import TrackedRun, Tracker, open_tracker, run_id
 from tether.training.callbacks import Callback, CallbackList
 
 
@@ -27,7 +27,7 @@ class Tracking(Callback):
         checkpoint = newest_checkpoint(self._store.checkpoints)
         run = TrackedRun(
             folder=self._store.folder,
-            config=flat(self._settings.model_dump(mode="json")),
+            config=flattened(self._settings.model_dump(mode="json")),
             first_step=step_of(checkpoint) + 1 if checkpoint else 0,
             id=run_id(self._store.folder),
             say=self._tell.on_note,

@@ -9,8 +9,8 @@ import pytest
 from tether.cli.main import main
 from tether.core.errors import BadInput
 from tether.core.intervals import difference_interval, mean_interval, student_t
-from tether.runs.evaluation_page import difference_words, write_leaderboard, write_result_page
 from tether.runs.evaluations import boards, categories, compare, file_digest, read_results, task_title, write_result
+from tether.runs.pages import difference_words, write_leaderboard, write_result_page
 
 
 def result(name: str, outcomes: list[list[int]], rewards: list[list[float]] | None = None, **more: Any) -> dict[str, Any]:

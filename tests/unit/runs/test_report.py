@@ -12,11 +12,11 @@ from tether.core.errors import BadInput
 from tether.core.metrics import CATALOGUE, is_catalogued, wilson_interval
 from tether.core.types import Trajectory, Turn
 from tether.runs.figures import curve, regime_plane
-from tether.runs.panels import SECTIONS, Panel
+from tether.runs.panels import COST, SECTIONS, Panel
 from tether.runs.report import write_report
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
-from tether.runs.timings import COST, StepTimings
+from tether.runs.timings import StepTimings
 
 GRADIENT_CHARTS = 4
 """Norms of the first and of the last step, the share of the regularisers, the signal-to-noise ratio."""

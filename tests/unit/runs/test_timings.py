@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tether.runs.figures import curve
-from tether.runs.panels import Style
+from tether.runs.panels import COST, Style
 from tether.runs.report import write_report
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.runs.timings import COST, STAGES, StepTimings, as_records, machine_words, mean_rates, stage_times
+from tether.runs.timings import STAGES, StepTimings, as_records, machine_words, mean_rates, stage_times
 
 WHOLE = StepTimings(
     seconds={"rollout": 6.0, "select": 0.5, "update": 3.5},

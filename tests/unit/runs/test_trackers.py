@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tether.core.config import flattened
 from tether.core.errors import BadInput, MissingDependency, UnknownName
-from tether.runs.trackers import TRACKERS, TrackedRun, check_tracker, flat, open_tracker, run_id
+from tether.runs.trackers import TRACKERS, TrackedRun, check_tracker, open_tracker, run_id
 
 Read = Callable[[Path], dict[int, float]]
 NAME = "validation/success"
@@ -24,7 +25,7 @@ def _installed(name: str) -> None:
 def _run(folder: Path, first_step: int = 0, notes: list[str] | None = None) -> TrackedRun:
     folder.mkdir(exist_ok=True)
     say = (notes if notes is not None else []).append
-    return TrackedRun(folder, flat({"env": {"name": "sokoban"}, "seed": 3}), first_step, run_id(folder), say)
+    return TrackedRun(folder, flattened({"env": {"name": "sokoban"}, "seed": 3}), first_step, run_id(folder), say)
 
 
 def _tensorboard(folder: Path) -> dict[int, float]:

@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether.core.errors import CheckpointError
 from tether.models.load import load_model
-from tether.runs.checkpoints import Best, best_checkpoint, find_checkpoint, list_checkpoints, newest_checkpoint
-from tether.runs.manifest import check_checkpoint, damage
+from tether.runs.checkpoints import Best, best_checkpoint, check_checkpoint, damage, find_checkpoint, list_checkpoints, newest_checkpoint
 from tether.training import checkpoint
 from tether.training.checkpoint import keep_best, load_checkpoint, load_state, save_checkpoint, sweep
 

@@ -18,6 +18,7 @@ from tether.envs.metamathqa.compare import Match, same
 from tether.envs.metamathqa.dataset import load, read_problem
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
 from tether.envs.metamathqa.symbolic import NUM_WORKERS
+from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 Reward = Callable[[bool, int], float]
@@ -39,6 +40,10 @@ CORRECT = "Correct!"
 INCORRECT = "Incorrect."
 THINK_AGAIN = "Incorrect. Please think again."
 NO_ANSWER = "No answer was given. Please answer the question."
+
+
+def question_text(problem: Problem) -> str:
+    return problem.question
 
 
 class MetaMathQAOptions(TurnOptions):
@@ -84,7 +89,6 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
     Options = MetaMathQAOptions
     default_few_shot = 1
     metrics = ("attempts",)
-    example, refused = prompt.EXAMPLE, prompt.REFUSED
     read_row = staticmethod(read_problem)
 
     def __init__(
@@ -93,6 +97,10 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         super().__init__(options or MetaMathQAOptions())
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or HalvingReward()
+
+    @property
+    def num_instances(self) -> int | None:
+        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
@@ -140,6 +148,14 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         return prompt.task(self.options.attempts)
 
     @property
+    def example(self) -> Example:
+        return prompt.EXAMPLE
+
+    @property
+    def refused(self) -> str:
+        return prompt.REFUSED
+
+    @property
     def paper(self) -> str:
         return prompt.paper(self.options.attempts)
 
@@ -147,7 +163,7 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         return prompt.WORKED
 
     def opening(self) -> str:
-        return self.problem.question
+        return question_text(self.problem)
 
 
 def _generator(options: MetaMathQAOptions) -> Generator:

@@ -19,18 +19,18 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from tether.core.config import flattened
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.intervals import mean_interval
-from tether.runs.compare import flattened
 from tether.runs.dashboard.catalogue import LiveRun, Stamp, file_stamp
 from tether.runs.dashboard.episodes import GroupRow, step_groups
 from tether.runs.figures import RUN_COLOURS, Runs, curve, dress, regime_plane
 from tether.runs.gradient_buckets import Decomposition, decompositions, norm_figure, share_figure
 from tether.runs.index import TRAJECTORIES
-from tether.runs.panels import BLUE, FAIL, SECTIONS, Panel, Section, Style
+from tether.runs.panels import BLUE, COST, FAIL, SECTIONS, Panel, Section, Style
 from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS, TIMINGS
-from tether.runs.timings import COST, as_records
+from tether.runs.timings import as_records
 from tether.runs.verdict import change_words
 
 PAGE_SECTIONS: tuple[Section, ...] = (*SECTIONS, COST)

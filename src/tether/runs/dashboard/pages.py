@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tether.core.config import flattened
 from tether.core.errors import BadInput, StorageError
 from tether.core.grammar import parse_response
 from tether.runs.alarms import alarm_history
-from tether.runs.compare import compare_runs, flattened, settings_difference, shown
+from tether.runs.compare import compare_runs, settings_difference, shown
 from tether.runs.dashboard.catalogue import Catalogue, LiveRun
 from tether.runs.dashboard.charts import GRADIENTS, MOST_LINES, PAGE_SECTIONS, PANELS, gradient_steps, lines_of
 from tether.runs.dashboard.episodes import (
