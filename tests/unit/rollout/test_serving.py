@@ -15,14 +15,17 @@ import torch
 from safetensors.torch import save
 
 from tether import make_env
+from tether.core.http import serving_app
 from tether.core.protocols import Sampling
 from tether.core.types import Completion
+from tether.models.fast.decoding.rows import position_bytes
 from tether.models.load import LoadedModel
 from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.models.scoring.server import ServerScorer
 from tether.rollout.engines.native import NativeEngine
-from tether.rollout.serving.app import serving_model
+from tether.rollout.serving.app import make_app, serving_model
+from tether.rollout.serving.served import ServedModel
 
 PROMPT = "The quick brown fox"
 
@@ -201,6 +204,22 @@ def test_chat_ends_as_in_training(chat: Any, url: str) -> None:
 )
 def test_bad_requests_get_one_line(url: str, body: dict[str, Any], said: str) -> None:
     assert said in _refused(url, "/v1/completions", **body)
+
+
+def test_a_request_larger_than_the_cache_is_refused_alone(tiny: Any, chat: Any) -> None:
+    prompt, room = list(chat.encode(PROMPT)), 96
+    served = ServedModel("tiny", tiny, max_rows=4, cache_gb=room * position_bytes(Policy(*tiny)) / 2**30)
+    fits = {"prompt": prompt, "max_tokens": room - len(prompt), "seed": 3, "temperature": 1.0, "return_token_ids": True}
+    with serving_app(make_app(served), "tiny") as url, ThreadPoolExecutor(4) as clients:
+        others = [clients.submit(_post, url, "/v1/completions", **fits) for _ in range(3)]
+        _refused(url, "/inference/v1/generate", 400, token_ids=prompt * (1 + room // len(prompt)))
+        sampled = [other.result()["choices"][0]["token_ids"] for other in others]
+        assert all(ids == sampled[0] and len(ids) <= room - len(prompt) for ids in sampled)
+        said = _refused(url, "/v1/completions", 400, **{**fits, "max_tokens": room - len(prompt) + 1})
+        assert f"a text may have {room}" in said
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"] == room
+        message = {"role": "user", "content": PROMPT}  # without a budget a chat gets the room that there is
+        assert _post(url, "/v1/chat/completions", messages=[message])["usage"]["total_tokens"] <= room
 
 
 def test_other_models_and_other_hosts_are_refused(tiny: Any, url: str) -> None:

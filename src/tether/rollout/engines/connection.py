@@ -26,7 +26,6 @@ from tether.rollout.engines.dialects import (
     TetherDialect,
     TokenRequest,
     find_dialect,
-    server_tokens,
 )
 from tether.rollout.engines.probe import PROBE_TEXT, Probe, encode
 from tether.rollout.engines.publish import Publisher, TetherPublisher, VllmPublisher
@@ -115,7 +114,7 @@ class ServerConnection:
             )
         self._check_not_paused(str(entry.get("owned_by", "")))
         self.dialect = find_dialect(self.endpoint, entry)
-        tokens, own = server_tokens(self.endpoint, self.dialect, self.model, PROBE_TEXT), encode(tokenizer, PROBE_TEXT)
+        tokens, own = self.dialect.tokenize(self.endpoint, self.model, PROBE_TEXT), encode(tokenizer, PROBE_TEXT)
         if tokens is not None and tokens != own:
             raise BadInput(
                 f"the server at {self.address} serves '{self.model}', whose tokenizer is another than the policy's ({len(tokens)} tokens of a "
@@ -234,7 +233,7 @@ class ServerConnection:
 
     def _check_sampling(self, probe: Probe) -> None:
         """Log-probs of sampled tokens must be those of the sampling temperature: vLLM returns those of temperature 1 unless told otherwise."""
-        if self._sampling_checked or self.dialect.name == "llama.cpp":
+        if self._sampling_checked or not self.dialect.has_logprobs:
             return
         far = {PROBE_TEMPERATURE: 0.0, 1.0: 0.0}
         for number, prefix in enumerate(probe.prefixes):

@@ -14,7 +14,7 @@ distribution at the sampling temperature: vLLM needs `--logprobs-mode processed_
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from tether.core.errors import BadInput
 from tether.core.protocols import Sampling
@@ -49,37 +49,44 @@ class SampledTokens:
     versions: list[str]
     """The label of the weights that sampled each token; UNVERSIONED where the server says nothing."""
     turn_ended: bool = False
-    """The model ended its turn with a token that the server does not return."""
+    """The model ended its turn, by the server's word: with a token that may not be among the policy's own."""
 
 
 class Malformed(ValueError):
     """An answer without what is needed: ids, or log-probs that are finite and as many as tokens."""
 
 
-class Dialect(Protocol):
+class Dialect:
     """How to speak with one kind of server."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    path: str
+    """The route that samples."""
+    draws_natively = False
+    """Tokens are drawn by the conversation's own uniforms, as by the native engine."""
+    has_logprobs = True
+    """Answers carry the log-probs of the sampling temperature."""
+    weights: Literal["tether", "vllm"] | None = None
+    """Whose routes take new weights; None where there are none."""
 
-    @property
-    def path(self) -> str:
-        """The route that samples."""
-        ...
+    def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
+        """The request for the next tokens."""
+        raise NotImplementedError
 
-    @property
-    def draws_natively(self) -> bool:
-        """Tokens are drawn by the conversation's own uniforms, as by the native engine."""
-        ...
+    def read(self, answer: Mapping[str, Any]) -> SampledTokens:
+        """What the server sampled."""
+        raise NotImplementedError
 
-    @property
-    def weights(self) -> Literal["tether", "vllm"] | None:
-        """Whose routes take new weights; None where there are none."""
-        ...
-
-    def body(self, model: str, request: TokenRequest) -> dict[str, Any]: ...
-
-    def read(self, answer: Mapping[str, Any]) -> SampledTokens: ...
+    def tokenize(self, endpoint: ModelEndpoint, model: str, text: str) -> list[int] | None:
+        """What the server's tokenizer makes of a text; None where it cannot be asked."""
+        body = {"model": model, "prompt": text, "max_tokens": 1, "return_token_ids": True, "add_special_tokens": False}
+        try:
+            ids: Sequence[int] | None = _choice(endpoint.call("POST", "/v1/completions", body)).get("prompt_token_ids")
+        except (BadInput, Malformed):
+            if self.weights is not None:
+                raise
+            return None  # of a server that is no relative: it does not know a field
+        return None if ids is None else list(ids)
 
 
 def _drawing(request: TokenRequest) -> dict[str, Any]:
@@ -97,11 +104,10 @@ def _drawing(request: TokenRequest) -> dict[str, Any]:
     }
 
 
-class TetherDialect:
+class TetherDialect(Dialect):
     """`tether serve`: the native engine's own draws."""
 
-    name, path, draws_natively = "tether", "/inference/v1/generate", True
-    weights: Literal["tether", "vllm"] | None = "tether"
+    name, path, draws_natively, weights = "tether", "/inference/v1/generate", True, "tether"
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
         single = [sequence[0] for sequence in request.sampling.stop_ids if len(sequence) == 1]
@@ -115,11 +121,10 @@ class TetherDialect:
         return _read_token_route(answer)
 
 
-class VllmDialect:
+class VllmDialect(Dialect):
     """vLLM's route of token ids."""
 
-    name, path, draws_natively = "vllm", "/inference/v1/generate", False
-    weights: Literal["tether", "vllm"] | None = "vllm"
+    name, path, weights = "vllm", "/inference/v1/generate", "vllm"
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
         return {"model": model, "token_ids": list(request.ids), "sampling_params": _vllm_sampling(request)}
@@ -128,17 +133,16 @@ class VllmDialect:
         return _read_token_route(answer)
 
 
-class CompletionsDialect:
+class CompletionsDialect(Dialect):
     """OpenAI's completions with token ids, as vLLM and servers like it have them."""
 
-    name, path, draws_natively = "completions", "/v1/completions", False
+    name, path = "completions", "/v1/completions"
 
     def __init__(self, is_vllm: bool) -> None:
-        self._is_vllm = is_vllm
-        self.weights: Literal["tether", "vllm"] | None = "vllm" if is_vllm else None
+        self.weights = "vllm" if is_vllm else None
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
-        fields = _vllm_sampling(request) if self._is_vllm else {**_drawing(request), "seed": request.seed}
+        fields = _vllm_sampling(request) if self.weights == "vllm" else {**_drawing(request), "seed": request.seed}
         return {"model": model, "prompt": list(request.ids), **fields, "return_token_ids": True}
 
     def read(self, answer: Mapping[str, Any]) -> SampledTokens:
@@ -148,11 +152,13 @@ class CompletionsDialect:
         return _checked(ids, logprobs, choice.get("weight_versions"))
 
 
-class LlamaCppDialect:
-    """llama.cpp's own route. Log-probs are those of temperature 1, and there are no weight updates: it serves evaluation."""
+class LlamaCppDialect(Dialect):
+    """llama.cpp's own route, which serves evaluation: it takes no weights, and no log-probs are read from it.
 
-    name, path, draws_natively = "llama.cpp", "/completion", False
-    weights: Literal["tether", "vllm"] | None = None
+    Those that it offers are of temperature 1, and it leaves out the ones of the tokens that complete a stop text.
+    """
+
+    name, path, has_logprobs = "llama.cpp", "/completion", False
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
         sampling = request.sampling
@@ -166,19 +172,18 @@ class LlamaCppDialect:
             "samplers": ["top_k", "top_p", "min_p", "temperature"],
             "seed": request.seed,
             "stop": list(request.stops),
-            "n_probs": 1,
             "return_tokens": True,
             "cache_prompt": True,
         }
 
     def read(self, answer: Mapping[str, Any]) -> SampledTokens:
-        entries = answer.get("completion_probabilities")
-        if not isinstance(entries, list):
-            raise Malformed("no completion_probabilities")
-        ids, logprobs = [entry.get("id") for entry in entries], [entry.get("logprob") for entry in entries]
-        ended = answer.get("stop_type") == "eos"
-        sampled = _checked(ids, logprobs, None, may_be_empty=ended)
-        return SampledTokens(sampled.ids, sampled.logprobs, sampled.versions, turn_ended=ended)
+        tokens = answer.get("tokens")
+        logprobs = [0.0] * len(tokens) if isinstance(tokens, list) else None
+        return _checked(tokens, logprobs, None, turn_ended=answer.get("stop_type") == "eos")
+
+    def tokenize(self, endpoint: ModelEndpoint, model: str, text: str) -> list[int] | None:
+        tokens = endpoint.call("POST", "/tokenize", {"content": text, "add_special": False, "parse_special": True}).get("tokens")
+        return list(tokens) if isinstance(tokens, list) else None
 
 
 def _vllm_sampling(request: TokenRequest) -> dict[str, Any]:
@@ -206,17 +211,17 @@ def _read_token_route(answer: Mapping[str, Any]) -> SampledTokens:
     return _checked(choice.get("token_ids"), [entry.get("logprob") for entry in content], choice.get("weight_versions"))
 
 
-def _checked(ids: Any, logprobs: Any, spans: Any, may_be_empty: bool = False) -> SampledTokens:
+def _checked(ids: Any, logprobs: Any, spans: Any, turn_ended: bool = False) -> SampledTokens:
     """Ids and log-probs of an answer; refuses what cannot be trained on."""
     if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
         raise Malformed("no token ids")
-    if not ids and not may_be_empty:
+    if not ids and not turn_ended:
         raise Malformed("no tokens")
     if not isinstance(logprobs, list) or len(logprobs) != len(ids):
         raise Malformed(f"{len(logprobs) if isinstance(logprobs, list) else 'no'} log-probs for {len(ids)} tokens")
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in logprobs):
         raise Malformed("log-probs that are not finite numbers")
-    return SampledTokens(list(ids), [float(value) for value in logprobs], _versions(spans, len(ids)))
+    return SampledTokens(list(ids), [float(value) for value in logprobs], _versions(spans, len(ids)), turn_ended)
 
 
 def _versions(spans: Any, count: int) -> list[str]:
@@ -241,18 +246,3 @@ def find_dialect(endpoint: ModelEndpoint, entry: Mapping[str, Any]) -> Dialect:
             return CompletionsDialect(is_vllm=True)
         return VllmDialect()
     return CompletionsDialect(is_vllm=False)
-
-
-def server_tokens(endpoint: ModelEndpoint, dialect: Dialect, model: str, text: str) -> list[int] | None:
-    """What the server's tokenizer makes of a text; None where it cannot be asked."""
-    if isinstance(dialect, LlamaCppDialect):
-        tokens = endpoint.call("POST", "/tokenize", {"content": text, "add_special": False, "parse_special": True}).get("tokens")
-        return list(tokens) if isinstance(tokens, list) else None
-    body = {"model": model, "prompt": text, "max_tokens": 1, "return_token_ids": True, "add_special_tokens": False}
-    try:
-        ids: Sequence[int] | None = _choice(endpoint.call("POST", "/v1/completions", body)).get("prompt_token_ids")
-    except (BadInput, Malformed):
-        if dialect.weights is not None:
-            raise
-        return None  # of a server that is no relative: it does not know a field
-    return None if ids is None else list(ids)

@@ -155,6 +155,11 @@ class NativeEngine:
         """Which decoder serves the model: paged, contiguous, or generic for an architecture that only its own code can compute."""
         return self._choice.backend
 
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a conversation that has the cache to itself. Allocates the cache, as a run would."""
+        return self._decoder_for(self._max_rows).capacity
+
     def sync(self, version: int | None = None) -> dict[str, float]:
         """Nothing to do: these are the learner's own tensors."""
         return {}

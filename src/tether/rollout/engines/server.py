@@ -183,7 +183,7 @@ class ServerEngine:
             per_conversation_uniforms=all(dialect.draws_natively for dialect in dialects),
             prefix_sharing=all(not dialect.draws_natively for dialect in dialects),  # vLLM and llama.cpp cache prefixes between requests
             weight_sync=all(dialect.weights is not None for dialect in dialects),
-            logprobs=all(dialect.name != "llama.cpp" for dialect in dialects),
+            logprobs=all(dialect.has_logprobs for dialect in dialects),
         )
 
     @property

@@ -118,7 +118,7 @@ def _add_information_routes(app: "FastAPI", served: ServedModel) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        entry = {"id": served.name, "object": "model", "owned_by": "tether", "max_model_len": served.policy.max_positions}
+        entry = {"id": served.name, "object": "model", "owned_by": "tether", "max_model_len": served.max_positions}
         return _reply({"object": "list", "data": [{**entry, "vocab_size": served.vocabulary_size}]})
 
 

@@ -52,6 +52,8 @@ class ServedModel:
         self._engine = NativeEngine(
             self.policy, max_rows=max_rows, max_context=self.policy.max_positions, cache_gb=cache_gb, keeps_slots=True
         )
+        self.max_positions = self._engine.capacity
+        """The most tokens of a text. A longer one would not fit into the cache even alone, and the batch that it is in would fail with it."""
         self.thread = EngineThread(self._engine)
 
     def close(self) -> None:
@@ -65,7 +67,7 @@ class ServedModel:
         """Tokens that fit after a prompt; a prompt with an id that the model does not have is refused."""
         if prompt and max(prompt) >= self.vocabulary_size:
             raise BadInput(f"the prompt holds token {max(prompt)}, but the model has {self.vocabulary_size}; send ids of its tokenizer")
-        return self.policy.max_positions - len(prompt)
+        return self.max_positions - len(prompt)
 
     async def respond(self, requests: Sequence[ResponseRequest], gone: Callable[[], Awaitable[bool]]) -> list[Answer]:
         """The responses of some requests, in their order; where the client has gone, those that have not begun are dropped."""

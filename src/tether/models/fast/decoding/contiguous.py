@@ -60,6 +60,7 @@ class ContiguousDecoder:
         self._cache = self._pass.cache
         self._limit = None if budget is None else budget // position_bytes(policy)
         """Positions of all rows together."""
+        self.capacity = self.max_positions if self._limit is None else min(self.max_positions, self._limit)
         self._row: dict[int, int] = {}
         """Of every slot that is in use."""
         self._slot_at: dict[int, int] = {}

@@ -78,6 +78,7 @@ class PagedDecoder:
         num_pages = min(num_slots * -(-max_positions // PAGE), budget // page_bytes) + 1
         self.num_slots, self.max_positions, self.tokens_per_call = num_slots, max_positions, TOKENS_PER_CALL
         self.cache_bytes = num_pages * page_bytes
+        self.capacity = min(max_positions, (num_pages - 1) * PAGE)  # page 0 belongs to nobody
         self._backbone, self._device = backbone, weight.device
         self._pages = Pages(num_pages, num_slots, PAGE, max_positions)
         self._cache = torch.zeros(backbone.num_layers, 2, num_pages, *size, dtype=weight.dtype, device=weight.device)

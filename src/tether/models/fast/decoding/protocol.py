@@ -69,6 +69,11 @@ class Decoder(Protocol):
         ...
 
     @property
+    def capacity(self) -> int:
+        """How long a conversation may get that has the cache to itself: `max_positions`, or what the memory holds."""
+        ...
+
+    @property
     def tokens_per_call(self) -> int:
         """How many tokens `decode` should sample at once: one on a CPU, several where waiting for the device costs more than a few
         superfluous tokens."""
