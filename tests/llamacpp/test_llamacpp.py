@@ -53,5 +53,5 @@ def test_episodes_are_played_and_training_is_refused(url: str) -> None:
     for turn in turns:  # what the engine took is what the tokenizer of the policy reads as the response
         assert loaded.tokenizer.decode(turn.response_ids).replace(" ", "").startswith(turn.text.replace(" ", "")[:8])
     assert any("</answer>" in turn.text for turn in turns) or all(turn.num_tokens <= 60 for turn in turns)
-    with pytest.raises(BadInput, match="llama.cpp"):
+    with pytest.raises(BadInput, match=r"llama\.cpp"):
         check_engine_trains(engine)
