@@ -19,7 +19,7 @@ from tether.algorithms.objective import PolicyTokens, loss_terms, token_weights
 from tether.algorithms.presets import Algorithm, preset
 from tether.diagnostics.pairs import rollout_rows
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
-from tether.rollout.engines.base import make_engine
+from tether.rollout.engines.registry import make_engine
 from tether.rollout.pack import pack
 
 ENV = "frozen_lake"

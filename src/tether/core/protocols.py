@@ -165,11 +165,6 @@ class EngineStatistics:
     """Guessed tokens that were right."""
 
 
-ENGINES = ("native", "vllm", "ray")
-"""Names of the engines that can train a model; `rollout.engines.base.make_engine` builds them. An engine may also be the address of a server, or
-several of them with commas between."""
-
-
 def server_addresses(engine: str) -> list[str]:
     """The addresses that the name of an engine holds; none where it is a name.
 
@@ -180,7 +175,7 @@ def server_addresses(engine: str) -> list[str]:
 
 
 class Engine(Protocol):
-    """Samples responses for conversations. `rollout.engines.base.make_engine` builds one by name."""
+    """Samples responses for conversations. `rollout.engines.registry.make_engine` builds one by name."""
 
     @property
     def capabilities(self) -> EngineCapabilities: ...

@@ -14,7 +14,7 @@ from tether.core.seeding import derive_seed
 from tether.core.types import Completion, Group, Trajectory, Turn
 from tether.diagnostics.generations import Generations, reasoning_span
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
-from tether.rollout.engines.base import StopRule
+from tether.rollout.engines.stop_rule import StopRule
 
 Ids = tuple[int, ...]
 

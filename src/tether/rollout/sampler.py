@@ -26,13 +26,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
 import numpy as np
 import torch
 
 from tether.core.enums import ERRORED, StopReason
 from tether.core.errors import BadInput, EnvironmentFailure, OutdatedEngine, OutOfMemory
-from tether.core.outages import take_outages
+from tether.core.http_client import is_healthy, take_outages
 from tether.core.protocols import AsyncEngine, Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
 from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group, Trajectory
@@ -196,7 +195,7 @@ def present_workers(name: str, workers: Callable[[], list[str]]) -> list[str]:
     deadline = time.monotonic() + WORKER_SECONDS
     while True:
         addresses = workers()
-        found = [address for address in addresses if _answers(address)]
+        found = [address for address in addresses if is_healthy(address, timeout=10.0)]
         if found:
             return found
         if time.monotonic() > deadline:
@@ -204,13 +203,6 @@ def present_workers(name: str, workers: Callable[[], list[str]]) -> list[str]:
                 f"no worker of {name} answered for {WORKER_SECONDS:g} s (last at: {', '.join(addresses) or 'nowhere'})"
             )
         time.sleep(0.5)
-
-
-def _answers(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health", timeout=10.0, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
 
 
 def _metrics_of(name: str) -> tuple[str, ...]:

@@ -258,7 +258,7 @@ def play(
     from tether.models.chat import ChatFormat
     from tether.models.load import load_model
     from tether.models.policy import Policy
-    from tether.rollout.engines.base import make_engine
+    from tether.rollout.engines.registry import make_engine
     from tether.rollout.sampler import EnvPool, play_plan, training_plan
     from tether.training.build import compute_dtype, env_specs, episode_rules, server_options
 

@@ -27,7 +27,7 @@ from tether.models.load import DTYPES, LoadedModel, load_model
 from tether.models.lora import add_lora, is_lora
 from tether.models.policy import Policy
 from tether.models.reference import Reference, reference_for
-from tether.rollout.engines.base import make_engine
+from tether.rollout.engines.registry import engine_entry, make_engine
 from tether.rollout.engines.server import ServerOptions
 from tether.rollout.engines.vllm_server import VllmOptions
 from tether.rollout.episode import EpisodeRules
@@ -191,10 +191,10 @@ def build_sampler(
 
 def check_engine_of_ranks(settings: RunSettings, ranks: Ranks) -> None:
     """Refuse what several ranks cannot sample with."""
-    rollout = settings.rollout
-    if ranks.size > 1 and rollout.engine == "vllm":
+    engine = settings.rollout.engine
+    if ranks.size > 1 and not engine_entry(engine).serves_ranks:
         raise BadInput(
-            f"rollout.engine is vllm, which starts a vLLM beside one learner, and {ranks.size} ranks take a GPU each; start vLLM on GPUs of its "
+            f"rollout.engine is {engine}, which starts a server beside one learner, and {ranks.size} ranks take a GPU each; start vLLM on GPUs of its "
             "own (docs/serving.md) and give its address as rollout.engine, or place it with --ray"
         )
 

@@ -14,6 +14,7 @@ from tether.core.enums import ERRORED
 from tether.core.errors import BadInput
 from tether.core.types import Trajectory
 from tether.models.chat_endpoint import ChatEndpoint, RemoteModel, api_key
+from tether.rollout.engines.registry import DEFAULT_ENGINE
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.remote import RemotePlayer
 from tether.rollout.sampler import EnvPool, EnvSpec, group_trajectories
@@ -85,7 +86,7 @@ def check_endpoint_settings(settings: RunSettings, options: EndpointOptions) -> 
     rollout = settings.rollout
     if options.concurrency < 1:
         raise BadInput(f"concurrency is {options.concurrency}; give at least 1")
-    if rollout.engine != "native":
+    if rollout.engine != DEFAULT_ENGINE:
         raise BadInput(f"'{settings.model.name}' is asked at its address, so rollout.engine '{rollout.engine}' has no use; leave it out")
     if rollout.stop_ids or rollout.overlong_share:
         raise BadInput("rollout.stop_ids and rollout.overlong_share count the tokens of a model that is loaded here; leave them out")

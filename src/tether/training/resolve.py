@@ -20,6 +20,7 @@ from tether.core.protocols import Env
 from tether.envs.registry import check_received, env_factory, make_env
 from tether.models.catalog import check_name
 from tether.models.chat_endpoint import is_endpoint
+from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
 from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.store import CONFIG, RunStore
 from tether.runs.trackers import check_tracker
@@ -138,7 +139,7 @@ def _target_settings(target: str, best: bool, given: Mapping[str, Any], own_env:
         **config,
         "model": model,
         "server": server,
-        "rollout": {**config.get("rollout", {}), "engine": "native"},
+        "rollout": {**config.get("rollout", {}), "engine": DEFAULT_ENGINE},
     }  # its servers hold other weights by now
 
 
@@ -302,7 +303,9 @@ def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any
     stored = _stored_config(store, named)
     _check_commands(stored, given, store.folder)
     before = validate(RunSettings, stored)
-    if before.rollout.engine == "native" and before.algorithm.importance_cap is None:  # the engine's default, which another engine has not
+    if (
+        engine_entry(before.rollout.engine).shares_weights and before.algorithm.importance_cap is None
+    ):  # the engine's default, which another engine has not
         (stored.get("algorithm") or {}).pop("importance_cap", None)
     settings = validate(RunSettings, merge(stored, given)) if given else before
     find_score(settings.filter.score)
@@ -330,7 +333,8 @@ def _places(value: Any) -> list[Any]:
 
 def _check_commands(stored: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
     """Refuse to start a program because a run folder says so: it may have come from somebody else."""
-    if (merge(stored, given).get("rollout") or {}).get("engine") not in ("vllm", "ray"):  # Ray may place vLLM
+    engine = (merge(stored, given).get("rollout") or {}).get("engine")
+    if not ENGINES.get(str(engine), SERVERS).starts_programs:
         return
     defaults, server = ServerSettings(), stored.get("server") or {}
     for name in COMMANDS:

@@ -14,10 +14,11 @@ from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
 from tether.algorithms.presets import AGGREGATIONS, DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
-from tether.core.protocols import ENGINES, Sampling, server_addresses
+from tether.core.protocols import Sampling, server_addresses
 from tether.diagnostics.settings import Action, AlarmSettings, DiagnosisSettings
 from tether.envs.registry import ENVIRONMENTS, check_name
 from tether.models.catalog import TRAINED_WORDING
+from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
 from tether.runs.trackers import TRACKERS
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -224,7 +225,7 @@ class RolloutSettings(Settings):
     """Sequences of token ids that end a response, beside the end of the turn and the closing tags."""
     stop_strings: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end a response, beside the closing tags."""
-    engine: str = "native"
+    engine: str = DEFAULT_ENGINE
     """What samples responses: `native` decodes on the learner's own weights; `vllm` starts vLLM on this machine; `ray`: the
     engines of `tether train --ray`; or the address of a server, or several with commas between."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
@@ -259,16 +260,17 @@ class RolloutSettings(Settings):
                 raise ValueError(
                     f"holds '{address}', which is not a server's address; write http://HOST:PORT, and the token into TETHER_TOKEN"
                 )
-        return name if server_addresses(name) else _known("engine", name, ENGINES)
+        return name if server_addresses(name) else _known("engine", name, tuple(ENGINES))
 
     @model_validator(mode="after")
     def _samples_elsewhere(self) -> "RolloutSettings":
-        if self.max_staleness and self.engine == "native":
+        entry = engine_entry(self.engine)
+        if self.max_staleness and entry.shares_weights:
             raise ValueError(
-                f"has max_staleness {self.max_staleness}, but engine is native, which decodes on the learner's own weights and device, in turn "
+                f"has max_staleness {self.max_staleness}, but engine is {self.engine}, which decodes on the learner's own weights and device, in turn "
                 "with it; start 'tether serve MODEL' on another device and give its address as rollout.engine, or set max_staleness=0"
             )
-        if self.speculative_tokens and self.engine != "native":
+        if self.speculative_tokens and not entry.speculates:
             raise ValueError(
                 f"has speculative_tokens {self.speculative_tokens}, but engine is {self.engine}, and only the native engine guesses tokens; set "
                 "speculative_tokens=0, and tell the server itself if it can do so"
@@ -278,7 +280,7 @@ class RolloutSettings(Settings):
     @property
     def uses_servers(self) -> bool:
         """Whether servers sample, on devices of their own."""
-        return self.engine not in ("native", "vllm")
+        return engine_entry(self.engine).uses_servers
 
     def sampling(self, temperature: float) -> Sampling:
         """How responses are drawn at a temperature."""
@@ -451,7 +453,8 @@ class RunSettings(Settings):
             if isinstance(given, dict):
                 data[section] = {**values, **{key: value for key, value in given.items() if value is not None or key not in values}}
         chosen = data.get("algorithm", {})
-        if _entry(data, "rollout", "engine", "native") != "native" and isinstance(chosen, dict):  # sampler and learner are two models
+        engine = str(_entry(data, "rollout", "engine", DEFAULT_ENGINE))
+        if not ENGINES.get(engine, SERVERS).shares_weights and isinstance(chosen, dict):  # sampler and learner are two models
             data["algorithm"] = {"importance_cap": SERVER_IMPORTANCE_CAP, **chosen}  # null is a choice: no correction
         return data
 

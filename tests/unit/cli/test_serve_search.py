@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from tether.cli.main import main
+from tether.core.http_client import close_connections
 from tether.envs.registry import make_env
-from tether.envs.searchqa.client import RemoteRetriever, close_clients
+from tether.envs.searchqa.client import RemoteRetriever
 from tether.envs.searchqa.dataset import world_corpus
 from tether.envs.searchqa.index import open_index
 
@@ -45,7 +46,7 @@ def served(*arguments: str, **environment: str) -> Iterator[tuple[str, subproces
         assert address, f"it said {line!r} and {process.stderr.read() if process.stderr and process.poll() is not None else ''!r}"
         yield address[0], process
     finally:
-        close_clients()
+        close_connections()
         if process.poll() is None:
             process.kill()
         process.communicate(timeout=20)

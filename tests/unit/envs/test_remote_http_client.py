@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tether import make_env
+from tether.core import http_client
 from tether.core.errors import BadInput
 from tether.core.protocols import Env, few_shot_of
 from tether.core.seeding import derive_seed
@@ -21,7 +22,6 @@ from tether.core.types import Observation, Step
 from tether.envs.checker.episodes import Answers
 from tether.envs.remote.http_client import HttpEnv, HttpEnvError, connect
 from tether.envs.remote.http_server import serving
-from tether.envs.remote.http_transport import process_state
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +246,7 @@ def test_a_forked_child_has_connections_and_sessions_of_its_own(lake: str) -> No
     script = f"""
 import os, sys
 from tether import make_env
+from tether.core import http_client
 from tether.envs.remote.http_client import HttpEnvError, connect
 
 def play(seeds):
@@ -289,6 +290,7 @@ print(env.step("Down").observation.text)
 def test_the_end_of_a_process_gives_its_sessions_back_without_a_warning(lake: str) -> None:
     before = _sessions(lake)
     script = f"""
+from tether.core import http_client
 from tether.envs.remote.http_client import connect
 for seed in range(3):
     connect({lake!r}, max_turns=2 + seed).reset(seed)
@@ -300,9 +302,9 @@ for seed in range(3):
 
 def test_connections_are_shared(lake: str) -> None:
     def client() -> httpx.Client:
-        return process_state().client(lake)
+        return http_client._shared.connections(lake)
 
-    assert client() is process_state().client(f"{lake}/some/prefix")
+    assert client() is http_client._shared.connections(f"{lake}/some/prefix")
     found: list[httpx.Client] = []
     threads = [threading.Thread(target=lambda: found.append(client())) for _ in range(8)]
     for thread in threads:

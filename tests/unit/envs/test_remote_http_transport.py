@@ -26,7 +26,7 @@ from tether.envs.remote.http_server import serving
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tether.core.outages.STRANGER_SECONDS", 0.8)
+    monkeypatch.setattr("tether.core.http_client.STRANGER_SECONDS", 0.8)
 
 
 def _message(connection: socket.socket) -> bytes:
@@ -317,10 +317,10 @@ def test_slow_servers(drip: bool) -> None:
 
 
 def test_endless_replies_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tether.envs.remote.http_transport.MAX_REPLY", 1000)
+    monkeypatch.setattr("tether.envs.remote.http_client.MAX_REPLY", 1000)
     with (
         _answering(lambda method, path: _json(b" " * 2000)) as url,
-        pytest.raises(HttpEnvError, match="answered with more than 1000 bytes"),
+        pytest.raises(HttpEnvError, match="answered more than 1000 bytes"),
     ):
         connect(url)
 

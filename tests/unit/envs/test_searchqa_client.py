@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tether.core.http_client import close_connections
 from tether.envs.searchqa import client
-from tether.envs.searchqa.client import Api, RemoteRetriever, RetrieverError, close_clients
+from tether.envs.searchqa.client import Api, RemoteRetriever, RetrieverError
 from tether.envs.searchqa.corpus import Document, Hit, Question
 from tether.envs.searchqa.env import SearchQA, SearchQAOptions
 
@@ -71,7 +72,7 @@ def serving(respond: Respond) -> Iterator[Server]:
     try:
         yield server
     finally:
-        close_clients()
+        close_connections()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -141,8 +142,15 @@ def test_connections_are_shared() -> None:
         for _ in range(5):
             RemoteRetriever(server.url).search("q", 1)
         assert (len(server.requests), server.connections) == (5, 1)
-        assert len(client._clients) == 1
-    assert not client._clients
+
+
+def test_this_machine_is_not_reached_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused, serving(saying(QUERIES)) as server:
+        unused.bind(("127.0.0.1", 0))
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{unused.getsockname()[1]}")
+        assert len(RemoteRetriever(server.url, timeout=2).search("q", 2)) == 2
+        assert len(server.requests) == 1
 
 
 # --- failures ---
@@ -240,7 +248,7 @@ def test_a_server_that_is_down() -> None:
         RetrieverError, match=rf"the retriever http://127.0.0.1:{port} cannot be reached \(.*start it \(tether serve-search\)"
     ):
         RemoteRetriever(f"http://127.0.0.1:{port}", timeout=2).search("q", 3)
-    close_clients()
+    close_connections()
 
 
 def test_the_next_search_may_work_again() -> None:

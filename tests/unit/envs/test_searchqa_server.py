@@ -11,8 +11,9 @@ import httpx
 import pytest
 import uvicorn
 
+from tether.core.http_client import close_connections
 from tether.envs.searchqa import server as server_module
-from tether.envs.searchqa.client import RemoteRetriever, RetrieverError, close_clients
+from tether.envs.searchqa.client import RemoteRetriever, RetrieverError
 from tether.envs.searchqa.corpus import Document, of_documents
 from tether.envs.searchqa.index import SearchIndex, open_index
 from tether.envs.searchqa.server import create_app
@@ -37,7 +38,7 @@ def serving(index: SearchIndex, token: str | None = None) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        close_clients()
+        close_connections()
         server.should_exit = True
         thread.join()
 
@@ -177,5 +178,5 @@ def test_many_at_once(url: str, index: SearchIndex) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    close_clients()
+    close_connections()
     assert not wrong

@@ -14,7 +14,7 @@ from tether.core.types import Trajectory, Turn
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.integrations.group_filter import GroupFilter
 from tether.integrations.rows import Row, cut_response, flatten, rows_as_generations
-from tether.rollout.engines.base import StopRule
+from tether.rollout.engines.stop_rule import StopRule
 
 REWARDS, GROUPS = [1.0, 0.0, 0.5, 0.4, 1.0, 1.0], list("aabbcc")
 

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tether.models.endpoint import PIECE_BYTES, ModelEndpoint
+from tether.core.http_client import PIECE_BYTES
+from tether.models.endpoint import ModelEndpoint
 
 
 class _Server(ThreadingHTTPServer):

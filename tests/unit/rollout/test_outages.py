@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tether.core import outages
+from tether.core import http_client
 from tether.core.http import address_of, bind, make_server
-from tether.core.outages import note_answer, note_silence, take_outages
+from tether.core.http_client import close_connections, note_answer, note_silence, take_outages
 from tether.core.protocols import Sampling
 from tether.envs.remote.http_client import HttpEnvError, connect
 from tether.envs.remote.http_server import Service, make_app
-from tether.envs.searchqa.client import RemoteRetriever, close_clients
+from tether.envs.searchqa.client import RemoteRetriever
 from tether.envs.searchqa.corpus import Document, of_documents
 from tether.envs.searchqa.index import open_index
 from tether.envs.searchqa.server import create_app
@@ -72,8 +72,8 @@ def _restartable(app: Any) -> Iterator[Restartable]:
 
 @pytest.fixture(autouse=True)
 def _said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outages, "SAID_AFTER", 0.2)
-    monkeypatch.setattr(outages, "LONGEST_DELAY", 0.4)
+    monkeypatch.setattr(http_client, "SAID_AFTER", 0.2)
+    monkeypatch.setattr(http_client, "LONGEST_DELAY", 0.4)
     take_outages()
 
 
@@ -86,7 +86,7 @@ def test_an_environment_server_that_restarts_is_waited_for(caplog: pytest.LogCap
             env.step("Up")
         back.join()
         assert env.reset(3).text == first.text
-        said = [record.message for record in caplog.records if record.name == "tether.core.outages"]
+        said = [record.message for record in caplog.records if record.name == "tether.core.http_client"]
         assert (
             len(said) == 2
             and "does not answer (no connection); trying again for up to 20 s" in said[0]
@@ -102,7 +102,7 @@ def test_a_sampling_server_that_restarts_is_waited_for(tiny: Any, caplog: pytest
         back = server.away()
         assert engine.sync()["probe_difference"] < 1e-5
         back.join()
-        said = [record.message for record in caplog.records if record.name == "tether.core.outages"]
+        said = [record.message for record in caplog.records if record.name == "tether.core.http_client"]
         assert re.fullmatch(rf"{server.url} does not answer \(ConnectError: .*\); trying again for up to 60 s", said[0]), said
         assert len(said) == 2 and said[1].startswith(f"{server.url} answers again, after ")
         assert take_outages() == [server.url]
@@ -137,7 +137,7 @@ def test_a_retrieval_server_that_restarts_is_waited_for(tmp_path: Any, monkeypat
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(lambda _: retriever.search("bridge", 1), range(4))) == [found] * 4
         back.join()
-        close_clients()
+        close_connections()
 
 
 def test_its_episodes_are_played_again_with_the_same_seeds(tiny: Any) -> None:

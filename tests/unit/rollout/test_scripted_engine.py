@@ -1,5 +1,7 @@
 """The scripted engine drives conversations with responses from a function or a file."""
 
+import importlib
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,11 @@ import pytest
 import tether
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput
-from tether.core.protocols import ENGINES
-from tether.rollout.engines.base import make_engine
+from tether.rollout.engines.native import NativeEngine
+from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, EngineEntry, make_engine
 from tether.rollout.engines.scripted import ScriptedEngine
+from tether.training.build import check_engine_of_ranks
+from tether.training.settings import RunSettings
 
 RIGHT, DOWN = " </think> <answer> Right </answer>", " </think> <answer> Down </answer>"
 
@@ -72,9 +76,34 @@ def test_a_bad_script_is_one_line(tiny: Any, tmp_path: Path, text: str | None, m
 
 def test_names_of_engines(tiny: Any) -> None:
     policy = tether.Policy(tiny.model, tiny.tokenizer)
-    assert ENGINES == ("native", "vllm", "ray") and make_engine("native", policy).backend == "contiguous"
+    assert make_engine("native", policy).backend == "contiguous"
     with pytest.raises(BadInput, match="unknown engine 'nativ': did you mean 'native'"):
         make_engine("nativ", policy)
+
+
+def test_every_entry_names_a_function_that_builds_and_says_what_the_engine_says() -> None:
+    for entry in (*ENGINES.values(), SERVERS):
+        module, _, function = entry.builder.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
+    assert ENGINES[DEFAULT_ENGINE].shares_weights and NativeEngine.capabilities.shares_weights
+
+
+def build_parrot(name: str, policy: tether.Policy, **_: Any) -> ScriptedEngine:
+    return ScriptedEngine(lambda text, conversation, turn: "<answer>Up</answer>", policy.tokenizer)
+
+
+def test_a_new_engine_is_a_file_and_an_entry(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings, memory and training learn from the entry what they must know; no other place knows the name."""
+    monkeypatch.setitem(ENGINES, "parrot", EngineEntry(f"{__name__}:build_parrot", uses_servers=True, serves_ranks=False))
+    settings = RunSettings.model_validate({"env": {"name": "frozen_lake"}, "rollout": {"engine": "parrot", "max_staleness": 1}})
+    assert settings.rollout.uses_servers and settings.algorithm.importance_cap == 2.0
+    with pytest.raises(BadInput, match=r"rollout\.engine is parrot, which"):
+        check_engine_of_ranks(settings, Namespace(size=2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has speculative_tokens 4, but engine is parrot"):
+        RunSettings.model_validate({"env": {"name": "frozen_lake"}, "rollout": {"engine": "parrot", "speculative_tokens": 4}})
+    engine = make_engine("parrot", tether.Policy(tiny.model, tiny.tokenizer))
+    groups = tether.play("frozen_lake", engine, prompts=1, group_size=1, tokenizer=tiny.tokenizer)
+    assert groups[0].trajectories[0].turns[0].text == "<answer>Up</answer>"
 
 
 def test_an_engine_without_a_tokenizer_needs_one(tiny: Any) -> None:

@@ -22,8 +22,8 @@ from tether.models.load import LoadedModel
 from tether.models.policy import Policy
 from tether.rollout import sampler as sampler_module
 from tether.rollout.engines import server as server_module
-from tether.rollout.engines.base import make_engine
 from tether.rollout.engines.native import NativeEngine
+from tether.rollout.engines.registry import make_engine
 from tether.rollout.engines.server import ServerEngine, ServerOptions
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvPool, EnvSpec, Sampler, play_plan, training_plan

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from tether.core.enums import FinishReason
 from tether.core.protocols import Sampling
 from tether.core.seeding import generator
-from tether.rollout.engines.base import TAIL_TOKENS, StopRule
+from tether.rollout.engines.stop_rule import TAIL_TOKENS, StopRule
 
 LONG = Sampling(max_tokens=100)
 

@@ -12,7 +12,7 @@ from tether.core.errors import BadInput, ModelUnavailable
 from tether.models.logprobs import token_logprobs
 from tether.models.lora import add_lora
 from tether.models.policy import Policy
-from tether.rollout.engines.base import make_engine
+from tether.rollout.engines.registry import make_engine
 from tether.rollout.engines.scripted import ScriptedEngine
 from tether.training.build import Parts, build, check_engine_trains
 from tether.training.checkpoint import save_checkpoint, write_model

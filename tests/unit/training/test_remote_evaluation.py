@@ -78,7 +78,7 @@ def no_connection_left() -> Iterator[None]:
     garbage collector by httpx; it is collected here, so that no later test is blamed for it."""
     yield
     for thread in threading.enumerate():
-        if thread.name == "chat endpoint":
+        if thread.name == "RemotePlayer":
             thread.join(timeout=10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -264,7 +264,7 @@ def test_what_may_pass_is_asked_again() -> None:
 
 def test_retry_after_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(endpoint.time, "sleep", pauses.append)
+    monkeypatch.setattr("tether.core.http_client.time.sleep", pauses.append)
     failures = [refused(429, "wait", **{"retry-after": "7"}), refused(429, "wait", **{"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"})]
     with chat_server(lambda body, number: failures[number] if number < 2 else said(ANSWER)) as (url, _):
         play(url, 1)

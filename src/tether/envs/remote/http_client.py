@@ -4,36 +4,142 @@
 server, and each `step` is one request. An environment that is garbage-collected leaves its session to the next one with the same options
 in this process, so a training run needs as many sessions as it plays episodes at once. The server may drop a session between episodes
 (`reset` opens another). A session that is lost during an episode ends that episode with an error.
+
+Every request of the protocol can be sent again without harm (a step carries its turn). So a request is sent again, with growing delays and until
+its deadline, when the connection breaks or the server answers that it is busy. A server that is slow, gone for longer, or does not follow the
+protocol raises `HttpEnvError`. A request that the server refuses as the caller's mistake raises `BadInput` with the server's words.
 """
 
+import atexit
 import logging
 import os
 import sys
 import time
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
-from tether.core.errors import BadInput
-from tether.core.http import token_for
+from tether.core.errors import BadInput, TetherError
+from tether.core.http import checked_token, token_for
+from tether.core.http_client import HttpClient, Reply, Unanswered, check_address
 from tether.core.types import Exchanges, Observation, Step
 from tether.core.version import __version__
 from tether.envs.base import EpisodePhase, Work, whole
 from tether.envs.remote.calls import EnvDescription
-from tether.envs.remote.http_transport import Endpoint, HttpEnvError, SessionKey, SessionLost, endpoint, process_state
-from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, encode, observation_read, step_read
-
-__all__ = ["HttpEnv", "HttpEnvError", "connect"]
+from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, decode, encode, observation_read, step_read
 
 _LOG = logging.getLogger(__name__)
 
 DESCRIPTION_LIFE = 5.0
 """Seconds that a server's description is cached, so that building hundreds of environments asks once."""
+MAX_REPLY = 64 * 2**20
+"""Bytes of a reply; a large picture has a few million."""
+CLOSING_SECONDS = 1.0
+"""Seconds for closing a session, and for closing all of them when the process ends."""
+
+SessionKey = tuple[str, str | None, bytes]
+"""Sessions with equal keys are interchangeable: address, token and options."""
+
+
+class HttpEnvError(TetherError):
+    """An environment server failed: it is down, too slow, has lost the session, or does not follow the protocol."""
+
+
+class SessionLost(HttpEnvError):
+    """The server does not know the session (or the path) of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvServer:
+    """The address of a served environment, with the token and the deadline of requests."""
+
+    base: str
+    """The URL without a slash at its end; may hold a path."""
+    token: str | None
+    timeout: float
+    """Seconds that one request may take, further attempts included."""
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Send a request; returns the JSON object of the reply."""
+        try:
+            reply = self._client().request(method, path, content=None if body is None else encode(body), query=query)
+        except Unanswered as error:
+            raise HttpEnvError(self._failure(error)) from None
+        return self._object(reply)
+
+    def end_session(self, session: str, timeout: float = CLOSING_SECONDS) -> None:
+        """Tell the server that a session is not used any more; one attempt, because the server drops idle sessions by itself."""
+        with suppress(Unanswered):
+            self._client().request("DELETE", f"/v1/sessions/{session}", timeout=timeout, delays=())
+
+    def _client(self) -> HttpClient:
+        return HttpClient(self.base, token=self.token, timeout=self.timeout, most_bytes=MAX_REPLY)
+
+    def _failure(self, error: Unanswered) -> str:
+        if error.kind == "slow":
+            return f"{self.base} did not answer within {self.timeout:g} s, the option timeout"
+        if error.kind in ("unreachable", "broken"):
+            said = f"nothing answers at {self.base} ({error}); start it with `tether serve-env NAME`, or check the address"
+        else:
+            said = f"{self.base} {error}" if error.reply is not None else f"{self.base} cannot be asked ({error})"
+        return f"{said}, for {self.timeout:g} s, the option timeout" if error.until_deadline else said
+
+    def _object(self, reply: Reply) -> dict[str, Any]:
+        """The object of a reply; raises the error that the reply reports."""
+        if reply.status in (401, 403):
+            refused = f"{self.base} refused{f': {reply.reason}' if reply.reason else ''}"
+            raise BadInput(f"{refused}; give the server's token as option token or in TETHER_TOKEN")
+        if reply.status == 400 and reply.reason:
+            raise BadInput(reply.reason)
+        if reply.status == 404:
+            raise SessionLost(f"{self.base} {reply}")
+        if reply.status != 200:
+            raise HttpEnvError(f"{self.base} {reply}")
+        try:
+            value = decode(reply.content)
+        except WireError as error:
+            raise self.garbled(error) from None
+        if not isinstance(value, dict):
+            raise self.garbled(f"is a {type(value).__name__}")
+        return value
+
+    def garbled(self, what: object) -> HttpEnvError:
+        return HttpEnvError(f"{self.base} does not answer as an environment server does: the reply {what}")
+
+
+_parked: defaultdict[SessionKey, deque[tuple[EnvServer, str]]] = defaultdict(deque)
+"""Sessions that no environment of this process uses any more.
+
+`HttpEnv.__del__` appends here, and the garbage collector may call it at any point, also inside code that holds a lock. A lock could deadlock
+then. Appending to a deque and popping from it are atomic, so no lock is needed.
+"""
+
+os.register_at_fork(after_in_child=_parked.clear)  # they are the parent's
+
+
+@atexit.register
+def _end_parked() -> None:
+    """End the parked sessions, as far as that takes no longer than a moment."""
+    deadline = time.monotonic() + CLOSING_SECONDS
+    for waiting in _parked.values():
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            server, session = waiting.pop()
+            server.end_session(session, timeout=left)
 
 
 def connect(url: str, *, token: str | None = None, timeout: float = 60.0, **options: Any) -> "HttpEnv":
     """The environment served at a URL. `token` (by default TETHER_TOKEN) and `timeout`, in seconds for a request, are the
     connection's; every other option goes to the environment."""
-    return HttpEnv(endpoint(url, token or token_for(url), timeout), options)
+    parts = urlsplit(url) if check_address(url) else None
+    if parts is None or parts.query or parts.fragment or parts.username is not None or any(letter.isspace() for letter in url):
+        raise BadInput(f"'{url}' is not the address of an environment server; write it as http://HOST:PORT or https://HOST/PATH")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+        raise BadInput(f"http option 'timeout': got {timeout!r}; give a number of seconds above 0")
+    token = token or token_for(url)
+    return HttpEnv(EnvServer(url.rstrip("/"), None if token is None else checked_token(token), float(timeout)), options)
 
 
 class HttpEnv:
@@ -41,7 +147,7 @@ class HttpEnv:
 
     work: Work = "wait"
 
-    def __init__(self, place: Endpoint, options: dict[str, Any]) -> None:
+    def __init__(self, place: EnvServer, options: dict[str, Any]) -> None:
         self._session: str | None = None
         self._place, self._wanted = place, options
         try:
@@ -128,10 +234,7 @@ class HttpEnv:
         """End the session on the server. The environment can still be reset, which opens another."""
         session, self._session, self._phase = self._own_session(), None, EpisodePhase.UNSET
         if session is not None:
-            try:
-                self._place.end_session(session)
-            except HttpEnvError as error:  # the server drops idle sessions by itself
-                _LOG.debug("closing %s: %s", self.name, error)
+            self._place.end_session(session)
 
     def _own_session(self) -> str | None:
         """The session, unless it belongs to the process that this one was forked from."""
@@ -139,7 +242,7 @@ class HttpEnv:
 
     def __del__(self) -> None:
         if self._session is not None and not sys.is_finalizing() and self._own_session() is not None:
-            process_state().parked[self._key].append((self._place, self._session))
+            _parked[self._key].append((self._place, self._session))
 
     def __reduce__(self) -> Any:
         """A copy is a new environment with the same options; an episode cannot be continued by two environments."""
@@ -149,7 +252,7 @@ class HttpEnv:
 def _unparked(key: SessionKey) -> str | None:
     """A session that another environment of this process has left."""
     try:
-        return process_state().parked[key].popleft()[1]
+        return _parked[key].popleft()[1]
     except IndexError:
         return None
 
@@ -170,7 +273,7 @@ class ServedEnv:
 _described: dict[SessionKey, tuple[float, ServedEnv]] = {}
 
 
-def _description(place: Endpoint, key: SessionKey) -> ServedEnv:
+def _description(place: EnvServer, key: SessionKey) -> ServedEnv:
     """The server's description of its environment with these options."""
     known = _described.get(key)
     if known is not None and time.monotonic() - known[0] < DESCRIPTION_LIFE:
@@ -184,7 +287,7 @@ def _description(place: Endpoint, key: SessionKey) -> ServedEnv:
     return described
 
 
-def _checked(place: Endpoint, told: dict[str, Any]) -> ServedEnv:
+def _checked(place: EnvServer, told: dict[str, Any]) -> ServedEnv:
     if told.get("protocol") != PROTOCOL:
         raise HttpEnvError(
             f"{place.base} speaks version {told.get('protocol')} of the protocol ({told.get('version')}), "

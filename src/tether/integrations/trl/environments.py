@@ -31,8 +31,8 @@ from tether.integrations.trl.batch import SPANS, SUCCESS
 from tether.integrations.trl.forward import plain_forward, policy_module
 from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
-from tether.rollout.engines.base import StopRule
 from tether.rollout.engines.native import NativeEngine
+from tether.rollout.engines.stop_rule import StopRule
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
 from tether.rollout.sampler import EnvPool, EnvSpec, play_plan
 

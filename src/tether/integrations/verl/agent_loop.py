@@ -22,7 +22,7 @@ from tether.core.seeding import derive_seed
 from tether.envs.registry import make_env
 from tether.integrations.rows import cut_response, flatten, opening_messages, opening_texts
 from tether.models.chat import ChatFormat
-from tether.rollout.engines.base import StopRule
+from tether.rollout.engines.stop_rule import StopRule
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
 
 FORMAT_PENALTY = -0.1

@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,8 +51,8 @@ from tether.core.types import Completion
 from tether.models.fast.decoding.drafts import DraftPause
 from tether.models.fast.decoding.protocol import Decoder, DraftPlan, PrefillRequest, Sampled
 from tether.models.policy import Policy
-from tether.rollout.engines.base import StopRule
 from tether.rollout.engines.kept_slots import KeptSlots
+from tether.rollout.engines.stop_rule import StopRule
 
 FEED_SHARE = 8
 """Waiting rows are prefilled once they are this fraction (1 / FEED_SHARE) of all rows."""
@@ -203,6 +203,13 @@ class NativeEngine:
             budget = None if self._cache_gb is None else int(self._cache_gb * 2**30)
             self._decoder = self._choice.make(num_slots, self._max_context, budget)
         return self._decoder
+
+
+def build(
+    name: str, policy: Policy, *, max_rows: int, max_context: int | None, cache_gb: float | None, speculative_tokens: int, **_: Any
+) -> NativeEngine:
+    """The engine by its name (registry.py)."""
+    return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb, speculative_tokens=speculative_tokens)
 
 
 class _Batch:

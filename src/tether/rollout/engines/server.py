@@ -1,7 +1,6 @@
 """The server engine: conversations over HTTP, sampled by one or several servers.
 
-The calling thread drives the conversations (their environments, their tokenizer); threads that do nothing but HTTP carry the requests, as
-many as there are rows. A conversation stays on its server, which has its prefix cached, as long as that server lives. The draw of a request
+Conversations are driven as driver.py says. A conversation stays on its server, which has its prefix cached, as long as that server lives. The draw of a request
 is fixed before it is sent (the state of the conversation's generator, or a seed taken from it), so a request that is sent again, to the same
 server or to another, samples the same. A response ends by the engine's own stop rule on the returned ids; where a server stopped earlier,
 the conversation is sent again from there.
@@ -22,14 +21,13 @@ restarted, from a snapshot, and the policy is not looked at.
 """
 
 import math
-import queue
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +35,25 @@ from torch import Tensor
 
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, EngineUnavailable, OutdatedEngine
-from tether.core.outages import note_answer, note_silence
+from tether.core.http_client import note_answer, note_silence
 from tether.core.protocols import (
     Communicator,
-    ContextReset,
     Conversation,
     EngineCapabilities,
     EngineStatistics,
-    PromptFuture,
-    PromptTokens,
     Sampling,
     SingleProcess,
+    server_addresses,
 )
 from tether.core.types import Completion
 from tether.models.endpoint import ServerUnreachable
 from tether.models.policy import Policy
-from tether.rollout.engines.base import StopRule
 from tether.rollout.engines.connection import ServerConnection
 from tether.rollout.engines.dialects import UNVERSIONED, Malformed, SampledTokens, TokenRequest
+from tether.rollout.engines.driver import ConversationDriver, Track
 from tether.rollout.engines.probe import NO_SCORES, Probe, ProbeScores, default_tolerance
 from tether.rollout.engines.publish import named_weights, with_head
+from tether.rollout.engines.stop_rule import StopRule
 from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
 
 MALFORMED_ATTEMPTS = 3
@@ -69,8 +66,6 @@ LONGEST_WAIT = 10.0
 """Seconds between two looks at servers that are all unreachable; the first wait is much shorter."""
 OUTDATED_SECONDS = 10.0
 """How long a rank that publishes nothing waits for weights on a server that it needs, before all ranks are asked to publish again."""
-CANCEL_SECONDS = 0.2
-"""How often an engine that waits looks whether it was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +108,11 @@ class _Published:
 
 
 @dataclass(slots=True, eq=False)
-class _Track:
+class _Row(Track):
     """One conversation and its request in flight."""
 
-    conversation: Conversation
-    tokens: list[int] = field(default_factory=list)
-    """All that was fed and sampled, without the response in progress."""
     response: list[int] = field(default_factory=list)
+    """In progress: `tokens` does not hold it yet."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     request: TokenRequest | None = None
@@ -345,7 +338,7 @@ class ServerEngine:
         self.statistics = EngineStatistics()
         with self._connections():
             self._prepare()
-            _Run(self, sampling, on_finished, min(self._max_rows, max(1, len(conversations)))).play(conversations)
+            _Run(self, sampling, on_finished, self._max_rows).drive(partial(_Row, conversation) for conversation in conversations)
 
     def least_loaded(self) -> ServerConnection:
         """The server that works on the fewest requests of this rank; of equal ones each rank begins with another."""
@@ -372,74 +365,28 @@ class ServerEngine:
             yield
 
 
-class _Run:
-    """The conversations of one run: those that wait, those in flight, and those whose environment is still working."""
+class _Run(ConversationDriver[_Row]):
+    """The conversations of one run."""
 
     def __init__(self, engine: ServerEngine, sampling: Sampling, on_finished: Callable[[], None] | None, num_rows: int) -> None:
-        self._engine, self._sampling, self._on_finished, self._num_rows = engine, sampling, on_finished, num_rows
-        self._waiting: deque[Conversation] = deque()
-        self._pending: deque[tuple[_Track, PromptFuture]] = deque()
-        """Conversations whose environment has not answered."""
-        self._flying = 0
+        super().__init__(num_rows)
+        self._engine, self._sampling, self._on_finished = engine, sampling, on_finished
         self._republished = 0
-        self._requests: queue.SimpleQueue[tuple[_Track, ServerConnection] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[_Track, ServerConnection, SampledTokens | Exception]] = queue.SimpleQueue()
 
-    def play(self, conversations: Sequence[Conversation]) -> None:
-        self._waiting.extend(conversations)
-        # Daemons: where the run is interrupted, a thread may still wait for a server, and must not keep the process alive.
-        for _ in range(self._num_rows):
-            threading.Thread(target=self._carry, daemon=True, name="server engine").start()
-        try:
-            while self._waiting or self._flying or self._pending:
-                while self._waiting and self._flying + len(self._pending) < self._num_rows:
-                    conversation = self._waiting.popleft()
-                    self._feed(_Track(conversation), conversation.begin())
-                self._engine.check_cancelled()
-                if self._flying and (not self._pending or not self._answers.empty()):
-                    self._wait_for_answer()
-                elif self._pending:
-                    track, future = self._pending.popleft()
-                    self._feed(track, future())
-        finally:
-            for _ in range(self._num_rows):
-                self._requests.put(None)
+    def check_cancelled(self) -> None:
+        self._engine.check_cancelled()
 
-    def _wait_for_answer(self) -> None:
-        try:
-            answer = self._answers.get(timeout=CANCEL_SECONDS)
-        except queue.Empty:
-            return
-        self._settle(*answer)
+    def end(self, track: _Row) -> None:
+        super().end(track)
+        if self._on_finished is not None:
+            self._on_finished()
 
-    def _carry(self) -> None:
-        """One thread: send requests until there are no more."""
-        while (job := self._requests.get()) is not None:
-            track, server = job
-            answer: SampledTokens | Exception
-            try:
-                assert track.request is not None
-                answer = server.generate(track.request)
-            except (BadInput, Malformed) as error:  # judged by the thread that drives the conversations
-                answer = error
-            self._answers.put((track, server, answer))
+    def ask(self, track: _Row, num_fed: int) -> None:
+        self._engine.statistics.fed_tokens += num_fed
+        track.response, track.logprobs, track.versions = [], [], []
+        self._ask_more(track)
 
-    def _feed(self, track: _Track, prompt: PromptTokens | PromptFuture) -> None:
-        """Go on with a conversation: wait for its environment, end it, or ask for its next response."""
-        if callable(prompt):
-            self._pending.append((track, prompt))
-        elif prompt is None:
-            if self._on_finished is not None:
-                self._on_finished()
-        else:
-            if isinstance(prompt, ContextReset):
-                track.tokens = []
-            track.tokens += prompt
-            self._engine.statistics.fed_tokens += len(prompt)
-            track.response, track.logprobs, track.versions = [], [], []
-            self._ask(track)
-
-    def _ask(self, track: _Track) -> None:
+    def _ask_more(self, track: _Row) -> None:
         """Fix the draw of the next request, then send it."""
         conversation = track.conversation
         state: Any = conversation.uniforms.bit_generator.state
@@ -453,24 +400,24 @@ class _Run:
             seed=0 if draws_natively else int(conversation.uniforms.integers(2**31)),
             generator=state,
         )
-        self._send(track)
+        self._send_request(track)
 
-    def _send(self, track: _Track) -> None:
+    def _send_request(self, track: _Row) -> None:
+        assert track.request is not None  # it was asked for
         if track.server is None or not track.server.is_alive:
             if track.server is not None:
-                assert track.request is not None
                 self._engine.statistics.recomputed_tokens += len(track.request.ids)
             track.server = self._engine.least_loaded()
         track.server.load += 1
         track.sent_after = track.server.num_published
-        self._flying += 1
         self._engine.statistics.decode_calls += 1
-        self._requests.put((track, track.server))
+        self.send(track, partial(track.server.generate, track.request))
 
-    def _settle(self, track: _Track, server: ServerConnection, answer: SampledTokens | Exception) -> None:
+    def settle(self, track: _Row, answer: SampledTokens | Exception) -> None:
         """Take an answer, or send its request again."""
+        server = track.server
+        assert server is not None  # the request was sent to it
         server.load -= 1
-        self._flying -= 1
         if isinstance(answer, ServerUnreachable):
             self._engine.lose(server, answer)
             track.lost += 1
@@ -478,18 +425,18 @@ class _Run:
                 raise EngineUnavailable(f"a request failed on {track.lost} servers in a row: {answer}")
             if not any(other.is_alive for other in self._engine.servers):
                 self._engine.recover()
-            self._send(track)
+            self._send_request(track)
         elif isinstance(answer, Malformed):
             track.malformed += 1
             if track.malformed >= MALFORMED_ATTEMPTS:
                 raise BadInput(f"the server at {server.address} answered {track.malformed} times with {answer}; {server.advice}")
-            self._send(track)
+            self._send_request(track)
         elif isinstance(answer, Exception):
             raise answer
         else:
             self._accept(track, server, answer)
 
-    def _accept(self, track: _Track, server: ServerConnection, sampled: SampledTokens) -> None:
+    def _accept(self, track: _Row, server: ServerConnection, sampled: SampledTokens) -> None:
         numbers = [self._engine.number_of(label) for label in sampled.versions]
         if any(number is None for number in numbers):
             self._republish(track, server, sampled)
@@ -503,18 +450,17 @@ class _Run:
         used, reason = self._engine.stop_rule.first_end(track.response, first, self._sampling, tags)
         if reason is None and sampled.turn_ended:
             reason = FinishReason.END_OF_TURN
-        self._count(used - first, len(sampled.ids))
+        self._engine.statistics.sampled_tokens += used - first
+        self._engine.statistics.dropped_tokens += len(sampled.ids) - (used - first)
         if server.dialect.draws_natively:
             track.conversation.uniforms.random(used - first, dtype="float32")  # what the server drew for the tokens that are kept
         if reason is None:
-            self._ask(track)
+            self._ask_more(track)
             return
-        response = track.response[:used]
         versions = tuple(track.versions[:used]) if self._engine.label else ()
-        track.tokens += response
-        self._feed(track, track.conversation.receive(Completion(tuple(response), tuple(track.logprobs[:used]), reason, versions)))
+        self.deliver(track, Completion(tuple(track.response[:used]), tuple(track.logprobs[:used]), reason, versions))
 
-    def _republish(self, track: _Track, server: ServerConnection, sampled: SampledTokens) -> None:
+    def _republish(self, track: _Row, server: ServerConnection, sampled: SampledTokens) -> None:
         """The server holds the weights of somebody else: it was restarted, or another run uses it. The request is sent again."""
         if track.sent_after == server.num_published:  # else it has got the weights since
             self._republished += 1
@@ -525,9 +471,36 @@ class _Run:
                 )
             server.is_current = False
             self._engine.recover()
-        self._send(track)
+        self._send_request(track)
 
-    def _count(self, used: int, received: int) -> None:
-        statistics = self._engine.statistics
-        statistics.sampled_tokens += used
-        statistics.dropped_tokens += received - used
+
+# ------------------------------------------------------------------------------------------------------------- by name (registry.py)
+
+
+def build(
+    name: str, policy: Policy, *, max_rows: int, max_context: int | None, server: ServerOptions | None, ranks: Communicator | None, **_: Any
+) -> ServerEngine:
+    """The engine of servers by their addresses."""
+    return ServerEngine(server_addresses(name), policy, max_rows=max_rows, max_context=max_context, options=server, ranks=ranks)
+
+
+def build_placed(
+    name: str, policy: Policy, *, max_rows: int, max_context: int | None, server: ServerOptions | None, ranks: Communicator | None, **_: Any
+) -> ServerEngine:
+    """The engine of the servers that Ray placed."""
+    found = server.find() if server is not None and server.find is not None else []
+    placed = [address for address in found if address]
+    if server is None or not placed or len(placed) < len(found):
+        raise BadInput(
+            "the engine is 'ray', but Ray has placed no engine for this process; start with tether train --ray, or give --engine"
+        )
+    return ServerEngine(placed, policy, max_rows=max_rows, max_context=max_context, options=server, ranks=ranks)
+
+
+def build_vllm(
+    name: str, policy: Policy, *, max_rows: int, max_context: int | None, server: ServerOptions | None, **_: Any
+) -> ServerEngine:
+    """The engine of a vLLM that is started on this machine."""
+    options = server or ServerOptions()
+    started = VllmServer(policy, max_context or policy.max_positions, options.vllm)
+    return ServerEngine([started.address], policy, max_rows=max_rows, max_context=max_context, options=options, started=started)

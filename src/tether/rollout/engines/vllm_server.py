@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 
 from tether.core.child import GUARD
 from tether.core.errors import EngineUnavailable, MissingDependency
+from tether.core.http_client import is_healthy
 from tether.models.lora import merged
 from tether.models.policy import Policy
 from tether.rollout.engines.vllm_plugin import BACKEND, TOKEN_VARIABLE, RequireToken
@@ -106,11 +106,8 @@ class VllmServer:
         while time.monotonic() < deadline:
             if self._guard.poll() is not None:
                 raise EngineUnavailable(f"vLLM ended while it started: {_last_error(self.log)}; its output is in '{self.log}'")
-            try:
-                if httpx.get(f"{self.address}/health", timeout=5.0, trust_env=False).is_success:
-                    return
-            except httpx.TransportError:
-                pass
+            if is_healthy(self.address):
+                return
             time.sleep(1.0)
         raise EngineUnavailable(f"vLLM did not answer within {seconds:g} s (server.vllm_start_timeout); its output is in '{self.log}'")
 

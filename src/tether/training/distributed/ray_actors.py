@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-import httpx
+from typing import IO
 
 from tether.core.child import GUARD
 from tether.core.errors import TetherError
+from tether.core.http_client import is_healthy
 from tether.training.distributed.placement import PLACEMENT_VARIABLE, Placement
 
 LAST_LINES = 20
@@ -107,7 +106,7 @@ class ServerActor:
         command = [sys.executable, "-m", "tether", *plan.words, "--host", host, "--port", str(port)]
         process = _Child(command, {"TETHER_TOKEN": plan.token}, plan.folder if Path(plan.folder).is_dir() else None)
         address, deadline = f"http://{host}:{port}", time.monotonic() + plan.start_timeout
-        while not _answers(address):
+        while not is_healthy(address):
             if process.code() is not None:
                 self._problem = process.last_line() or f"it ended with exit code {process.code()}"
                 return None
@@ -253,11 +252,3 @@ def _read(pipe: IO[str] | None, lines: "collections.deque[str]") -> None:
     assert pipe is not None
     for line in pipe:
         lines.append(line.rstrip("\n"))
-
-
-def _answers(address: str) -> bool:
-    try:
-        answer: Any = httpx.get(f"{address}/health", timeout=5.0, trust_env=False)
-    except httpx.HTTPError:
-        return False
-    return bool(answer.is_success)

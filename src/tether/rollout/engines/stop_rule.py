@@ -1,4 +1,4 @@
-"""What every engine shares: the rule that ends a response, and `make_engine`, which builds an engine by name.
+"""The rule that ends a response, which every engine shares.
 
 A response ends with an end-of-turn token of the model, a closing tag of its conversation, a configured stop string or sequence of token
 ids, or at its token budget. Nearly every token cannot end anything: one table lookup for all rows and tokens of a call says so. Only behind the
@@ -7,21 +7,15 @@ other tokens the text is looked at.
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from tether.core.enums import FinishReason
-from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.core.grammar import ANSWER_CLOSE
-from tether.core.protocols import ENGINES, Communicator, Engine, Sampling, server_addresses
+from tether.core.protocols import Sampling
 from tether.models.chat import text_decoder
-from tether.models.policy import Policy
-
-if TYPE_CHECKING:
-    from tether.rollout.engines.server import ServerOptions
 
 TAIL_TOKENS = 16
 """How many tokens back a closing tag can begin: no tokenizer cuts a tag into more pieces."""
@@ -126,54 +120,3 @@ def _is_plain(text: str) -> bool:
 def _last_characters(sampling: Sampling) -> frozenset[str]:
     """Of everything that closes a response."""
     return frozenset((ANSWER_CLOSE[-1], *(text[-1] for text in sampling.stop_strings)))
-
-
-def make_engine(
-    name: str,
-    policy: Policy,
-    *,
-    max_rows: int = 128,
-    max_context: int | None = None,
-    cache_gb: float | None = None,
-    speculative_tokens: int = 0,
-    server: "ServerOptions | None" = None,
-    ranks: Communicator | None = None,
-) -> Engine:
-    """The engine that training and evaluation sample with.
-
-    Args:
-        name: `native`: the learner's own weights; `vllm`: vLLM on this machine; `ray`: the engines that Ray placed; or the address of a server, or several with commas between.
-        policy: the model with its tokenizer.
-        max_rows: conversations decoded at a time, or requests in flight.
-        max_context: most tokens of a conversation; None: as many as the model allows.
-        cache_gb: memory of the key/value cache in GiB; None: half of what is free.
-        speculative_tokens: how many tokens of a conversation the native engine guesses where few conversations decode; 0 for none.
-        server: how servers are used.
-        ranks: of a run on several, which sample from the same servers.
-    """
-    if addresses := server_addresses(name):
-        from tether.rollout.engines.server import ServerEngine
-
-        return ServerEngine(addresses, policy, max_rows=max_rows, max_context=max_context, options=server, ranks=ranks)
-    if name == "ray":
-        from tether.rollout.engines.server import ServerEngine
-
-        found = server.find() if server is not None and server.find is not None else []
-        placed = [address for address in found if address]
-        if server is None or not placed or len(placed) < len(found):
-            raise BadInput(
-                "the engine is 'ray', but Ray has placed no engine for this process; start with tether train --ray, or give --engine"
-            )
-        return ServerEngine(placed, policy, max_rows=max_rows, max_context=max_context, options=server, ranks=ranks)
-    if name not in ENGINES:
-        raise UnknownName(f"unknown engine '{name}': {did_you_mean(name, ENGINES)}")
-    if name == "vllm":
-        from tether.rollout.engines.server import ServerEngine, ServerOptions
-        from tether.rollout.engines.vllm_server import VllmServer
-
-        options = server or ServerOptions()
-        started = VllmServer(policy, max_context or policy.max_positions, options.vllm)
-        return ServerEngine([started.address], policy, max_rows=max_rows, max_context=max_context, options=options, started=started)
-    from tether.rollout.engines.native import NativeEngine
-
-    return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb, speculative_tokens=speculative_tokens)
