@@ -450,7 +450,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     # The state of one optimiser goes into the other, and what it then saves is the same.
     if rank == 0:
         torch.save(states, (path := Path(os.environ["TETHER_STATES"])))
-    ranks.gather(None)
+    ranks.all_gather(None)
     ours, theirs = torch.load(Path(os.environ["TETHER_STATES"]))
     by_two.load_state_dict(ours)
     by_one.load_state_dict(theirs)
@@ -580,7 +580,7 @@ def _divided_in_bfloat16(rank: int, load: Callable[[], Any]) -> dict[str, Any]:
         torch.stack([parameter.sum() for parameter in whole.module.parameters()]).sum().backward()
         by_one.step()
         torch.save((start, by_one.state_dict()), path)
-    ranks.gather(None)
+    ranks.all_gather(None)
     start, state = torch.load(path)
     trained = divided_policy(load, cpu, torch.bfloat16, ranks)
     frozen = divided_policy(lambda: load()._replace(model=load()[0].bfloat16()), cpu, torch.bfloat16, ranks, is_trained=False)

@@ -91,12 +91,12 @@ def open_run(
 ) -> tuple[RunStore, RunSettings]:
     """The run folder and the resolved settings of a new or a resumed run. Of several ranks the first finds both, and alone writes."""
     ranks, place = ranks or Ranks(), Path(out) if out is not None else None
-    settings = ranks.first(lambda: run_settings(out, config, given, resume=resume, smoke=smoke))
+    settings = ranks.broadcast_object(lambda: run_settings(out, config, given, resume=resume, smoke=smoke))
     if ranks.size > 1:
-        ranks.together(lambda: check_several_ranks(settings, ranks))
+        ranks.barrier(lambda: check_several_ranks(settings, ranks))
     made: list[RunStore] = []
-    folder = place if resume and place else ranks.first(lambda: _create(place, settings, made))
-    return ranks.together(lambda: made[0] if made else _opened(folder, writes=ranks.rank == 0)), settings
+    folder = place if resume and place else ranks.broadcast_object(lambda: _create(place, settings, made))
+    return ranks.barrier(lambda: made[0] if made else _opened(folder, writes=ranks.rank == 0)), settings
 
 
 def _opened(folder: Path, *, writes: bool) -> RunStore:

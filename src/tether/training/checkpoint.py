@@ -212,7 +212,7 @@ def rollback(checkpoint: Path, learner: "Learner") -> None:
 
     policy, ranks = learner.policy, learner.ranks
     if policy.divided is not None:
-        policy.divided.load(ranks.together(lambda: read() if ranks.rank == 0 else None))
+        policy.divided.load(ranks.barrier(lambda: read() if ranks.rank == 0 else None))
     else:
         saved = read()
         with torch.no_grad():  # fp32 master weights of rounded parameters come back with the optimiser

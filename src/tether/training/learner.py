@@ -176,7 +176,7 @@ class Learner:
     def _gradient(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
         """Accumulate the gradient of one minibatch, in smaller parts where memory asks for it; returns what all ranks saw."""
         if self._sharded:
-            return TokenTotals.combined(self.ranks.gather(self._sharded_part(minibatch, loss_scale)))
+            return TokenTotals.combined(self.ranks.all_gather(self._sharded_part(minibatch, loss_scale)))
         while True:
             failure = None
             try:

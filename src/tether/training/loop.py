@@ -72,7 +72,7 @@ class Trainer(RunState):
 
     def train_step(self, step: int) -> None:
         """One pass through the data flow; each line is a stage."""
-        self.ranks.together(self.saver.check)  # a checkpoint that could not be written ends the run
+        self.ranks.barrier(self.saver.check)  # a checkpoint that could not be written ends the run
         self.timer.begin()
         keep, earlier = self.alarm_actions.keep, self.alarm_actions.counting(self.records)
         sampled = self.stages.sample(step, keep, earlier)  # groups of trajectories, and what the filter kept of them

@@ -383,7 +383,7 @@ class MicroBudget:
         """
         if self._recompute is None:
             free = available_memory(policies[0].module.device)
-            rooms = (ranks or Ranks()).gather(None if free is None else free - bytes_to_come)
+            rooms = (ranks or Ranks()).all_gather(None if free is None else free - bytes_to_come)
             room = min((room for room in rooms if room is not None), default=None)
             fewer = self.tokens
             while not _fits(policies, fewer, packing, room) and fewer // 2 >= ENOUGH_TOKENS:

@@ -162,8 +162,8 @@ class FP32MasterAdamW(MasterOptimizer):
         """What resuming needs: Adam's moments, and the master weights of parameters in half precision. All ranks call it, rank 0 gets it."""
         local = self._adam.state_dict()
         mine = {n: local["state"][place] for place, n in enumerate(self._masters) if place in local["state"]}
-        known = sorted({n for numbers in self._ranks.gather(sorted(mine)) for n in numbers})
-        state = {n: {name: self._ranks.on_first(self._moment(mine, n, name), self._owners[n]) for name in MOMENTS} for n in known}
+        known = sorted({n for numbers in self._ranks.all_gather(sorted(mine)) for n in numbers})
+        state = {n: {name: self._ranks.gather_to_first(self._moment(mine, n, name), self._owners[n]) for name in MOMENTS} for n in known}
         groups = [{**group, "params": list(range(len(self._parameters)))} for group in local["param_groups"]]
         masters = self._saved_masters()
         return {"adam": {"state": state, "param_groups": groups}, "masters": masters} if self._ranks.rank == 0 else {}
@@ -200,7 +200,7 @@ class FP32MasterAdamW(MasterOptimizer):
         if self._ranks.size == 1:
             return
         # A rank without micro-batches has no gradients. It takes part with zeros, but a parameter that no rank used has none anywhere.
-        present = [any(flags) for flags in zip(*self._ranks.gather([holder.grad is not None for holder in self._holders]), strict=True)]
+        present = [any(flags) for flags in zip(*self._ranks.all_gather([holder.grad is not None for holder in self._holders]), strict=True)]
         used = [n for n, found in enumerate(present) if found]
         gradients = []
         for n in used:
@@ -214,7 +214,7 @@ class FP32MasterAdamW(MasterOptimizer):
                 self._holders[n].grad = None
 
     def _all_masters(self) -> list[Tensor]:
-        return [self._ranks.on_first(self._master(n), self._owners[n]) for n in self._rounded]
+        return [self._ranks.gather_to_first(self._master(n), self._owners[n]) for n in self._rounded]
 
     def _master(self, n: int) -> Tensor:
         """The master weight of a parameter, or its shape where another rank holds it."""
@@ -263,7 +263,7 @@ def clip_gradients(gradients: Sequence[Tensor], max_norm: float, ranks: Ranks) -
     # In float64, because squares of finite float32 numbers can be infinite in float32; in pieces, because that makes a copy.
     pieces = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
     norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-    norm = math.hypot(*ranks.gather(float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0))
+    norm = math.hypot(*ranks.all_gather(float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0))
     if gradients and math.isfinite(norm) and norm > max_norm:
         torch._foreach_mul_(list(gradients), max_norm / norm)
     return norm

@@ -47,10 +47,10 @@ class RunState:
         self._start_timer = start or StartTimer()
         self.ranks = ranks or Ranks()
         seed_everything(settings.seed)
-        checkpoint = self.ranks.first(lambda: _last_checkpoint(store))
+        checkpoint = self.ranks.broadcast_object(lambda: _last_checkpoint(store))
         self.settings, self.store, self.callbacks = settings, store, CallbackList(callbacks)
-        beside = self.ranks.aside() if settings.rollout.max_staleness else self.ranks
-        self.parts = self.ranks.together(
+        beside = self.ranks.subgroup() if settings.rollout.max_staleness else self.ranks
+        self.parts = self.ranks.barrier(
             lambda: build(settings, checkpoint, self.callbacks, self._start_timer, store.folder, self.ranks, beside)
         )
         self.policy, self.learner, self.sampler, self.monitor = (
@@ -82,12 +82,12 @@ class RunState:
         """What the checkpoint holds of them."""
         if checkpoint is not None:
             with self._start_timer.part("checkpoint"):
-                restored = self.ranks.together(lambda: restore(checkpoint, self.learner, self.monitor, self.alarm_actions))
+                restored = self.ranks.barrier(lambda: restore(checkpoint, self.learner, self.monitor, self.alarm_actions))
                 self.step, self.batches_ahead = restored
         with self._start_timer.part("publish"):
             self.published = self.sampler.engine.sync(self.step)  # a server may hold the weights of another step, or of another run
         self._monitor_state = self.monitor.state()  # of `step`: an interrupted step may already have observed
-        self.records = self.ranks.first(lambda: [record for record in store.steps() if record.step <= self.step])
+        self.records = self.ranks.broadcast_object(lambda: [record for record in store.steps() if record.step <= self.step])
         """The records of all complete steps, in order."""
         self.monitor.replay((record.step, record.metrics) for record in self.alarm_actions.counting(self.records))
 
@@ -111,13 +111,13 @@ class RunState:
 
     def is_saved(self, step: int) -> bool:
         """Whether the checkpoint of a step is in its place or on its way there."""
-        return self.ranks.first(lambda: self.saver.has(step))
+        return self.ranks.broadcast_object(lambda: self.saver.has(step))
 
     def finish_saving(self) -> None:
         """Wait until every checkpoint is in its place; raises what writing one failed with."""
         with self.timer.stage("checkpoint"):
             patience = HEARTBEAT if self.ranks.size > 1 else math.inf
-            while not self.ranks.first(lambda: self.saver.wait(patience)):  # a word now and then: other ranks take silence for a failure
+            while not self.ranks.broadcast_object(lambda: self.saver.wait(patience)):  # a word now and then: other ranks take silence for a failure
                 pass
 
     def log(self, record: StepRecord, groups: Sequence[Group], kept: set[Hashable]) -> StepRecord:
@@ -130,7 +130,7 @@ class RunState:
 
     def amend(self, record: StepRecord) -> StepRecord:
         """Write a record, or again with something added: readers take the last record of a step. Rank 0's is that of every rank."""
-        record = self.ranks.first(lambda: record)
+        record = self.ranks.broadcast_object(lambda: record)
         if self.records and self.records[-1].step == record.step:
             self.records.pop()
         self.records.append(record)
@@ -161,7 +161,7 @@ class RunState:
         if self.whole and not self.is_saved(self.step):
             self.save()
         self.finish_saving()
-        checkpoint = self.ranks.first(lambda: newest_checkpoint(self.store.checkpoints))
+        checkpoint = self.ranks.broadcast_object(lambda: newest_checkpoint(self.store.checkpoints))
         return f"--resume continues from {checkpoint.name}" if checkpoint else "--resume starts from scratch, as there is no checkpoint yet"
 
     def introduce(self) -> None:

@@ -131,7 +131,7 @@ class ShardedModel:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor] | None) -> None:
-        for name in self._ranks.first(lambda: list(weights or ())):
+        for name in self._ranks.broadcast_object(lambda: list(weights or ())):
             shard = self._shards[name]
             whole = torch.empty(shard.shape, dtype=shard.dtype, device=self._device)
             if weights is not None and self._ranks.rank == 0:
@@ -175,7 +175,7 @@ class ShardedModel:
                         "continue from the last checkpoint with --resume"
                     ) from error
                 failures.append(error)
-            while any(self._ranks.gather(False)):
+            while any(self._ranks.all_gather(False)):
                 self._idle_pass()
 
         self._in_step = True
@@ -191,7 +191,7 @@ class ShardedModel:
 
     def _begin_pass(self, *_: object) -> None:
         if self._in_step and not self._is_idle:
-            self._ranks.gather(True)
+            self._ranks.all_gather(True)
             self._passing = True
 
     def _end_pass(self, *_: object) -> None:
@@ -276,7 +276,7 @@ def divided_policy(
         structure = _rebuilt(model, lambda _, parameter: torch.empty_like(parameter, device="meta"), torch.device("cpu"))
         return structure.requires_grad_(is_trained), tokenizer
 
-    structure, tokenizer = ranks.first(read)
+    structure, tokenizer = ranks.broadcast_object(read)
     divided = ShardedModel(structure, device, dtype, ranks, full=False)
     divided.load(weights or None)
     weights.clear()

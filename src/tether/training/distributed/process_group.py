@@ -62,14 +62,14 @@ class ProcessGroup(Ranks):
                 backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
                 dist.init_process_group(backend, timeout=timedelta(seconds=self._seconds))
 
-    def aside(self) -> "ProcessGroup":
+    def subgroup(self) -> "ProcessGroup":
         beside = copy.copy(self)
         beside.interrupts = Interrupts(several_ranks=True)  # signals reach the main thread, which stops all of them
         with self._waiting("the start"):
             beside._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._seconds))
         return beside
 
-    def gather(self, value: Value) -> list[Value]:
+    def all_gather(self, value: Value) -> list[Value]:
         values: list[Any] = [None] * self.size
         with self._waiting("an exchange"):
             dist.all_gather_object(values, value, group=self._group)
@@ -86,20 +86,20 @@ class ProcessGroup(Ranks):
         except (TetherError, KeyboardInterrupt) as error:
             failure = _Failure(error)
         except Exception as error:  # a defect: told to the others, and raised here as it is
-            self.gather((_Failure(error), None))
+            self.all_gather((_Failure(error), None))
             raise
-        found = self.gather((failure, result))
+        found = self.all_gather((failure, result))
         failures = [(rank, said) for rank, (said, _) in enumerate(found) if said is not None]
         if failures:
             self._raise(failures)
         return [each for _, each in found]
 
-    def together(self, work: Callable[[], Value]) -> Value:
+    def barrier(self, work: Callable[[], Value]) -> Value:
         kept: list[Value] = []
         self.share(lambda: kept.append(work()))
         return kept[0]
 
-    def first(self, work: Callable[[], Value]) -> Value:
+    def broadcast_object(self, work: Callable[[], Value]) -> Value:
         found: list[Any] = self.share(lambda: work() if self.rank == 0 else None)
         result: Value = found[0]
         return result
@@ -112,7 +112,7 @@ class ProcessGroup(Ranks):
         with self._waiting("the exchange of weights"):
             _wait([dist.broadcast(tensor.detach(), owner, async_op=True) for tensor, owner in zip(tensors, owners, strict=True)])
 
-    def on_first(self, tensor: Tensor, owner: int) -> Tensor:
+    def gather_to_first(self, tensor: Tensor, owner: int) -> Tensor:
         with self._waiting("the collection of a checkpoint"):
             if self.rank == owner != 0:
                 dist.send(tensor.detach().cpu(), 0)

@@ -33,19 +33,19 @@ class Ranks(SingleProcess):
         self.interrupts = Interrupts()
         """Ctrl-C: all ranks stop at the same place."""
 
-    def aside(self) -> "Ranks":
+    def subgroup(self) -> "Ranks":
         """The same ranks with an order of exchanges of their own, for a thread that works beside the main one: objects alone. All ranks call it."""
         return self
 
-    def gather(self, value: Value) -> list[Value]:
+    def all_gather(self, value: Value) -> list[Value]:
         """The value of every rank, in the order of the ranks."""
         return [value]
 
-    def together(self, work: Callable[[], Value]) -> Value:
+    def barrier(self, work: Callable[[], Value]) -> Value:
         """Do the same work on every rank; returns this rank's result. What fails on one rank is raised on every rank."""
         return work()
 
-    def first(self, work: Callable[[], Value]) -> Value:
+    def broadcast_object(self, work: Callable[[], Value]) -> Value:
         """What `work` returns on rank 0, on every rank; the others do not call it."""
         return work()
 
@@ -55,7 +55,7 @@ class Ranks(SingleProcess):
     def broadcast(self, tensors: Sequence["Tensor"], owners: Sequence[int]) -> None:
         """Give each tensor the values that it has on the rank that owns it, in place."""
 
-    def on_first(self, tensor: "Tensor", owner: int) -> "Tensor":
+    def gather_to_first(self, tensor: "Tensor", owner: int) -> "Tensor":
         """On rank 0 the values of the tensor on the rank that owns it, in host memory where that is another; the tensor itself elsewhere."""
         return tensor
 

@@ -92,11 +92,11 @@ class AlarmActions(Hook):
             return "all rollbacks are used up, the run ends here"
         asking = [other.alarm for other in due if other.action is Action.ROLL_BACK]
         run.finish_saving()  # which checkpoints there are must not depend on how fast the disk is
-        healthy = run.ranks.first(lambda: last_healthy(run.store.checkpoints, asking, self.rolled_back))
+        healthy = run.ranks.broadcast_object(lambda: last_healthy(run.store.checkpoints, asking, self.rolled_back))
         if healthy is None:
             return "no checkpoint from before the decline is left, continuing without; raise checkpoint.keep or lower checkpoint.every"
         # Steps keep counting: nothing is replayed.
-        run.ranks.together(lambda: rollback(healthy, run.learner))
+        run.ranks.barrier(lambda: rollback(healthy, run.learner))
         run.stages.replace_weights(run.step)
         self.rolled_back.append((step_of(healthy) + 1, run.step))
         run.monitor.forget(step_of(healthy) + 1, run.step)

@@ -23,10 +23,10 @@ def test_a_world_of_one_exchanges_nothing() -> None:
     ranks = join_ranks()
     tensor = torch.ones(2)
     assert type(ranks) is Ranks and (ranks.rank, ranks.size) == (0, 1)
-    assert (ranks.gather(7), ranks.share(lambda: 7), ranks.first(lambda: 7), ranks.together(lambda: 7)) == ([7], [7], 7, 7)
+    assert (ranks.all_gather(7), ranks.share(lambda: 7), ranks.broadcast_object(lambda: 7), ranks.barrier(lambda: 7)) == ([7], [7], 7, 7)
     ranks.reduce([tensor], [0])
     ranks.broadcast([tensor], [0])
-    assert ranks.on_first(tensor, 0) is tensor and tensor.tolist() == [1, 1]
+    assert ranks.gather_to_first(tensor, 0) is tensor and tensor.tolist() == [1, 1]
     with pytest.raises(ZeroDivisionError):
         ranks.share(lambda: 1 // 0)
 
