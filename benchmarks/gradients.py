@@ -51,12 +51,12 @@ def trained(chosen: argparse.Namespace, folder: Path) -> tuple[Trainer, list[Gro
 def decomposed(trainer: Trainer, groups: list[Group], parameters: str, bound: bool) -> tuple[GradientDecomposition, float]:
     """The decomposition of these groups, and the seconds it took."""
     settings = trainer.settings
-    batch, _ = trainer.parts.estimator.complete(pack([t for group in groups for t in group.trajectories], trainer.policy.device))
+    batch, _ = trainer.estimator.complete(pack([t for group in groups for t in group.trajectories], trainer.policy.device))
     start = time.perf_counter()
     found = decompose_gradients(
         trainer.policy,
         batch,
-        trainer.parts.algorithm,
+        trainer.algorithm,
         {group.index: sample_variance(np.array(group.rewards)) for group in groups},
         temperature=settings.rollout.temperature,
         micro_tokens=settings.learner.micro_tokens,

@@ -44,9 +44,9 @@ from tether.models.chat import ChatFormat
 from tether.models.hardware import device_name
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
+from tether.training.batch import Rollouts
 from tether.training.loop import Trainer
 from tether.training.settings import FilterSettings, RunSettings
-from tether.training.stages import Stages
 
 REASONING_SHARE = 0.75
 LAST_STEP = 1_000_000
@@ -156,7 +156,7 @@ def _filter_by(trainer: Trainer, rules: FilterSettings) -> None:
     """Let the next iterations filter by these rules."""
     trainer.settings = trainer.settings.model_copy(update={"filter": rules})
     trainer.alarm_actions.keep = rules.keep
-    trainer.stages = Stages(trainer.settings, trainer.parts, trainer.callbacks, trainer.timer)
+    trainer.rollouts = Rollouts(trainer.settings, trainer.sampler, trainer.timer, trainer.callbacks)
 
 
 def _about(options: argparse.Namespace, trainer: Trainer) -> Row:

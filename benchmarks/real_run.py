@@ -167,7 +167,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _measure(trainer: Trainer, steps: int) -> Measured:
     """Train; the times of each counted step, and the groups of the last."""
     engine: Any = trainer.sampler.engine
-    make, sample = engine._decoder_for, trainer.stages.sample
+    make, sample = engine._decoder_for, trainer.rollouts.sample
     current = RolloutTimes()
     played: list[Group] = []
 
@@ -180,7 +180,7 @@ def _measure(trainer: Trainer, steps: int) -> Measured:
         return sampled
 
     engine._decoder_for = timed_decoder
-    trainer.stages.sample = keep_groups  # type: ignore[method-assign]
+    trainer.rollouts.sample = keep_groups  # type: ignore[method-assign]
     measured = Measured([], [], [])
     for step in range(1, steps + 2):
         current = RolloutTimes()

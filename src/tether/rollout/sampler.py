@@ -83,9 +83,9 @@ def spread_groups(weights: Sequence[float], num_groups: int, offset: float) -> l
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not sum(weights) > 0:
         raise BadInput(f"the weights of the environments are {list(weights)}; give each 0 or more, and at least one more than 0")
     ends = np.cumsum(weights)
-    places = (np.arange(num_groups) + offset) * ends[-1] / max(1, num_groups)
+    positions = (np.arange(num_groups) + offset) * ends[-1] / max(1, num_groups)
     last = max(index for index, weight in enumerate(weights) if weight > 0)
-    return [min(int(index), last) for index in np.searchsorted(ends, places, side="right")]  # rounding may reach past the end
+    return [min(int(index), last) for index in np.searchsorted(ends, positions, side="right")]  # rounding may reach past the end
 
 
 def training_plan(
@@ -138,7 +138,7 @@ class EnvPool:
     def __init__(self, specs: Sequence[EnvSpec]) -> None:
         self.specs = tuple(specs)
         self._pools: dict[int, list[WorkerPool]] = {}
-        self._places: dict[int, list[str]] = {}
+        self._addresses: dict[int, list[str]] = {}
         """The addresses that the environments of a spec with workers are served at."""
 
     @property
@@ -179,13 +179,13 @@ class EnvPool:
     def _environments(self, index: int, count: int) -> list[Env]:
         """At least `count` environments of one spec."""
         spec = self.specs[index]
-        places = [] if spec.workers is None else present_workers(spec.name, spec.workers)
+        addresses = [] if spec.workers is None else present_workers(spec.name, spec.workers)
         pools = self._pools.get(index, [])
-        if sum(len(pool.envs) for pool in pools) < count or places != self._places.get(index, []):
+        if sum(len(pool.envs) for pool in pools) < count or addresses != self._addresses.get(index, []):
             self._close(index)
-            names = places or [spec.name]
+            names = addresses or [spec.name]
             each = -(-count // len(names))
-            self._places[index] = places
+            self._addresses[index] = addresses
             pools = self._pools[index] = [make_envs(name, spec.options, each, spec.step_timeout) for name in names]
         return [env for turn in zip(*(pool.envs for pool in pools), strict=True) for env in turn]
 
@@ -225,16 +225,17 @@ def play_plan(
     error_retries: int = 1,
 ) -> list[Group]:
     """Play every episode of the plan and group the trajectories by prompt; see the module docstring on errors."""
-    done = _play(pool, plan, engine, chat, sampling, rules, on_finished)
-    for _ in range(error_retries):
-        failed = [number for number, trajectory in enumerate(done) if trajectory.stop_reason is StopReason.ENV_ERROR]
-        if not failed:
+    done: dict[int, Trajectory] = {}
+    for attempt in range(1 + error_retries):
+        left = [n for n in range(len(plan)) if n not in done or done[n].stop_reason is StopReason.ENV_ERROR]
+        if not left:
             break
-        again = _play(pool, [plan[number] for number in failed], engine, chat, sampling, rules, None)
-        for number, trajectory in zip(failed, again, strict=True):
-            trajectory.retries = done[number].retries + 1
-            done[number] = trajectory
-    return group_trajectories(done)
+        episodes = pool.episodes([plan[n] for n in left], chat, rules)
+        engine.run(episodes, sampling, None if attempt else on_finished)
+        for n, episode in zip(left, episodes, strict=True):
+            episode.trajectory.retries = attempt
+            done[n] = episode.trajectory
+    return group_trajectories(done[n] for n in range(len(plan)))
 
 
 def group_trajectories(trajectories: Iterable[Trajectory]) -> list[Group]:
@@ -244,20 +245,6 @@ def group_trajectories(trajectories: Iterable[Trajectory]) -> list[Group]:
         group = groups.setdefault(trajectory.group, Group(trajectory.group, trajectory.seed, [], env=trajectory.env))
         (group.errored if trajectory.stop_reason in ERRORED else group.trajectories).append(trajectory)
     return list(groups.values())
-
-
-def _play(
-    pool: EnvPool,
-    plan: Sequence[EpisodeSeeds],
-    engine: Engine,
-    chat: ChatFormat,
-    sampling: Sampling,
-    rules: EpisodeRules,
-    on_finished: Callable[[], None] | None,
-) -> list[Trajectory]:
-    episodes = pool.episodes(plan, chat, rules)
-    engine.run(episodes, sampling, on_finished)
-    return [episode.trajectory for episode in episodes]
 
 
 def error_note(groups: Sequence[Group]) -> str | None:
@@ -327,52 +314,46 @@ class Sampler:
 
         Returns the groups of all ranks, in plan order. `quiet`: progress is not reported.
         """
-        played = pool or self.pool
-        rules = dataclasses.replace(self.rules, first_turn_only=first_turn_only)
-        try:
-            return self._collect_published(plan, sampling, stage, played, rules, quiet)
-        except OutOfMemory:
-            if self.max_rows == 1:
-                raise
-        # Outside the handler: the tensors of the failed attempt live as long as its error does.
-        self._halve_rows(stage, played)
-        return self._collect_published(plan, sampling, stage, played, rules, quiet)
-
-    def _collect_published(
-        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool
-    ) -> list[Group]:
-        """Play a plan, again where a rank lacks a server with the present weights."""
-        for _ in range(OUTDATED_ATTEMPTS):
-            try:
-                return self._collect(plan, sampling, stage, pool, rules, quiet)
-            except OutdatedEngine as error:
-                self._notes.append(f"weights were published again and the {stage} was played again: {error}")
-            assert isinstance(self.engine, AsyncEngine)  # no other raises this
-            pool.close()  # environments may be in the middle of an episode
-            self.engine.republish()
-        return self._collect(plan, sampling, stage, pool, rules, quiet)
-
-    def _collect(
-        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool
-    ) -> list[Group]:
+        pool, rules = pool or self.pool, dataclasses.replace(self.rules, first_turn_only=first_turn_only)
         numbers = list(dict.fromkeys(seeds.group for seeds in plan))
         own = set(numbers[self._ranks.rank :: self._ranks.size])
-        share = [seeds for seeds in plan if seeds.group in own]
-        parts = self._ranks.share(lambda: self._collect_own(share, sampling, stage, pool, rules, quiet))
-        self.statistics = _summed([statistics for _, statistics in parts])
-        place = {number: position for position, number in enumerate(numbers)}
-        return sorted((group for groups, _ in parts for group in groups), key=lambda group: place[group.index])
+        own_plan = [seeds for seeds in plan if seeds.group in own]
 
-    def _collect_own(
-        self, plan: Sequence[EpisodeSeeds], sampling: Sampling, stage: str, pool: EnvPool, rules: EpisodeRules, quiet: bool
-    ) -> tuple[list[Group], EngineStatistics]:
-        if not quiet:
-            self._on_stage(stage, len(plan))
-        with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
-            retries = self._error_retries
-            on_finished = None if quiet else self._on_finished
-            groups = play_plan(pool, plan, self.engine, self.chat, sampling, rules, on_finished, error_retries=retries)
-        return groups, self.engine.statistics
+        def play() -> tuple[list[Group], EngineStatistics]:
+            if not quiet:
+                self._on_stage(stage, len(own_plan))
+            with memory_boundary(stage, f"lower rollout.max_rows (now {self.max_rows})"):
+                on_finished = None if quiet else self._on_finished
+                retries = self._error_retries
+                groups = play_plan(pool, own_plan, self.engine, self.chat, sampling, rules, on_finished, error_retries=retries)
+            return groups, self.engine.statistics
+
+        halved, num_outdated = False, 0
+        while True:
+            outdated = ""
+            try:
+                parts = self._ranks.share(play)
+                break
+            except OutOfMemory:
+                if halved or self.max_rows == 1:
+                    raise
+            except OutdatedEngine as error:
+                if num_outdated == OUTDATED_ATTEMPTS:
+                    raise
+                outdated = str(error)
+            # Outside the handlers: the tensors of a failed attempt live as long as its error does.
+            pool.close()  # environments may be in the middle of an episode
+            if outdated:
+                self._notes.append(f"weights were published again and the {stage} was played again: {outdated}")
+                num_outdated += 1
+                assert isinstance(self.engine, AsyncEngine)  # no other raises this
+                self.engine.republish()
+            else:
+                halved = True
+                self._halve_rows(stage)
+        self.statistics = _summed([statistics for _, statistics in parts])
+        position = {number: n for n, number in enumerate(numbers)}
+        return sorted((group for groups, _ in parts for group in groups), key=lambda group: position[group.index])
 
     def take_notes(self) -> list[str]:
         """What happened since the last call."""
@@ -382,9 +363,8 @@ class Sampler:
     def close(self) -> None:
         self.pool.close()
 
-    def _halve_rows(self, stage: str, pool: EnvPool) -> None:
+    def _halve_rows(self, stage: str) -> None:
         del self.engine
-        pool.close()  # environments may be in the middle of an episode
         forget_failed(self._device)
         before, self.max_rows = self.max_rows, self.max_rows // 2
         self.engine = self._build_engine(self.max_rows)

@@ -11,35 +11,24 @@ Batches that are sampled but not yet trained on belong to a checkpoint; a resume
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import CheckpointError
 from tether.core.protocols import AsyncEngine, EngineStatistics
 from tether.core.types import Group, Trajectory, Turn
-from tether.training.batch import SampledBatch, selected_again
-from tether.training.settings import FilterSettings
+from tether.rollout.sampler import Sampler, check_resets, training_plan
+from tether.training.batch import FilterInputs, Rollouts, SampledBatch, sample_batch, selected_again
+from tether.training.callbacks import Callback
+from tether.training.settings import FilterSettings, RunSettings
+from tether.training.throughput import StepTimer
 
 CLOSE_SECONDS = 10.0
 """How long the end of a run waits for the thread."""
 THREAD_NAME = "asynchronous rollouts"
-
-
-@dataclass(frozen=True, slots=True)
-class FilterInputs:
-    """What decides about the filter of a batch, besides its groups."""
-
-    keep: float
-    """The filter's share, which alarm actions may have changed."""
-    ratios: tuple[float, ...]
-    """`groups/rv_ratio` of the recent steps, for strategy `auto`."""
-
-    def rules(self, settings: FilterSettings) -> FilterSettings:
-        return settings.model_copy(update={"keep": self.keep})
 
 
 @dataclass(slots=True)
@@ -54,64 +43,81 @@ class BatchAhead:
     seconds: float = 0.0
 
 
-SampleStep = Callable[[int, FilterInputs, list[EngineStatistics]], SampledBatch]
-"""Samples the batch of a step, and appends what the engine counted in each round."""
+class AsyncRollouts(Rollouts):
+    """The batches of the next steps, sampled in order by one thread, with an engine that has weights of its own."""
 
-
-class AsyncRollouts:
-    """The batches of the next steps, sampled in order by one thread.
-
-    Args:
-        engine: samples with weights of its own.
-        max_staleness: how many updates the weights of a batch are behind.
-        last_step: no batch is sampled for a later step.
-        sample: samples one batch, in the thread.
-    """
-
-    def __init__(self, engine: AsyncEngine, max_staleness: int, last_step: int, sample: SampleStep) -> None:
-        self._engine, self._max_staleness, self._last_step, self._sample = engine, max_staleness, last_step, sample
+    def __init__(self, settings: RunSettings, sampler: Sampler, timer: StepTimer, callbacks: Callback) -> None:
+        super().__init__(settings, sampler, timer, callbacks)
+        assert isinstance(sampler.engine, AsyncEngine)  # the settings allow no other
+        self._engine, self._max_staleness, self._last_step = sampler.engine, settings.rollout.max_staleness, settings.steps
         self._batches: dict[int, Future[BatchAhead]] = {}
         """By step: in work, sampled, or being trained on. A batch stays until its step is complete: an interrupted step is not."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
         self._failure: BaseException | None = None
         self._published: dict[str, float] = {}
         """Numbers of the latest publish."""
+        self._published_for_step: dict[str, float] = {}
+        """Numbers of the publish of the weights that sampled the batch of the present step."""
 
-    def prefetch(self, step: int, inputs: FilterInputs) -> list[int]:
-        """After a step: sample what its weights are for. Returns the steps whose batch is missing and is sampled with newer weights.
+    def begin(self, step: int, state: str | None) -> None:
+        self._published = self._engine.sync(step)
+        try:
+            for number, batch in json.loads(state or "{}").items():
+                future: Future[BatchAhead] = Future()
+                future.set_result(_from_json(batch, self._settings.filter))
+                self._batches[int(number)] = future
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the sampled batches of the checkpoint cannot be read ({error}); move it away to resume from the one before it"
+            ) from error
 
-        That is the next step's batch and `max_staleness` more: all at the start of a run, one after each step. After a resume from a
-        checkpoint without them, and after a rollback, more than one is missing.
-        """
+    def sample(self, step: int, inputs: FilterInputs) -> SampledBatch:
+        """The batch of a step, once it is sampled; raises what sampling it failed with."""
+        self._callbacks.on_stage_begin("wait", 1)
+        with self._timer.stage("wait"):
+            batch = self._batches[step].result()
+        self._timer.count_background("rollout", batch.seconds)
+        for statistics in batch.statistics:
+            self._timer.count_engine(statistics)
+        self._timer.count_rollout(batch.sampled.groups)
+        self._published_for_step = batch.published
+        check_resets(batch.sampled.groups, f"step {step}")
+        return batch.sampled
+
+    def prefetch(self, step: int, inputs: FilterInputs) -> None:
+        """That is the next step's batch and `max_staleness` more: all at the start of a run, one after each step. After a resume from a
+        checkpoint without them, and after a rollback, more than one is missing, and is sampled with newer weights; that is said."""
         self._batches = {number: future for number, future in self._batches.items() if number > step}
         wanted = [number for number in range(step + 1, step + 2 + self._max_staleness) if number <= self._last_step]
         missing = [number for number in wanted if number not in self._batches]
         if missing:
             snapshot = self._engine.snapshot(step)
             for number in missing:
-                self._submit(number, snapshot, inputs)
-        return [number for number in missing if step > 0 and number < step + 1 + self._max_staleness]
+                self._batches[number] = future = self._thread.submit(self._run, number, snapshot, inputs)
+                future.add_done_callback(self._note_failure)  # runs in the thread, before its next batch
+        for number in missing:
+            if step > 0 and number < step + 1 + self._max_staleness:
+                self._callbacks.on_note(
+                    f"the batch of step {number} that was sampled ahead is not there; it is sampled with the weights of step {step}"
+                )
 
-    def take(self, step: int) -> BatchAhead:
-        """The batch of a step, once it is sampled; raises what sampling it failed with."""
-        return self._batches[step].result()
+    def publish(self, step: int) -> dict[str, float]:
+        """The thread publishes the new weights when it has sampled with those before them."""
+        return self._published_for_step
 
-    def settle(self, version: int) -> None:
-        """Wait until nothing is being sampled, then give the engine the policy's current weights, those after step `version`."""
-        for future in list(self._batches.values()):
-            future.result()
-        if self._engine.version != version:
-            self._published = self._engine.sync(version)
+    def settle(self, step: int) -> None:
+        """Wait until nothing is being sampled, then give the engine the policy's current weights."""
+        with self._timer.stage("wait"):
+            for future in list(self._batches.values()):
+                future.result()
+            if self._engine.version != step:
+                self._published = self._engine.sync(step)
 
-    def discard(self) -> None:
-        """Forget what was sampled: other weights took the place of those it was sampled with."""
+    def replace_weights(self, step: int) -> None:
+        """Forget what was sampled with the weights before."""
         for future in self._batches.values():
             future.exception()  # waits; what failed does not matter any more
         self._batches.clear()
-
-    def _submit(self, step: int, snapshot: Any, inputs: FilterInputs) -> None:
-        self._batches[step] = future = self._thread.submit(self._run, step, snapshot, inputs)
-        future.add_done_callback(self._note_failure)  # runs in the thread, before its next batch
 
     def _note_failure(self, future: "Future[BatchAhead]") -> None:
         if not future.cancelled():
@@ -125,51 +131,35 @@ class AsyncRollouts:
             self._published = self._engine.publish(snapshot)
         else:  # a server that is restarted while the learner trains must get these weights, not the learner's
             self._engine.adopt(snapshot)
-        statistics: list[EngineStatistics] = []
-        sampled = self._sample(step, inputs, statistics)
+        settings, sampler, statistics = self._settings, self._sampler, list[EngineStatistics]()
+
+        def play(count: int, first: int) -> list[Group]:
+            plan = training_plan(settings.seed, step, count, settings.rollout.group_size, first, sampler.pool.weights)
+            groups = sampler.collect(plan, settings.sampling(), quiet=True)  # in this thread nothing is measured or reported
+            statistics.append(sampler.statistics)
+            return groups
+
+        sampled = sample_batch(play, settings.rollout.num_groups, inputs.rules(settings.filter), inputs.ratios)
         return BatchAhead(sampled, inputs, self._published, statistics, time.perf_counter() - start)
 
-    # ------------------------------------------------------------------------------------------------------- checkpoints
-
-    def state(self, step: int) -> str:
-        """For the checkpoint of a step: the batches that its weights cannot sample again, as JSON. Waits for them; failed ones are left out."""
+    def state(self, step: int) -> dict[str, str]:
+        """The batches that the weights of the step cannot sample again, as JSON. Waits for them; failed ones are left out."""
         batches = {}
-        for number in range(step + 1, step + 1 + self._max_staleness):
-            future = self._batches.get(number)
-            if future is not None and future.exception() is None:
-                batches[number] = _to_json(future.result())
-        return json.dumps(batches)
+        with self._timer.stage("wait"):
+            for number in range(step + 1, step + 1 + self._max_staleness):
+                future = self._batches.get(number)
+                if future is not None and future.exception() is None:
+                    batches[number] = _to_json(future.result())
+        return {"batches_ahead": json.dumps(batches)}
 
     def is_busy(self, step: int) -> bool:
-        """Whether `state` would have to wait."""
         return any(not future.done() for number, future in self._batches.items() if number <= step + self._max_staleness)
-
-    def begin(self, published: dict[str, float], state: str | None, filter_settings: FilterSettings) -> None:
-        """Begin with weights that were just published, and with what `state` gave, where the run is resumed."""
-        self._published = published
-        if not state:
-            return
-        try:
-            for number, batch in json.loads(state).items():
-                future: Future[BatchAhead] = Future()
-                future.set_result(_from_json(batch, filter_settings))
-                self._batches[int(number)] = future
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"the sampled batches of the checkpoint cannot be read ({error}); move it away to resume from the one before it"
-            ) from error
 
     def close(self) -> None:
         """End the thread; what it samples is given up."""
         self._engine.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait(self._batches.values(), CLOSE_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _to_json(batch: BatchAhead) -> dict[str, Any]:

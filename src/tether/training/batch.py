@@ -1,5 +1,7 @@
 """The batch of a step: sample prompts, filter them, sample more until the batch is full, and weight what was kept.
 
+`Rollouts` samples it when its step begins, with the newest weights; async_rollouts.py samples it ahead.
+
 Every round of a step samples new prompts. After each round the filter ranks all groups of the step together; where it keeps more than a
 batch, the best of them are the batch. Strategy `all` ranks nothing: the first that were sampled are (DAPO, arXiv 2503.14476, algorithm 1). Without refill there is one round, and the batch is what the filter keeps of it. A run that mixes
 environments ranks groups within their environment, because rewards of different environments have different scales.
@@ -9,8 +11,11 @@ Reweighting and the trajectory-level filter come after the advantages and change
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,13 +26,29 @@ from tether.algorithms.filters.scores import sample_variance
 from tether.algorithms.filters.select import Selection, select_within
 from tether.core.types import Group
 from tether.diagnostics.summary import group_summary
-from tether.training.settings import FilterSettings
+from tether.rollout.sampler import Sampler, check_resets, training_plan
+from tether.training.callbacks import Callback
+from tether.training.settings import FilterSettings, RunSettings
+from tether.training.throughput import StepTimer
 
 SELECTING = {"keep", "score", "order", "include_zero", "eps", "band"}
 """The settings that select_groups takes as they are."""
 
 NOTHING = Selection(np.zeros(0, dtype=bool), [], [], {}, 0.0, 0, 0.0, 0.0, 0.0)
 """The selection of a step whose every episode errored."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterInputs:
+    """What decides about the filter of a batch, besides its groups."""
+
+    keep: float
+    """The filter's share, which alarm actions may have changed."""
+    ratios: tuple[float, ...]
+    """`groups/rv_ratio` of the recent steps, for strategy `auto`."""
+
+    def rules(self, settings: FilterSettings) -> FilterSettings:
+        return settings.model_copy(update={"keep": self.keep})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +85,69 @@ class SampledBatch:
             "rounds": self.num_rounds,
             "tokens_discarded": sum(t.num_sampled for group in self.groups for t in group.trajectories) - tokens_batched,
         }
+
+
+class Rollouts:
+    """Samples the batch of each step when the step begins, and gives the engine the weights after each update."""
+
+    def __init__(self, settings: RunSettings, sampler: Sampler, timer: StepTimer, callbacks: Callback) -> None:
+        self._settings, self._sampler, self._timer, self._callbacks = settings, sampler, timer, callbacks
+
+    def begin(self, step: int, state: str | None) -> None:
+        """Give the engine the weights of the last complete step: a server may hold others. `state`: of a checkpoint, what `state` gave."""
+        self._sampler.engine.sync(step)
+
+    def sample(self, step: int, inputs: FilterInputs) -> SampledBatch:
+        """Play new prompts until the filter has its batch."""
+        settings, sampler, timer = self._settings, self._sampler, self._timer
+
+        def play(count: int, first: int) -> list[Group]:
+            plan = training_plan(settings.seed, step, count, settings.rollout.group_size, first, sampler.pool.weights)
+            with timer.stage("rollout"):
+                groups = sampler.collect(plan, settings.sampling())
+            timer.count_engine(sampler.statistics)
+            return groups
+
+        with timer.stage("select"):  # less the rollouts in it
+            sampled = sample_batch(play, settings.rollout.num_groups, inputs.rules(settings.filter), inputs.ratios)
+        check_resets(sampled.groups, f"step {step}")
+        timer.count_rollout(sampled.groups)
+        return sampled
+
+    def prefetch(self, step: int, inputs: FilterInputs) -> None:
+        """A step is complete: sample ahead what its weights are for."""
+
+    def publish(self, step: int) -> dict[str, float]:
+        """The update of a step is done: give the engine the new weights. Returns what that measured, for the "update/" metrics."""
+        engine = self._sampler.engine
+        if not engine.capabilities.shares_weights:
+            self._callbacks.on_stage_begin("publish", 1)
+        with nullcontext() if engine.capabilities.shares_weights else self._timer.stage("publish"):
+            return engine.sync(step)
+
+    def replace_weights(self, step: int) -> None:
+        """Other weights took the place of those of the last complete step: a rollback."""
+        self._sampler.engine.sync(step)
+
+    def settle(self, step: int) -> None:
+        """Before the engine is used for anything but the batches of steps: it must be free, and hold the weights after this step."""
+
+    def state(self, step: int) -> dict[str, str]:
+        """For the checkpoint of a step: what was sampled for later ones."""
+        return {}
+
+    def is_busy(self, step: int) -> bool:
+        """Whether `state` would have to wait."""
+        return False
+
+    def close(self) -> None:
+        """End what runs beside the trainer."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
 
 def sample_batch(

@@ -8,9 +8,9 @@ Where ranks divide the weights and servers sample, no model of the run is whole 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -43,9 +43,8 @@ from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings
 from tether.training.throughput import StartTimer
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a trainer trains with."""
+class Built(NamedTuple):
+    """What `build` returns, in the order in which it is made."""
 
     policy: Policy
     algorithm: Algorithm
@@ -55,7 +54,6 @@ class Parts:
     monitor: Monitor
     plan: MemoryPlan | None
     """What the run takes of the device; None where it could not be counted."""
-    ranks: Ranks
 
 
 def build(
@@ -66,7 +64,7 @@ def build(
     folder: Path | None = None,
     ranks: Ranks | None = None,
     sampling_ranks: Ranks | None = None,
-) -> Parts:
+) -> Built:
     """The parts of a run as it starts, or with the policy of a checkpoint; `timer` measures how long they take, `folder` is the run's, `ranks`
     share the work; `sampling_ranks` share episodes, where that happens beside an update."""
     timer, ranks = timer or StartTimer(), ranks or Ranks()
@@ -99,7 +97,7 @@ def build(
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
         monitor = _monitor(settings, policy, ranks, frozen)
-    return Parts(policy, algorithm, estimator, learner, sampler, monitor, plan, ranks)
+    return Built(policy, algorithm, estimator, learner, sampler, monitor, plan)
 
 
 def _divided(settings: RunSettings, ranks: Ranks, name: str, *, is_trained: bool = True, checkpoint: Path | None = None) -> Policy:

@@ -9,7 +9,7 @@ A folder is written beside its place, forced to the disk and renamed into it, so
 as they were. What a kill leaves behind lies in `.unfinished-*` folders, which are never counted and which `sweep` removes at the next
 start. Nothing random is stored: every draw follows from the run's seed and the step.
 
-A run calls `save_checkpoint` in a thread of its own (writer.py), with a copy of model and state (snapshot.py). The two files are written at the
+A run calls `save_checkpoint` in a thread of its own (saver.py), with a copy of model and state (snapshot.py). The two files are written at the
 same time, and state.pt without the checksums of a zip archive, which take two thirds of the time and which torch does not look at. The sums of
 the manifest are taken from the pages that were just written, while the disk is being waited for.
 """
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -45,13 +45,12 @@ from tether.runs.checkpoints import (
     checkpoint_name,
     file_sum,
     list_checkpoints,
+    newest_checkpoint,
     write_manifest,
 )
-
-if TYPE_CHECKING:
-    from tether.diagnostics.monitor import Monitor
-    from tether.training.hooks.alarms import AlarmActions
-    from tether.training.learner import Learner
+from tether.runs.store import RunStore
+from tether.training.distributed.ranks import Ranks
+from tether.training.learner import Learner
 
 _UNFINISHED, _REPLACED = ".unfinished-", "replaced"
 
@@ -183,28 +182,49 @@ def load_state(checkpoint: Path, *, mapped: bool = False, verified: bool = False
     return state
 
 
-def restore(checkpoint: Path, learner: "Learner", monitor: "Monitor", actions: "AlarmActions") -> tuple[int, str | None]:
-    """Put everything but the policy, which is built from the checkpoint, back as it was.
+class RunState(NamedTuple):
+    """What a checkpoint holds besides the policy."""
 
-    Returns the step, and the batches that had been sampled for the next steps, of a run with asynchronous rollouts.
-    """
-    state = _learner_state(checkpoint, learner)
-    if "reactions" in state:  # the name that tether 0.1 wrote
-        state.setdefault("alarm_actions", state["reactions"])
-    if missing := sorted({"learner", "monitor", "alarm_actions"} - state.keys()):
+    step: int
+    learner: dict[str, Any]
+    monitor: dict[str, Any]
+    alarm_actions: dict[str, Any]
+    batches_ahead: str | None
+    """Batches that had been sampled for the next steps, of a run with asynchronous rollouts."""
+
+
+def last_checkpoint(store: RunStore) -> Path | None:
+    """The checkpoint to continue from, found whole, once what a kill left unfinished is cleared away."""
+    store.lock()  # before anything is cleared away: it could be another process's
+    sweep(store.checkpoints)
+    checkpoint = newest_checkpoint(store.checkpoints)
+    if checkpoint is not None:
+        check_checkpoint(checkpoint)
+    return checkpoint
+
+
+def restore(checkpoint: Path, ranks: Ranks) -> RunState:
+    """The state of everything but the policy, which is built from the checkpoint. The first rank verifies it for all."""
+    saved = load_state(checkpoint, mapped=ranks.size > 1, verified=ranks.rank > 0)
+    if "reactions" in saved:  # the name that tether 0.1 wrote
+        saved.setdefault("alarm_actions", saved["reactions"])
+    if missing := sorted({"step", "learner", "monitor", "alarm_actions"} - saved.keys()):
         raise CheckpointError(
             f"checkpoint '{checkpoint}' holds no state of {', '.join(missing)}: another version of tether wrote it; resume with that version"
         )
+    return RunState(int(saved["step"]), saved["learner"], saved["monitor"], saved["alarm_actions"], saved.get("batches_ahead"))
+
+
+@contextmanager
+def fitting(checkpoint: Path) -> Iterator[None]:
+    """A block that gives the parts of a run their state of a checkpoint; one that does not fit them is said."""
     try:
-        learner.restore(state["learner"])
-        monitor.restore(state["monitor"])
-        actions.restore(state["alarm_actions"])
-        return int(state["step"]), state.get("batches_ahead")
+        yield
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"checkpoint '{checkpoint}' does not fit this run: {error}; resume with the config it was made by") from error
 
 
-def rollback(checkpoint: Path, learner: "Learner") -> None:
+def rollback(checkpoint: Path, learner: Learner) -> None:
     """Put the weights, optimiser state and critic of an earlier step in place of the present ones."""
 
     def read() -> dict[str, Tensor]:
@@ -218,12 +238,7 @@ def rollback(checkpoint: Path, learner: "Learner") -> None:
         with torch.no_grad():  # fp32 master weights of rounded parameters come back with the optimiser
             for name, parameter in policy.module.named_parameters():
                 parameter.copy_(saved[name])
-    learner.restore(_learner_state(checkpoint, learner)["learner"])
-
-
-def _learner_state(checkpoint: Path, learner: "Learner") -> dict[str, Any]:
-    """The state for each of a learner's ranks; the first verifies it for all."""
-    return load_state(checkpoint, mapped=learner.ranks.size > 1, verified=learner.ranks.rank > 0)
+    learner.restore(restore(checkpoint, ranks).learner)
 
 
 @contextmanager

@@ -3,29 +3,31 @@
     seeds -> sample (rollout, filter) -> advantages -> update          and beside it: groups -> diagnosis -> record
 
 Step 0 is the untrained policy, evaluated; steps 1..N train. Everything about a step is on disk before the next begins, so a run can be
-stopped at any time and continued from its last checkpoint with the same result.
+stopped at any time and continued from its last checkpoint with the same result. Of several ranks all run this program. The first reads and
+writes the run folder; the others get its records, so whatever follows from records is decided in the same way on every rank.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from contextlib import nullcontext
 
-from tether.core.errors import EngineUnavailable, EnvironmentFailure, OutOfMemory, TetherError
-from tether.runs.schema import StepRecord
+from tether.core.seeding import seed_everything
 from tether.runs.store import RunStore
-from tether.runs.verdict import every_episode_failed
-from tether.training.callbacks import Callback
+from tether.training import lifecycle, stages
+from tether.training.alarm_actions import AlarmActions
+from tether.training.async_rollouts import AsyncRollouts
+from tether.training.batch import Rollouts
+from tether.training.build import build
+from tether.training.callbacks import Callback, CallbackList
+from tether.training.checkpoint import last_checkpoint
 from tether.training.distributed.ranks import Ranks
-from tether.training.hooks.early_stop import EarlyStop
-from tether.training.hooks.periodic import BestCheckpoint, Checkpoints, Evaluations, Trackers
+from tether.training.early_stop import EarlyStop
+from tether.training.hooks import BestCheckpoint, Checkpoints, Evaluations, Hook, Trackers
+from tether.training.saver import CheckpointSaver
 from tether.training.settings import RunSettings
-from tether.training.stages import Stages
-from tether.training.state import RunState
-from tether.training.throughput import StartTimer
+from tether.training.throughput import StartTimer, StepTimer
 
 
-class Trainer(RunState):
-    """A run: its state, its loop, its hooks."""
+class Trainer:
+    """A run: its parts, its records, its loop, its hooks. Stages and hooks see it as `stages.TrainedRun` and `hooks.Run`."""
 
     def __init__(
         self,
@@ -35,119 +37,63 @@ class Trainer(RunState):
         start: StartTimer | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(settings, store, callbacks, start, ranks)
-        self.stages = Stages(settings, self.parts, self.callbacks, self.timer)
-        self.ahead = self.stages.ahead
-        if self.ahead is not None:
-            self.ahead.begin(self.published, self.batches_ahead, settings.filter)
-        self.best = BestCheckpoint()
-        self.hooks = [Checkpoints(), Evaluations(), self.best, Trackers(), EarlyStop()]
+        """`start` measures how long the start of the run takes; it may have measured parts already. `ranks` share the work of the run."""
+        self.settings, self.store, self.ranks = settings, store, ranks or Ranks()
+        self.callbacks: Callback = CallbackList(callbacks)
+        self.start_timer = start or StartTimer()
+        seed_everything(settings.seed)
+        checkpoint = self.ranks.broadcast_object(lambda: last_checkpoint(store))
+        sampling_ranks = self.ranks.subgroup() if settings.rollout.max_staleness else self.ranks
+        self.policy, self.algorithm, self.estimator, self.learner, self.sampler, self.monitor, self.plan = self.ranks.barrier(
+            lambda: build(settings, checkpoint, self.callbacks, self.start_timer, store.folder, self.ranks, sampling_ranks)
+        )
+        with self.start_timer.part("peak"):
+            self.timer = StepTimer(self.policy.module, self.learner.critic, num_devices=self.ranks.size, dtype=self.policy.dtype)
+        background = self.plan is None or self.plan.background
+        self.saver = CheckpointSaver(store, self.learner, self.timer, self.callbacks, keep=settings.checkpoint.keep, background=background)
+        self.rollouts = (AsyncRollouts if settings.rollout.max_staleness else Rollouts)(settings, self.sampler, self.timer, self.callbacks)
+        self.alarm_actions = AlarmActions(settings)
+        self.hooks: Sequence[Hook] = (Checkpoints(), Evaluations(), BestCheckpoint(), Trackers(), EarlyStop(self.alarm_actions))
+        self.step, self.whole, batches_ahead = 0, True, None
+        if checkpoint is not None:
+            with self.start_timer.part("checkpoint"):
+                batches_ahead = self.ranks.barrier(lambda: lifecycle.resume(self, checkpoint))
+        with self.start_timer.part("publish"):
+            self.rollouts.begin(self.step, batches_ahead)
+        self.monitor_state = self.monitor.state()  # of `step`: an interrupted step may already have observed
+        self.records = self.ranks.broadcast_object(lambda: [record for record in store.steps() if record.step <= self.step])
+        self.monitor.replay((record.step, record.metrics) for record in self.alarm_actions.counting(self.records))
 
     def run(self) -> None:
-        """Train to the last step, or until a hook ends the run; whatever else ends it, write a checkpoint if the weights are whole."""
-        with self.sampler.pool, self.ahead or nullcontext(), self.interrupts.listening(), self.callbacks.running():
-            try:
-                self._start()
-                self._prefetch()
-                while (reason := self._stop_reason()) is None and self.step < self.settings.steps:
-                    self.train_step(self.step + 1)
-                if reason is not None:
-                    self._stop_early(reason)
-                self._finish_saving()
-            except KeyboardInterrupt:
-                if self.whole:
-                    self._say_what_is_waited_for()
-                    self.save()
-                self.finish_saving()  # a second Ctrl-C does not wait, nor does the end of the grace time
-                raise
-            except (OutOfMemory, EngineUnavailable, EnvironmentFailure) as error:
-                ended = type(error)(f"{error}; nothing already written is lost: {self.how_to_resume()}")
-                ended.common = error.common
-                raise ended from error
-            except Exception as error:
-                self._save_after(error)
-                raise
+        """Train to the last step, or until a hook ends the run."""
+        with lifecycle.running(self):  # whatever ends this block, the last complete step is kept
+            lifecycle.begin(self)
+            self.rollouts.prefetch(self.step, self.alarm_actions.filter_inputs(self.records))
+            while (reason := lifecycle.stop_reason(self)) is None and self.step < self.settings.steps:
+                self.train_step(self.step + 1)
+            lifecycle.finish(self, reason)
         self.store.finish(f"stopped early after step {self.step}: {reason}" if reason else f"all {self.settings.steps} steps done")
-        self._check_evidence()
+        lifecycle.check_evidence(self.records)
 
     def train_step(self, step: int) -> None:
         """One pass through the data flow; each line is a stage."""
-        self.ranks.barrier(self.saver.check)  # a checkpoint that could not be written ends the run
+        self.saver.check()
         self.timer.begin()
-        keep, earlier = self.alarm_actions.keep, self.alarm_actions.counting(self.records)
-        sampled = self.stages.sample(step, keep, earlier)  # groups of trajectories, and what the filter kept of them
-        health = self.stages.diagnose(step, sampled)  # always on unfiltered groups, by the policy that wrote the reasoning
-        batch, estimates = self.stages.advantages(sampled)  # masks and log-probs carried from the rollout
-        with self.atomic():  # weights and record change together
-            update = {**estimates, **self.stages.update(step, batch, sampled)}
-            record = self.log(self.stages.record(step, sampled, batch, update, health, sampled.keep), sampled.groups, sampled.kept_ids)
+        sampled = self.rollouts.sample(step, self.alarm_actions.filter_inputs(self.records))  # groups, and what the filter kept of them
+        health = stages.diagnose(self, step, sampled)  # always on unfiltered groups, by the policy that wrote the reasoning
+        batch, estimates = stages.advantages(self, sampled)  # masks and log-probs carried from the rollout
+        with lifecycle.atomic(self):  # weights and record change together
+            update = {**estimates, **stages.update(self, step, batch, sampled)}
+            record = stages.record(self, step, sampled, batch, update, health)  # on disk: from here on the step is complete
             record = self.alarm_actions.on_step(self, record)
-        self._prefetch()
+        self.rollouts.prefetch(
+            step, self.alarm_actions.filter_inputs(self.records)
+        )  # asynchronous: the weights of this step sample a later batch
         for hook in self.hooks:  # checkpoint, evaluation, best checkpoint, trackers
             record = hook.on_step(self, record)
 
-    def _check_evidence(self) -> None:
-        """A run in which no episode ever ended by itself has learned nothing: that is a failure, and it has a cause."""
-        causes = [every_episode_failed(record) for record in self.records if record.step]
-        if causes and all(causes):
-            failure = EnvironmentFailure(f"every episode of the run failed, nothing was learned; in the last step with: {causes[-1]}")
-            failure.common = True
-            raise failure
-
-    def _save_after(self, error: Exception) -> None:
-        """Keep the last complete step of a run that ends with an error, if its weights are whole; a failure of that is a note.
-
-        Several ranks can do so only where all of them came here.
-        """
-        together = self.ranks.size == 1 or (isinstance(error, TetherError) and error.common)
-        try:
-            if self.whole and self.step and together and not self.is_saved(self.step):
-                self.save()
-            self.saver.wait()
-        except (TetherError, OSError, RuntimeError) as second:  # torch's errors are RuntimeErrors
-            self.callbacks.on_note(f"no checkpoint of step {self.step} could be written: {second}")
-
-    def _say_what_is_waited_for(self) -> None:
-        if self.ahead is not None and self.ahead.is_busy(self.step):
-            self.callbacks.on_note("waiting for the batch that is being sampled: a resumed run trains on it; Ctrl-C again does not wait")
-
-    def _prefetch(self) -> None:
-        """With asynchronous rollouts: the weights of the last complete step sample a later batch from here on."""
-        self.stages.prefetch(self.step, self.alarm_actions.keep, self.alarm_actions.counting(self.records))
-
-    def _start(self) -> None:
-        """Report the machine, then do what the last complete step still lacks: step 0 is nothing but its evaluation."""
-        self.introduce()
-        record = next((known for known in self.records if known.step == self.step), StepRecord(self.step, {}, None, []))
-        if Evaluations.is_due(self, self.step) and "validation/success" not in record.metrics:
-            self.timer.begin()
-            for hook in self.hooks:
-                record = hook.on_step(self, record)
-        else:
-            self.best.on_step(self, record)
-
-    def _finish_saving(self) -> None:
-        """Wait for the last checkpoint. Its cost belongs to the last step, whose timings are written again."""
-        self.finish_saving()
-        if seconds := self.saver.take_seconds():
-            self.timer.count_background("checkpoint", seconds)
-            self.store.append_timings(self.step, self.timer.timings().to_json())
-
-    def _stop_reason(self) -> str | None:
-        if self.step == self.settings.steps:
-            return None
-        return next((reason for hook in (*self.hooks, self.alarm_actions) if (reason := hook.stop_reason(self))), None)
-
-    def _stop_early(self, reason: str) -> None:
-        """Keep the weights, measure them, and put the reason on the record."""
-        if self.settings.checkpoint.last:
-            self.save()
-        record, note = self.records[-1], f"stopped early: {reason}"
-        if note in record.notes:  # a run that had stopped was resumed
-            return
-        record = dataclasses.replace(record, notes=[*record.notes, note])
-        if "validation/success" in record.metrics:
-            record = self.amend(record)
-        else:
-            record = self.best.on_step(self, Evaluations.evaluate(self, record))
-        self.callbacks.on_step_end(record, self.timer.timings())
+    def save(self) -> None:
+        """Write a checkpoint of the last complete step, from a copy that is taken now; it is in its place after `saver.finish`."""
+        if self.saver.saved_step != self.step:  # a step's checkpoint holds the same, whatever asked for it
+            state = {"monitor": self.monitor_state, "alarm_actions": self.alarm_actions.state(), **self.rollouts.state(self.step)}
+            self.saver.save(self.step, state)

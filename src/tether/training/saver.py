@@ -1,44 +1,51 @@
 """The checkpoints of a run, written while it trains on.
 
-`save` copies model and state to host memory (snapshot.py) and returns; a thread (writer.py) then writes the copy exactly as it would be
-written in the foreground (checkpoint.py). One checkpoint is in flight at most. It counts, for a resumed run and for every other reader, from
-the moment its folder is in its place; whoever looks for checkpoints in the run's own process calls `wait` first. Where the copy finds no room
-in host memory, the checkpoint is written in the foreground, and a note says so. Of several ranks the first writes; the others only remember
-which step was saved.
+`save` copies model and state to host memory (snapshot.py) and returns; a thread then writes the copy exactly as it would be written in the
+foreground (checkpoint.py). One checkpoint is in flight at most. It counts, for a resumed run and for every other reader, from the moment its
+folder is in its place; whoever looks for checkpoints in the run's own process calls `finish` first. Where the copy finds no room in host
+memory, the checkpoint is written in the foreground, and a note says so. Of several ranks the first writes; the others only remember which step
+was saved.
 """
 
 import copy
 import math
+import threading
 import time
-from collections.abc import Iterable
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from tether.core.errors import OutOfMemory, TetherError
+from tether.core.errors import OutOfMemory
 from tether.models.memory import memory_boundary
-from tether.models.policy import Policy
 from tether.runs.checkpoints import checkpoint_name
+from tether.runs.store import RunStore
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import keep_best, save_checkpoint, unfinished_bytes
+from tether.training.learner import Learner
 from tether.training.snapshot import HostMemory, Snapshot, storage_bytes
-from tether.training.writer import BackgroundWriter
+from tether.training.throughput import StepTimer
 
 GB = 1e9
 QUIET_SECONDS = 0.5
 """A wait that is over by then is not worth a line."""
 SHOWN_EVERY = 0.2
+HEARTBEAT = 60.0
+"""Seconds after which rank 0 tells the others that it is still writing."""
 
 
 class CheckpointSaver:
     """Writes the checkpoints of one run, in its folder for them."""
 
-    def __init__(self, folder: Path, policy: Policy, keep: int, callbacks: Callback, *, background: bool, writes: bool = True) -> None:
-        """`background` False: the memory plan has no room for copies. `writes` False: another rank writes."""
-        self._folder, self._policy, self._keep, self._callbacks = folder, policy, keep, callbacks
-        self._background, self._writes = background, writes
-        self._memory = HostMemory(reuse=policy.device.type != "cpu")
+    def __init__(self, store: RunStore, learner: Learner, timer: StepTimer, callbacks: Callback, *, keep: int, background: bool) -> None:
+        """`keep`: how many checkpoints stay on disk. `background` False: the memory plan has no room for copies."""
+        self._store, self._learner, self._timer, self._callbacks = store, learner, timer, callbacks
+        self._keep, self._background = keep, background
+        self._folder, self._writes, self._policy, self._ranks = store.checkpoints, store.writes, learner.policy, learner.ranks
+        self._memory = HostMemory(reuse=self._policy.device.type != "cpu")
         self._writer = BackgroundWriter()
         self._tokenizer: Any = None
         self._size = 0
@@ -52,14 +59,20 @@ class CheckpointSaver:
         if self._writes and self._background and self._policy.device.type != "cpu" and self._memory.fits(sum(sizes)):
             self._writer.submit(lambda: self._memory.prepare(sizes))
 
-    def save(self, step: int, model: PreTrainedModel | None, state: dict[str, Any]) -> None:
-        """Take the copy that the checkpoint of a step is written from; the model holds its float32 weights meanwhile. None: another rank has it."""
-        assert not self._writer.busy  # one at a time: the run has waited
-        self.saved_step = step
-        if not self._writes:
-            return
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Take the copy that the checkpoint of the last complete step is written from: weights, the learner's state, and `state`."""
+        self.finish()  # one at a time; outside the shield, which is for what must not be interrupted
+        with self._timer.stage("checkpoint"), self._ranks.interrupts.shield(), self._learner.full_precision() as model:
+            self._store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
+            state = {"learner": self._learner.state(), **state}
+            self.saved_step = step
+            if self._writes:
+                assert model is not None  # the rank that writes has it
+                self._save(step, model, state)
+
+    def _save(self, step: int, model: PreTrainedModel, state: dict[str, Any]) -> None:
         tokenizer = self._policy.tokenizer
-        assert tokenizer is not None and model is not None  # loaded with the model; the rank that writes has it
+        assert tokenizer is not None  # loaded with the model
         self._size = storage_bytes(model, state)
         taken = self._snapshot(model, state)
         if taken is None:
@@ -77,12 +90,19 @@ class CheckpointSaver:
             self._writer.submit(lambda: keep_best(self._folder, step, success))
 
     def has(self, step: int) -> bool:
-        """Whether the checkpoint of a step is in its place or on its way there."""
-        return self.saved_step == step or (self._folder / checkpoint_name(step)).exists()
+        """Whether the checkpoint of a step is in its place or on its way there. All ranks ask."""
+        return self._ranks.broadcast_object(lambda: self.saved_step == step or (self._folder / checkpoint_name(step)).exists())
 
     def check(self) -> None:
-        """Raise what writing failed with since this was asked last."""
-        self._writer.check()
+        """Raise, on all ranks, what writing failed with since this was asked last: a checkpoint that could not be written ends the run."""
+        self._ranks.barrier(self._writer.check)
+
+    def finish(self) -> None:
+        """Wait until every checkpoint is in its place; raises what writing one failed with. All ranks wait."""
+        with self._timer.stage("checkpoint"):
+            patience = HEARTBEAT if self._ranks.size > 1 else math.inf
+            while not self._ranks.broadcast_object(lambda: self.wait(patience)):  # other ranks take a long silence for a failure
+                pass
 
     def wait(self, timeout: float = math.inf) -> bool:
         """Wait until everything is in its place, or for so many seconds, with a line and a bar where that takes a while.
@@ -101,13 +121,6 @@ class CheckpointSaver:
                 self._callbacks.on_stage_progress()
             shown = max(shown, percent)
         return done
-
-    def close(self) -> None:
-        """Let what is in flight arrive while another error ends the run; a failure of its own is a note."""
-        try:
-            self.wait()
-        except TetherError as error:
-            self._callbacks.on_note(str(error))
 
     def take_seconds(self) -> float:
         """How long the checkpoints took to write that were completed since this was asked last."""
@@ -138,3 +151,45 @@ class CheckpointSaver:
         finally:
             self._memory.release()
         self._seconds += time.perf_counter() - start
+
+
+class BackgroundWriter:
+    """A queue of jobs and the thread that does them.
+
+    A job that fails is never passed over: those behind it are not done, and its error is raised in the run's own thread, by `check` at the
+    border of a step or by `wait`.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._jobs: deque[Future[None]] = deque()
+        self._failed = threading.Event()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Do a job once those before it are done."""
+        self._jobs.append(self._thread.submit(self._do, job))
+
+    def check(self) -> None:
+        """Raise what a job failed with."""
+        while self._jobs and self._jobs[0].done():
+            failure = self._jobs.popleft().exception()
+            if failure is not None:
+                wait_for(self._jobs)  # those behind it end at once, having done nothing
+                self._jobs.clear()
+                self._failed.clear()
+                raise failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until every job is done, or for so many seconds; returns whether they are, and raises what one failed with."""
+        wait_for(self._jobs, timeout)
+        self.check()
+        return not self._jobs
+
+    def _do(self, job: Callable[[], object]) -> None:
+        if self._failed.is_set():
+            return
+        try:
+            job()
+        except BaseException:
+            self._failed.set()
+            raise

@@ -13,23 +13,24 @@ import torch
 from safetensors.torch import load_file
 
 import tether
+from tether.core.config import validate
 from tether.core.errors import ConfigError, EngineUnavailable
 from tether.core.http import serving_app
-from tether.core.protocols import Sampling
 from tether.core.types import Group
 from tether.models.load import LoadedModel
 from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
 from tether.rollout.engines.server import ServerEngine
-from tether.rollout.episode import EpisodeRules
-from tether.rollout.sampler import EnvPool, EnvSpec, play_plan, training_plan
+from tether.rollout.sampler import Sampler, play_plan, training_plan
 from tether.rollout.serving.app import make_app, serving_model
 from tether.rollout.serving.served import ServedModel
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.training.async_rollouts import THREAD_NAME, AsyncRollouts, BatchAhead, FilterInputs, _from_json, _to_json
-from tether.training.batch import sample_batch
+from tether.training.async_rollouts import THREAD_NAME, AsyncRollouts, BatchAhead, _from_json, _to_json
+from tether.training.batch import FilterInputs, sample_batch
+from tether.training.build import env_specs, episode_rules
 from tether.training.settings import RunSettings
+from tether.training.throughput import StepTimer
 
 STEPS = 4
 SETTINGS: dict[str, Any] = {
@@ -40,6 +41,7 @@ SETTINGS: dict[str, Any] = {
     "checkpoint": {"every": 10},
     "options": {"max_turns": 1},
 }
+LAKE = {"name": "frozen_lake", "options": {"max_turns": 1}}
 ROLLOUT = {"num_groups": 2, "group_size": 2, "max_tokens": 24, "max_context": 900, "max_rows": 1}
 """One request at a time: the server's batches do not depend on when requests arrive, so two runs are equal to the last bit."""
 
@@ -135,29 +137,38 @@ def test_interrupted_and_resumed_it_is_the_same_run(tiny: Any, run: RunStore, tm
 
 def test_a_server_restarted_after_the_start_gets_the_weights_that_its_version_says(tiny: Any, chat: Any) -> None:
     """The servers had the weights of the start from the policy itself, which the learner changes while batches are sampled with version 0."""
+    rollout = {**ROLLOUT, "engine": "http://h:1", "max_staleness": 1}
+    settings = validate(RunSettings, {"env": LAKE, "rollout": rollout, "filter": {"strategy": "all"}, "steps": 4})
     policy, trained = Policy(copy.deepcopy(tiny.model), tiny.tokenizer), threading.Event()
     served = ServedModel("tiny", LoadedModel(copy.deepcopy(tiny.model), tiny.tokenizer), max_rows=4)
     with torch.no_grad():
-        policy.module.model.embed_tokens.weight[: len(tiny.tokenizer) // 2] *= (
-            1.01  # a resumed run: not the weights that the server starts with
+        policy.module.model.embed_tokens.weight[: len(tiny.tokenizer) // 2] *= 1.01  # a resumed run: not what the server starts with
+
+    class WaitsForTheLearner(Sampler):
+        """Samples its second batch once the first update is done."""
+
+        num_plans = 0
+
+        def collect(self, *given: Any, **more: Any) -> list[Group]:
+            self.num_plans += 1
+            assert self.num_plans == 1 or trained.wait(60)
+            return super().collect(*given, **more)
+
+    def sampler(kind: type[Sampler], engine: Any) -> Sampler:
+        return kind(env_specs([settings.env]), lambda rows: engine, chat, episode_rules(settings, policy), max_rows=1, device=policy.device)
+
+    with sampler(Sampler, NativeEngine(policy, max_rows=4, max_context=900)).pool as pool:
+        plan = training_plan(0, 2, 2, 2)
+        expected = play_plan(
+            pool, plan, NativeEngine(policy, max_rows=4, max_context=900), chat, settings.sampling(), episode_rules(settings, policy)
         )
-
-    def play(engine: Any) -> list[Group]:
-        rules = EpisodeRules(max_context=900, max_tokens=24, format_penalty=-0.1)
-        with EnvPool([EnvSpec("frozen_lake", {"instructions": "plain", "max_turns": 1})]) as pool:
-            return play_plan(pool, training_plan(0, 2, 2, 2), engine, chat, Sampling(max_tokens=24), rules)
-
-    def sample(step: int, inputs: FilterInputs, statistics: list[Any]) -> Any:
-        assert step == 1 or trained.wait(60)
-        return play(engine)
-
-    expected = play(NativeEngine(policy, max_rows=4, max_context=900))
     with serving_app(make_app(served), "tiny") as url:
-        engine = ServerEngine([url], policy, max_rows=1, max_context=900)
-        engine.sync(0)
-        with AsyncRollouts(engine, 1, 4, sample) as rollouts:
-            rollouts.prefetch(0, FilterInputs(1.0, ()))
-            rollouts.take(1)
+        waits = sampler(WaitsForTheLearner, ServerEngine([url], policy, max_rows=1, max_context=900))
+        with waits.pool, AsyncRollouts(settings, waits, StepTimer(policy.module), tether.Callback()) as rollouts:
+            inputs = FilterInputs(1.0, ())
+            rollouts.begin(0, None)
+            rollouts.prefetch(0, inputs)
+            rollouts.sample(1, inputs)
             with torch.no_grad():  # the update of step 1, and the server as if it had been started again
                 for parameter in policy.module.parameters():
                     parameter *= 1.05
@@ -165,7 +176,7 @@ def test_a_server_restarted_after_the_start_gets_the_weights_that_its_version_sa
                     parameter.copy_(first)
             served.weights.version = "0"
             trained.set()
-            played: Any = rollouts.take(2).sampled
+            played = rollouts.sample(2, inputs).groups
     turns = [[turn for group in groups for t in group.trajectories for turn in t.turns] for groups in (played, expected)]
     assert [turn.response_ids for turn in turns[0]] == [turn.response_ids for turn in turns[1]]
     assert {version for turn in turns[0] for version in turn.versions} == {0}

@@ -14,17 +14,17 @@ from tether.models.lora import add_lora
 from tether.models.policy import Policy
 from tether.rollout.engines.registry import make_engine
 from tether.rollout.engines.scripted import ScriptedEngine
-from tether.training.build import Parts, build, check_engine_trains
+from tether.training.build import Built, build, check_engine_trains
 from tether.training.checkpoint import save_checkpoint, write_model
 from tether.training.settings import RunSettings
 
 
-def _build(checkpoint: Path | None = None, **sections: Any) -> Parts:
+def _build(checkpoint: Path | None = None, **sections: Any) -> Built:
     data = {"env": {"name": "frozen_lake"}, **sections, "model": {"device": "cpu", **sections.get("model", {})}}
     return build(validate(RunSettings, data), checkpoint)
 
 
-def _optimizers(parts: Parts) -> set[str]:
+def _optimizers(parts: Built) -> set[str]:
     state: Any = parts.learner.state()["optimizers"]
     return set(state)
 

@@ -11,7 +11,7 @@ from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.models.lora import add_lora, save_model
 from tether.training import memory
-from tether.training.build import Parts, build, resolve_algorithm
+from tether.training.build import Built, build, resolve_algorithm
 from tether.training.distributed.ranks import Ranks
 from tether.training.memory import MemoryPlan, Shape, counted, measured_shape, plan_memory, shape_of
 from tether.training.settings import RunSettings
@@ -316,7 +316,7 @@ def _bytes(tensors: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _really_taken(parts: Parts) -> dict[str, int]:
+def _really_taken(parts: Built) -> dict[str, int]:
     """What the policy and its optimiser hold, and will once the first update is made."""
     optimizer = parts.learner._optimizers["policy"]
     masters = _bytes(optimizer._masters[n] for n in optimizer._rounded)

@@ -21,9 +21,9 @@ from tether.training import saver, snapshot
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import load_state
 from tether.training.loop import Trainer
+from tether.training.saver import BackgroundWriter
 from tether.training.settings import RunSettings
 from tether.training.snapshot import HostMemory
-from tether.training.writer import BackgroundWriter
 
 SMALL: dict[str, Any] = {
     "env": {"name": "frozen_lake", "options": {"max_turns": 1}},
@@ -149,7 +149,7 @@ def test_what_changes_after_the_copy_does_not_reach_the_file(variant: str, tmp_p
             tensor.add_(1)
     trainer.alarm_actions.rolled_back.append((1, 2))
     gate.open.set()
-    trainer.finish_saving()
+    trainer.saver.finish()
     saved = {path.name: load_file(path) for path in (trainer.store.checkpoints / "step_000002" / "model").glob("*.safetensors")}
     assert _same(saved, expected) and expected
     assert _same(load_state(trainer.store.checkpoints / "step_000002"), {**expected_state, "step": 2})
@@ -230,12 +230,12 @@ def test_ctrl_c_and_other_errors_let_the_one_in_flight_arrive(tmp_path: Path, mo
             gate = _Gate(patch)
             trainer = _trainer(tmp_path / str(number), _Notes(gate.open.set))
 
-            def stop(step: int, *rest: Any, error: BaseException = error, real: Any = trainer.stages.sample) -> Any:
+            def stop(step: int, *rest: Any, error: BaseException = error, real: Any = trainer.rollouts.sample) -> Any:
                 if step == 2:
                     raise error
                 return real(step, *rest)
 
-            patch.setattr(trainer.stages, "sample", stop)
+            patch.setattr(trainer.rollouts, "sample", stop)
             with pytest.raises(type(error)):
                 trainer.run()
             assert gate.written == [1]  # nor is the step written twice

@@ -28,6 +28,7 @@ from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.training import build as build_module
+from tether.training import stages
 from tether.training.batch import SampledBatch, select
 from tether.training.callbacks import Callback
 from tether.training.loop import Trainer
@@ -145,10 +146,10 @@ def test_auto_reads_the_ratios_of_recent_steps(tmp_path: Path, earlier: list[flo
     trainer.store.append(StepRecord(4, {"groups/rv_ratio": 1e9}))  # of a step that is played again
     trainer.step = 3
     trainer.save()
-    trainer.finish_saving()
+    trainer.saver.finish()
     resumed = Trainer(trainer.settings, RunStore.open(tmp_path / "run"))
     assert [record.step for record in resumed.records] == [1, 2, 3]
-    sampled = resumed.stages.sample(4, resumed.alarm_actions.keep, resumed.alarm_actions.counting(resumed.records))
+    sampled = resumed.rollouts.sample(4, resumed.alarm_actions.filter_inputs(resumed.records))
     assert 0 < sampled.selection.rv_ratio < 1.2
     assert (len(sampled.kept) == 4) is keeps_all
 
@@ -163,7 +164,7 @@ def _own_advantages(group: Group) -> list[float]:
 
 def _estimated(trainer: Trainer, sampled: SampledBatch) -> dict[tuple[int, ...], tuple[float, float]]:
     """Advantage (smallest and largest along the row) by the sampled tokens of the row."""
-    batch, _ = trainer.stages.advantages(sampled)
+    batch, _ = stages.advantages(trainer, sampled)
     assert batch.advantages_BT is not None
     rows = {}
     for row in range(len(batch)):
@@ -217,8 +218,8 @@ def test_extreme_members_that_said_nothing(tmp_path: Path) -> None:
     for member in (0, 2):
         trajectory = sampled.groups[0].trajectories[member]
         trajectory.turns[0].response_ids = trajectory.turns[0].logprobs = ()
-    batch, _ = trainer.stages.advantages(sampled)
-    assert len(batch) == 0 and trainer.stages.update(1, batch, sampled) == {"skipped": 1}
+    batch, _ = stages.advantages(trainer, sampled)
+    assert len(batch) == 0 and stages.update(trainer, 1, batch, sampled) == {"skipped": 1}
 
 
 def test_advantages_are_weighed_by_relative_variance(tmp_path: Path) -> None:
@@ -497,8 +498,8 @@ def test_what_a_step_cost_is_written_beside_its_numbers(tmp_path: Path) -> None:
     assert list(before["seconds"]) == ["validation"] and "tokens_per_second" not in before and "engine" not in before
     (metrics,) = _metrics(trainer)
     assert metrics["groups/rounds"] == 2
-    stages = {"rollout", "select", "diagnosis", "advantages", "update", "record", "checkpoint", "validation"}
-    assert line["seconds"].keys() == line["peak_memory"].keys() == stages and all(seconds > 0 for seconds in line["seconds"].values())
+    names = {"rollout", "select", "diagnosis", "advantages", "update", "record", "checkpoint", "validation"}
+    assert line["seconds"].keys() == line["peak_memory"].keys() == names and all(seconds > 0 for seconds in line["seconds"].values())
     assert line["tokens_per_second"] * line["seconds"]["rollout"] == pytest.approx(metrics["rollout/tokens_sampled"])
     assert line["engine"]["sampled_tokens"] == metrics["rollout/tokens_sampled"]
     kept = [t for t in trainer.store.trajectories(step=1, split="train") if t["kept"]]

@@ -15,7 +15,7 @@ from tether.core.errors import ConfigError
 from tether.diagnostics.monitor import Health, Monitor
 from tether.diagnostics.settings import Action
 from tether.runs.schema import StepRecord
-from tether.training.hooks.alarms import AlarmActions, last_healthy
+from tether.training.alarm_actions import AlarmActions, last_healthy
 from tether.training.settings import RunSettings
 
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING

@@ -8,43 +8,41 @@ checkpoint holds them. Steps that were rolled back no longer count for alarms, e
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tether.core.alarms import Alarm
 from tether.diagnostics.alarms.actions import AlarmAction, change_filter, due_actions, evidence_start, reason_to_stop
 from tether.diagnostics.settings import Action
 from tether.runs.checkpoints import checkpoint_name, list_checkpoints, step_of
 from tether.runs.schema import StepRecord
+from tether.training.batch import FilterInputs
 from tether.training.checkpoint import rollback
-from tether.training.hooks import Hook
+from tether.training.hooks import Hook, Run, write_record
 from tether.training.settings import RunSettings
-
-if TYPE_CHECKING:
-    from tether.training.loop import Trainer
 
 
 class AlarmActions(Hook):
     """The state that alarm actions change, and the actions themselves."""
 
     def __init__(self, settings: RunSettings) -> None:
-        self._settings = settings.alarms
+        self._settings, self._filter = settings.alarms, settings.filter
         self.keep = settings.filter.keep
         """The share that the filter keeps."""
         self.rolled_back: list[tuple[int, int]] = []
         """First and last step of each stretch whose updates were undone."""
 
-    def on_step(self, run: "Trainer", record: StepRecord) -> StepRecord:
+    def on_step(self, run: Run, record: StepRecord) -> StepRecord:
         """Carry out what is due and put it on the record; a checkpoint of this step includes it."""
         due = self.due(record)
         done = [f"{entry.action} for {entry.alarm.name}: {self._act(run, entry, due)}" for entry in due]
         if not done:
             return record
-        record = run.amend(dataclasses.replace(record, notes=[*record.notes, *done]))
+        record = write_record(run, dataclasses.replace(record, notes=[*record.notes, *done]))
         if any(entry.action is Action.CHECKPOINT for entry in due):  # last: it holds what the others changed
             run.save()
         return record
 
-    def stop_reason(self, run: "Trainer") -> str | None:
+    def stop_reason(self, run: Run) -> str | None:
         """Why the alarms of the last step end the run, or None."""
         if not run.records:
             return None
@@ -62,6 +60,11 @@ class AlarmActions(Hook):
             return list(records)
         return [record for record in records if not any(first <= record.step <= last for first, last in self.rolled_back)]
 
+    def filter_inputs(self, records: Sequence[StepRecord]) -> FilterInputs:
+        """What the filter of the next batch is told: the share to keep, and the ratios of the recent steps that count."""
+        ratios = [record.metrics["groups/rv_ratio"] for record in self.counting(records) if "groups/rv_ratio" in record.metrics]
+        return FilterInputs(self.keep, tuple(ratios[len(ratios) - min(self._filter.auto_steps - 1, len(ratios)) :]))
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep."""
         return {"keep": self.keep, "rolled_back": self.rolled_back}
@@ -74,11 +77,7 @@ class AlarmActions(Hook):
     def _rolled_back_at(self, step: int) -> bool:
         return any(last == step for _, last in self.rolled_back)
 
-    @property
-    def _rollbacks_used_up(self) -> bool:
-        return len(self.rolled_back) >= self._settings.roll_backs
-
-    def _act(self, run: "Trainer", entry: AlarmAction, due: Sequence[AlarmAction]) -> str:
+    def _act(self, run: Run, entry: AlarmAction, due: Sequence[AlarmAction]) -> str:
         if entry.action in (Action.TIGHTEN_FILTER, Action.LOOSEN_FILTER):
             self.keep, sentence = change_filter(self.keep, entry.action, self._settings)
             return sentence
@@ -88,16 +87,16 @@ class AlarmActions(Hook):
             return "the run ends here"
         if self._rolled_back_at(run.step):
             return "done already in this step"
-        if self._rollbacks_used_up:
+        if len(self.rolled_back) >= self._settings.roll_backs:
             return "all rollbacks are used up, the run ends here"
         asking = [other.alarm for other in due if other.action is Action.ROLL_BACK]
-        run.finish_saving()  # which checkpoints there are must not depend on how fast the disk is
+        run.saver.finish()  # which checkpoints there are must not depend on how fast the disk is
         healthy = run.ranks.broadcast_object(lambda: last_healthy(run.store.checkpoints, asking, self.rolled_back))
         if healthy is None:
             return "no checkpoint from before the decline is left, continuing without; raise checkpoint.keep or lower checkpoint.every"
         # Steps keep counting: nothing is replayed.
         run.ranks.barrier(lambda: rollback(healthy, run.learner))
-        run.stages.replace_weights(run.step)
+        run.rollouts.replace_weights(run.step)
         self.rolled_back.append((step_of(healthy) + 1, run.step))
         run.monitor.forget(step_of(healthy) + 1, run.step)
         return f"continuing with the weights of step {step_of(healthy)}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from tether.core.config import dump_yaml, validate
 from tether.core.seeding import generator
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
-from tether.training.hooks.alarms import AlarmActions
-from tether.training.hooks.early_stop import EarlyStop, stop_reason
+from tether.training.alarm_actions import AlarmActions
+from tether.training.early_stop import EarlyStop, stop_reason
 from tether.training.loop import Trainer
 from tether.training.settings import EarlyStopSettings, RunSettings
 
@@ -139,8 +139,8 @@ def test_every_step_decides_what_all_records_would(turned_off: dict[str, int]) -
     settings = validate(RunSettings, {"env": {"name": "countdown"}, "early_stop": {**SHORT, **turned_off}})
     random, held = generator("early stop", len(turned_off)), set[str | None]()
     for _ in range(20):
-        actions, records, hook = AlarmActions(settings), list[StepRecord](), EarlyStop()
-        run: Any = SimpleNamespace(records=records, alarm_actions=actions, settings=settings)
+        actions, records = AlarmActions(settings), list[StepRecord]()
+        hook, run = EarlyStop(actions), cast(Any, SimpleNamespace(records=records, settings=settings))
         assert hook.stop_reason(run) is None
         for step in range(40):
             records.append(_random_record(step, random))
@@ -153,7 +153,7 @@ def test_every_step_decides_what_all_records_would(turned_off: dict[str, int]) -
             if random.random() < 0.05:
                 actions.rolled_back.append((int(random.integers(step + 1)), step))
             if random.random() < 0.05:
-                hook = EarlyStop()
+                hook = EarlyStop(actions)
     assert len(held) == 6 - len(turned_off)
 
 
@@ -175,8 +175,8 @@ class _Counted(list[StepRecord]):
 
 def test_a_step_reads_no_more_records_than_are_new() -> None:
     settings = validate(RunSettings, {"env": {"name": "countdown"}})
-    records, hook = _Counted(), EarlyStop()
-    run: Any = SimpleNamespace(records=records, alarm_actions=AlarmActions(settings), settings=settings)
+    records, hook = _Counted(), EarlyStop(AlarmActions(settings))
+    run: Any = SimpleNamespace(records=records, settings=settings)
     for record in _run([1.0] * 300):
         records.append(record)
         before = records.read

@@ -12,30 +12,28 @@ the last few, so that is all that is kept of the records: a step costs the same 
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from tether.runs.schema import StepRecord
-from tether.training.hooks import Hook
+from tether.training.alarm_actions import AlarmActions
+from tether.training.hooks import Hook, Run
 from tether.training.replies import NONE_VALID
 from tether.training.settings import EarlyStopSettings
-
-if TYPE_CHECKING:
-    from tether.training.loop import Trainer
 
 
 class EarlyStop(Hook):
     """Ends a run by the rules; rolled-back steps do not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, actions: AlarmActions) -> None:
+        self._actions = actions
         self._evidence: Evidence | None = None
         self._rolled_back: list[tuple[int, int]] = []
         """The stretches that the evidence leaves out."""
         self._read = 0
         """How many of the run's records were looked at."""
 
-    def stop_reason(self, run: "Trainer") -> str | None:
+    def stop_reason(self, run: Run) -> str | None:
         """The last record may still be amended, so it is added to a copy of the evidence; all earlier ones are final."""
-        actions = run.alarm_actions
+        actions = self._actions
         if self._evidence is None or self._rolled_back != actions.rolled_back:  # a rollback takes back steps that were counted
             self._evidence, self._rolled_back, self._read = Evidence(run.settings.early_stop), list(actions.rolled_back), 0
         final = len(run.records) - 1
