@@ -15,7 +15,7 @@ from tether.core.grammar import THINK_CLOSE
 from tether.core.types import Group, Turn
 from tether.models.chat_endpoint import is_endpoint
 from tether.runs.causes import FEW_VALID
-from tether.training.sft.demonstrators import EXPERTS
+from tether.training.sft.settings import EXPERTS
 
 SHOWN_CHARS = 100
 """Of the example, its beginning and end together."""

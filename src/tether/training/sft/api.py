@@ -24,8 +24,7 @@ from tether.training.sft.settings import LORA_RANK, RECORD, SftSettings, default
 if TYPE_CHECKING:
     from tether.models.chat import ChatFormat
     from tether.models.policy import Policy
-    from tether.training.sft.conversations import Conversation
-    from tether.training.sft.demonstration import Demonstration
+    from tether.training.sft.demonstrations import Conversation, Demonstration
     from tether.training.sft.trainer import SupervisedTrainer
 
 Progress = Callable[[str, int, int, str], None]
@@ -115,9 +114,8 @@ def resolve(names: Sequence[str], out: Path, given: Mapping[str, Any]) -> tuple[
 
 def find_source(names: Sequence[str], settings: SftSettings) -> Source:
     """A run folder, a file of conversations, or environments whose expert plays."""
-    from tether.training.sft.conversations import read_conversations
+    from tether.training.sft.demonstrations import read_conversations, select_trajectories
     from tether.training.sft.experts import make_expert_envs
-    from tether.training.sft.trajectories import select_trajectories
 
     names = [part.strip() for name in names for part in ([name] if Path(name).exists() else name.split(",")) if part.strip()]
     if not names:
@@ -146,7 +144,7 @@ def run_sft(source: Source, settings: SftSettings, out: Path, progress: Progress
     from tether.models.lora import is_lora
     from tether.training.build import compute_dtype, load_policy
     from tether.training.memory import check_fits
-    from tether.training.sft.demonstration import fitting, hold_out
+    from tether.training.sft.demonstrations import fitting, hold_out
     from tether.training.sft.trainer import SupervisedTrainer
 
     progress("loading the model", 0, 1, "")
@@ -175,10 +173,10 @@ def run_sft(source: Source, settings: SftSettings, out: Path, progress: Progress
             patience=settings.patience,
         )
     except KeyboardInterrupt:
-        if not trainer.course.steps:
+        if not trainer.history.steps:
             raise
         interrupted = True
-    ended = "interrupted" if interrupted else "stopped early" if trainer.course.stopped_early else "all steps done"
+    ended = "interrupted" if interrupted else "stopped early" if trainer.history.stopped_early else "all steps done"
     record = {**make_record(source, settings, policy, trainer), **about, "ended": ended, "seconds": round(time.monotonic() - started, 1)}
     write_folder(out, policy, trainer, record)
     if interrupted:
@@ -188,9 +186,8 @@ def run_sft(source: Source, settings: SftSettings, out: Path, progress: Progress
 
 def demonstrations_of(source: Source, settings: SftSettings, chat: "ChatFormat", progress: Progress) -> list["Demonstration"]:
     """The source as demonstrations in this model's tokens."""
-    from tether.training.sft.conversations import tokenized
+    from tether.training.sft.demonstrations import demonstrated, tokenized
     from tether.training.sft.experts import Experts
-    from tether.training.sft.trajectories import demonstrated
 
     if source.envs:
         experts = Experts(source.envs, chat, settings.experts.weaknesses, settings.end_of_turn, settings.experts.tries)
@@ -204,17 +201,17 @@ def make_record(source: Source, settings: SftSettings, policy: "Policy", trainer
     """What sft.json says, apart from the numbers of demonstrations and how the training ended."""
     from tether.models.hardware import device_name
 
-    course = trainer.course
+    history = trainer.history
     return {
         "tether": __version__,
         "source": {"kind": source.kind, "names": list(source.names)},
         "model": settings.model.name,
         "settings": settings.model_dump(mode="json"),
-        "steps": course.steps,
-        "best_step": course.best_step,
-        "tokens": course.tokens,
-        "losses": course.losses,
-        "held_out_losses": course.held_out,
+        "steps": history.steps,
+        "best_step": history.best_step,
+        "tokens": history.tokens,
+        "losses": history.losses,
+        "held_out_losses": history.held_out,
         "device": device_name(policy.device),
         "dtype": str(policy.dtype).removeprefix("torch."),
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in ("torch", "transformers")}},

@@ -11,14 +11,16 @@ the same weights.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from tether.core.grammar import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 from tether.core.protocols import Env
 from tether.core.seeding import derive_seed, seed_everything
 from tether.envs.registry import make_env
@@ -27,10 +29,16 @@ from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
 from tether.training.sft.experts import Experts, play_expert
 from tether.training.sft.settings import Lesson, SftLearnerSettings, WarmstartSettings
-from tether.training.sft.tokenizer import train_tokenizer
 from tether.training.sft.trainer import SupervisedTrainer
 
 TOKENIZER_EPISODES = 400
+VOCABULARY = 1024
+WORD = r" ?[A-Za-z]?[a-z]+| ?\|\||\s|."
+CHAT_START, CHAT_END = "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 ENVIRONMENTS = ("frozen_lake", "sokoban", "countdown", "countdown")
 """Turn by turn; sums are harder to learn than boards, so they come twice as often."""
 
@@ -89,4 +97,36 @@ def _architecture(settings: WarmstartSettings, tokenizer: PreTrainedTokenizerBas
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A small tokenizer trained on the environments' own words: byte-level BPE, so any text can be written, with chat markers and tags.
+
+    Every symbol of a grid and every digit is a token of its own (only words with lower-case letters are merged): a model this small
+    learns to read a board when a cell is a token.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(WORD), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    markers: list[str | AddedToken] = [AddedToken(text, special=True, normalized=False) for text in (CHAT_START, CHAT_END)]
+    tags: list[str | AddedToken] = [
+        AddedToken(text, special=False, normalized=False) for text in (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
+    ]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[*markers, *tags],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=CHAT_END,
+        pad_token=CHAT_END,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
     )

@@ -7,14 +7,31 @@ from pydantic import Field, field_validator, model_validator
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
 from tether.training.settings import SCHEDULES, LearnerSettings, LoraSettings, ModelSettings, Positive
-from tether.training.sft.demonstrators import EXPERTS, Weaknesses
 
 RECORD = "sft.json"
 """Of a model folder that `tether sft` has written: how it was made."""
 LORA_RANK = 32
 """Of `--lora`."""
+EXPERTS = ("frozen_lake", "sokoban", "countdown")
+"""Environments that have an expert."""
 SMALL_MODEL = 500_000_000
 """Parameters below which a model takes the larger of the two default learning rates."""
+
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class Weaknesses(Settings):
+    """How often an expert fails, and in which way; by default never."""
+
+    habit: Probability = 0.0
+    """Chance of a thought that fits every task, followed by a try at random."""
+    confusion: Probability = 0.0
+    """Chance of mixing up opposite directions."""
+    indecision: Probability = 0.0
+    """Chance of a second step that takes back the first."""
+    sloppiness: Probability = 0.0
+    """Chance of an answer that names no action."""
 
 
 class ExpertSettings(Settings):

@@ -23,7 +23,7 @@ from tether.rollout.pack import pack
 from tether.training.interrupts import Interrupts
 from tether.training.learner import Learner, MicroTokens, Rates
 from tether.training.optim import learning_rate
-from tether.training.sft.demonstration import Demonstration
+from tether.training.sft.demonstrations import Demonstration
 from tether.training.sft.settings import SftLearnerSettings
 from tether.training.totals import TokenTotals
 
@@ -64,7 +64,7 @@ class SupervisedLearner(Learner):
 
 
 @dataclass(slots=True)
-class Course:
+class TrainingHistory:
     """How a training went."""
 
     steps: int = 0
@@ -93,7 +93,7 @@ class SupervisedTrainer:
 
     def __init__(self, policy: Policy, settings: SftLearnerSettings, *, rate: float, seed: int, dtype: torch.dtype | None) -> None:
         self.learner = SupervisedLearner(policy, settings, dtype)
-        self.course = Course()
+        self.history = TrainingHistory()
         self._settings, self._rate, self._seed = settings, rate, seed
         self._trained = [parameter for parameter in policy.module.parameters() if parameter.requires_grad]
         self._best: list[Tensor] | None = None
@@ -121,14 +121,15 @@ class SupervisedTrainer:
                 for chosen in self._minibatches(demonstrations, steps):
                     with self._interrupts.shield():
                         self._update(chosen, steps)
-                    if held_out and (self.course.steps % evaluate_every == 0 or self.course.steps == steps):
+                    if held_out and (self.history.steps % evaluate_every == 0 or self.history.steps == steps):
                         self._evaluate(held_out)
-                    progress(self.course.steps, steps, self.course.words())
-                    if held_out and self._evaluations_since_best() >= patience and self.course.steps < steps:
-                        self.course.stopped_early = True
+                    progress(self.history.steps, steps, self.history.words())
+                    since_best = sum(step > self.history.best_step for step in self.history.held_out)
+                    if held_out and since_best >= patience and self.history.steps < steps:
+                        self.history.stopped_early = True
                         return
             except KeyboardInterrupt:
-                if held_out and self.course.steps not in self.course.held_out:
+                if held_out and self.history.steps not in self.history.held_out:
                     self._evaluate(held_out)
                 raise
 
@@ -154,25 +155,22 @@ class SupervisedTrainer:
             epoch += 1
 
     def _update(self, chosen: Sequence[Demonstration], steps: int) -> None:
-        step, settings = self.course.steps + 1, self._settings
+        step, settings = self.history.steps + 1, self._settings
         warmup = max(1, round(settings.warmup_ratio * steps))
         rate = learning_rate(self._rate, step, steps, settings.schedule, warmup, settings.min_lr_ratio)
         batch = pack([each.trajectory for each in chosen], self.learner.policy.device)
         metrics = self.learner.update(batch, [torch.arange(batch.num_trajectories, device=batch.ids_BT.device)], 1.0, Rates(rate))
         if self.learner.nonfinite_streak >= MAX_NONFINITE:
             raise DivergedModel(f"the gradient was not finite in {MAX_NONFINITE} updates in a row; lower learner.learning_rate")
-        self.course.steps = step
+        self.history.steps = step
         if metrics["num_updates"]:
-            self.course.losses[step] = metrics["nll"]
-            self.course.tokens += int(metrics["tokens_trained"])
+            self.history.losses[step] = metrics["nll"]
+            self.history.tokens += int(metrics["tokens_trained"])
 
     def _evaluate(self, held_out: Sequence[Demonstration]) -> None:
-        course = self.course
+        history = self.history
         loss = self.learner.loss_of(held_out)
-        course.held_out[course.steps] = loss if math.isfinite(loss) else math.inf
-        if course.best_step == course.steps:
+        history.held_out[history.steps] = loss if math.isfinite(loss) else math.inf
+        if history.best_step == history.steps:
             with self.learner.full_precision():
                 self._best = [parameter.detach().to("cpu", copy=True) for parameter in self._trained]
-
-    def _evaluations_since_best(self) -> int:
-        return sum(step > self.course.best_step for step in self.course.held_out)

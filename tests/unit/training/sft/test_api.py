@@ -15,8 +15,7 @@ from tether.models.lora import is_lora
 from tether.models.policy import Policy
 from tether.training.resolve import evaluation_settings, resolve_settings, run_settings
 from tether.training.sft.api import SftResult, demonstrations_of, find_source
-from tether.training.sft.conversations import read_conversations
-from tether.training.sft.demonstration import hold_out
+from tether.training.sft.demonstrations import hold_out, read_conversations
 from tether.training.sft.settings import SftLearnerSettings, SftSettings
 from tether.training.sft.trainer import SupervisedLearner
 

@@ -8,7 +8,7 @@ import pytest
 
 from tether.core.errors import BadInput
 from tether.models.chat import ChatFormat
-from tether.training.sft.conversations import read_conversations, tokenized
+from tether.training.sft.demonstrations import read_conversations, tokenized
 
 ANSWER = "<think> I look </think> <answer> Up </answer>"
 SYSTEM, USER, ASSISTANT = (

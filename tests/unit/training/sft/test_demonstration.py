@@ -10,9 +10,9 @@ from tether.core.errors import BadInput
 from tether.core.protocols import few_shot_of
 from tether.core.seeding import instance_seed
 from tether.models.chat import ChatFormat
-from tether.training.sft.demonstration import Demonstration, demonstrate_turns, demonstration, fitting, hold_out, turn_end
-from tether.training.sft.demonstrators import Weaknesses
+from tether.training.sft.demonstrations import Demonstration, demonstrate_turns, demonstration, fitting, hold_out, turn_end
 from tether.training.sft.experts import Experts, make_expert_envs, play_expert
+from tether.training.sft.settings import Weaknesses
 
 SURE = Weaknesses()
 

@@ -13,10 +13,9 @@ from tether.envs.countdown.env import Countdown
 from tether.models.chat import ChatFormat
 from tether.models.load import load_model
 from tether.training.sft import recipe
-from tether.training.sft.demonstrators import HABITS, Weaknesses, demonstrate, near_misses, sums
-from tether.training.sft.experts import play_expert
+from tether.training.sft.experts import HABITS, demonstrate, near_misses, play_expert, sums
 from tether.training.sft.recipe import warmstart
-from tether.training.sft.settings import Lesson, WarmstartSettings
+from tether.training.sft.settings import Lesson, WarmstartSettings, Weaknesses
 
 SURE = Weaknesses()
 USUAL = WarmstartSettings().skill.weaknesses

@@ -12,7 +12,7 @@ from tether.core.enums import FinishReason
 from tether.core.errors import DivergedModel
 from tether.core.types import Turn
 from tether.models.policy import Policy
-from tether.training.sft.demonstration import Demonstration, demonstration
+from tether.training.sft.demonstrations import Demonstration, demonstration
 from tether.training.sft.settings import SftLearnerSettings, default_learning_rate
 from tether.training.sft.trainer import SupervisedLearner, SupervisedTrainer
 
@@ -54,8 +54,8 @@ def test_the_loss_by_hand(small_llama: Build) -> None:
     assert learner.loss_of(TWO) == pytest.approx(0.953077, abs=1e-5)
     trainer = _trainer(_constant(small_llama()))
     trainer.train(TWO, 1, lambda *_: None)
-    assert trainer.course.losses == {1: pytest.approx(0.953077, abs=1e-5)}
-    assert trainer.course.tokens == 8
+    assert trainer.history.losses == {1: pytest.approx(0.953077, abs=1e-5)}
+    assert trainer.history.tokens == 8
 
 
 def test_the_gradient_is_that_of_cross_entropy(small_llama: Build) -> None:
@@ -100,14 +100,14 @@ def test_it_stops_when_the_held_out_loss_no_longer_falls_and_keeps_the_best(smal
     model = small_llama()
     trainer = _trainer(model, rate=0.3, schedule="constant", warmup_ratio=0.0)
     _train(trainer, 40, held_out=TWO, evaluate_every=2, patience=3)
-    course = trainer.course
-    assert course.stopped_early and course.steps < 40
-    later = [step for step in course.held_out if step > course.best_step]
-    assert len(later) == 3 and course.steps == later[-1]
-    assert course.held_out[course.best_step] == min(course.held_out.values())
-    assert trainer.learner.loss_of(TWO) == pytest.approx(course.held_out[course.steps], abs=1e-5)
+    history = trainer.history
+    assert history.stopped_early and history.steps < 40
+    later = [step for step in history.held_out if step > history.best_step]
+    assert len(later) == 3 and history.steps == later[-1]
+    assert history.held_out[history.best_step] == min(history.held_out.values())
+    assert trainer.learner.loss_of(TWO) == pytest.approx(history.held_out[history.steps], abs=1e-5)
     with trainer.best_weights():
-        assert trainer.learner.loss_of(TWO) == pytest.approx(course.held_out[course.best_step], abs=1e-5)
+        assert trainer.learner.loss_of(TWO) == pytest.approx(history.held_out[history.best_step], abs=1e-5)
 
 
 def test_the_start_is_the_best_where_training_only_harms(small_llama: Build) -> None:
@@ -115,7 +115,7 @@ def test_the_start_is_the_best_where_training_only_harms(small_llama: Build) -> 
     before = copy.deepcopy(model)
     trainer = _trainer(model, rate=0.5)
     trainer.train(OTHERS, 6, lambda *_: None, held_out=[TWO[1]], evaluate_every=1, patience=2)
-    assert trainer.course.best_step == 0 and trainer.course.steps == 2
+    assert trainer.history.best_step == 0 and trainer.history.steps == 2
     with trainer.best_weights():
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
 
@@ -127,7 +127,7 @@ def test_without_held_out_the_last_weights_are_kept(small_llama: Build) -> None:
     last = copy.deepcopy(model)
     with trainer.best_weights():
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), last.parameters(), strict=True))
-    assert trainer.course.best_step == 3 and trainer.course.held_out == {}
+    assert trainer.history.best_step == 3 and trainer.history.held_out == {}
 
 
 def test_in_bfloat16_the_masters_are_what_is_kept(small_llama: Build) -> None:
@@ -136,7 +136,7 @@ def test_in_bfloat16_the_masters_are_what_is_kept(small_llama: Build) -> None:
     _train(trainer, 4, held_out=TWO, evaluate_every=2, patience=9)
     rounded = [parameter.detach().clone() for parameter in model.parameters()]
     assert all(parameter.dtype == torch.bfloat16 for parameter in rounded)
-    assert trainer.course.best_step == 4
+    assert trainer.history.best_step == 4
     with trainer.best_weights():
         exact = [parameter.detach().clone() for parameter in model.parameters()]
     assert all(parameter.dtype == torch.float32 for parameter in exact)

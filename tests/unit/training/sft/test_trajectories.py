@@ -9,9 +9,9 @@ import pytest
 import tether
 from tether.core.errors import BadInput
 from tether.models.chat import ChatFormat
+from tether.training.sft.demonstrations import demonstrated, select_trajectories
+from tether.training.sft.recipe import train_tokenizer
 from tether.training.sft.settings import TrajectorySettings
-from tether.training.sft.tokenizer import train_tokenizer
-from tether.training.sft.trajectories import demonstrated, select_trajectories
 
 
 @pytest.fixture(scope="module")
