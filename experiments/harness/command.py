@@ -17,8 +17,8 @@ from harness.grid import Library, read_library
 from harness.harvest import harvest
 from harness.page import finding_words, scales_of, write_experiment, write_pages
 from harness.results import compare, read_results
+from tether.cli.console import SafeConsole
 from tether.cli.side_by_side import SweepView, end
-from tether.cli.terminal import SafeConsole
 from tether.core.errors import BadInput
 from tether.runs.quantities import estimate_words
 from tether.training.side_by_side import SweepState

@@ -1,4 +1,4 @@
-"""Standard output that a long run survives.
+"""The console of the verbs: safe to show what models write, and standard output that a long run survives.
 
 A run must not end because nobody can be told about it. A pipe that is closed (`tether train ... | head -1`) is taken as the wish to stop: the run
 ends as after Ctrl-C, with a checkpoint. Anything else that keeps lines from being written (a terminal that vanished, a log on a full disk)
@@ -8,9 +8,29 @@ silences the output, once said on the other stream, and the run goes on.
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+
+from tether.core.text import visible
+
+
+class SafeConsole(Console):
+    """A Console that never passes on what is shown as commands to the terminal: control characters are spelled out.
+
+    Rich knows what it sends to the terminal itself (colours, cursor) from what it is given to show; only the latter is changed. So a model
+    that writes escape sequences cannot change a title, a colour or the clipboard of whoever looks at its rollouts.
+    """
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)
 
 
 class SafeStream:

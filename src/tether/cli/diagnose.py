@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 
 EXAMPLES = """\b
 Examples:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.errors import BadInput, TetherError
 
 EXAMPLES = """\b

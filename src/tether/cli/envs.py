@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tether.cli.completion import complete_env
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.enums import Split
 from tether.core.errors import BadInput, TetherError, environment_boundary
 from tether.core.protocols import few_shot_of

@@ -11,7 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tether.cli.completion import complete_env
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput, ConfigError
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.runs.checkpoints import find_checkpoint
 from tether.runs.store import RunStore

@@ -34,8 +34,7 @@ from tether.cli import (
     train,
     warmstart,
 )
-from tether.cli.console import discard_output
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole, discard_output
 from tether.core.errors import RankFailure, TetherError, did_you_mean
 from tether.core.text import shortened
 

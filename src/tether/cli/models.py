@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from tether.cli.completion import complete_model
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.errors import UnknownName, did_you_mean
 
 EXAMPLES = """\b

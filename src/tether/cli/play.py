@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tether.cli.completion import complete_env
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, StorageError, TetherError, environment_boundary
 from tether.core.grammar import ACTION_SEPARATOR

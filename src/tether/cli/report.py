@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.core.grammar import parse_response

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.errors import BadInput
 
 if TYPE_CHECKING:

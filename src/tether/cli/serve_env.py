@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tether.cli.completion import complete_env
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput
 

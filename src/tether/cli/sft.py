@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tether.cli.completion import complete_model
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole
 from tether.core.config import merge, parse_overrides
 
 if TYPE_CHECKING:

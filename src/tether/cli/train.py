@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 
 from tether.cli.completion import complete_algorithm, complete_config, complete_env, complete_filter, complete_model, complete_override
-from tether.cli.console import surviving_console
-from tether.cli.terminal import SafeConsole
+from tether.cli.console import SafeConsole, surviving_console
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput
 from tether.runs.checkpoints import newest_checkpoint, step_of
@@ -132,7 +131,7 @@ def train(
 
 def _launch(gpus: int, words: list[str], settings: Any) -> NoReturn:
     """Start the ranks with the same arguments but --gpus, wait for them, and exit as they did."""
-    from tether.training.distributed.launch import check_gpus, launch
+    from tether.training.distributed.process_group import check_gpus, launch
 
     check_gpus(gpus, settings.model.device)
     sys.exit(launch(gpus, _without(words, "--gpus")))

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.console import SafeConsole
 from tether.cli.sft import progress_bars
-from tether.cli.terminal import SafeConsole
 from tether.core.config import parse_overrides, validate
 from tether.core.errors import BadInput
 

@@ -149,9 +149,9 @@ def run_training(
     """
     _grow_allocator_segments()
     begin = time.perf_counter()
+    from tether.training.callbacks import Tracking
     from tether.training.loop import Trainer
     from tether.training.throughput import StartTimer
-    from tether.training.tracking import Tracking
 
     start, ranks = StartTimer(imports=time.perf_counter() - begin), ranks or Ranks()
     if settings.trackers and ranks.rank == 0:

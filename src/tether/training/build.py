@@ -34,8 +34,8 @@ from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import load_checkpoint
-from tether.training.distributed.placement import joined_placement
 from tether.training.distributed.ranks import Ranks
+from tether.training.distributed.topology import joined_placement
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
 from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters

@@ -1,7 +1,7 @@
 """Replies that are not valid, put into words: what is wrong with most of them, an example, and what to do about it.
 
 A model that cannot write the form of a reply learns nothing, however long it trains. So the first step's record says how many replies were
-valid, a step without any says it again, and early stopping ends a run that stays so (hooks/early_stop.py), with the words of its last step. The
+valid, a step without any says it again, and early stopping ends a run that stays so (early_stop.py), with the words of its last step. The
 verdict of the report repeats the note (runs/causes.py, which knows the other causes of a run that cannot learn). An evaluation ends with it.
 """
 

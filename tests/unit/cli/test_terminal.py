@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
+from tether.cli.console import SafeConsole
 from tether.cli.main import main
-from tether.cli.terminal import SafeConsole
 from tether.core.text import short_repr, shortened, visible
 
 ESCAPES = "\x1b]0;owned\x07 \x1b[2J \x9b31m \x1b]52;c;aGk=\x07 \r\x08 \u202e"

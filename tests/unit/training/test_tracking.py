@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-import tether.training.tracking as tracking
+import tether.training.callbacks as tracking
 from tether.core.config import Settings
 from tether.runs.checkpoints import checkpoint_name
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.runs.trackers import TrackedRun
-from tether.training.callbacks import Callback
-from tether.training.tracking import Tracking
+from tether.training.callbacks import Callback, Tracking
 
 
 class Chosen(Settings):

@@ -3,10 +3,8 @@
 | module | holds |
 |---|---|
 | `ranks` | `Ranks`, what the parts of a run call; a world of one, which exchanges nothing |
-| `process_group` | the same over torch's process group |
+| `process_group` | the same over torch's process group; `tether train --gpus N` |
 | `fsdp` | models divided among the ranks |
-| `launch` | `tether train --gpus N` |
-| `topology` | the file of `tether train --ray`: how many processes of each kind, and what each takes |
+| `topology` | the file of `tether train --ray`: how many processes of each kind, what each takes, and where they are |
 | `ray_run`, `ray_actors` | the run on a cluster: what asks Ray for it, and what runs in its workers |
-| `placement` | where the servers of a rank are, on a cluster |
 """

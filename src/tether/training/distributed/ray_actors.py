@@ -22,7 +22,7 @@ from typing import IO
 from tether.core.child import GUARD
 from tether.core.errors import TetherError
 from tether.core.http_client import is_healthy
-from tether.training.distributed.placement import PLACEMENT_VARIABLE, Placement
+from tether.training.distributed.topology import PLACEMENT_VARIABLE, Placement
 
 LAST_LINES = 20
 HEALTH_SECONDS = 0.5

@@ -1,13 +1,18 @@
-"""The topology file of `tether train --ray`: how many learner ranks, engines and environment workers there are, and what each of them takes."""
+"""The topology file of `tether train --ray` (how many learner ranks, engines and environment workers there are, and what each of them takes), and the
+placement file that says where they are."""
 
+import json
+import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from tether.core.config import Settings, read_file, validate
 from tether.core.errors import BadInput, ConfigError, did_you_mean
 
+PLACEMENT_VARIABLE = "TETHER_PLACEMENT"
+"""Names the placement file of this process, as RANK and WORLD_SIZE name its rank."""
 ENGINE_NAME = "ray"
 """What rollout.engine is where the topology has engines."""
 
@@ -119,3 +124,47 @@ def check_gpus_are_used(topology: Topology, nodes: list[dict[str, float]], where
         raise BadInput(
             f"{where} has {num_gpus:g} GPUs, and the topology gives its {' and '.join(without)} none; set num_gpus there, or --set model.device=cpu"
         )
+
+
+class Placement:
+    """Where the servers of a run are, for a learner rank that Ray has placed: one file, written again when one of them is replaced.
+
+    The file holds the address of every engine, in order, and those of the workers of each environment; null stands for one that is being
+    replaced. Whoever loses a server reads the file again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def engines(self) -> list[str | None]:
+        """Of every engine, in order."""
+        return list(self._read()["engines"])
+
+    def is_placed(self, env: str) -> bool:
+        """Whether an environment has workers."""
+        return env in self._read()["environments"]
+
+    def workers(self, env: str) -> list[str]:
+        """Of the workers of an environment that are there."""
+        return [address for address in self._read()["environments"][env] if address]
+
+    def write(self, engines: list[str | None], environments: dict[str, list[str | None]]) -> None:
+        """Replace the file in one move: a reader sees the old one or the new one."""
+        draft = self._path.with_suffix(".new")
+        draft.write_text(json.dumps({"engines": engines, "environments": environments}), encoding="utf-8")
+        draft.replace(self._path)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadInput(
+                f"{PLACEMENT_VARIABLE} is '{self._path}', which cannot be read ({error}); start with tether train --ray"
+            ) from error
+        return found
+
+
+def joined_placement() -> Placement | None:
+    """The placement of this process; None where Ray did not start it."""
+    path = os.environ.get(PLACEMENT_VARIABLE)
+    return Placement(Path(path)) if path else None

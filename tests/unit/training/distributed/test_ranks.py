@@ -6,9 +6,8 @@ import torch
 from tether.core.config import validate
 from tether.core.errors import BadInput, ConfigError, RankFailure
 from tether.training.api import check_several_ranks
-from tether.training.distributed import launch
-from tether.training.distributed.launch import check_gpus
-from tether.training.distributed.process_group import ProcessGroup
+from tether.training.distributed import process_group
+from tether.training.distributed.process_group import ProcessGroup, check_gpus
 from tether.training.distributed.ranks import Ranks, balanced, join_ranks, launched_rank
 from tether.training.settings import RunSettings
 
@@ -136,14 +135,14 @@ def test_a_lost_rank_is_told_from_a_failed_computation() -> None:
 
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "num_gpus", lambda: 2)
-    monkeypatch.setattr(launch, "check_device", lambda name: name)
+    monkeypatch.setattr(process_group, "num_gpus", lambda: 2)
+    monkeypatch.setattr(process_group, "check_device", lambda name: name)
     check_gpus(2, "cuda")
     check_gpus(8, "cpu")
     with pytest.raises(BadInput, match="--gpus is 3, and this machine has 2; give at most so many, or several machines by torchrun"):
         check_gpus(3, "cuda")
     with pytest.raises(BadInput, match="--gpus is 0; give at least 1"):
         check_gpus(0, None)
-    monkeypatch.setattr(launch, "default_device", lambda: "cpu")
+    monkeypatch.setattr(process_group, "default_device", lambda: "cpu")
     with pytest.raises(BadInput, match=r"this machine has no GPU; leave it out, or try 2 ranks on the CPU: --set model.device=cpu"):
         check_gpus(2, None)

@@ -17,9 +17,17 @@ from tether.cli.train import _without
 from tether.core.child import GUARD
 from tether.core.errors import BadInput, ConfigError
 from tether.training.build import env_specs, server_options
-from tether.training.distributed.placement import PLACEMENT_VARIABLE, Placement, joined_placement
 from tether.training.distributed.ray_run import _Server
-from tether.training.distributed.topology import Topology, check_environments, check_gpus_are_used, check_room, load_topology
+from tether.training.distributed.topology import (
+    PLACEMENT_VARIABLE,
+    Placement,
+    Topology,
+    check_environments,
+    check_gpus_are_used,
+    check_room,
+    joined_placement,
+    load_topology,
+)
 from tether.training.settings import EnvSettings, ServerSettings
 
 WHOLE = {
