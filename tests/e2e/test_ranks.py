@@ -358,10 +358,10 @@ def _literal_update(rank: int) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from tether.training.distributed.ranks import join_ranks
+    from tether.training.distributed.process_group import ProcessGroup
     from tether.training.optim import FP32MasterAdamW
 
-    ranks = join_ranks()
+    ranks = ProcessGroup()
     sizes, parts = (4, 3, 1), ((1.0, 0.0, 4.0), (2.0, 0.0, 8.0))  # 4 owned by rank 0, 3 and 1 by rank 1; the second has no gradient at all
     parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
     optimizer = FP32MasterAdamW(
@@ -395,7 +395,8 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
     from tether.models.policy import Policy
     from tether.training.distributed.fsdp import ShardedAdamW, ShardedModel, local_part
-    from tether.training.distributed.ranks import Ranks, join_ranks
+    from tether.training.distributed.process_group import ProcessGroup
+    from tether.training.distributed.ranks import Ranks
     from tether.training.optim import FP32MasterAdamW
 
     shape = {"vocab_size": 53, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -404,7 +405,7 @@ def _update_of_a_twin(rank: int) -> dict[str, Any]:
     ids = torch.arange(2 * 12).view(2, 12) * 5 % 53
     mask = torch.zeros_like(ids, dtype=torch.bool)
     mask[:, 4:] = True
-    lengths, ranks = torch.tensor([12, 12]), join_ranks()
+    lengths, ranks = torch.tensor([12, 12]), ProcessGroup()
 
     def loss(policy: Policy, rows: slice, *, packing: bool, recompute: bool) -> Any:
         # Cut by the full policy: a twin has no weights outside a call.
@@ -474,13 +475,14 @@ def _divided_alone(rank: int) -> dict[str, Any]:
     from tether.models.policy import Policy
     from tether.rollout.engines.publish import named_weights, with_head
     from tether.training.distributed.fsdp import ShardedAdamW, divided_policy
-    from tether.training.distributed.ranks import Ranks, join_ranks
+    from tether.training.distributed.process_group import ProcessGroup
+    from tether.training.distributed.ranks import Ranks
     from tether.training.optim import FP32MasterAdamW
 
     shape = {"vocab_size": 53, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 6, "num_attention_heads": 2}
     torch.manual_seed(1)
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**shape, max_position_embeddings=32, tie_word_embeddings=True)).eval()
-    whole, ranks, cpu = Policy(copy.deepcopy(model)), join_ranks(), torch.device("cpu")
+    whole, ranks, cpu = Policy(copy.deepcopy(model)), ProcessGroup(), torch.device("cpu")
     whole_bytes, census = sum(p.nbytes for p in model.parameters()), _Census()
 
     def load() -> LoadedModel:
@@ -564,10 +566,11 @@ def _divided_in_bfloat16(rank: int, load: Callable[[], Any]) -> dict[str, Any]:
     from tether.models.logprobs import token_logprobs
     from tether.models.policy import Policy
     from tether.training.distributed.fsdp import ShardedAdamW, divided_policy, local_part
-    from tether.training.distributed.ranks import Ranks, join_ranks
+    from tether.training.distributed.process_group import ProcessGroup
+    from tether.training.distributed.ranks import Ranks
     from tether.training.optim import FP32MasterAdamW
 
-    ranks, cpu = join_ranks(), torch.device("cpu")
+    ranks, cpu = ProcessGroup(), torch.device("cpu")
     path = Path(os.environ["TETHER_STATES"])
     chosen: dict[str, Any] = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
     ids = torch.arange(12).view(1, 12) * 5 % 53

@@ -16,7 +16,7 @@ from tether.core.protocols import Engine
 from tether.core.types import Group
 from tether.models.catalog import check_name
 from tether.runs.store import Run, RunStore
-from tether.training.distributed.ranks import Ranks, join_ranks
+from tether.training.distributed.ranks import Ranks, launched_rank
 from tether.training.resolve import evaluation_settings, named_settings, nested_settings, run_settings, without_secrets
 from tether.training.settings import RunSettings
 
@@ -75,9 +75,14 @@ def train(
 
 
 def join_world() -> Ranks:
-    """The ranks that this process trains with. Several take their GPUs here, so torch's allocator must be configured by then."""
+    """The ranks that this process trains with. Several take their GPUs here, so torch's allocator must be configured by then; for one rank
+    torch is not loaded."""
     _grow_allocator_segments()
-    return join_ranks()
+    if launched_rank()[1] == 1:
+        return Ranks()
+    from tether.training.distributed.process_group import ProcessGroup
+
+    return ProcessGroup()
 
 
 def open_run(

@@ -5,7 +5,7 @@ is divided: episodes, cross-scores, values of the critic, micro-batches, the opt
 may branch on what it alone knows. `share` is the pattern for that: each rank does its part, and what fails on one rank (no memory, Ctrl-C, a
 model that diverged) is raised on all of them at the same place.
 
-Here is the world of one, which exchanges nothing and needs no torch. `join_ranks` finds out which world the process belongs to.
+Here is the world of one, which exchanges nothing and needs no torch. `training.api.join_world` finds out which world the process belongs to.
 """
 
 import os
@@ -81,15 +81,6 @@ def launched_rank() -> tuple[int, int]:
             f"the environment holds RANK={found['RANK']} and WORLD_SIZE={found['WORLD_SIZE']}; start with torchrun, or unset both"
         )
     return rank, size
-
-
-def join_ranks() -> Ranks:
-    """The world of this process; torch is loaded only where there are several ranks."""
-    if launched_rank()[1] == 1:
-        return Ranks()
-    from tether.training.distributed.process_group import ProcessGroup
-
-    return ProcessGroup()
 
 
 def balanced(sizes: Sequence[int], num_ranks: int) -> list[int]:

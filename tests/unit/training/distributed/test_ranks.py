@@ -5,10 +5,10 @@ import torch
 
 from tether.core.config import validate
 from tether.core.errors import BadInput, ConfigError, RankFailure
-from tether.training.api import check_several_ranks
+from tether.training.api import check_several_ranks, join_world
 from tether.training.distributed import process_group
 from tether.training.distributed.process_group import ProcessGroup, check_gpus
-from tether.training.distributed.ranks import Ranks, balanced, join_ranks, launched_rank
+from tether.training.distributed.ranks import Ranks, balanced, launched_rank
 from tether.training.settings import RunSettings
 
 
@@ -19,7 +19,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_world_of_one_exchanges_nothing() -> None:
-    ranks = join_ranks()
+    ranks = join_world()
     tensor = torch.ones(2)
     assert type(ranks) is Ranks and (ranks.rank, ranks.size) == (0, 1)
     assert (ranks.all_gather(7), ranks.share(lambda: 7), ranks.broadcast_object(lambda: 7), ranks.barrier(lambda: 7)) == ([7], [7], 7, 7)
@@ -41,7 +41,7 @@ def test_a_rank_that_cannot_be(rank: str, size: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(BadInput, match=f"the environment holds RANK={rank} and WORLD_SIZE={size}; start with torchrun, or unset both"):
-        join_ranks()
+        join_world()
 
 
 def test_a_world_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
