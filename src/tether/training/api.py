@@ -95,12 +95,12 @@ def open_run(
     ranks: Ranks | None = None,
 ) -> tuple[RunStore, RunSettings]:
     """The run folder and the resolved settings of a new or a resumed run. Of several ranks the first finds both, and alone writes."""
-    ranks, place = ranks or Ranks(), Path(out) if out is not None else None
+    ranks, out = ranks or Ranks(), Path(out) if out is not None else None
     settings = ranks.broadcast_object(lambda: run_settings(out, config, given, resume=resume, smoke=smoke))
     if ranks.size > 1:
         ranks.barrier(lambda: check_several_ranks(settings, ranks))
     made: list[RunStore] = []
-    folder = place if resume and place else ranks.broadcast_object(lambda: _create(place, settings, made))
+    folder = out if resume and out else ranks.broadcast_object(lambda: _create(out, settings, made))
     return ranks.barrier(lambda: made[0] if made else _opened(folder, writes=ranks.rank == 0)), settings
 
 
@@ -226,8 +226,8 @@ def evaluate(
     from tether.training.remote_evaluation import EndpointOptions
 
     endpoint = EndpointOptions(concurrency, api_key_env, body or {})
-    place = None if out is None else Path(out)
-    return run_evaluation(resolved, str(model_or_run), callbacks, endpoint=endpoint, price=price, out=place)
+    out = None if out is None else Path(out)
+    return run_evaluation(resolved, str(model_or_run), callbacks, endpoint=endpoint, price=price, out=out)
 
 
 # -------------------------------------------------------------------------------------------------------------------- play

@@ -93,8 +93,7 @@ class AsyncRollouts(Rollouts):
         if missing:
             snapshot = self._engine.snapshot(step)
             for number in missing:
-                self._batches[number] = future = self._thread.submit(self._run, number, snapshot, inputs)
-                future.add_done_callback(self._note_failure)  # runs in the thread, before its next batch
+                self._batches[number] = self._thread.submit(self._run, number, snapshot, inputs)
         for number in missing:
             if step > 0 and number < step + 1 + self._max_staleness:
                 self._callbacks.on_note(
@@ -119,27 +118,28 @@ class AsyncRollouts(Rollouts):
             future.exception()  # waits; what failed does not matter any more
         self._batches.clear()
 
-    def _note_failure(self, future: "Future[BatchAhead]") -> None:
-        if not future.cancelled():
-            self._failure = self._failure or future.exception()
-
     def _run(self, step: int, snapshot: Any, inputs: FilterInputs) -> BatchAhead:
-        if self._failure is not None:  # one batch failed: those after it would, too
-            raise self._failure
-        start = time.perf_counter()
-        if self._engine.version != snapshot.version:
-            self._published = self._engine.publish(snapshot)
-        else:  # a server that is restarted while the learner trains must get these weights, not the learner's
-            self._engine.adopt(snapshot)
+        """The batch of a step, sampled in the thread, where nothing is measured or reported."""
         settings, sampler, statistics = self._settings, self._sampler, list[EngineStatistics]()
 
         def play(count: int, first: int) -> list[Group]:
             plan = training_plan(settings.seed, step, count, settings.rollout.group_size, first, sampler.pool.weights)
-            groups = sampler.collect(plan, settings.sampling(), quiet=True)  # in this thread nothing is measured or reported
+            groups = sampler.collect(plan, settings.sampling(), quiet=True)
             statistics.append(sampler.statistics)
             return groups
 
-        sampled = sample_batch(play, settings.rollout.num_groups, inputs.rules(settings.filter), inputs.ratios)
+        if self._failure is not None:  # one batch failed: those after it would, too
+            raise self._failure
+        start = time.perf_counter()
+        try:
+            if self._engine.version != snapshot.version:
+                self._published = self._engine.publish(snapshot)
+            else:  # a server that is restarted while the learner trains must get these weights, not the learner's
+                self._engine.adopt(snapshot)
+            sampled = sample_batch(play, settings.rollout.num_groups, inputs.rules(settings.filter), inputs.ratios)
+        except BaseException as error:
+            self._failure = error
+            raise
         return BatchAhead(sampled, inputs, self._published, statistics, time.perf_counter() - start)
 
     def state(self, step: int) -> dict[str, str]:

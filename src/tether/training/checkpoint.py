@@ -290,19 +290,19 @@ def _link_folder(source: Path, target: Path) -> None:
     """A second name for each file, which costs no space, or a copy where the file system has no such; files of checkpoints never change."""
     target.mkdir()
     for path in sorted(source.rglob("*")):
-        place = target / path.relative_to(source)
+        linked = target / path.relative_to(source)
         if path.is_dir():
-            place.mkdir()
+            linked.mkdir()
             continue
         try:
-            os.link(path, place)
+            os.link(path, linked)
         except OSError:
-            shutil.copyfile(path, place)
+            shutil.copyfile(path, linked)
 
 
-def _force_to_disk(place: Path) -> None:
+def _force_to_disk(written: Path) -> None:
     """Make a file or a folder's contents outlive a power cut: a rename can reach the disk before the data it names."""
-    for path in (*sorted(place.rglob("*")), place):
+    for path in (*sorted(written.rglob("*")), written):
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())

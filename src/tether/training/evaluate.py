@@ -152,17 +152,15 @@ def instances(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
 
 def validation_specs(specs: Sequence[EnvSpec]) -> list[EnvSpec]:
     """The specs with the validation split, where an environment has splits."""
-    return [_validation_spec(spec) for spec in specs]
+    found = []
+    for spec in specs:
+        known = env_factory(spec.name).options
+        # A served environment tells its options once it is asked.
+        names: Any = known.model_fields if known is not None else getattr(make_env(spec.name, **spec.options), "options", {})
+        found.append(dataclasses.replace(spec, options={**spec.options, "split": "validation"}) if "split" in names else spec)
+    return found
 
 
 def num_instances(spec: EnvSpec) -> int | None:
     """How many instances an environment has, where they are a list; a served environment does not tell."""
     return getattr(make_env(spec.name, **spec.options), "num_instances", None)
-
-
-def _validation_spec(spec: EnvSpec) -> EnvSpec:
-    """The spec with the validation split, if its environment has splits."""
-    known = env_factory(spec.name).options
-    # A served environment tells its options once it is asked.
-    names: Any = known.model_fields if known is not None else getattr(make_env(spec.name, **spec.options), "options", {})
-    return dataclasses.replace(spec, options={**spec.options, "split": "validation"}) if "split" in names else spec

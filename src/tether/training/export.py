@@ -128,10 +128,11 @@ def check_new(out: Path) -> None:
 def model_card(store: RunStore, step: int, folder: str, dtype: str, adapters: bool) -> str:
     """The facts of a run and of one of its steps, as the README.md of a model."""
     about, config = store.about(), store.config()
+    model = str(about.get("model", "unknown"))
     rates = {rate.step: rate for rate in validation(store.steps())}
     return CARD.format(
         env=", ".join(_environments(about, config)),
-        model=_public(str(about.get("model", "unknown"))),
+        model=Path(model).name if Path(model).expanduser().exists() or Path(model).is_absolute() else model,  # a card is there to be shared
         algorithm=about.get("algorithm", "unknown"),
         step=step,
         steps=config.get("steps", "unknown"),
@@ -151,11 +152,6 @@ def _environments(about: dict[str, Any], config: dict[str, Any]) -> list[str]:
     sections = [config.get("env") or {}, *(config.get("also") or [])]
     names = [str(section["name"]) for section in sections if section.get("name")]
     return names or [str(about.get("env", "unknown"))]
-
-
-def _public(model: str) -> str:
-    """The name of a model; of a path only its end, since a card is there to be shared."""
-    return Path(model).name if Path(model).expanduser().exists() or Path(model).is_absolute() else model
 
 
 def _words(rate: Rate | None) -> str:

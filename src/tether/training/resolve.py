@@ -219,9 +219,9 @@ def _check_received(settings: RunSettings, given: Mapping[str, Any], where: str)
 def _named_environments(settings: Mapping[str, Any]) -> set[str]:
     """The names of environments in nested settings, which need not be valid."""
     evaluation = settings.get("evaluation")
-    places = [settings.get("env"), evaluation.get("env") if isinstance(evaluation, Mapping) else None]
-    places += list(settings["also"]) if isinstance(settings.get("also"), list) else []
-    return {str(place["name"]) for place in places if isinstance(place, Mapping) and "name" in place}
+    sections = [settings.get("env"), evaluation.get("env") if isinstance(evaluation, Mapping) else None]
+    sections += list(settings["also"]) if isinstance(settings.get("also"), list) else []
+    return {str(section["name"]) for section in sections if isinstance(section, Mapping) and "name" in section}
 
 
 def _as_taught(settings: RunSettings) -> tuple[RunSettings, list[str]]:
@@ -292,7 +292,11 @@ def _reopen(out: Path | None, config: Path | str | None, given: Mapping[str, Any
         raise BadInput("--resume needs to know which run; add --out FOLDER")
     store = RunStore.open(out)
     named, given = given, _without_own_names(given, store.config())
-    fixed = [section for section, value in given.items() if section not in FREE_ON_RESUME or not _is_free(section, value)]
+    fixed = [
+        section
+        for section, value in given.items()
+        if (keys := FREE_ON_RESUME.get(section)) is None or (keys and not (isinstance(value, dict) and set(value) <= set(keys)))
+    ]
     if config is not None or fixed:
         free = ", ".join(
             f"{section}.{key}" for section, keys in FREE_ON_RESUME.items() for key in keys or "*" if section not in ("steps", "trackers")
@@ -322,13 +326,12 @@ def _without_own_names(given: Mapping[str, Any], stored: Mapping[str, Any]) -> d
     """What was given with --resume, less the names of the run's own environments: naming them allows their import, and changes nothing."""
     if not _named_environments({key: given[key] for key in ("env", "also") if key in given}) <= _named_environments(stored):
         return dict(given)
-    names_only = {key for key in ("env", "also") if all(set(place) <= {"name"} for place in _places(given.get(key)))}
-    return {key: value for key, value in given.items() if key not in names_only}
 
+    def holds_only_names(value: Any) -> bool:
+        sections = value if isinstance(value, list) else [value]
+        return all(isinstance(section, Mapping) and set(section) <= {"name"} for section in sections)
 
-def _places(value: Any) -> list[Any]:
-    found = value if isinstance(value, list) else [value] if value is not None else []
-    return found if all(isinstance(place, Mapping) for place in found) else [{"": None}]
+    return {key: value for key, value in given.items() if key not in ("env", "also") or not holds_only_names(value)}
 
 
 def _check_commands(stored: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
@@ -378,8 +381,3 @@ def _keep_former_wording(env: dict[str, Any]) -> bool:
     }
     env["options"] = {**options, **missing}
     return "instructions" in missing
-
-
-def _is_free(section: str, value: Any) -> bool:
-    keys = FREE_ON_RESUME[section]
-    return not keys or (isinstance(value, dict) and set(value) <= set(keys))

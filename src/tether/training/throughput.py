@@ -86,7 +86,7 @@ def arithmetic_of(model: PreTrainedModel, *, with_head: bool = True) -> Arithmet
 
 
 def fed_spans(groups: Iterable[Group]) -> list[tuple[int, int]]:
-    """The stretches of text that sampling these groups puts through a model; members that begin alike share their first prompt."""
+    """The stretches of text that sampling these groups puts through a model; members that begin with the same prompt share it."""
     spans = []
     for group in groups:
         begun: set[tuple[int, ...]] = set()

@@ -42,7 +42,7 @@ class TokenTotals:
         self.norms: list[dict[str, float]] = []
         """Gradient norms of each update, by optimiser."""
         self.nonfinite = 0
-        self.tokens, self.places, self.saved, self.pairs = 0, 0, 0, 0
+        self.tokens, self.positions, self.saved, self.pairs = 0, 0, 0, 0
         """Tokens that went through the model, the positions of those passes, padding included, and tokens that were not computed because others share them;
         pairs are the positions that the tokens looked at."""
         self._pending: dict[str, Tensor] = {}
@@ -70,10 +70,10 @@ class TokenTotals:
     def _add(self, name: str, value: Tensor) -> None:
         self._pending[name] = self._pending[name] + value if name in self._pending else value
 
-    def count_micro(self, count: int, tokens: int, places: int, saved: int, pairs: int) -> None:
+    def count_micro(self, count: int, tokens: int, positions: int, saved: int, pairs: int) -> None:
         self.count += count
         self.tokens += tokens
-        self.places += places
+        self.positions += positions
         self.saved += saved
         self.pairs += pairs
 
@@ -96,7 +96,7 @@ class TokenTotals:
 
     def merge(self, part: "TokenTotals") -> None:
         """Add what a minibatch saw, which is settled."""
-        self.count, self.tokens, self.places = self.count + part.count, self.tokens + part.tokens, self.places + part.places
+        self.count, self.tokens, self.positions = self.count + part.count, self.tokens + part.tokens, self.positions + part.positions
         self.saved, self.pairs = self.saved + part.saved, self.pairs + part.pairs
         self.ratio_max, self.ratio_min = max(self.ratio_max, part.ratio_max), min(self.ratio_min, part.ratio_min)
         self.mismatch_max = max(self.mismatch_max, part.mismatch_max)
@@ -153,7 +153,7 @@ def update_metrics(totals: TokenTotals, mismatch: dict[str, float], rate: float,
         "nonfinite_streak": nonfinite_streak,
         "tokens_trained": totals.count,
         "tokens_shared": totals.saved,
-        "padding": 1 - totals.tokens / totals.places if totals.places else 0.0,
+        "padding": 1 - totals.tokens / totals.positions if totals.positions else 0.0,
     }
     if totals.norms and "head" in totals.norms[0]:
         metrics["critic_grad_norm"] = _mean_norm(totals.norms, "critic", "head")

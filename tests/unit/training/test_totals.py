@@ -32,7 +32,7 @@ def test_extremes_of_minibatches_merge() -> None:
             totals.merge(part)
         assert (totals.ratio_max, totals.ratio_min, totals.mismatch_max) == (1.5, 0.5, 2.0)
         assert sorted(totals.losses) == [3.0, 4.0] and totals.norms == [part.norms[0] for part in parts]
-        assert (totals.count, totals.tokens, totals.places, totals.saved) == (5, 20, 32, 6)
+        assert (totals.count, totals.tokens, totals.positions, totals.saved) == (5, 20, 32, 6)
         assert totals.sums["ratio"] == 0.5 + 1.25 + 1.0 + 0.75 + 1.5 and totals.mean("ratio") == 1.0
         assert totals.mean("mismatch_ratio") == 5.5 / 5 and totals.mean("entropy") == 0.5
 

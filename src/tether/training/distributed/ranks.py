@@ -84,7 +84,7 @@ def launched_rank() -> tuple[int, int]:
 
 
 def balanced(sizes: Sequence[int], num_ranks: int) -> list[int]:
-    """Which rank takes each item, so that the ranks' totals come out alike: the largest first, each to the rank that has least.
+    """Which rank takes each item, so that the ranks' totals are about equal: the largest first, each to the rank that has least.
 
     >>> balanced([5, 1, 4, 3, 3], 2)
     [0, 1, 1, 1, 0]

@@ -150,7 +150,7 @@ class LearnerActor:
         self._placement = Placement(self._folder / "addresses.json")
         self._child: _Child | None = None
 
-    def place(self) -> tuple[str, int, str]:
+    def machine(self) -> tuple[str, int, str]:
         """The address of the machine, a free port there, and the machine's name in the cluster."""
         import ray
 

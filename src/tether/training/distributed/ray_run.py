@@ -141,7 +141,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _reserved(ray: Any, topology: Topology) -> Iterator[Callable[..., Any]]:
-    """The resources of the whole topology. Yields a function that makes the actor of the next class in the place of a number."""
+    """The resources of the whole topology. Yields a function that makes an actor of a class in the bundle of a number."""
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -156,9 +156,9 @@ def _reserved(ray: Any, topology: Topology) -> Iterator[Callable[..., Any]]:
                 "see `ray status`, and wait or ask for less"
             ) from error
 
-        def actor(kind: type, place: int, restarts: int = 0) -> Any:
-            bundle = bundles[place][1]
-            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place)
+        def actor(kind: type, number: int, restarts: int = 0) -> Any:
+            bundle = bundles[number][1]
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
             options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "max_restarts": restarts}
             return ray.remote(kind).options(scheduling_strategy=strategy, **options)
 
@@ -187,10 +187,9 @@ class _Run:
         self._told: tuple[list[str | None], dict[str, list[str | None]]] = ([], {})
         num_ranks = topology.learners.ranks
         self._learners = [actor(LearnerActor, rank).remote() for rank in range(num_ranks)]
-        places = range(num_ranks, len(topology.bundles()))
         self._servers = [
-            _Server(topology.bundles()[place][0], actor(ServerActor, place, topology.restarts).remote(plan))
-            for place, plan in zip(places, self._plans(), strict=True)
+            _Server(topology.bundles()[number][0], actor(ServerActor, number, topology.restarts).remote(plan))
+            for number, plan in enumerate(self._plans(), start=num_ranks)
         ]
 
     def _plans(self) -> list[ServerPlan]:
@@ -242,15 +241,15 @@ class _Run:
             time.sleep(POLL_SECONDS)
         for server in self._servers:
             self._say(f"{server.name} at {server.address}")
-        places = self._call([learner.place.remote() for learner in self._learners])
+        machines = self._call([learner.machine.remote() for learner in self._learners])
         self._tell_learners()
-        host, port, _ = places[0]
-        size = len(places)
+        host, port, _ = machines[0]
+        size = len(machines)
         started = []
-        for rank, (learner, (_, _, node)) in enumerate(zip(self._learners, places, strict=True)):
+        for rank, (learner, (_, _, node)) in enumerate(zip(self._learners, machines, strict=True)):
             # Ray shows every rank its own GPU alone, so it is the first of its machine.
             names = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "MASTER_PORT": port}
-            names["LOCAL_WORLD_SIZE"] = sum(other == node for _, _, other in places)
+            names["LOCAL_WORLD_SIZE"] = sum(other == node for _, _, other in machines)
             rendezvous = {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": host} if size > 1 else {}
             started.append(learner.start.remote(self._words, {**rendezvous, "TETHER_TOKEN": self._token}, os.getcwd()))
         problems = [problem for problem in self._call(started) if problem]
