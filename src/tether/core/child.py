@@ -72,25 +72,27 @@ class Child:
         *,
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
-        output: IO[bytes] | int = subprocess.DEVNULL,
+        stdout: IO[bytes] | int | None = subprocess.DEVNULL,
+        stderr: IO[bytes] | int | None = subprocess.DEVNULL,
     ) -> None:
-        """`output`: where standard error goes, and standard output too unless it is the channel. `OSError` if there is no such command."""
+        """Standard output is the channel where that is `stdio`; None: where that of this process goes. `OSError` if there is no such command."""
         self.connection, theirs = socket.socketpair()
         self._said = b""
-        streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs if channel == "stdio" else output}
+        streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs if channel == "stdio" else stdout}
         if channel == "guard":
             command = [sys.executable, "-c", GUARD, *command]
         elif channel == "descriptor":
             command = [*command, str(theirs.fileno())]
             streams |= {"stdin": subprocess.DEVNULL, "pass_fds": [theirs.fileno()]}
         try:
-            self._process = subprocess.Popen(command, env=environment, cwd=folder, stderr=output, start_new_session=True, **streams)
+            self._process = subprocess.Popen(command, env=environment, cwd=folder, stderr=stderr, start_new_session=True, **streams)
         except OSError:
             self.connection.close()
             raise
         finally:
             theirs.close()
         self._guarded = channel == "guard"
+        self.stdout, self.stderr = self._process.stdout, self._process.stderr
         _CHILDREN.add(self)
 
     @property

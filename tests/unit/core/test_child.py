@@ -61,7 +61,7 @@ def test_a_guarded_command_gets_ctrl_c_and_ends_with_the_socket(tmp_path: Path) 
     code = "import os, time\nprint(os.getpid(), flush=True)\ntry: time.sleep(1000)\nexcept KeyboardInterrupt: print('interrupted', flush=True)\ntime.sleep(1000)"
     log = tmp_path / "log"
     with log.open("wb") as output:
-        child = Child([*PYTHON, code], "guard", output=output)
+        child = Child([*PYTHON, code], "guard", stdout=output)
     while not log.read_text().endswith("\n"):
         time.sleep(0.05)
     process = int(log.read_text())

@@ -10,7 +10,7 @@ from tether.core.errors import BadInput
 from tether.envs.registry import make_env
 from tether.envs.sokoban.env import Sokoban
 from tether.envs.sokoban.generator import ReversePlay
-from tether.envs.sokoban.levels import FileLevels, Level, bits, load_levels
+from tether.envs.sokoban.levels import Level, bits, file_levels, load_levels
 from tether.envs.sokoban.solver import ActionBudget, SearchLimit, action_budget, fewest_pushes, push_distances, solve
 from tether.envs.splits import split_of
 
@@ -163,10 +163,10 @@ def test_one_level_serves_one_split(tmp_path: Path) -> None:
     path = tmp_path / "one.txt"
     path.write_text("#####\n#@$.#\n#####")
     level = load_levels(path)[0]
-    assert FileLevels(path)(7, split_of(level.fingerprint)) == level
+    assert file_levels(path)(7, split_of(level.fingerprint)) == level
     other = next(split for split in (Split.TRAIN, Split.TEST) if split is not split_of(level.fingerprint))
-    with pytest.raises(BadInput, match=f"has no level in split '{other}'"):
-        FileLevels(path)(7, other)
+    with pytest.raises(BadInput, match=f"none of the 1 rows of .* is a {other} instance"):
+        file_levels(path)(7, other)
 
 
 @pytest.mark.skipif(not BOXOBAN.exists(), reason="the Boxoban sample files are not beside this checkout")
@@ -177,7 +177,7 @@ def test_real_boxoban_files() -> None:
     env = make_env("sokoban", levels=BOXOBAN / "medium_valid_000.txt", max_turns=40)
     assert isinstance(env, Sokoban)
     for split in (Split.TRAIN, Split.VALIDATION, Split.TEST):
-        level = FileLevels(BOXOBAN / "medium_valid_000.txt")(3, split)
+        level = file_levels(BOXOBAN / "medium_valid_000.txt")(3, split)
         assert split_of(level.fingerprint) is split
     env.reset(0)
     assert env.level in load_levels(BOXOBAN / "medium_valid_000.txt")

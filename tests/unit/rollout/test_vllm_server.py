@@ -14,6 +14,7 @@ import pytest
 import torch
 from fastapi import FastAPI
 
+from tether.core.child import GUARD
 from tether.core.errors import EngineUnavailable, MissingDependency
 from tether.core.http import serving_app
 from tether.models.load import load_model
@@ -21,7 +22,7 @@ from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.rollout.engines.publish import own_address
 from tether.rollout.engines.vllm_plugin import RequireToken
-from tether.rollout.engines.vllm_server import GUARD, VllmOptions, VllmServer, arguments, find_command, save_untied
+from tether.rollout.engines.vllm_server import VllmOptions, VllmServer, arguments, find_command, save_untied
 
 
 def test_a_missing_vllm_is_named_with_what_installs_it(tiny: Any) -> None:

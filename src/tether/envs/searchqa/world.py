@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from tether.envs.dataset import read_packaged
 
 PACKAGE = "tether.envs.searchqa"
@@ -107,25 +109,16 @@ class Entity:
         return value
 
 
-def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A TOML table with its lists, and the lists in these, as tuples."""
-    return {key: _frozen(value) for key, value in table.items()}
+def _read(name: str) -> list[Any]:
+    """The entries of one name in all files of kinds."""
+    return [entry for file in _KIND_FILES for entry in read_packaged(PACKAGE, file).get(name, ())]
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
-
-
-def _kind(table: Mapping[str, Any]) -> EntityKind:
-    relations = tuple(Relation(**_tuples(relation)) for relation in table["relations"])
-    return EntityKind(**{**_tuples(table), "relations": relations})
-
-
-_TABLES = tuple(read_packaged(PACKAGE, name) for name in _KIND_FILES)
-
-KINDS: Mapping[str, EntityKind] = MappingProxyType({kind["name"]: _kind(kind) for table in _TABLES for kind in table["kinds"]})
-COMPARISONS = tuple(Comparison(**_tuples(each)) for table in _TABLES for each in table.get("comparisons", ()))
-AGREEMENTS = tuple(SameFactQuestion(**_tuples(each)) for table in _TABLES for each in table.get("agreements", ()))
+KINDS: Mapping[str, EntityKind] = MappingProxyType(
+    {kind.name: kind for kind in TypeAdapter(tuple[EntityKind, ...]).validate_python(_read("kinds"))}
+)
+COMPARISONS = TypeAdapter(tuple[Comparison, ...]).validate_python(_read("comparisons"))
+AGREEMENTS = TypeAdapter(tuple[SameFactQuestion, ...]).validate_python(_read("agreements"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +139,7 @@ class NameStyle:
 
 
 _NAMES = read_packaged(PACKAGE, "names.toml")
-STYLES = tuple(NameStyle(**{part: tuple(syllables) for part, syllables in style.items()}) for style in _NAMES["styles"])
+STYLES = TypeAdapter(tuple[NameStyle, ...]).validate_python(_NAMES["styles"])
 UNFIT = tuple(_NAMES["unfit"])
 """Strings of letters that no name may contain."""
 WORDS: Mapping[str, tuple[str, ...]] = {name: tuple(words) for name, words in read_packaged(PACKAGE, "words.toml").items()}

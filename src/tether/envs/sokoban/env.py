@@ -18,7 +18,7 @@ from tether.envs.base import ActionEnv, ActionOptions
 from tether.envs.dataset import Row
 from tether.envs.sokoban import prompt
 from tether.envs.sokoban.generator import Generator, ReversePlay
-from tether.envs.sokoban.levels import FileLevels, Level, level_rows, move, read_level
+from tether.envs.sokoban.levels import Level, file_levels, level_rows, move, read_level
 from tether.envs.sokoban.solver import ACTIONS, action_budget, warn_if_short
 from tether.envs.splits import count_instances
 from tether.envs.wording import Example, draw_examples
@@ -111,7 +111,7 @@ class Sokoban(ActionEnv[SokobanOptions]):
     def __init__(self, options: SokobanOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None) -> None:
         options = options or SokobanOptions()
         self._make: Generator = generator or _generator(options)
-        super().__init__(_with_fitting_turns(options, self._make))
+        super().__init__(options if generator else _with_fitting_turns(options))
         self._pay: Reward = reward or PushReward()
 
     @classmethod
@@ -189,18 +189,18 @@ class Sokoban(ActionEnv[SokobanOptions]):
         return prompt.worked(level, self.options.observation, self.options.actions_per_turn)
 
 
-def _with_fitting_turns(options: SokobanOptions, generator: Generator) -> SokobanOptions:
+def _with_fitting_turns(options: SokobanOptions) -> SokobanOptions:
     """The options with turns that suffice for the levels of a file, unless the user has chosen another number."""
-    if not isinstance(generator, FileLevels):
+    if options.levels is None:
         return options
     if "max_turns" in options.model_fields_set:
-        warn_if_short(generator.path, options.max_turns, options.actions_per_turn)
+        warn_if_short(options.levels, options.max_turns, options.actions_per_turn)
         return options
-    turns = -(-action_budget(generator.path).enough // options.actions_per_turn)
+    turns = -(-action_budget(options.levels).enough // options.actions_per_turn)
     return options.model_copy(update={"max_turns": max(options.max_turns, turns)})
 
 
 def _generator(options: SokobanOptions) -> Generator:
     if options.levels is not None:
-        return FileLevels(options.levels)
+        return file_levels(options.levels)
     return ReversePlay(options.height, options.width, options.boxes, options.push_floor, options.push_limit, options.move_limit)

@@ -4,15 +4,13 @@ Cells are numbered row by row; a set of cells is an int with those bits set. The
 1 or by the width never carries a cell around an edge: floods and pushes are a few integer operations.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from tether.core.enums import Split
 from tether.core.errors import BadInput
-from tether.envs.dataset import Row, RowError, with_progress
-from tether.envs.splits import belongs
+from tether.envs.dataset import Pool, Row, RowError, with_progress
 
 LEVEL_ENDINGS = (".txt", ".xsb", ".sok")
 _BOARD = frozenset("#@+$*. -_")
@@ -155,26 +153,9 @@ def _level_files(path: Path) -> list[Path]:
 
 
 @lru_cache(maxsize=8)
-def _pools(path: Path) -> Mapping[Split, tuple[Level, ...]]:
-    levels = load_levels(path)
-    return {split: tuple(level for level in levels if belongs(level, split)) for split in Split}
-
-
-@dataclass(frozen=True, slots=True)
-class FileLevels:
+def file_levels(path: Path) -> Pool[Level]:
     """A generator that takes its levels from a file or a folder: seeds run through the levels of the split in the order of the files."""
-
-    path: Path
-
-    def num_instances(self, split: Split) -> int:
-        """How many levels the split has."""
-        return len(_pools(self.path)[split])
-
-    def __call__(self, seed: int, split: Split) -> Level:
-        pool = _pools(self.path)[split]
-        if not pool:
-            raise BadInput(f"levels file '{self.path}' has no level in split '{split}'; use another split or a file with more levels")
-        return pool[seed % len(pool)]
+    return Pool(load_levels(path), env="sokoban", source=str(path))
 
 
 def _cells(board: str, symbols: str) -> int:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from tether.core.seeding import derive_seed
 from tether.envs.dataset import read_packaged
 from tether.envs.webshop.products import Product
@@ -92,28 +94,14 @@ def departments() -> tuple[Department, ...]:
 @lru_cache(maxsize=1)
 def words() -> ProductWords:
     """The words of titles and descriptions, read once per process."""
-    return ProductWords(**{name: tuple(values) for name, values in read_packaged(__package__, "words.toml").items()})
+    return TypeAdapter(ProductWords).validate_python(read_packaged(__package__, "words.toml"))
 
 
 def _department(table: Mapping[str, Any]) -> Department:
-    shared = {key: _axis(axis) for key, axis in table["axes"].items()}
-    return Department(
-        category=table["category"],
-        features={name: Feature(**feature) for name, feature in table["features"].items()},
-        kinds=tuple(_kind(kind, shared) for kind in table["kinds"]),
-        rivals=tuple(tuple(group) for group in table.get("rivals", ())),
-    )
-
-
-def _kind(table: Mapping[str, Any], shared: Mapping[str, Axis]) -> ProductKind:
-    low, high = table["price"]
-    lists = {name: tuple(table[name]) for name in ("nouns", "features", "materials", "facts")}
-    axes = tuple(shared[axis] if isinstance(axis, str) else _axis(axis) for axis in table["axes"])
-    return ProductKind(path=table["path"], query=table["query"], axes=axes, price=(low, high), **lists)
-
-
-def _axis(table: Mapping[str, Any]) -> Axis:
-    return Axis(**{**table, "values": tuple(table["values"])})
+    """A department from its file, where kinds name the axes that they share."""
+    shared = table["axes"]
+    kinds = [{**kind, "axes": [shared[axis] if isinstance(axis, str) else axis for axis in kind["axes"]]} for kind in table["kinds"]]
+    return TypeAdapter(Department).validate_python({**table, "kinds": kinds})
 
 
 FAMILIES_A_KIND = 20

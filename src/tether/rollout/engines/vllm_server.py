@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tether.core.child import GUARD
+from tether.core.child import Child
 from tether.core.errors import EngineUnavailable, MissingDependency
 from tether.core.http_client import is_healthy
 from tether.models.lora import merged
@@ -74,10 +73,8 @@ class VllmServer:
             save_untied(policy, Path(model))
             started = [*command, *arguments(policy, Path(model), port, max_context, options)]
             with self.log.open("ab") as log:
-                self._guard = subprocess.Popen(
-                    [sys.executable, "-c", GUARD, *started], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(options.token)
-                )
-            self.stop = weakref.finalize(self, _stop, self._guard)
+                self._guard = Child(started, "guard", environment=_environment(options.token), stdout=log, stderr=log)
+            self.stop = weakref.finalize(self, self._guard.close)
             _LOG.warning("vLLM starts, which takes a minute or more; its output is in '%s'", self.log)
             try:
                 self._wait(options.start_timeout)
@@ -91,7 +88,7 @@ class VllmServer:
 
     def check_lives(self) -> None:
         """Raises where it has ended, with what it said last: nobody starts it again."""
-        code = self._guard.poll()
+        code = self._guard.exit_code
         if code is not None:
             number = code - SIGNALLED
             if number in list(signal.Signals):
@@ -104,7 +101,7 @@ class VllmServer:
         """Until it answers; it may fail, or take too long."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self._guard.poll() is not None:
+            if self._guard.exit_code is not None:
                 raise EngineUnavailable(f"vLLM ended while it started: {_last_error(self.log)}; its output is in '{self.log}'")
             if is_healthy(self.address):
                 return
@@ -154,12 +151,6 @@ def save_untied(policy: Policy, folder: Path) -> None:
 def _environment(token: str | None) -> dict[str, str]:
     key = {} if token is None else {TOKEN_VARIABLE: token}
     return {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **key}
-
-
-def _stop(guard: "subprocess.Popen[bytes]") -> None:
-    if guard.stdin is not None:
-        guard.stdin.close()  # the guard ends vLLM
-    guard.wait()
 
 
 def _last_error(log: Path) -> str:

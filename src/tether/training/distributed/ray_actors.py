@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tether.core.child import GUARD
+from tether.core.child import Child
 from tether.core.errors import TetherError
 from tether.core.http_client import is_healthy
 from tether.training.distributed.topology import PLACEMENT_VARIABLE, Placement
@@ -192,15 +192,13 @@ class _Child:
         self, command: Sequence[str], environment: Mapping[str, str], folder: str | None = None, *, keep_output: bool = False
     ) -> None:
         """`keep_output`: its lines are kept for `take`; else standard output goes where the actor's does."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", GUARD, *command],
-            stdin=subprocess.PIPE,
+        self._process = Child(
+            command,
+            "guard",
+            environment={**os.environ, **environment, **_hidden_gpus()},
+            folder=folder,
             stdout=subprocess.PIPE if keep_output else None,
             stderr=subprocess.PIPE,
-            env={**os.environ, **environment, **_hidden_gpus()},
-            cwd=folder,
-            text=True,
-            errors="replace",
         )
         self._printed: collections.deque[str] = collections.deque()
         self._complained: collections.deque[str] = collections.deque(maxlen=None if keep_output else LAST_LINES)
@@ -213,7 +211,7 @@ class _Child:
 
     def code(self) -> int | None:
         """Of the process that ended; its last lines are there by then."""
-        code = self._process.poll()
+        code = self._process.exit_code
         if code is not None:
             for reader in self._readers:
                 reader.join(5.0)
@@ -230,15 +228,11 @@ class _Child:
         return next((line.removeprefix("tether: ") for line in reversed(self._complained) if line.strip()), "")
 
     def interrupt(self) -> None:
-        if self._process.poll() is None and self._process.stdin is not None:
-            self._process.stdin.write("INT\n")
-            self._process.stdin.flush()
+        self._process.send(b"INT\n")
 
     def close(self) -> None:
         """End it; a process that does not end by itself is killed after a while."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
-        self._process.wait()
+        self._process.close()
 
 
 def _hidden_gpus() -> dict[str, str]:
@@ -248,7 +242,7 @@ def _hidden_gpus() -> dict[str, str]:
     return {} if ray.get_gpu_ids() else {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def _read(pipe: IO[str] | None, lines: "collections.deque[str]") -> None:
+def _read(pipe: IO[bytes] | None, lines: "collections.deque[str]") -> None:
     assert pipe is not None
     for line in pipe:
-        lines.append(line.rstrip("\n"))
+        lines.append(line.decode("utf-8", "replace").rstrip("\r\n"))
