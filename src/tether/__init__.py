@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tether.core.version import __version__
 
 _PUBLIC = {
-    "Audit": "tether.diagnostics.audit.run",
+    "Audit": "tether.diagnostics.audit.result",
     "BadInput": "tether.core.errors",
     "Callback": "tether.training.callbacks",
     "Completion": "tether.core.types",
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from tether.core.protocols import Env, Scorer
     from tether.core.types import Completion, Group, Observation, Step, Trajectory, Turn
     from tether.diagnostics.audit.api import audit
-    from tether.diagnostics.audit.run import Audit
+    from tether.diagnostics.audit.result import Audit
     from tether.diagnostics.cross_score import cross_score
     from tether.diagnostics.information import Information, measure_information
     from tether.diagnostics.logger import TetherLogger

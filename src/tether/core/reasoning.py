@@ -97,15 +97,28 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """How often the own prompt was found, with its 95% interval over prompts. Example: Found(0.81, 0.74, 0.88, 0.125, 0.001)."""
+class Retrieval:
+    """How often the own prompt was found among all. Example: Retrieval(0.81, (0.74, 0.88), 0.125, 0.001)."""
 
     accuracy: float
-    low: float
-    high: float
+    interval: tuple[float, float]
+    """95%, over prompts."""
     chance: float
     p_value: float | None = None
     """None in records of before there was one."""
+
+    @property
+    def excess(self) -> float:
+        """How far of the way from chance to certainty."""
+        return self.excess_of(self.accuracy)
+
+    def excess_of(self, accuracy: float) -> float:
+        """The same of another accuracy, such as an end of the interval."""
+        return (accuracy - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
+
+    def signal(self, name: str) -> Signal:
+        """The retrieval as a signal of dependence."""
+        return Signal(name, max(0.0, self.excess), 1.0 if self.p_value is None else self.p_value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +132,14 @@ class Texts:
     """Of two reasonings of one prompt; of any two where no prompt has two."""
     loose_share: float
     """Share of the reasonings in templates in which nothing follows the prompt."""
-    neighbours: Found | None
-    overlap: Found
+    neighbours: Retrieval | None
+    overlap: Retrieval
     elsewhere: tuple[float, float]
     """Share of the reasonings whose words fit one and the same other prompt better, and its p-value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class MissingReasoning:
     """The responses of a sample that hold no reasoning, as shares of all in its scope."""
 
     blank: float = 0.0
@@ -153,7 +166,7 @@ class Evidence:
     num_reasonings: int
     most_samples: int
     """Reasonings of the prompt that has most."""
-    retrieval: Found
+    retrieval: Retrieval
     signals: tuple[Signal, ...]
     mi_seq: float | None = None
     mi_interval: tuple[float, float] | None = None
@@ -170,7 +183,7 @@ class Evidence:
     elsewhere: tuple[float, float] = (0.0, 1.0)
     """Share of the reasonings that the scores find to fit one and the same other prompt better, and its p-value."""
     texts: Texts | None = None
-    unread: Unread = Unread()
+    without_reasoning: MissingReasoning = MissingReasoning()
 
     @property
     def is_sufficient(self) -> bool:
@@ -180,8 +193,7 @@ class Evidence:
     @property
     def interval(self) -> tuple[float, float]:
         """The interval of the retrieval accuracy, which is never a point."""
-        found = self.retrieval
-        return share_interval(found.accuracy, found.low, found.high, self.num_prompts)
+        return share_interval(self.retrieval.accuracy, *self.retrieval.interval, self.num_prompts)
 
     @property
     def start(self) -> Start | None:
@@ -218,10 +230,10 @@ def no_verdict(reason: str) -> Verdict:
 def judge(found: Evidence, start: Start | None = None) -> Verdict:
     """The verdict on one sample; `start` is that of its run, None where the sample is the first or the only one."""
     of_text = max([item.effect for item in found.signals if item.counts], default=0.0)
-    effect = round(of_text * (1 - found.unread.blank), 9)  # a bound that is met exactly is met
+    effect = round(of_text * (1 - found.without_reasoning.blank), 9)  # a bound that is met exactly is met
     start = start or found.start
     code, reasons = _decided(found, effect, start)
-    reasons = [*_unread_words(found.unread, of_text), *reasons, *_numbers(found)]
+    reasons = [*_missing_words(found.without_reasoning, of_text), *reasons, *_numbers(found)]
     return Verdict(code, HEADLINES[code], tuple(reasons), effect, found.signals, _regime(code, found, start))
 
 
@@ -241,7 +253,8 @@ def recorded_evidence(metrics: Mapping[str, float], scorer: str = "The run's sco
     above = count > 0 and wilson_interval(accuracy * count, count, Z_SIGNIFICANT)[0] > chance
     p_value, mi_p_value = values.get("retrieval_p_value"), values.get("mi_p_value")
     by_rank = p_value if p_value is not None else SIGNIFICANT if above else 1.0
-    signals = [Signal("retrieval", max(0.0, _excess(accuracy, chance)), by_rank)]
+    retrieval = Retrieval(accuracy, (low, high), chance, p_value)
+    signals = [Signal("retrieval", max(0.0, retrieval.excess), by_rank)]
     mi_seq = values.get("mi_seq")
     if mi_seq is not None and mi_p_value is not None and num_prompts > 1:
         signals.append(Signal("information", max(0.0, mi_seq / math.log(num_prompts)), mi_p_value))
@@ -250,7 +263,7 @@ def recorded_evidence(metrics: Mapping[str, float], scorer: str = "The run's sco
         num_prompts=num_prompts,
         num_reasonings=count,
         most_samples=max(1, math.ceil(count / max(1, num_prompts))),
-        retrieval=Found(accuracy, low, high, chance, p_value),
+        retrieval=retrieval,
         signals=tuple(signals),
         mi_seq=mi_seq,
         mi_interval=ends,
@@ -260,14 +273,9 @@ def recorded_evidence(metrics: Mapping[str, float], scorer: str = "The run's sco
     )
 
 
-def _excess(accuracy: float, chance: float) -> float:
-    """How far of the way from chance to certainty."""
-    return (accuracy - chance) / (1 - chance) if chance < 1 else 0.0
-
-
 def _decided(found: Evidence, effect: float, start: Start | None) -> tuple[VerdictCode, list[str]]:
-    unread, texts = found.unread, found.texts
-    if unread.missing >= MOSTLY_MISSING:
+    absent, texts = found.without_reasoning, found.texts
+    if absent.missing >= MOSTLY_MISSING:
         return VerdictCode.CANNOT_BE_TOLD, ["Too few of the responses hold reasoning to speak for the others."]
     if not found.is_sufficient:
         least = f"{FEWEST_REASONINGS} reasonings under {FEWEST_PROMPTS} prompts"
@@ -280,9 +288,9 @@ def _decided(found: Evidence, effect: float, start: Start | None) -> tuple[Verdi
             words = f"{texts.loose_share:.0%} of the reasonings follow a template in which nothing depends on the prompt"
             return VerdictCode.WEAKLY_TIED, [f"Partial collapse: {words}; the rest is tied to it."]
         return VerdictCode.TIED, []
-    if effect >= WEAKLY or (counted and found.most_samples == 1 and unread.blank < FIXED_SHARE):
+    if effect >= WEAKLY or (counted and found.most_samples == 1 and absent.blank < FIXED_SHARE):
         return VerdictCode.WEAKLY_TIED, [_how_weak(found, effect, start)]
-    if unread.blank >= FIXED_SHARE:
+    if absent.blank >= FIXED_SHARE:
         return VerdictCode.LOW_ENTROPY_COLLAPSE, []
     if (lack := _may_be_tied(found)) is not None:
         return VerdictCode.CANNOT_BE_TOLD, [lack]
@@ -324,15 +332,15 @@ def _information_fell(found: Evidence, start: Start | None) -> bool:
     return high < REGIME_FRACTION * start.mi_seq
 
 
-def _unread_words(unread: Unread, of_text: float) -> list[str]:
+def _missing_words(absent: MissingReasoning, of_text: float) -> list[str]:
     words = []
-    if unread.blank >= NAMED_SHARE:
+    if absent.blank >= NAMED_SHARE:
         words.append(
-            f"{unread.blank:.0%} of the responses have blank reasoning, which depends on nothing; the others show {of_text:.0%} of full dependence."
+            f"{absent.blank:.0%} of the responses have blank reasoning, which depends on nothing; the others show {of_text:.0%} of full dependence."
         )
-    if unread.missing >= NAMED_SHARE:
+    if absent.missing >= NAMED_SHARE:
         words.append(
-            f"{unread.missing:.0%} of the responses hold no reasoning that can be read ({unread.causes}); this is about the others."
+            f"{absent.missing:.0%} of the responses hold no reasoning that can be read ({absent.causes}); this is about the others."
         )
     return words
 
@@ -396,7 +404,7 @@ def _sample_words(found: Evidence) -> str:
 def _may_be_tied(found: Evidence) -> str | None:
     """Why finding nothing means nothing: the interval of the retrieval accuracy reaches what would be called tied."""
     high, chance = found.interval[1], found.retrieval.chance
-    if _excess(high, chance) < TIED:
+    if found.retrieval.excess_of(high) < TIED:
         return None
     return (
         f"Little or no dependence shows in {_sample_words(found)}, but the interval reaches to {high:.0%} of the prompts found, by chance "
@@ -411,7 +419,7 @@ def _too_little(found: Evidence) -> str | None:
     chance = found.retrieval.chance
     best = found.retrieval.accuracy if found.best_accuracy is None else found.best_accuracy
     high = wilson_interval(best * found.num_reasonings, found.num_reasonings)[1]
-    if _excess(high, chance) >= TIED:
+    if found.retrieval.excess_of(high) >= TIED:
         return f"Only {_sample_words(found)}: the prompt may be found from up to {high:.0%} of them, or by chance ({chance:.0%}); more are needed."
     return None
 

@@ -41,9 +41,8 @@ from tether.core.types import Group
 from tether.diagnostics.alarms.repetition import repetition_metrics
 from tether.diagnostics.alarms.tracker import AlarmTracker
 from tether.diagnostics.cross_score import cross_score
-from tether.diagnostics.generations import Generations, read_generations
 from tether.diagnostics.information import Information, measure_information
-from tether.diagnostics.logger import TetherLogger, generation_metrics
+from tether.diagnostics.logger import Generations, TetherLogger, generation_metrics, read_generations
 from tether.diagnostics.pairs import (
     Pairs,
     ProbeRows,

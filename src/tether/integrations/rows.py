@@ -12,7 +12,7 @@ from tether.core.enums import FinishReason, StopReason
 from tether.core.protocols import Env, Sampling, few_shot_of
 from tether.core.seeding import derive_seed
 from tether.core.types import Completion, Group, Trajectory, Turn
-from tether.diagnostics.generations import Generations, reasoning_span
+from tether.diagnostics.logger import Generations, reasoning_span
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.rollout.engines.stop_rule import StopRule
 

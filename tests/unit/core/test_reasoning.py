@@ -23,7 +23,7 @@ from tether.core.reasoning import (
     TIED,
     WEAKLY,
     Evidence,
-    Found,
+    Retrieval,
     Signal,
     Start,
     VerdictCode,
@@ -38,7 +38,7 @@ def evidence(accuracy: float, p_value: float, *, prompts: int = 8, samples: int 
     """Retrieval of so many prompts, whose interval ends at `high`; by default a narrow one."""
     chance = 1 / prompts
     effect = max(0.0, (accuracy - chance) / (1 - chance))
-    found = Found(accuracy, max(0.0, accuracy - 0.1), max(accuracy, high), chance, p_value)
+    found = Retrieval(accuracy, (max(0.0, accuracy - 0.1), max(accuracy, high)), chance, p_value)
     measured = {"mi_seq": 1.0, "mi_interval": (0.5, 1.5), "mi_p_value": p_value, "h_conditional": 2.0, **more}
     return Evidence(
         num_prompts=prompts,
@@ -127,7 +127,7 @@ def test_an_interval_is_never_a_point() -> None:
     # Wilson's interval of 0 of 8 prompts ends at 0.3244.
     assert "finds the prompt of 0% of the reasonings (0 of 128; at most 32%; chance 12.5%" in none.reasons[-1]
     point = Evidence(
-        num_prompts=16, num_reasonings=64, most_samples=4, retrieval=Found(1.0, 1.0, 1.0, 1 / 16, 0.001), signals=()
+        num_prompts=16, num_reasonings=64, most_samples=4, retrieval=Retrieval(1.0, (1.0, 1.0), 1 / 16, 0.001), signals=()
     )  # fmt: skip
     assert "(all of 64; at least 81%; chance 6.2%, p 0.001)" in judge(point).reasons[-1]  # Wilson's of 16 of 16: 0.806
 

@@ -6,13 +6,13 @@ import pytest
 
 from tether.core.errors import BadInput
 from tether.diagnostics.audit.encode import REASONING_TOKENS, Encoder
-from tether.diagnostics.audit.sample import SampledRollout
+from tether.diagnostics.audit.reading import compacted
 from tether.diagnostics.rollouts import Rollout
 
 
-def _drawn(**more: Any) -> SampledRollout:
+def _drawn(**more: Any) -> Rollout:
     values: dict[str, Any] = {"step": 1, "group": "g", "trajectory": "t", "turn": 0, "where": "a.jsonl line 7"}
-    return SampledRollout.of(Rollout(**(values | more)))
+    return compacted(Rollout(**(values | more)))
 
 
 @pytest.fixture

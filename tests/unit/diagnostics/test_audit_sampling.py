@@ -6,9 +6,20 @@ from typing import Any
 import pytest
 
 from tether.core.errors import BadInput
-from tether.diagnostics.audit import scan as scanning
-from tether.diagnostics.audit.sample import SampledRollout, WindowSample, draw
-from tether.diagnostics.audit.scan import Running, StepCounts, Window, evenly, group_hash, plan_windows, reward_statistics, scan
+from tether.diagnostics.audit import reading as scanning
+from tether.diagnostics.audit.reading import (
+    Running,
+    StepCounts,
+    Window,
+    WindowSample,
+    compacted,
+    draw,
+    evenly,
+    group_hash,
+    plan_windows,
+    reward_statistics,
+    scan,
+)
 from tether.diagnostics.rollouts import Rollout
 
 
@@ -17,7 +28,7 @@ def _rollout(group: Any, episode: int = 0, *, step: int | None = 1, turn: int = 
     return Rollout(step=step, group=group, trajectory=f"{step}/{group}/{episode}", turn=turn, where=f"line {episode}", **values)
 
 
-def _names(drawn: Sequence[SampledRollout]) -> list[tuple[Any, str | None]]:
+def _names(drawn: Sequence[Rollout]) -> list[tuple[Any, str | None]]:
     return [(member.group, member.reasoning) for member in drawn]
 
 
@@ -183,6 +194,6 @@ def test_windows_take_their_own_steps_and_only_reasoning() -> None:
 
 
 def test_ids_are_kept_whole_and_a_giant_one_stays_too_large() -> None:
-    kept = SampledRollout.of(_rollout(0, prompt_ids=(1, 2, 3), reasoning_ids=(5, 2**80)))
+    kept = compacted(_rollout(0, prompt_ids=(1, 2, 3), reasoning_ids=(5, 2**80)))
     assert kept.prompt_ids is not None and list(kept.prompt_ids) == [1, 2, 3]
     assert kept.reasoning_ids is not None and kept.reasoning_ids[1] > 2**60

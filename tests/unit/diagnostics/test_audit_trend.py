@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.diagnostics.audit.scan import Window
+from tether.diagnostics.audit.reading import Window
 from tether.diagnostics.audit.trend import ChangePoint, Point, _first_to_last, _success_words, change_point
 
 

@@ -12,8 +12,7 @@ import tether
 from tether.core.enums import Scope, StopReason
 from tether.core.errors import BadInput, UnknownName
 from tether.core.seeding import derive_seed
-from tether.diagnostics.generations import read_generations
-from tether.diagnostics.logger import TetherLogger, generation_metrics
+from tether.diagnostics.logger import TetherLogger, generation_metrics, read_generations
 from tether.diagnostics.monitor import Monitor
 from tether.diagnostics.pairs import rollout_rows
 from tether.diagnostics.rollouts import open_rollouts

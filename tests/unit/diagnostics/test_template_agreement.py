@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tether.diagnostics.templates import SlotKind
-from tether.diagnostics.templates.agreement import measure_agreement
+from tether.diagnostics.templates.slots import measure_agreement
 
 
 @pytest.mark.parametrize(

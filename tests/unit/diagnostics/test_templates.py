@@ -7,8 +7,7 @@ import pytest
 
 from tether.core.errors import BadInput
 from tether.diagnostics.templates import SlotKind, Template, Templates, find_templates
-from tether.diagnostics.templates.corpus import WILD, read_corpus
-from tether.diagnostics.templates.skeletons import align, fit
+from tether.diagnostics.templates.skeletons import WILD, align, fit, read_corpus
 
 WAYS = ("Left", "Right", "Up", "Down")
 

@@ -3,16 +3,15 @@
     found = tether.audit("rollouts.jsonl", model="smollm2")
     found.verdict.headline
 
-`api` is that door, and puts the stages together. The files are read twice, both times in bounded memory: the first reading counts and plans the windows (`scan`), the second draws a seeded
-sample of them (`sample`). The sample becomes token ids (`encode`) and is scored and measured window by window (`measure`, `lexical`). Each
-window gets a verdict (`verdict`), and several windows give a trend (`trend`). `document` is the result as plain JSON, which the report is
-made from.
+`api` is that door, and puts the stages together. The files are read twice, both times in bounded memory: the first reading counts and plans
+the windows, the second draws a seeded sample of them (`reading`). The sample becomes token ids (`encode`) and is scored, measured and judged window
+by window (`measure`, `lexical`); several windows give a trend (`trend`). `result` holds all of it, also as plain JSON, which the report is made
+from.
 """
 
 from tether.core.reasoning import Verdict, VerdictCode
-from tether.diagnostics.audit.api import AuditProgress, audit
-from tether.diagnostics.audit.document import to_document
-from tether.diagnostics.audit.run import Audit, AuditOptions, Collected, WindowAudit, audit_sample, collect
+from tether.diagnostics.audit.api import AuditProgress, audit, audit_sample, collect
+from tether.diagnostics.audit.result import Audit, AuditOptions, Collected, WindowAudit, to_document
 from tether.diagnostics.audit.scorer import AuditScorer, load_scorer, resolve_model
 
 __all__ = [

@@ -1,18 +1,28 @@
 """`tether.audit`: the audit of saved rollouts from Python, with everything that `tether diagnose` has; the command calls it.
 
-Files and options are checked before a model is loaded. A run folder of Tether needs no model: the one that the run began with scores it.
+Files and options are checked, then the files are read and sampled, and only then is a model loaded, which scores the sample. A run folder of Tether
+needs no model: the one that the run began with scores it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tether.core.enums import Scope, Split
 from tether.core.errors import BadInput, UnknownName, did_you_mean
-from tether.diagnostics.audit.run import Audit, AuditOptions, audit_sample, collect
+from tether.core.reasoning import WEAKLY, MissingReasoning, Start, VerdictCode, no_verdict
+from tether.diagnostics.alarms.tracker import StepReasoning, check
+from tether.diagnostics.audit.encode import EncodedPairs, Encoder
+from tether.diagnostics.audit.measure import decide, evidence_of, measure
+from tether.diagnostics.audit.reading import StepCounts, Window, draw, plan_windows, reward_statistics, scan
+from tether.diagnostics.audit.result import Audit, AuditOptions, Collected, WindowAudit
 from tether.diagnostics.audit.scorer import AuditScorer, is_server, load_scorer, loaded_scorer, resolve_model, starting_model
-from tether.diagnostics.rollouts import open_rollouts, parse_fields
+from tether.diagnostics.audit.trend import MeasuredWindow, measure_trend
+from tether.diagnostics.rollouts import RolloutReader, open_rollouts, parse_fields
+from tether.diagnostics.rollouts.record import BLANK, MISSING
 from tether.models.catalog import check_name
+from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 
 if TYPE_CHECKING:
@@ -22,6 +32,8 @@ SCOPES = {"first-turn": Scope.FIRST_TURN, "trajectory": Scope.TRAJECTORY}
 FEWEST_RESAMPLES = 100
 
 Rollouts = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]]
+TRAJECTORY_SAMPLES = 4
+"""In the trajectory scope every drawn context is a column of its own, so fewer are drawn of each group."""
 
 
 class AuditProgress(Protocol):
@@ -159,3 +171,160 @@ def _at_least(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise BadInput(f"{name} is {value!r}; expected a whole number from {least}")
     return value
+
+
+def collect(reader: RolloutReader, options: AuditOptions) -> Collected:
+    """Read the files twice: once to count, once to draw a sample."""
+    counts = scan(reader, all_turns=options.all_turns, seed=options.seed)
+    tally, notes = reader.tally, tuple(reader.notes())
+    if all(step.num_scope == step.num_empty for step in counts.values()):
+        hints = [note for note in tally.notes() if "pattern" in note]
+        causes = [note for note in tally.notes() if "empty" in note]
+        remedy = (hints or ["give --pattern with one group around the reasoning"])[0]
+        raise BadInput(f"no response in scope holds reasoning: {'; '.join(causes)}; {remedy}")
+    plan = plan_windows(counts, options.steps)
+    samples = min(options.samples, TRAJECTORY_SAMPLES) if options.all_turns else options.samples
+    drawn = draw(reader, plan.windows, all_turns=options.all_turns, prompts=options.prompts, samples=samples, seed=options.seed)
+    return Collected(reader.names, reader.format.name, counts, plan, drawn, tally, notes)
+
+
+def audit_sample(
+    collected: Collected,
+    model: AuditScorer,
+    options: AuditOptions,
+    *,
+    notes: Sequence[str] = (),
+    recorded: Mapping[int, Mapping[str, float]] | None = None,
+    stage: Callable[[str, int], None] | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Audit:
+    """Score, measure and decide every window; where none can be measured, an error says why.
+
+    Args:
+        notes: what is already known and belongs before the notes of the result.
+        recorded: step to the metrics that the run itself recorded, if it is one of Tether's.
+    """
+    encoder = Encoder(model.tokenizer, model.vocabulary, model.positions)
+    encoded = [encoder.pairs(drawn) for drawn in collected.drawn]
+    if stage is not None:
+        stage("scoring", sum(len(pairs.prompts) for pairs in encoded if _lack(pairs) is None))
+    windows: list[WindowAudit] = []
+    start: Start | None = None  # regimes are relative to the first window with a sufficient sample
+    for window, pairs in zip(collected.plan.windows, encoded, strict=True):
+        own = (recorded or {}).get(window.last) if len(window.steps) == 1 else None
+        windows.append(_window(window, pairs, collected, model, options, advance or (lambda count: None), start, own))
+        if start is None and (found := windows[-1].measurement) is not None:
+            start = evidence_of(found).start
+    if all(window.measurement is None for window in windows):
+        raise BadInput(f"nothing can be said about these rollouts: {windows[-1].verdict.reasons[0]}")
+    measured = [
+        MeasuredWindow(window.window, window.measurement, window.verdict, window.num_success, window.num_judged)
+        for window in windows
+        if window.measurement is not None
+    ]
+    all_notes = [*notes, *collected.plan.notes, *collected.notes, *encoder.notes(), *_remarks(windows)]
+    alarms = tuple(check(_records(collected, windows), _texts(windows)))
+    return Audit(collected, options, model.name, model.precision, tuple(windows), measure_trend(measured), alarms, tuple(all_notes))
+
+
+def _lack(pairs: EncodedPairs) -> str | None:
+    """Why these pairs cannot be measured, or None."""
+    if not pairs.reasonings:
+        return "no rollout of it holds reasoning."
+    if len(pairs.prompts) < 2:
+        return (
+            f"all {len(pairs.reasonings)} sampled reasonings answer one prompt, and there is no other to compare with; "
+            "give rollouts of several prompts, or check the field that holds the prompt."
+        )
+    return None
+
+
+def _window(
+    window: Window,
+    pairs: EncodedPairs,
+    collected: Collected,
+    model: AuditScorer,
+    options: AuditOptions,
+    advance: Callable[[int], None],
+    start: Start | None,
+    recorded: Mapping[str, float] | None,
+) -> WindowAudit:
+    counts = [collected.counts[step] for step in window.steps]
+    lack = _lack(pairs)
+    found = None if lack else measure(pairs, model.scorer, bootstrap=options.bootstrap, seed=options.seed, advance=advance)
+    num_rewards = sum(step.reward.count for step in counts)
+    return WindowAudit(
+        window=window,
+        num_rollouts=sum(step.num_rollouts for step in counts),
+        num_episodes=sum(step.num_episodes for step in counts),
+        num_in_scope=sum(step.num_scope for step in counts),
+        num_empty=sum(step.num_empty for step in counts),
+        missing=dict(sum((Counter(step.missing) for step in counts), Counter[str]())),
+        reward_mean=sum(step.reward.mean * step.reward.count for step in counts) / num_rewards if num_rewards else None,
+        num_judged=sum(step.num_judged for step in counts),
+        num_success=sum(step.num_success for step in counts),
+        rewards=reward_statistics(counts),
+        measurement=found,
+        verdict=no_verdict(lack or "") if found is None else decide(found, _missing(counts), start=start, recorded=recorded),
+        pairs=pairs,
+    )
+
+
+def _missing(counts: Sequence[StepCounts]) -> MissingReasoning:
+    """The responses without reasoning, as shares of all in scope."""
+    causes = sum((Counter(step.missing) for step in counts), Counter[str]())
+    total = sum(step.num_scope for step in counts)
+    blank = causes.pop(BLANK, 0)
+    words = ", ".join(f"{count} {MISSING[cause]}" for cause, count in sorted(causes.items()))
+    return MissingReasoning(blank / total, causes.total() / total, words)
+
+
+def _sees(window: WindowAudit) -> bool:
+    return any(
+        item.counts and item.effect >= WEAKLY for item in window.verdict.evidence if item.name in ("retrieval", "adjusted_retrieval")
+    )
+
+
+def _remarks(windows: Sequence[WindowAudit]) -> list[str]:
+    measured = [window for window in windows if window.measurement is not None]
+    tied = [window for window in measured if window.verdict.code in (VerdictCode.TIED, VerdictCode.WEAKLY_TIED)]
+    remarks = [f"step {window.window.name}: {window.verdict.reasons[0]}" for window in windows if window.measurement is None]
+    if tied and not any(_sees(window) for window in tied):
+        remarks.append(
+            "the model is a weak scorer of this text: the words show a dependence that its scores do not; read its numbers with care"
+        )
+    if all(window.measurement is not None and window.measurement.most_samples == 1 for window in measured):
+        remarks.append("there is one reasoning per prompt: similarity within a prompt cannot be measured; take several samples per prompt")
+    return remarks
+
+
+def _records(collected: Collected, windows: Sequence[WindowAudit]) -> list[StepRecord]:
+    """The numbers of every step as a run would have logged them, for the rules of the alarms."""
+    metrics: dict[int, dict[str, float]] = {}
+    for step, counts in collected.counts.items():
+        values: dict[str, float] = {}
+        if counts.success is not None:
+            values["rollout/success"] = counts.success
+        if (rewards := reward_statistics([counts])) is not None:
+            values["groups/rv_mean"] = rewards.rv_mean
+        metrics[step or 0] = values
+    informative = any(_sees(window) for window in windows)  # a model that never shows a dependence cannot show its loss
+    for window in windows:
+        if (found := window.measurement) is not None and informative:
+            information = found.information
+            metrics[window.window.last] |= {
+                "information/retrieval_acc": information.retrieval_acc,
+                "information/chance": information.chance,
+                "information/mi_seq": information.mi_seq,
+                "information/h_conditional": information.h_conditional,
+                "information/num_prompts": float(found.num_prompts),
+            }
+    return [StepRecord(step, values) for step, values in sorted(metrics.items())]
+
+
+def _texts(windows: Sequence[WindowAudit]) -> list[StepReasoning]:
+    return [
+        StepReasoning(window.window.last, window.pairs.prompt_texts[column], text)
+        for window in windows
+        for text, column in zip(window.pairs.texts, window.pairs.source, strict=True)
+    ]

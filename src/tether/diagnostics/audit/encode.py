@@ -19,7 +19,7 @@ from jinja2.exceptions import TemplateError
 
 from tether.core.errors import BadInput
 from tether.core.grammar import THINK_OPEN
-from tether.diagnostics.audit.sample import SampledRollout
+from tether.diagnostics.rollouts import Rollout
 
 REASONING_TOKENS = 1024
 """Of a reasoning at most so many tokens are scored, its beginning."""
@@ -42,7 +42,7 @@ class EncodedPairs:
     reasonings: list[Ids] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
-    drawn: list[SampledRollout] = field(default_factory=list)
+    drawn: list[Rollout] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Encoder:
         start = list(self.tokenizer.encode("", add_special_tokens=True))
         self._added = tuple(start) if start == [self.tokenizer.bos_token_id] else ()
 
-    def pairs(self, drawn: Sequence[SampledRollout]) -> EncodedPairs:
+    def pairs(self, drawn: Sequence[Rollout]) -> EncodedPairs:
         """The pairs of one window."""
         pairs = EncodedPairs()
         columns: dict[Ids, int] = {}
@@ -112,7 +112,7 @@ class Encoder:
         ]
         return [words for holds, words in found if holds]
 
-    def _reasoning(self, member: SampledRollout) -> tuple[Ids, str]:
+    def _reasoning(self, member: Rollout) -> tuple[Ids, str]:
         if member.reasoning_ids is not None:
             self.num_from_ids += 1
             ids = tuple(member.reasoning_ids)
@@ -133,7 +133,7 @@ class Encoder:
             ids = ids[:most]
         return ids, text
 
-    def _within(self, response: Ids, member: SampledRollout) -> Ids:
+    def _within(self, response: Ids, member: Rollout) -> Ids:
         """The ids of the reasoning within those of the response; none where the response decodes to another text, which is counted as foreign."""
         self._check_vocabulary(response, member.where)
         decoded, reasoning = self._decoded(response), member.reasoning or ""
@@ -147,7 +147,7 @@ class Encoder:
         last = bisect.bisect_right(places, start + len(reasoning), key=lambda place: len(self._decoded(response[:place]))) - 1
         return response[first:last]
 
-    def _prompt(self, member: SampledRollout, lead: str, longest: int) -> Ids:
+    def _prompt(self, member: Rollout, lead: str, longest: int) -> Ids:
         """x; the room for it is what the longest reasoning of the window leaves, the same for every prompt, so that equal ones stay equal."""
         if member.prompt_ids is not None:
             ids = tuple(member.prompt_ids)
@@ -189,7 +189,7 @@ class Encoder:
                 "give --model the model that wrote the rollouts"
             )
 
-    def _compare(self, decoded: str, member: SampledRollout) -> None:
+    def _compare(self, decoded: str, member: Rollout) -> None:
         self._checked += 1
         ours, theirs = "".join(decoded.split()), "".join((member.reasoning or "").split())
         both = min(len(ours), len(theirs))  # the span of ids may end a token before the text, and of a long text only a part is kept
@@ -205,7 +205,7 @@ class Encoder:
             )
 
 
-def _common_leads(drawn: Sequence[SampledRollout]) -> dict[tuple[Any, Any], str]:
+def _common_leads(drawn: Sequence[Rollout]) -> dict[tuple[Any, Any], str]:
     leads: dict[tuple[Any, Any], Counter[str]] = {}
     for member in drawn:
         leads.setdefault((member.step, member.group), Counter())[member.lead] += 1

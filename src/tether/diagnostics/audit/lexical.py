@@ -24,11 +24,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tether.core.reasoning import Retrieval
 from tether.core.seeding import generator
 from tether.diagnostics.information import measure_information, own_in_top
 from tether.diagnostics.templates import Agreement
-from tether.diagnostics.templates.agreement import measure_agreement
-from tether.diagnostics.templates.corpus import TOKEN
+from tether.diagnostics.templates.skeletons import TOKEN
+from tether.diagnostics.templates.slots import measure_agreement
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -45,22 +46,6 @@ CLEAR_WORDS = 2
 """A reasoning fits another prompt clearly better if it shares so many words with it that its own prompt does not hold."""
 DECIMALS = 9
 """Scores are rounded, so that equals stay equal and share their ties."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieval:
-    """How often the own prompt is found among all."""
-
-    accuracy: float
-    interval: tuple[float, float]
-    """95%, over prompts."""
-    chance: float
-    p_value: float
-
-    @property
-    def excess(self) -> float:
-        """How far of the way from chance to certainty."""
-        return (self.accuracy - self.chance) / (1 - self.chance)
 
 
 @dataclass(frozen=True, slots=True)

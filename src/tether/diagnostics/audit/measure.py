@@ -1,4 +1,4 @@
-"""One window, measured: pairs to cross-scores, to information, lexical measures and templates.
+"""One window, measured and judged: pairs to cross-scores, to information, lexical measures and templates, to the evidence of a verdict.
 
 Besides the proxies of the paper there is one more number, the adjusted retrieval. A scorer that did not write the text may find any text
 likelier under some prompts than under others; the argmax of a row then shows the prompt's general effect instead of the reasoning. The score
@@ -6,19 +6,39 @@ that a prompt gives to the average reasoning, per token, is subtracted first.
 
 Whether the scorer can read the text at all is measured against counts of its tokens: a unigram model of the other reasonings. A scorer that finds
 the text no likelier than that under any prompt has not understood a word order or a language, and cannot show a dependence.
+
+Six signals show dependence: retrieval by the model, the same adjusted for prompts that raise the score of any text, information as a share of
+log P, and three that need no model: agreement, neighbours and prompt overlap (lexical.py). Where a run of Tether measured the same step itself, its
+scorer's retrieval and information are signals as well: the run's record and the audit then never say the opposite of each other. The function that
+makes the verdict is tether.core.reasoning.judge; its bounds were chosen on generated rollouts of twenty kinds (tests/unit/diagnostics) and on
+real ones of tiny.
 """
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tether.core.errors import BadInput
+from tether.core.reasoning import (
+    COLLAPSES,
+    Evidence,
+    MissingReasoning,
+    Retrieval,
+    Signal,
+    Start,
+    Texts,
+    Verdict,
+    VerdictCode,
+    judge,
+    recorded_evidence,
+)
 from tether.diagnostics.audit.encode import EncodedPairs
-from tether.diagnostics.audit.lexical import Elsewhere, LexicalMeasures, Retrieval, find_elsewhere, measure_lexical
+from tether.diagnostics.audit.lexical import Elsewhere, LexicalMeasures, find_elsewhere, measure_lexical
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.information import Information, measure_information
 from tether.diagnostics.templates import SlotKind, Templates, find_templates
@@ -58,6 +78,12 @@ class Measurement:
     """None where no reasoning holds a word."""
     loose_share: float
     """Share of the reasonings that follow a template in which nothing follows the prompt; 0 where the prompt decides which one."""
+
+    @property
+    def retrieval(self) -> Retrieval:
+        """By the model's scores as they are."""
+        interval = self.information.intervals.get("retrieval_acc", (0.0, 1.0))
+        return Retrieval(self.information.retrieval_acc, interval, self.information.chance, self.information.retrieval_p_value)
 
     @property
     def is_read(self) -> bool:
@@ -145,3 +171,70 @@ def loose_share(templates: Templates) -> float:
     if templates.choice.kind is SlotKind.TIED:
         return 0.0
     return sum(template.share for template in templates.templates if all(slot.agreement.kind is SlotKind.NOISE for slot in template.slots))
+
+
+def decide(
+    found: Measurement,
+    absent: MissingReasoning = MissingReasoning(),  # noqa: B008 (immutable)
+    *,
+    start: Start | None = None,
+    recorded: Mapping[str, float] | None = None,
+) -> Verdict:
+    """The verdict on one measurement, and on the responses that it could not take in.
+
+    Args:
+        start: that of the run, which regimes are relative to.
+        recorded: the metrics that the run itself recorded at this step, if it is one of Tether's.
+    """
+    verdict = judge(evidence_of(found, absent, recorded), start)
+    own = recorded_evidence(recorded) if recorded is not None else None
+    if own is None or judge(own).code not in COLLAPSES or verdict.code not in (VerdictCode.TIED, VerdictCode.WEAKLY_TIED):
+        return verdict
+    shown = ", ".join(item.name.replace("_", " ") for item in verdict.evidence if item.counts)
+    words = f"The run's own scorer found no dependence at this step, and its report says so; what shows it here is {shown}."
+    return dataclasses.replace(verdict, reasons=(words, *verdict.reasons))
+
+
+def evidence_of(found: Measurement, absent: MissingReasoning = MissingReasoning(), recorded: Mapping[str, float] | None = None) -> Evidence:  # noqa: B008 (immutable)
+    """Everything that an audit knows of one window."""
+    information, lexical = found.information, found.lexical
+    by_score = information.mi_p_value or 1.0
+    signals = [
+        found.retrieval.signal("retrieval"),
+        found.adjusted.signal("adjusted_retrieval"),
+        Signal("information", max(0.0, information.mi_seq / math.log(found.num_prompts)), by_score),
+        Signal("agreement", max(0.0, lexical.agreement.strength), lexical.agreement.p_value),
+        lexical.prompt_overlap.signal("prompt_overlap"),
+    ]
+    if lexical.neighbours is not None:
+        signals.append(lexical.neighbours.signal("neighbours"))
+    own = recorded_evidence(recorded) if recorded is not None else None
+    if own is not None and own.is_sufficient:  # a smaller sample would have no label of its own
+        signals += [Signal(f"recorded_{item.name}", item.effect, item.p_value) for item in own.signals]
+    best = max(found.adjusted.accuracy, lexical.neighbours.accuracy if lexical.neighbours else 0.0)
+    return Evidence(
+        num_prompts=found.num_prompts,
+        num_reasonings=found.num_reasonings,
+        most_samples=found.most_samples,
+        retrieval=found.retrieval,
+        signals=tuple(signals),
+        mi_seq=information.mi_seq,
+        mi_interval=information.intervals.get("mi_seq"),
+        mi_p_value=information.mi_p_value,
+        h_conditional=information.h_conditional,
+        is_read=found.is_read,
+        scorer_nats=found.scorer_nats,
+        unigram_nats=found.unigram_nats,
+        best_accuracy=best,
+        elsewhere=(found.elsewhere.share, found.elsewhere.p_value),
+        texts=Texts(
+            num_distinct=lexical.num_distinct,
+            top_share=lexical.top_share,
+            similarity=lexical.similarity,
+            loose_share=found.loose_share,
+            neighbours=lexical.neighbours,
+            overlap=lexical.prompt_overlap,
+            elsewhere=(lexical.elsewhere.share, lexical.elsewhere.p_value),
+        ),
+        without_reasoning=absent,
+    )

@@ -22,12 +22,11 @@ import numpy.typing as npt
 
 from tether.core.enums import Regime
 from tether.core.metrics import wilson_interval
-from tether.core.reasoning import Verdict
+from tether.core.reasoning import Retrieval, Verdict
 from tether.core.seeding import generator
 from tether.core.shares import range_words
-from tether.diagnostics.audit.lexical import Retrieval
 from tether.diagnostics.audit.measure import Measurement
-from tether.diagnostics.audit.scan import Window
+from tether.diagnostics.audit.reading import Window
 
 FEWEST_WINDOWS = 4
 
@@ -113,15 +112,8 @@ def measure_trend(windows: Sequence[MeasuredWindow]) -> Trend | None:
 
 def indicators(found: Measurement) -> dict[str, Retrieval]:
     """The retrievals of one window by name; neighbours only where prompts have several reasonings."""
-    information, lexical = found.information, found.lexical
-    by_rank = Retrieval(
-        information.retrieval_acc,
-        information.intervals.get("retrieval_acc", (0.0, 1.0)),
-        information.chance,
-        1.0 if information.retrieval_p_value is None else information.retrieval_p_value,
-    )
-    named = {"retrieval": by_rank, "adjusted_retrieval": found.adjusted, "prompt_overlap": lexical.prompt_overlap}
-    return named if lexical.neighbours is None else named | {"neighbours": lexical.neighbours}
+    named = {"retrieval": found.retrieval, "adjusted_retrieval": found.adjusted, "prompt_overlap": found.lexical.prompt_overlap}
+    return named if found.lexical.neighbours is None else named | {"neighbours": found.lexical.neighbours}
 
 
 def clearest_indicator(measurements: Sequence[Measurement]) -> str:
@@ -131,22 +123,18 @@ def clearest_indicator(measurements: Sequence[Measurement]) -> str:
 
     def height(name: str) -> float:
         if len(windows) < STRETCH:  # too few to average: the lower end of a single window counts
-            return max(_excess(window[name], window[name].interval[0]) for window in windows)
+            return max(window[name].excess_of(window[name].interval[0]) for window in windows)
         values = [window[name].excess for window in windows]
         return max(sum(values[start : start + STRETCH]) for start in range(len(values) - STRETCH + 1))
 
     return max(shared, key=lambda name: (height(name), -shared.index(name)))
 
 
-def _excess(found: Retrieval, accuracy: float) -> float:
-    return (accuracy - found.chance) / (1 - found.chance)
-
-
 def _point(window: Window, found: Retrieval, num_prompts: int) -> Point:
     low, high = found.interval
     if low == high:  # all right or all wrong: resampling has no spread, although more prompts might have differed
         low, high = wilson_interval(found.accuracy * num_prompts, num_prompts)
-    return Point(window, found.excess, _excess(found, low), _excess(found, high))
+    return Point(window, found.excess, found.excess_of(low), found.excess_of(high))
 
 
 def _rate(window: MeasuredWindow) -> Point:

@@ -62,13 +62,13 @@ class Rollout:
     """The prompt as text, ready for the tokenizer; of Tether's own files only the observation, the ids say the rest."""
     messages: list[dict[str, Any]] | None = None
     """The prompt as chat messages, where the file holds those instead: to be rendered with the model's chat template."""
-    prompt_ids: tuple[int, ...] | None = None
+    prompt_ids: Sequence[int] | None = None
     """Everything the model saw, up to its response."""
     response: str | None = None
-    response_ids: tuple[int, ...] | None = None
+    response_ids: Sequence[int] | None = None
     reasoning: str | None = None
     """The reasoning, exactly as written, tags excluded; None where there are none, and `missing` says why."""
-    reasoning_ids: tuple[int, ...] | None = None
+    reasoning_ids: Sequence[int] | None = None
     lead: str = ""
     """What the response says before the reasoning, such as "<think>": part of x, not of z."""
     think_implied: bool = False

@@ -16,11 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tether.core.errors import BadInput
-from tether.diagnostics.templates.agreement import measure_agreement
-from tether.diagnostics.templates.corpus import Corpus, read_corpus
-from tether.diagnostics.templates.records import Agreement, Slot, SlotKind, Template, Templates, TextShares
-from tether.diagnostics.templates.skeletons import SUPPORT, Candidates, find_skeletons, shared_words
-from tether.diagnostics.templates.slots import Explained, explain, split_words
+from tether.diagnostics.templates.skeletons import SUPPORT, Candidates, Corpus, find_skeletons, read_corpus, shared_words
+from tether.diagnostics.templates.slots import (
+    Agreement,
+    Explained,
+    Slot,
+    SlotKind,
+    Template,
+    Templates,
+    TextShares,
+    explain,
+    measure_agreement,
+    split_words,
+)
 
 __all__ = ["find_templates", "Templates", "Template", "Slot", "SlotKind", "Agreement", "TextShares"]
 

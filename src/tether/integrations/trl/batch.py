@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from tether.core.errors import BadInput
-from tether.diagnostics.generations import Generations
+from tether.diagnostics.logger import Generations
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.integrations.rows import Ids, Row, rows_as_generations
 

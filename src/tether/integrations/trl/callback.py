@@ -25,8 +25,7 @@ from tether.core.alarms import Alarm, AlarmName, Severity
 from tether.core.enums import Scope
 from tether.core.errors import BadInput, did_you_mean
 from tether.diagnostics.alarms.repetition import rollout_repetition
-from tether.diagnostics.generations import Generations
-from tether.diagnostics.logger import TetherLogger, generation_metrics
+from tether.diagnostics.logger import Generations, TetherLogger, generation_metrics
 from tether.diagnostics.monitor import LEARNING_PASSES, Health, Monitor, step_record
 from tether.diagnostics.pairs import rollout_rows
 from tether.diagnostics.rollouts.reasoning import ReasoningRule

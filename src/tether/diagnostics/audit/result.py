@@ -1,18 +1,32 @@
-"""An audit as one plain JSON object, which `--json` prints and the report is made from. Numbers that are not finite become null."""
+"""The result of an audit, and the same as one plain JSON object, which `--json` prints and the report is made from."""
 
 import dataclasses
 import math
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tether.core.alarms import Alarm
-from tether.core.reasoning import ELSEWHERE, FEWEST_PROMPTS, FEWEST_REASONINGS, FEWEST_SINGLE, SIGNIFICANT, TIED, WEAKLY, Verdict
+from tether.core.enums import Scope
+from tether.core.metrics import wilson_interval
+from tether.core.reasoning import (
+    ELSEWHERE,
+    FEWEST_PROMPTS,
+    FEWEST_REASONINGS,
+    FEWEST_SINGLE,
+    SIGNIFICANT,
+    TIED,
+    WEAKLY,
+    Retrieval,
+    Verdict,
+)
 from tether.core.version import __version__
-from tether.diagnostics.audit.encode import REASONING_TOKENS
-from tether.diagnostics.audit.lexical import Retrieval
+from tether.diagnostics.audit.encode import REASONING_TOKENS, EncodedPairs
 from tether.diagnostics.audit.measure import PERMUTATIONS, Measurement
-from tether.diagnostics.audit.run import Audit, WindowAudit
+from tether.diagnostics.audit.reading import Plan, RewardStatistics, StepCounts, StepNumber, Window
 from tether.diagnostics.audit.trend import INDICATORS, ChangePoint, Point, Trend
-from tether.diagnostics.templates import Templates
+from tether.diagnostics.information import Information
+from tether.diagnostics.rollouts import Rollout, Tally
 
 SCHEMA_VERSION = 2
 """2: `course` became `trend`, and the lexical measures have new names."""
@@ -23,9 +37,114 @@ SAMPLE_CHARS = 1200
 Json = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """How much is measured. `prompts` x `samples` is what a window may cost; see sample.py."""
+
+    scope: Scope = Scope.FIRST_TURN
+    prompts: int = 32
+    samples: int = 16
+    steps: tuple[int, ...] = ()
+    """Only these; empty for all that are worth it."""
+    seed: int = 0
+    bootstrap: int = 1000
+
+    @property
+    def all_turns(self) -> bool:
+        return self.scope is not Scope.FIRST_TURN
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The result of the two readings of the files."""
+
+    files: list[str]
+    format: str
+    counts: dict[StepNumber, StepCounts]
+    plan: Plan
+    drawn: list[list[Rollout]]
+    """One sample per window."""
+    tally: Tally
+    notes: tuple[str, ...] = ()
+    """What the reader passed over, left out or did not find."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAudit:
+    """One window: counted whole, measured on a sample."""
+
+    window: Window
+    num_rollouts: int
+    num_episodes: int
+    num_in_scope: int
+    num_empty: int
+    missing: dict[str, int]
+    """The empty ones by cause."""
+    reward_mean: float | None
+    num_judged: int
+    num_success: int
+    rewards: RewardStatistics | None
+    measurement: Measurement | None
+    """None where nothing could be measured; the verdict says why."""
+    verdict: Verdict
+    pairs: EncodedPairs
+
+    @property
+    def success(self) -> float | None:
+        return self.num_success / self.num_judged if self.num_judged else None
+
+    @property
+    def success_interval(self) -> tuple[float, float] | None:
+        return wilson_interval(self.num_success, self.num_judged) if self.num_judged else None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The result of an audit. The verdict is that of the last window that could be measured.
+
+    Example: found.verdict.code, found.verdict.headline, found.information.mi_seq, found.trend, found.report("diagnosis.html").
+    """
+
+    collected: Collected
+    options: AuditOptions
+    model: str
+    precision: str
+    windows: tuple[WindowAudit, ...]
+    trend: Trend | None
+    alarms: tuple[Alarm, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def last(self) -> WindowAudit:
+        return next(window for window in reversed(self.windows) if window.measurement is not None)
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.last.verdict
+
+    @property
+    def information(self) -> Information:
+        """Retrieval accuracy, information and entropies of that window, with intervals and p-values."""
+        assert self.last.measurement is not None  # `last` has one
+        return self.last.measurement.information
+
+    def document(self) -> dict[str, Any]:
+        """Everything as one plain JSON object, which `tether diagnose --json` prints."""
+        return to_document(self)
+
+    def report(self, path: Path | str) -> Path:
+        """Write the HTML page, which needs no network."""
+        from tether.runs.pages import write_audit_report
+
+        write_audit_report(self.document(), Path(path))
+        return Path(path)
+
+
 def to_document(found: Audit) -> Json:
-    """Everything that was found."""
+    """Everything that was found. Numbers that are not finite become null."""
     collected, options = found.collected, found.options
+    measured = [window for window in found.windows if window.measurement is not None]
+    templates = found.last.measurement.templates if found.last.measurement else None
     document = {
         "schema": SCHEMA_VERSION,
         "verdict": _verdict(found.verdict),
@@ -36,11 +155,7 @@ def to_document(found: Audit) -> Json:
         "precision": found.precision,
         "scope": str(options.scope),
         "options": {
-            "prompts": options.prompts,
-            "samples": options.samples,
-            "steps": list(options.steps),
-            "seed": options.seed,
-            "bootstrap": options.bootstrap,
+            **{name: value for name, value in dataclasses.asdict(options).items() if name != "scope"},
             "permutations": PERMUTATIONS,
             "reasoning_tokens": REASONING_TOKENS,
         },
@@ -63,9 +178,9 @@ def to_document(found: Audit) -> Json:
         },
         "windows": [_window(window) for window in found.windows],
         "trend": None if found.trend is None else _trend(found.trend),
-        "alarms": [_alarm(alarm) for alarm in found.alarms],
-        "templates": None if found.last.measurement is None else _templates(found.last.measurement.templates),
-        "samples": [_samples(window) for window in _shown_windows(found)],
+        "alarms": [alarm.to_json() | {"evidence": [str(item) for item in alarm.evidence]} for alarm in found.alarms],
+        "templates": None if templates is None else dataclasses.asdict(templates),
+        "samples": [_samples(window) for window in (measured[:1] if len(measured) == 1 else [measured[0], measured[-1]])],
         "notes": list(found.notes),
         "versions": {"tether": __version__},
     }
@@ -127,11 +242,7 @@ def _measured(found: Measurement) -> Json:
             "distinct": lexical.num_distinct,
             "top_share": lexical.top_share,
             "similarity": lexical.similarity,
-            "agreement": {
-                "strength": lexical.agreement.strength,
-                "p_value": lexical.agreement.p_value,
-                "kind": str(lexical.agreement.kind),
-            },
+            "agreement": dataclasses.asdict(lexical.agreement),
             "neighbours": None if lexical.neighbours is None else _retrieval(lexical.neighbours),
             "prompt_overlap": _retrieval(lexical.prompt_overlap),
         },
@@ -161,27 +272,6 @@ def _point(point: Point) -> Json:
 
 def _change_point(found: ChangePoint) -> Json:
     return {part: _point(getattr(found, part)) for part in ("best", "last_good", "began", "end")}
-
-
-def _alarm(alarm: Alarm) -> Json:
-    return {
-        "name": str(alarm.name),
-        "severity": str(alarm.severity),
-        "began": alarm.began,
-        "evidence": [str(item) for item in alarm.evidence],
-        "cause": alarm.cause,
-        "remedy": alarm.remedy,
-    }
-
-
-def _templates(found: Templates | None) -> Json | None:
-    return None if found is None else dataclasses.asdict(found)
-
-
-def _shown_windows(found: Audit) -> list[WindowAudit]:
-    """The first and the last window that were measured."""
-    measured = [window for window in found.windows if window.measurement is not None]
-    return measured[:1] if len(measured) == 1 else [measured[0], measured[-1]]
 
 
 def _samples(window: WindowAudit) -> Json:

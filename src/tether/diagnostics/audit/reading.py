@@ -1,16 +1,22 @@
-"""The first reading of the files: what every step holds, in bounded memory, and which steps are measured.
+"""The two readings of the files, both in bounded memory: what every step holds and which steps are measured, then a seeded sample of them.
 
-Everything that can be counted without keeping text is counted here, over all rollouts: episodes, rewards, success, empty reasoning. Of the
-groups of a step only those with the smallest seeded hashes are remembered, for the reward variance within a prompt: a uniform sample that
-does not depend on the order of the file and stays within its size, however many groups there are.
+**First reading.** Everything that can be counted without keeping text is counted over all rollouts: episodes, rewards, success, empty
+reasoning. Of the groups of a step only those with the smallest seeded hashes are remembered, for the reward variance within a prompt: a uniform
+sample that does not depend on the order of the file and stays within its size, however many groups there are. A measurement compares prompts with
+each other, so it needs several: where steps hold too few (a batch of one prompt is common), neighbouring steps are pooled into one window until
+there are enough. Where there are more steps than are worth the cost, some are left out evenly; the first and the last are always measured.
 
-A measurement compares prompts with each other, so it needs several. Where steps hold too few (a batch of one prompt is common), neighbouring
-steps are pooled into one window until there are enough. Where there are more steps than are worth the cost, some are left out evenly; the
-first and the last are always measured.
+**Second reading.** Groups are taken by the smallest hash, and of each group the episodes with the smallest hashes. The size of a sample is set by
+what it costs to score: N reasonings under each of P prompts. `prompts` groups of `samples` reasonings are the measure of it; where groups hold
+fewer reasonings, more groups are taken at the same cost, because then only more prompts can tell chance from dependence. A group is removed when
+the sample exceeds its cost, the largest hash first, and never returns. The groups that remain are the longest run of groups in the order of
+their hashes that fits, because each removal was forced by a subset of the final groups.
 """
 
+import dataclasses
 import heapq
 import math
+from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -258,3 +264,106 @@ def _pooled(steps: Sequence[StepNumber], size: int, fewest: int) -> tuple[Window
     if len(starts) > 1 and len(steps) - starts[-1] < max((size + 1) // 2, fewest):
         starts.pop()
     return tuple(Window(tuple(steps[start:stop])) for start, stop in zip(starts, [*starts[1:], len(steps)], strict=True))
+
+
+CHARS_KEPT = 16_000
+"""Of a reasoning; far more than the tokens that are scored."""
+LARGEST_ID = 2**62
+
+
+def compacted(rollout: Rollout) -> Rollout:
+    """The part of a rollout that the sample keeps: token ids as compact arrays, no response beside its reasoning, not all of a long reasoning."""
+    return dataclasses.replace(
+        rollout,
+        prompt_ids=_compact(rollout.prompt_ids),
+        response=None,
+        # Needed only where there are no ids of the reasoning alone: it is found within them.
+        response_ids=_compact(rollout.response_ids) if rollout.reasoning_ids is None else None,
+        reasoning=None if rollout.reasoning is None else rollout.reasoning[:CHARS_KEPT],
+        reasoning_ids=_compact(rollout.reasoning_ids),
+    )
+
+
+class WindowSample:
+    """The sample of one window; `add` every rollout of it that has reasoning, in any order."""
+
+    def __init__(self, prompts: int, samples: int, seed: int) -> None:
+        self._prompts = prompts
+        self._samples = samples
+        self._seed = seed
+        self._cost = prompts * prompts * samples
+        self._groups: dict[int, _Members] = {}
+        self._largest: list[int] = []
+        self._limit: int | None = None
+        self._total = 0
+
+    def add(self, rollout: Rollout) -> None:
+        place = group_hash(self._seed, rollout.step, rollout.group)
+        if self._limit is not None and place >= self._limit:
+            return
+        members = self._groups.get(place)
+        if members is None:
+            members = self._groups[place] = _Members(self._samples)
+            heapq.heappush(self._largest, -place)
+        self._total += members.add(rollout, self._seed)
+        while len(self._groups) > self._prompts and len(self._groups) * self._total > self._cost:
+            self._limit = -heapq.heappop(self._largest)
+            self._total -= len(self._groups.pop(self._limit))
+
+    def drawn(self) -> list[Rollout]:
+        """By group, then by episode, each in the order of the hashes."""
+        return [member for place in sorted(self._groups) for member in self._groups[place].in_order()]
+
+
+class _Members:
+    """The episodes of one group with the smallest hashes, with one turn each: the one with the smallest hash."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of: dict[int, tuple[int, Rollout]] = {}
+
+    def add(self, rollout: Rollout, seed: int) -> int:
+        """Take a rollout or leave it; returns by how many the members have grown."""
+        episode = derive_seed("audit episode", seed, repr(rollout.trajectory))
+        turn = derive_seed("audit turn", seed, repr(rollout.trajectory), rollout.turn)
+        held = self._of.get(episode)
+        if held is not None:
+            if turn < held[0]:
+                self._of[episode] = (turn, compacted(rollout))
+            return 0
+        if len(self._of) < self._most:
+            self._of[episode] = (turn, compacted(rollout))
+            return 1
+        last = max(self._of)
+        if episode < last:
+            del self._of[last]
+            self._of[episode] = (turn, compacted(rollout))
+        return 0
+
+    def in_order(self) -> list[Rollout]:
+        return [self._of[episode][1] for episode in sorted(self._of)]
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+
+def draw(
+    rollouts: Iterable[Rollout], windows: Sequence[Window], *, all_turns: bool, prompts: int, samples: int, seed: int
+) -> list[list[Rollout]]:
+    """The sample of every window."""
+    drawn = [WindowSample(prompts, samples, seed) for _ in windows]
+    window_of: Mapping[StepNumber, WindowSample] = {step: drawn[index] for index, window in enumerate(windows) for step in window.steps}
+    for rollout in rollouts:
+        sample = window_of.get(rollout.step)
+        if sample is not None and rollout.has_reasoning and (all_turns or rollout.turn == 0):
+            sample.add(rollout)
+    return [sample.drawn() for sample in drawn]
+
+
+def _compact(ids: Sequence[int] | None) -> "array[int] | None":
+    if ids is None:
+        return None
+    try:
+        return array("q", ids)
+    except OverflowError:  # no tokenizer has such an id; the check of the vocabulary will say so
+        return array("q", [min(token, LARGEST_ID) for token in ids])
