@@ -21,8 +21,7 @@ from tether.diagnostics.settings import AlarmRules
 from tether.integrations.trl import GroupFilter, TetherCallback, TetherGRPOConfig, TetherGRPOTrainer, TetherMixin
 from tether.integrations.trl.batch import check_order
 from tether.integrations.trl.callback import PolicyScorer
-from tether.integrations.trl.config import filter_of
-from tether.integrations.trl.versions import check_version
+from tether.integrations.trl.config import check_version, filter_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_grpo.py"

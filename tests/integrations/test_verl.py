@@ -21,9 +21,8 @@ import tether
 from tether.core.errors import BadInput
 from tether.integrations.group_filter import GroupFilter
 from tether.integrations.verl.plugin import NAME, TARGET, check_version
-from tether.integrations.verl.probe import ActorScorer, ProbeSettings, VerlProbe
+from tether.integrations.verl.probe import ActorScorer, ProbeSettings, VerlProbe, last_outputs, uid_of
 from tether.integrations.verl.sampler import TetherReplayBuffer, TetherReplayBufferAsync, filter_of
-from tether.integrations.verl.trajectories import last_outputs, uid_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 REWARDS = {"a": (1.0, 0.0, 1.0), "b": (0.5, 0.5, 0.5), "c": (0.2, 0.1, 0.2), "d": (0.0, 0.0, 0.0)}

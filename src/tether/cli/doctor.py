@@ -213,7 +213,7 @@ def _trainers() -> Iterator[Finding]:
 def _trainer(name: str, version: str) -> Finding:
     """Load a plug-in in a process of its own: these packages set up logging, plug-ins and devices when they are imported."""
     loads = {
-        "trl": "import tether.integrations.trl; from tether.integrations.trl.versions import check_version; print(check_version() or '')",
+        "trl": "import tether.integrations.trl; from tether.integrations.trl.config import check_version; print(check_version() or '')",
         "verl": (
             "import verl, sys; from tether.integrations.verl.plugin import NAME, check_version; "
             "from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as known; import tether.integrations.verl.sampler; "

@@ -18,10 +18,9 @@ if importlib.util.find_spec("trl") is None or importlib.util.find_spec("datasets
 
 from tether.integrations.group_filter import GroupFilter
 from tether.integrations.trl.callback import TetherCallback
-from tether.integrations.trl.config import TetherGRPOConfig
+from tether.integrations.trl.config import TetherGRPOConfig, check_version
 from tether.integrations.trl.environments import TetherEnvironment
 from tether.integrations.trl.trainer import TetherGRPOTrainer, TetherMixin
-from tether.integrations.trl.versions import check_version
 
 __all__ = [
     "GroupFilter",

@@ -1,11 +1,16 @@
-"""The rows of one generation batch of TRL, gathered from all processes, and the same rows as Tether's groups.
+"""What the plug-in reads of a TRL trainer: the rows of one generation batch, gathered from all processes, and the policy's own module.
 
 TRL gathers rewards in the order of its rows, which are `num_generations` of one prompt after the other; a group may lie on two processes. Every
 row carries a key of its data row, and rows that are not in this order are refused: their baselines would be wrong in TRL, too.
+
+Under mixed precision accelerate replaces a model's `forward` by one that runs in autocast. Tether's fast path reads the weights, so it computes in
+their precision (float32 under mixed precision), and is probed against the module's own `forward`. Within `plain_forward` that is the original
+one. Nothing else changes, and the trainer's `forward` is back afterwards.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +21,7 @@ from tether.core.errors import BadInput
 from tether.diagnostics.logger import Generations
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.integrations.rows import Ids, Row, rows_as_generations
+from tether.models.probing import evaluating
 
 SUCCESS, SPANS = "tether_success", "tether_spans"
 """Columns that Tether's own rollout function adds: whether the task is solved, and the span of the reasoning in each response."""
@@ -117,3 +123,25 @@ def check_order(keys: Sequence[str], group_size: int) -> None:
 def as_generations(batch: GenerationBatch, decode: Callable[[Ids], str], rule: ReasoningRule) -> Generations:
     """The rows as groups."""
     return rows_as_generations(batch.rows, batch.group_ids, batch.rewards, batch.successes, decode, rule)
+
+
+def policy_module(trainer: Any) -> Any:
+    """The module that is trained, without the wrappers of data parallelism."""
+    return trainer.accelerator.unwrap_model(trainer.model)
+
+
+@contextmanager
+def plain_forward(module: Any) -> Iterator[None]:
+    """The module without autocast and without dropout."""
+    base = module.get_base_model() if hasattr(module, "get_base_model") else module
+    held = [
+        (each, each.__dict__["forward"]) for each in {id(m): m for m in (module, base)}.values() if "_original_forward" in each.__dict__
+    ]
+    for each, _ in held:
+        each.forward = each._original_forward
+    try:
+        with evaluating(module):
+            yield
+    finally:
+        for each, forward in held:
+            each.forward = forward

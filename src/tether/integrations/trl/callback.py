@@ -30,8 +30,7 @@ from tether.diagnostics.monitor import LEARNING_PASSES, Health, Monitor, step_re
 from tether.diagnostics.pairs import rollout_rows
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.diagnostics.settings import AlarmRules
-from tether.integrations.trl.batch import GenerationBatch, as_generations
-from tether.integrations.trl.forward import plain_forward, policy_module
+from tether.integrations.trl.batch import GenerationBatch, as_generations, plain_forward, policy_module
 from tether.models.scoring.local import PrefixScorer
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore

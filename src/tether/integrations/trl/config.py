@@ -1,15 +1,65 @@
-"""`TetherGRPOConfig`: TRL's `GRPOConfig` with the filter's options, under the names of TRL's pull request 7242 by the paper's author.
+"""`TetherGRPOConfig`: TRL's `GRPOConfig` with the filter's options, and which versions of TRL the plug-in works with.
 
-A script that parses its arguments with TRL's parser gets them as flags: `--reward_variance_filtering top_p --reward_variance_top_p 0.9`.
+The options have the names of TRL's pull request 7242 by the paper's author. A script that parses its arguments with TRL's parser gets them as
+flags: `--reward_variance_filtering top_p --reward_variance_top_p 0.9`.
+
+TRL has no public hook for a group filter, so the plug-in overrides four methods of `GRPOTrainer` that are not part of its public interface. A
+version outside the tested range is used with a line that says so, as long as these methods are there; otherwise it is refused.
 """
 
+import inspect
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import trl
 from trl import GRPOConfig
 
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, MissingDependency
 from tether.integrations.group_filter import GroupFilter
+
+TESTED = ((1, 16), (1, 17))
+"""From the first, below the second."""
+
+OVERRIDDEN = {
+    "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
+    "_generate_and_score_completions": ("inputs",),
+    "_prepare_inputs": ("generation_batch",),
+    "_compute_loss": ("model", "inputs"),
+}
+"""Methods of GRPOTrainer to the parameters they must have."""
+
+INDEPENDENT = "tether.select_groups, tether.Monitor and tether.TetherLogger do not depend on TRL and work with any version"
+
+
+def check_version(version: str | None = None, trainer: Any = None) -> str | None:
+    """None for a tested version; a line for an untested one that has what is needed; an error for one that has not.
+
+    `version` and `trainer` are TRL's own unless given.
+    """
+    if version is None or trainer is None:
+        version, trainer = trl.__version__, trl.GRPOTrainer
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    low, high = (".".join(map(str, bound)) for bound in TESTED)
+    tested = f"the tested range {low} to below {high}"
+    missing = [name for name, needed in OVERRIDDEN.items() if not set(needed) <= _parameters(trainer, name)]
+    if missing:
+        raise MissingDependency(
+            f"TRL {version} is outside {tested}, and its GRPOTrainer has no {', '.join(missing)} that the plug-in could extend; "
+            f"install TRL {low}. {INDEPENDENT}"
+        )
+    if TESTED[0] <= numbers < TESTED[1]:
+        return None
+    return (
+        f"TRL {version} is outside {tested}. The methods that the filter and the probe extend are there, so both run; check "
+        f"groups/kept_ratio and the loss of the first steps. {INDEPENDENT}"
+    )
+
+
+def _parameters(trainer: Any, method: str) -> set[str]:
+    found = getattr(trainer, method, None)
+    return set() if found is None else set(inspect.signature(found).parameters)
+
 
 NATIVE = "reward_variance_filtering" in {each.name for each in fields(GRPOConfig)}
 """Whether this TRL has the options itself; it then filters by itself, and the plug-in leaves these options to it."""

@@ -27,8 +27,7 @@ from tether.core.seeding import derive_seed, env_seed, sampling_seed, validation
 from tether.core.types import Trajectory
 from tether.envs.registry import make_env
 from tether.integrations.rows import cut_response, flatten, opening_messages, opening_roles, opening_texts
-from tether.integrations.trl.batch import SPANS, SUCCESS
-from tether.integrations.trl.forward import plain_forward, policy_module
+from tether.integrations.trl.batch import SPANS, SUCCESS, plain_forward, policy_module
 from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine

@@ -21,8 +21,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from tether.core.errors import BadInput, did_you_mean
 from tether.integrations.group_filter import GroupFilter
-from tether.integrations.verl.probe import ProbeSettings, VerlProbe
-from tether.integrations.verl.trajectories import read_rewards, read_rows, uid_of
+from tether.integrations.verl.probe import ProbeSettings, VerlProbe, read_rewards, read_rows, uid_of
 
 _LOG = logging.getLogger(__name__)
 FILTER, PROBE = "reward_variance_filtering", "probe"
