@@ -42,7 +42,7 @@ from tether.diagnostics.alarms.repetition import repetition_metrics
 from tether.diagnostics.alarms.tracker import AlarmTracker
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.information import Information, measure_information
-from tether.diagnostics.logger import Generations, TetherLogger, generation_metrics, read_generations
+from tether.diagnostics.logger import TetherLogger, generation_metrics, read_generations
 from tether.diagnostics.pairs import (
     Pairs,
     ProbeRows,
@@ -235,7 +235,7 @@ class Monitor:
         if self._resumed:  # steps from here on are made again
             self.forget(step, step + FOREVER)
             self._resumed = False
-        found: Generations | None = None
+        known, found = dict(metrics or {}), None
         if responses is not None or self.logger is not None:
             found = read_generations(
                 prompts=prompts,
@@ -248,45 +248,29 @@ class Monitor:
                 tokenizer=self._tokenizer,
                 rule=self._rule,
             )
-            metrics = {**generation_metrics(found, selection), **dict(metrics or {})}
+            known = generation_metrics(found, selection) | known
         if found is not None and responses is not None:
             read: dict[str, Any] = rollout_rows(found.groups)
             prompts, reasonings, groups, trajectories = (read[name] for name in ("prompts", "reasonings", "groups", "trajectories"))
             rewards, successes = (read["rewards"] if rewards is not None else None), (read["successes"] if successes is not None else None)
         if reasonings is None:
             raise BadInput("give reasonings or responses; responses are cut at their think tags")
-        health = self._observe(step, prompts, reasonings, groups, rewards, successes, trajectories, dict(metrics or {}), work, probe)
-        if found is not None and self.logger is not None:
-            self.logger.write(found, step_record(step, {**dict(metrics or {})}, health), selection)
-        return health
-
-    def _observe(
-        self,
-        step: int,
-        prompts: Sequence[TokensOrText],
-        reasonings: Sequence[TokensOrText | None],
-        groups: Sequence[Hashable],
-        rewards: Sequence[float] | None,
-        successes: Sequence[bool] | None,
-        trajectories: Sequence[Hashable] | None,
-        known: dict[str, float],
-        work: float,
-        probe: Callable[[int], ProbeRows] | None,
-    ) -> Health:
         rows = read_rows(prompts, reasonings, groups, trajectories, self._tokenizer)
         health = Health()
         if self.is_due(step):
             verdict = self._measure_scopes(step, rows, work, health, probe, known)
             health = dataclasses.replace(health, verdict=verdict, regime=verdict.regime if verdict else None)
-        if self._tracker is None:
-            return health
-        for name, value in self._computed(rows, known, prompts, reasonings, rewards, successes).items():
-            section, _, short = name.partition("/")
-            health.metrics.setdefault(section, {})[short] = value
-        measured = {f"{section}/{name}": value for section, values in health.metrics.items() for name, value in values.items()}
-        alarms = self._tracker.add(step, known | measured)
-        health.metrics["alarms"] = {str(severity): sum(alarm.severity is severity for alarm in alarms) for severity in Severity}
-        return dataclasses.replace(health, alarms=alarms, new_alarms=self._tracker.new_alarms)
+        if self._tracker is not None:
+            for name, value in self._computed(rows, known, prompts, reasonings, rewards, successes).items():
+                section, _, short = name.partition("/")
+                health.metrics.setdefault(section, {})[short] = value
+            measured = {f"{section}/{name}": value for section, values in health.metrics.items() for name, value in values.items()}
+            alarms = self._tracker.add(step, known | measured)
+            health.metrics["alarms"] = {str(severity): sum(alarm.severity is severity for alarm in alarms) for severity in Severity}
+            health = dataclasses.replace(health, alarms=alarms, new_alarms=self._tracker.new_alarms)
+        if found is not None and self.logger is not None:
+            self.logger.write(found, step_record(step, known, health), selection)
+        return health
 
     def replay(self, records: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         """Rebuild the alarm history of a resumed run from the (step, metrics) that it recorded; leave out steps that were rolled back."""
@@ -325,16 +309,22 @@ class Monitor:
             budget = max(0.0, left) / (len(self._scopes) - place)  # an unspent share passes on to the scopes that follow
             values: dict[str, float] = {"num_reasonings": 0, "num_prompts": 0, "num_empty": 0, "failed": 0}
             health.metrics[SECTIONS[scope]] = values
+            # What the machine or an environment fails at is on the record, with its cause; rows that make no sense are the caller's, and raise.
+            sampled: ProbeRows | None = None
             try:
-                # Only what the machine or an environment fails at is a note; rows that make no sense are the caller's, and raise.
-                sampled = self._sample_probe(probe, rows, budget, known, health.notes) if probe and scope is Scope.FIRST_TURN else None
+                if self._probe is not None and probe is not None and scope is Scope.FIRST_TURN:
+                    sampled = probe(self._probe.affordable_samples(rows, known.get("rollout/response_tokens"), budget, health.notes))
             except TetherError as failure:
                 _fail(scope, failure, health)
                 continue
-            pairs = self._affordable(scope, step, rows, budget) if sampled is None else self._read_probe(sampled, values)
+            pairs = self._affordable(scope, step, rows, budget) if sampled is None else self._read_probe(sampled, values, health.notes)
             left -= values.get("probe_tokens_sampled", 0)
             values.update(num_reasonings=len(pairs.reasonings), num_prompts=len(pairs.prompts), num_empty=pairs.num_empty)
-            if (missing := _nothing_to_measure(pairs)) is not None:
+            if not pairs.reasonings:
+                health.notes.append(f"diagnosis ({scope}): none of {pairs.num_empty} responses holds reasoning; nothing to measure")
+                continue
+            if len(set(pairs.source)) < 2:  # a probe has further columns, but one prompt says nothing about how prompts differ
+                missing = "all reasoning of the step comes from one prompt; there is no other prompt to compare with"
                 health.notes.append(f"diagnosis ({scope}): {missing}")
                 continue
             left -= pairs.cost
@@ -346,30 +336,19 @@ class Monitor:
             health.information[scope] = information
             values.update(_metrics(information), sampling_error=error)
             if scope is Scope.FIRST_TURN:
-                verdict = self._judge(values)
+                # From the metrics that go on record: a report reads the same verdict from them.
+                evidence = recorded_evidence({f"information/{name}": value for name, value in values.items()}, "The scorer")
+                if evidence is not None:
+                    self._start = self._start or evidence.start
+                    verdict = judge(evidence, self._start)
                 if self._probe is not None:
                     rng = generator("diagnosis", self._seed, step, "change")
                     values.update(self._probe.change(step, pairs, information, RESAMPLES, rng, health.notes))
         return verdict
 
-    def _judge(self, values: Mapping[str, float]) -> Verdict | None:
-        """The verdict on a measurement of the first turn, from the metrics that go on record: a report reads the same from them."""
-        evidence = recorded_evidence({f"{SECTIONS[Scope.FIRST_TURN]}/{name}": value for name, value in values.items()}, "The scorer")
-        if evidence is None:
-            return None
-        self._start = self._start or evidence.start
-        return judge(evidence, self._start)
-
-    def _sample_probe(
-        self, probe: Callable[[int], ProbeRows], rows: Rows, budget: float, known: Mapping[str, float], notes: list[str]
-    ) -> ProbeRows:
-        assert self._probe is not None  # `observe` gets a probe only where there is one
-        sampled = probe(self._probe.affordable_samples(rows, known.get("rollout/response_tokens"), budget, notes))
-        notes.extend(sampled.notes)
-        return sampled
-
-    def _read_probe(self, sampled: ProbeRows, values: dict[str, float]) -> Pairs:
+    def _read_probe(self, sampled: ProbeRows, values: dict[str, float], notes: list[str]) -> Pairs:
         """The pairs of the probe; its errors and its cost go into `values`."""
+        notes.extend(sampled.notes)
         rows = read_rows(sampled.prompts, sampled.reasonings, range(len(sampled.prompts)), tokenizer=self._tokenizer)
         pairs, tokens = probe_pairs(rows), sampled.tokens_sampled
         if tokens is None:
@@ -461,14 +440,6 @@ def _fail(scope: Scope, failure: TetherError, health: Health) -> None:
     """Put a measurement that failed on the record, with its cause."""
     health.metrics[SECTIONS[scope]]["failed"] = 1
     health.notes.append(f"diagnosis ({scope}) failed: {failure}")
-
-
-def _nothing_to_measure(pairs: Pairs) -> str | None:
-    if not pairs.reasonings:
-        return f"none of {pairs.num_empty} responses holds reasoning; nothing to measure"
-    if len(set(pairs.source)) < 2:  # a probe has further columns, but one prompt says nothing about how prompts differ
-        return "all reasoning of the step comes from one prompt; there is no other prompt to compare with"
-    return None
 
 
 def _metrics(information: Information) -> dict[str, float]:
