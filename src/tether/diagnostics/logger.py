@@ -104,15 +104,15 @@ def read_generations(
                     reader.turn(turns, prompts[row], written, responses is not None, row, None if logprobs is None else logprobs[row])
                 )
             if rewards is not None:
-                turns[-1].reward = _agreed(rewards, rows, "rewards")
-            success = successes is not None and bool(_agreed(successes, rows, "successes"))
+                turns[-1].reward = agreed_value(rewards, rows, "rewards")
+            success = successes is not None and bool(agreed_value(successes, rows, "successes"))
             stop = StopReason.UNKNOWN if successes is None else StopReason.SUCCESS if success else StopReason.FAILURE
             group_record.trajectories.append(Trajectory(index, member, seed, turns, stop, success))
         found.append(group_record)
     return Generations(found, list(members), rewards is not None, successes is not None, responses is not None)
 
 
-def _agreed(values: Sequence[float], rows: Sequence[int], name: str) -> float:
+def agreed_value(values: Sequence[float], rows: Sequence[int], name: str) -> float:
     """The one value of a trajectory; all of its rows must agree."""
     got = [math.nan if values[row] is None else float(values[row]) for row in rows]
     if not math.isfinite(got[0]) or any(value != got[0] for value in got):
@@ -328,18 +328,16 @@ def generation_metrics(found: Generations, selection: Selection | None = None) -
     rollout = rollout_summary(found.groups)
     metrics = {f"rollout/{name}": rollout[name] for name in names}
     if found.has_rewards and any(group.trajectories for group in found.groups):
-        chosen = selection if selection is not None else _everything(found.groups)
+        chosen = selection
+        if chosen is None:
+            trajectories = [trajectory for group in found.groups for trajectory in group.trajectories]
+            chosen = select_groups([t.reward for t in trajectories], [t.group for t in trajectories], strategy="all")
         groups = group_summary(found.groups, chosen)
         if not found.has_successes:
             groups = {name: value for name, value in groups.items() if name not in _GROUPS_FROM_SUCCESSES}
         groups |= {"sampled": len(chosen.scores), "kept": len(chosen.kept)}
         metrics |= {f"groups/{name}": value for name, value in groups.items()}
     return metrics
-
-
-def _everything(groups: Sequence[Group]) -> Selection:
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    return select_groups([t.reward for t in trajectories], [t.group for t in trajectories], strategy="all")
 
 
 def _known(record: dict[str, Any], found: Generations) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from tether.diagnostics.alarms.repetition import repetition_metrics
 from tether.diagnostics.alarms.tracker import AlarmTracker
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.information import Information, measure_information
-from tether.diagnostics.logger import TetherLogger, generation_metrics, read_generations
+from tether.diagnostics.logger import TetherLogger, agreed_value, generation_metrics, read_generations
 from tether.diagnostics.pairs import (
     Pairs,
     ProbeRows,
@@ -415,7 +415,10 @@ class Monitor:
         """The metrics that the alarms read, that are not known, and that follow from the rows."""
         found: dict[str, float] = {}
         if rewards is not None and "groups/rv_mean" not in known and rows.trajectories:
-            found["groups/rv_mean"] = _mean_reward_variance(rows, _per_trajectory(rewards, rows, "rewards"))
+            by_group: dict[Hashable, list[float]] = {}
+            for group, reward in zip(rows.groups, _per_trajectory(rewards, rows, "rewards"), strict=True):
+                by_group.setdefault(group, []).append(reward)
+            found["groups/rv_mean"] = float(np.mean([sample_variance(np.array(members)) for members in by_group.values()]))
         if successes is not None and "rollout/success" not in known and rows.trajectories:
             found["rollout/success"] = float(np.mean(_per_trajectory(successes, rows, "successes")))
         written = [row for row, reasoning in enumerate(rows.reasonings) if reasoning]
@@ -454,22 +457,7 @@ def _per_trajectory(values: Sequence[float], rows: Rows, name: str) -> list[floa
     """One value per trajectory; all of its rows must agree."""
     if len(values) != len(rows.prompts):
         raise BadInput(f"one row per turn: got {len(rows.prompts)} prompts and {len(values)} {name}; give equally many")
-    found = []
-    for turns in rows.trajectories:
-        first = float(values[turns[0]])
-        if not math.isfinite(first) or any(float(values[turn]) != first for turn in turns):
-            got = [float(values[turn]) for turn in turns]
-            raise BadInput(f"{name} of the rows {turns} are {got}; give every turn of a trajectory the same finite value")
-        found.append(first)
-    return found
-
-
-def _mean_reward_variance(rows: Rows, rewards: Sequence[float]) -> float:
-    """Mean over the groups of the reward variance within a group."""
-    by_group: dict[Hashable, list[float]] = {}
-    for group, reward in zip(rows.groups, rewards, strict=True):
-        by_group.setdefault(group, []).append(reward)
-    return float(np.mean([sample_variance(np.array(members)) for members in by_group.values()]))
+    return [agreed_value(values, turns, name) for turns in rows.trajectories]
 
 
 def _tokens(groups: Sequence[Group]) -> int:

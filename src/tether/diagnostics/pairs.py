@@ -15,7 +15,7 @@ probe (`ProbeRows`) takes the place of the first turns: the same prompts at ever
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from tether.core.types import Group, Trajectory
 
 Ids = tuple[int, ...]
 TokensOrText = Sequence[int] | str
+Lead = TypeVar("Lead", str, Ids)
+"""What stands before the reasoning in a response, as text or as token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,12 @@ def rollout_rows(groups: Sequence[Group]) -> dict[str, list[Any]]:
     played = [
         (group, trajectory) for group in groups for trajectory in group.trajectories if trajectory.stop_reason != StopReason.ENV_ERROR
     ]
-    leads = {group.index: _common_lead(group) for group in groups}
+    # A column is a prompt, not a beginning of a response, so all members of a group get the lead of most of them. Tether's own prompts open the
+    # think tag, and their leads are empty.
+    leads = {
+        group.index: most_common([t.turns[0].lead_ids for t in group.trajectories if t.turns and t.turns[0].reasoning_ids], default=())
+        for group in groups
+    }
     for number, (group, trajectory) in enumerate(played):
         for turn in range(len(trajectory.turns)):
             lead = trajectory.turns[turn].lead_ids if turn else leads[group.index]
@@ -116,11 +123,10 @@ def rollout_rows(groups: Sequence[Group]) -> dict[str, list[Any]]:
     return rows
 
 
-def _common_lead(group: Group) -> Ids:
-    """The tokens before the reasoning in most first responses of a group. A column is a prompt, not a beginning of a response, so all members
-    get the same; Tether's own prompts open the think tag, and their leads are empty."""
-    counts = Counter(t.turns[0].lead_ids for t in group.trajectories if t.turns and t.turns[0].reasoning_ids)
-    return min(counts, key=lambda lead: (-counts[lead], lead), default=())
+def most_common(values: Sequence[Lead], default: Lead) -> Lead:
+    """The most common value, the smallest among equals; used for what stands before the reasoning in the responses of a group."""
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], value), default=default)
 
 
 def probe_rows(groups: Sequence[Group]) -> ProbeRows:
@@ -169,11 +175,11 @@ def encoded(value: TokensOrText, tokenizer: Any, where: str, *, beginning: bool 
     if tokenizer is None:
         raise BadInput(f"{where} is text; give the tokenizer of the model that scores, or token ids")
     ids = tuple(tokenizer.encode(value, add_special_tokens=False))
-    start = _beginning(tokenizer) if beginning else ()
+    start = beginning_ids(tokenizer) if beginning else ()
     return ids if ids[: len(start)] == start else start + ids
 
 
-def _beginning(tokenizer: Any) -> Ids:
+def beginning_ids(tokenizer: Any) -> Ids:
     """The token that the tokenizer puts before every text, if it does."""
     added = tuple(tokenizer.encode("", add_special_tokens=True))
     return added if added == (tokenizer.bos_token_id,) else ()

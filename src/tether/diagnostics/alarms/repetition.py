@@ -47,12 +47,11 @@ def repeated_part(text: str, prompt: str = "") -> float:
         return 0.0
     plain_prompt = " ".join(prompt.split())
     looped = _looped_words(words, plain_prompt)
-    repeated = sum(len(word) if place in looped else _looped_characters(word, plain_prompt) for place, word in enumerate(words))
+    repeated = 0
+    for place, word in enumerate(words):
+        characters = [found.group() for found in _CHARACTERS.finditer(word) if found.group() not in plain_prompt]
+        repeated += len(word) if place in looped else sum(map(len, characters))
     return repeated / total
-
-
-def _looped_characters(word: str, prompt: str) -> int:
-    return sum(len(found.group()) for found in _CHARACTERS.finditer(word) if found.group() not in prompt)
 
 
 def _looped_words(words: list[str], prompt: str) -> set[int]:

@@ -10,7 +10,6 @@ of them: a column is a prompt, not a beginning of a response.
 """
 
 import bisect
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from jinja2.exceptions import TemplateError
 
 from tether.core.errors import BadInput
 from tether.core.grammar import THINK_OPEN
+from tether.diagnostics.pairs import beginning_ids, most_common
 from tether.diagnostics.rollouts import Rollout
 
 REASONING_TOKENS = 1024
@@ -66,19 +66,21 @@ class Encoder:
     _foreign: list[tuple[str, str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        start = list(self.tokenizer.encode("", add_special_tokens=True))
-        self._added = tuple(start) if start == [self.tokenizer.bos_token_id] else ()
+        self._added = beginning_ids(self.tokenizer)
 
     def pairs(self, drawn: Sequence[Rollout]) -> EncodedPairs:
         """The pairs of one window."""
         pairs = EncodedPairs()
         columns: dict[Ids, int] = {}
-        leads = _common_leads(drawn)
+        leads: dict[tuple[Any, Any], list[str]] = {}
+        for member in drawn:
+            leads.setdefault((member.step, member.group), []).append(member.lead)
+        common = {group: most_common(found, default="") for group, found in leads.items()}
         seen: dict[tuple[int, str], Any] = {}
         encoded = [self._reasoning(member) for member in drawn]
         longest = max((len(ids) for ids, _ in encoded), default=0)
         for member, (reasoning, text) in zip(drawn, encoded, strict=True):
-            lead = leads[member.step, member.group]
+            lead = common[member.step, member.group]
             prompt = self._prompt(member, lead, longest)
             column = columns.get(prompt, len(columns))
             if seen.setdefault((column, text), member.step) != member.step:
@@ -203,13 +205,6 @@ class Encoder:
                 f"{where}: tokens do not fit the model's tokenizer: they decode to {_shown(decoded)}, the text beside them is "
                 f"{_shown(written)}; give --model the model that wrote the rollouts"
             )
-
-
-def _common_leads(drawn: Sequence[Rollout]) -> dict[tuple[Any, Any], str]:
-    leads: dict[tuple[Any, Any], Counter[str]] = {}
-    for member in drawn:
-        leads.setdefault((member.step, member.group), Counter())[member.lead] += 1
-    return {group: min(counts, key=lambda lead: (-counts[lead], lead)) for group, counts in leads.items()}
 
 
 def _opened(lead: str, implied: bool, before: str) -> str:

@@ -29,7 +29,7 @@ from tether.core.seeding import generator
 from tether.diagnostics.information import measure_information, own_in_top
 from tether.diagnostics.templates import Agreement
 from tether.diagnostics.templates.skeletons import TOKEN
-from tether.diagnostics.templates.slots import measure_agreement
+from tether.diagnostics.templates.slots import cosines, measure_agreement
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -94,15 +94,15 @@ def measure_lexical(
     words = [tuple(TOKEN.findall(text.casefold())) for text in texts]
     counts = Counter(words)
     own = np.asarray(source, dtype=np.int64)
-    uncommon = _uncommon(words)
+    with_pairs = [(*reasoning, *(f"{first} {second}" for first, second in itertools.pairwise(reasoning))) for reasoning in words]
     resampling = _Resampling(len(prompts), bootstrap, seed)
     overlap = _Overlap(words, prompts)
     return LexicalMeasures(
         num_distinct=len(counts),
         top_share=max(counts.values()) / len(words),
         similarity=_mean_similarity(words, own),
-        agreement=measure_agreement(uncommon, own),
-        neighbours=_neighbours(_uncommon([_with_pairs(reasoning) for reasoning in words]), own, resampling),
+        agreement=measure_agreement(_uncommon(words), own),
+        neighbours=_neighbours(_uncommon(with_pairs), own, resampling),
         prompt_overlap=_tested(lambda labels: overlap.scores_NP, own, np.arange(len(own)), resampling),
         elsewhere=find_elsewhere(overlap.scores_NP, own, overlap.is_clear, seed),
     )
@@ -114,30 +114,13 @@ def _uncommon(words: Sequence[Words]) -> list[Words]:
     return [tuple(word for word in reasoning if word not in common) for reasoning in words]
 
 
-def _with_pairs(words: Words) -> Words:
-    return (*words, *(f"{first} {second}" for first, second in itertools.pairwise(words)))
-
-
 def _mean_similarity(words: Sequence[Words], own: Ints) -> float:
-    likeness = _cosines(words)
+    likeness = cosines(words)
     alike = own[:, None] == own[None, :]
     np.fill_diagonal(alike, False)
     if not alike.any():
         alike = ~np.eye(len(own), dtype=bool)
     return float(likeness[alike].mean()) if alike.any() else 1.0
-
-
-def _cosines(words: Sequence[Words], weights: dict[str, float] | None = None) -> Floats:
-    """[N, N] cosines of word counts; texts without a word are like each other and nothing else."""
-    number = {word: column for column, word in enumerate(sorted({word for reasoning in words for word in reasoning}), 1)}
-    counts = np.zeros((len(words), len(number) + 1))
-    for row, reasoning in enumerate(words):
-        counts[row, 0] = not reasoning
-        for word, count in Counter(reasoning).items():
-            counts[row, number[word]] = count * (weights[word] if weights else 1.0)
-    counts /= np.linalg.norm(counts, axis=1, keepdims=True)
-    likeness: Floats = counts @ counts.T
-    return likeness
 
 
 def _neighbours(words: Sequence[Words], own: Ints, resampling: _Resampling) -> Retrieval | None:
@@ -147,7 +130,7 @@ def _neighbours(words: Sequence[Words], own: Ints, resampling: _Resampling) -> R
     if sizes.max() < 2:
         return None
     held = Counter(word for reasoning in words for word in set(reasoning))
-    likeness = _cosines(words, {word: 1 + float(np.log(len(words) / count)) for word, count in held.items()})
+    likeness = cosines(words, {word: 1 + float(np.log(len(words) / count)) for word, count in held.items()})
     np.fill_diagonal(likeness, 0.0)
     rows = np.flatnonzero(sizes[own] > 1)  # a group of one has no neighbours to compare with
 

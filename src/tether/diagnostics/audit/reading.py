@@ -218,8 +218,13 @@ def plan_windows(counts: Mapping[StepNumber, StepCounts], asked: Sequence[int] =
         counts: of every step that was found, in order.
         asked: steps the user named; each is then a window of its own.
     """
+    known = [step for step in counts if step is not None]
+    for step in asked:
+        if step not in counts:
+            there = "without numbers" if not known else f"from {known[0]} to {known[-1]}"
+            raise BadInput(f"step {step} is not in the rollouts, whose steps are {there}; name one that is, or leave out --step")
     if asked:
-        return _asked_windows(counts, asked)
+        return Plan(tuple(Window((step,)) for step in sorted(set(asked))), ())
     steps = [step for step in counts if counts[step].num_scope > counts[step].num_empty] or list(counts)
     silent = len(counts) - len(steps)
     notes = [f"{silent} of {len(counts)} steps hold no reasoning and were not measured"] if silent else []
@@ -247,15 +252,6 @@ def evenly(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
-
-
-def _asked_windows(counts: Mapping[StepNumber, StepCounts], asked: Sequence[int]) -> Plan:
-    known = [step for step in counts if step is not None]
-    for step in asked:
-        if step not in counts:
-            there = "without numbers" if not known else f"from {known[0]} to {known[-1]}"
-            raise BadInput(f"step {step} is not in the rollouts, whose steps are {there}; name one that is, or leave out --step")
-    return Plan(tuple(Window((step,)) for step in sorted(set(asked))), ())
 
 
 def _pooled(steps: Sequence[StepNumber], size: int, fewest: int) -> tuple[Window, ...]:

@@ -9,7 +9,7 @@ the fillers sorted by prompt as far as possible.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -165,7 +165,7 @@ def measure_agreement(fillers: Sequence[Filler], prompts: Ints) -> Agreement:
     filler_N = np.array([number[fillers[n]] for n in chosen.tolist()], dtype=np.int64)
     prompt_N = prompts[chosen]
 
-    agreement = _cosines([distinct[index] for index in np.unique(filler_N).tolist()])
+    agreement = cosines([distinct[index] for index in np.unique(filler_N).tolist()])
     filler_N = np.unique(filler_N, return_inverse=True)[1]
     by_prompt = np.argsort(prompt_N, kind="stable")
     filler_N, prompt_N = filler_N[by_prompt], prompt_N[by_prompt]
@@ -203,16 +203,16 @@ def _whole_prompts(prompts: Ints, rng: np.random.Generator) -> Ints:
     return np.sort(np.array(chosen, dtype=np.int64))
 
 
-def _cosines(fillers: Sequence[Filler]) -> Floats:
-    """Cosine of word counts; an empty filler agrees with itself only."""
+def cosines(fillers: Sequence[Filler], weights: Mapping[str, float] | None = None) -> Floats:
+    """[N, N] cosines of word counts, each word counted as often as its weight says; an empty filler agrees with empty ones only."""
     vocabulary = {word: column for column, word in enumerate(sorted({word for filler in fillers for word in filler}), 1)}
     counts = np.zeros((len(fillers), len(vocabulary) + 1))
     for row, filler in enumerate(fillers):
         counts[row, 0] = not filler
         for word, count in Counter(filler).items():
-            counts[row, vocabulary[word]] = count
-    unit = counts / np.linalg.norm(counts, axis=1, keepdims=True)
-    agreement: Floats = unit @ unit.T
+            counts[row, vocabulary[word]] = count * (weights[word] if weights else 1.0)
+    counts /= np.linalg.norm(counts, axis=1, keepdims=True)
+    agreement: Floats = counts @ counts.T
     return agreement
 
 
