@@ -54,8 +54,8 @@ def test_what_a_run_leaves_behind(run: Path) -> None:
         "report.html",
         "run.json",
         "timings.jsonl",
-        "trajectories.sqlite",
         "trajectories.jsonl",
+        "trajectories.sqlite",
     ]
     assert (run / "checkpoints" / "step_000003" / "model" / "model.safetensors").is_file()
     assert json.loads((run / "run.json").read_text())["finished"] == "all 3 steps done"

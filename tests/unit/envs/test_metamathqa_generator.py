@@ -12,11 +12,16 @@ from tether.core.enums import Split
 from tether.core.errors import BadInput
 from tether.envs.countdown.expression import parse
 from tether.envs.metamathqa.generator import KINDS, Problem, WordProblems
-from tether.envs.metamathqa.story import money, show
+from tether.envs.metamathqa.story import compute, money, show
 from tether.envs.splits import split_of
 
 Numbers = dict[str, Fraction]
 Solver = Callable[..., Fraction | int]
+
+
+@pytest.mark.parametrize(("text", "value"), [("12.5 * (1 - 2/5)", Fraction(15, 2)), ("5 - -8", 13), ("-(3 + 4) / 2", Fraction(-7, 2))])
+def test_steps_are_computed_exactly_also_below_zero(text: str, value: Fraction | int) -> None:
+    assert compute(text) == value
 
 
 def first(condition: Callable[[Fraction], bool], step: Fraction = Fraction(1), limit: int = 5000) -> Fraction:

@@ -149,7 +149,7 @@ def test_building_and_resetting_are_under_the_same_limit() -> None:
     [
         ("raise", "answered 500: ValueError: in a bad mood"),
         ("exit", "answered 500: SystemExit: goodbye"),
-        ("set", "answered 500: WireError: info['set'] is a set, which cannot travel over HTTP; use text"),
+        ("set", "answered 500: CodecError: info['set'] is a set, which cannot travel over HTTP; use text"),
     ],
 )
 def test_what_an_environment_raises_ends_its_episode_only(answer: str, said: str) -> None:

@@ -144,6 +144,8 @@ def _value(node: ast.expr) -> Fraction:
     match node:
         case ast.Constant(value=int() | float() as number):
             return Fraction(str(number))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):  # an earlier step may have come out below zero
+            return -_value(operand)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _value(left) + _value(right)
         case ast.BinOp(left=left, op=ast.Sub(), right=right):
