@@ -16,9 +16,10 @@ from shapes import Row, add_json_option, add_model_options, measured_model, publ
 
 from tether.core.protocols import Sampling
 from tether.core.seeding import generator
-from tether.models.fast.backbone import LlamaBackbone, probe_backbone
+from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.decoding.paged import BATCH_SIZES, DRAFT_ROUNDS, PagedDecoder
 from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest
+from tether.models.policy import probe_backbone
 
 SAMPLING = Sampling(1.0, 64)
 TOKENS = 8

@@ -1,6 +1,6 @@
 """What a run takes of each GPU, by model, number of GPUs and `learner.sharding`: arithmetic by the trainer's own memory plan; nothing is measured.
 
-    python benchmarks/memory_table.py                       # the tables of docs/scaling.md
+    python benchmarks/memory_table.py                       # the tables of docs/scaling.md, with more sizes
     python benchmarks/memory_table.py --card 141            # for a card with so many GB
 
 The first table counts what GRPO holds at once on each card: the engine's whole weights in bfloat16, fp32 master weights, Adam's moments, gradients,

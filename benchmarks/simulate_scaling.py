@@ -1,6 +1,6 @@
 """What sampling, stragglers and staleness cost on 8 to 512 GPUs: a simulation, with its assumptions stated; nothing is measured here.
 
-    python benchmarks/simulate_scaling.py                         # the table of docs/scaling.md
+    python benchmarks/simulate_scaling.py                         # the figures of docs/scaling.md
     python benchmarks/simulate_scaling.py --check                 # one GPU beside a rollout that was measured
     python benchmarks/simulate_scaling.py --gpus 64 --staleness 0 1 2 --turn-tokens 800 --env-seconds 2
 

@@ -19,6 +19,7 @@ from tether.algorithms.objective import PolicyTokens, loss_terms, token_weights
 from tether.algorithms.presets import Algorithm, preset
 from tether.diagnostics.pairs import rollout_rows
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
+from tether.models.scoring.local import scorer_for
 from tether.rollout.engines.registry import make_engine
 from tether.rollout.pack import pack
 
@@ -88,7 +89,7 @@ def main(
     engine = make_engine("native", policy, max_context=1024)
     algorithm = preset("grpo")
     optimizer = torch.optim.AdamW(policy.module.parameters(), lr=learning_rate, weight_decay=0.0)
-    monitor = Monitor(policy.scorer(), every=2, seed=seed)
+    monitor = Monitor(scorer_for(policy), every=2, seed=seed)
     rates = []
     for step in range(1, steps + 1):
         groups = play(

@@ -14,7 +14,7 @@ import re
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ import typer
 from tether.cli.main import app
 from tether.core.alarms import AlarmName
 from tether.core.metrics import CATALOGUE
-from tether.core.setting_docs import setting_docs
-from tether.diagnostics.alarms.rules import RULES
+from tether.core.setting_docs import SettingDoc, setting_docs
 from tether.envs.registry import ENVIRONMENTS
 from tether.training.settings import RunSettings
 from tether.training.sft.settings import SftSettings
@@ -51,28 +50,27 @@ def verbs(_: str) -> str:
 
 
 def help_of(verb: str) -> str:
-    """One verb: what it does, its examples and its options."""
+    """One verb: what it does, its examples and the names of its options, which `--help` explains."""
     command = _commands()[verb]
     below = getattr(command, "commands", {})
     examples = dict.fromkeys(line for part in (command, *below.values()) for line in _examples(part))
-    options = [*_options(command), *((f"`{name}`", _line(inner.help)) for name, inner in below.items())]
-    return "\n\n".join([_line(command.help), "\n".join(examples), _table(("option", "meaning"), options)])
+    options = " ".join(dict.fromkeys(f"`{name}`" for part in (command, *below.values()) for name in _options(part)))
+    return "\n\n".join([_line(command.help), "\n".join(examples), f"Options: {options}"])
 
 
 def settings(section: str) -> str:
     """The settings of one section of a run, or of the run itself where no section is named."""
-    rows = [row for row in setting_docs(RunSettings) if _section(row.key) == section]
-    return _table(
-        ("key", "default", "allowed", "meaning"), [(f"`{row.key}`", _code(row.default), row.allowed, row.meaning) for row in rows]
-    )
+    return _settings_table("key", [row for row in setting_docs(RunSettings) if _section(row.key) == section])
 
 
 def sft_settings(_: str) -> str:
     """The settings of `tether sft`."""
-    rows = setting_docs(SftSettings)
-    return _table(
-        ("key", "default", "allowed", "meaning"), [(f"`{row.key}`", _code(row.default), row.allowed, row.meaning) for row in rows]
-    )
+    return _settings_table("key", setting_docs(SftSettings))
+
+
+def options(env: str) -> str:
+    """The options that an environment has beside those of every environment, which docs/environments/README.md lists."""
+    return _settings_table("option", [row for row in setting_docs(ENVIRONMENTS.get(env).Options) if row.key not in COMMON_OPTIONS])
 
 
 def metrics(section: str) -> str:
@@ -82,12 +80,9 @@ def metrics(section: str) -> str:
 
 
 def alarms(_: str) -> str:
-    """Every alarm: what it means, its likely cause, what to change."""
+    """Every alarm and what it means; the likely cause and what to change are printed with the alarm."""
     meanings = _texts_below(AlarmName)
-    return "\n".join(
-        f"- **`{alarm}`**: {meanings[alarm.name]} Likely cause: {RULES[alarm].advice.cause}. To change: {RULES[alarm].advice.remedy}."
-        for alarm in AlarmName
-    )
+    return _table(("alarm", "meaning"), [(f"`{alarm}`", meanings[alarm.name]) for alarm in AlarmName])
 
 
 def layers(_: str) -> str:
@@ -98,14 +93,6 @@ def layers(_: str) -> str:
     drawn = [f"    L{len(order) - number}  {' | '.join(names)}" for number, names in enumerate(order, start=1)]
     described = [f"- `{name}`: {_first_sentence(_docstring(name))}" for names in order for name in names]
     return "\n".join([*drawn, "", *described])
-
-
-def options(env: str) -> str:
-    """The options that an environment has beside those of every environment, which docs/environments/README.md lists."""
-    rows = [row for row in setting_docs(ENVIRONMENTS.get(env).Options) if row.key not in COMMON_OPTIONS]
-    return _table(
-        ("option", "default", "allowed", "meaning"), [(f"`{row.key}`", _code(row.default), row.allowed, row.meaning) for row in rows]
-    )
 
 
 BLOCKS: dict[str, Callable[[str], str]] = {
@@ -131,11 +118,10 @@ def _examples(command: Any) -> Iterator[str]:
             yield f"    {line.strip()}"
 
 
-def _options(command: Any) -> Iterator[tuple[str, str]]:
+def _options(command: Any) -> Iterator[str]:
     for param in command.params:
-        if param.name != "help" and not getattr(param, "hidden", False):
-            name = (param.metavar or param.name).upper() if param.param_type_name == "argument" else param.opts[0]
-            yield f"`{name}`", _line(getattr(param, "help", ""))
+        if param.param_type_name == "option" and param.name != "help" and not getattr(param, "hidden", False):
+            yield param.opts[0]
 
 
 def _section(key: str) -> str:
@@ -151,6 +137,20 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table without spaces around the bars: it is read as a page, and nobody aligns it by hand."""
     lines = [head, ("---",) * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"|{'|'.join(line)}|" for line in lines)
+
+
+def _settings_table(head: str, docs: Iterable[SettingDoc]) -> str:
+    rows = [(f"`{row.key}`", _code(row.default), _short(row.allowed), row.meaning) for row in docs]
+    return _table((head, "default", "allowed", "meaning"), rows)
+
+
+def _short(allowed: str) -> str:
+    """What a setting may be, in signs: "whole number, at least 1" is "int≥1"."""
+    for words, sign in (("whole number", "int"), ("number", "float"), ("true or false", "bool"), ("text", "str")):
+        allowed = re.sub(rf"\b{words}\b", sign, allowed)
+    for words, sign in ((", at least ", "≥"), (", above ", ">"), (", at most ", "≤"), (", below ", "<")):
+        allowed = allowed.replace(words, sign)
+    return allowed
 
 
 def _code(default: str) -> str:

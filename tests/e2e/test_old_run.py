@@ -53,6 +53,14 @@ def test_it_opens_and_reports(old_run: Path, capsys: pytest.CaptureFixture[str])
     assert "<html" in (old_run / "report.html").read_text()[:2000].lower()
 
 
+def test_what_a_run_had_before_a_setting_was_added_stays(old_run: Path) -> None:
+    """In effect nothing followed a truncated episode; a new run counts what the critic expects there."""
+    from tether.training.resolve import run_settings
+
+    assert "bootstrap_truncated" not in (old_run / "config.yaml").read_text()
+    assert run_settings(old_run, None, {}, resume=True, smoke=False).algorithm.bootstrap_truncated is False
+
+
 def test_a_settings_file_with_former_names(caplog: pytest.LogCaptureFixture) -> None:
     """A user's file with the former names: the same settings, with a line that says the new ones."""
     from tether.core.config import load

@@ -473,6 +473,7 @@ def _divided_alone(rank: int) -> dict[str, Any]:
     from tether.models.load import LoadedModel
     from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy, token_logprobs
     from tether.models.policy import Policy
+    from tether.models.scoring.local import scorer_for
     from tether.rollout.engines.publish import named_weights, with_head
     from tether.training.distributed.fsdp import ShardedAdamW, divided_policy
     from tether.training.distributed.process_group import ProcessGroup
@@ -500,9 +501,9 @@ def _divided_alone(rank: int) -> dict[str, Any]:
         ours = token_logprobs(policy, ids[rows], mask[rows], lengths[rows], 0.7, max_tokens=12)
     theirs = token_logprobs(whole, ids[rows], mask[rows], lengths[rows], 0.7, max_tokens=12)
     prompts, reasonings = [[7, 8, 9], [3, 4], [11, 5, 6, 2]], [[1, 2, 3, 4], [5]]
-    scores = SharedScorer(policy.scorer(), ranks, "").score_all(prompts, reasonings)
-    only_first = SharedScorer(policy.scorer(), ranks, "").score_all(prompts[:1], reasonings)  # nothing for the second rank
-    expected = cross_score(whole.scorer(), prompts, reasonings)
+    scores = SharedScorer(scorer_for(policy), ranks, "").score_all(prompts, reasonings)
+    only_first = SharedScorer(scorer_for(policy), ranks, "").score_all(prompts[:1], reasonings)  # nothing for the second rank
+    expected = cross_score(scorer_for(whole), prompts, reasonings)
 
     def refuse() -> None:
         if rank == 1:

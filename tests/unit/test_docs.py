@@ -42,7 +42,7 @@ _SAVED = re.compile(r"^Save this as `(\w+\.py)`.*?^```python\n(.*?)^```", re.DOT
 _PRINTS = re.compile(r"# -> (.*)$", re.MULTILINE)
 _FENCED = re.compile(r"^```.*?^```|^    .*?$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-_ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\|(.*)\|$", re.MULTILINE)
 _CELL = re.compile(r"(?<!\\)\|")
 
 
@@ -50,10 +50,14 @@ def _text(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
+def _cells(page: Path) -> list[list[str]]:
+    """The cells of every table row of a page."""
+    return [[cell.strip().replace("\\|", "|") for cell in _CELL.split(row)] for row in _ROW.findall(_text(page))]
+
+
 def _rows(page: Path) -> list[list[str]]:
     """The cells of every table row whose first cell is one name in backticks."""
-    rows = [[cell.strip().replace("\\|", "|") for cell in _CELL.split(row)] for row in _ROW.findall(_text(page))]
-    return [row for row in rows if re.fullmatch(r"`[^`]+`", row[0])]
+    return [row for row in _cells(page) if re.fullmatch(r"`[^`]+`", row[0])]
 
 
 def _slug(heading: str) -> str:
@@ -179,11 +183,11 @@ def test_names_that_settings_accept_are_documented() -> None:
 
 
 def _link_rows(page: Path) -> list[list[str]]:
-    return [row.split(" | ") for row in _ROW.findall(_text(page)) if row.startswith("[`")]
+    return [row for row in _cells(page) if row[0].startswith("[`")]
 
 
 def test_presets_are_as_documented() -> None:
-    table = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in _ROW.findall(_text(ROOT / "docs" / "algorithms.md"))}
+    table = {row[0]: row[1:] for row in _cells(ROOT / "docs" / "algorithms.md")}
     for column, (name, preset) in enumerate(PRESETS.items()):
         yes_no = {True: "yes", False: "no"}
         assert table["advantages"][column] == f"`{preset.advantages}`"

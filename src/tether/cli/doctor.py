@@ -158,6 +158,7 @@ def _fast_path(settings: Any) -> Iterator[Finding]:
     from tether.models.chat import ChatFormat
     from tether.models.load import load_model
     from tether.models.policy import Policy
+    from tether.models.report import fast_path_report
     from tether.training.build import compute_dtype
 
     what = f"computing {settings.model.name}"
@@ -167,7 +168,7 @@ def _fast_path(settings: Any) -> Iterator[Finding]:
         yield Finding(what, False, str(error))
         return
     policy = Policy(*loaded, max_positions=settings.rollout.max_context)
-    first, *slow = policy.report().lines()
+    first, *slow = fast_path_report(policy).lines()
     yield Finding(what, True, first)
     yield from (Finding(what, False, line, needed=False) for line in slow)
     yield from (Finding(what, False, note, needed=False) for note in ChatFormat(loaded.tokenizer, policy.end_of_turn_ids).notes)

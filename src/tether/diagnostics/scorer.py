@@ -20,16 +20,16 @@ from tether.diagnostics.settings import POLICY, REFERENCE
 from tether.models.lora import as_at_start, is_lora
 from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
-from tether.models.scoring.local import PrefixScorer
+from tether.models.scoring.local import PrefixScorer, scorer_for
 from tether.models.scoring.make import make_scorer, ready_scorer
-from tether.models.scoring.retokenized import RetokenizedScorer, same_tokens
+from tether.models.scoring.tokens import RetokenizedScorer, same_tokens
 
 
 class StartScorer:
     """Scores with the model that a run with adapters started from."""
 
     def __init__(self, policy: Policy, start_model: str) -> None:
-        self._at_start, self._scorer = as_at_start(policy.module, start_model), policy.scorer()
+        self._at_start, self._scorer = as_at_start(policy.module, start_model), scorer_for(policy)
 
     def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
         """log p(reasoning | prompt) of the model before the run trained its adapters."""
@@ -86,7 +86,7 @@ def build_scorer(
         divide: loads a model by name that is divided among ranks; None: this process holds it whole.
     """
     if name == POLICY:
-        return policy.scorer()
+        return scorer_for(policy)
     if name == REFERENCE:
         if is_lora(policy.module):
             return StartScorer(policy, start_model)

@@ -27,6 +27,7 @@ from tether.core.grammar import ACTION_SEPARATOR, ANSWER_CLOSE, FORMAT_RULE, rea
 from tether.core.seeding import derive_seed
 from tether.core.types import Exchanges, Observation, Step
 from tether.envs.dataset import Row
+from tether.envs.splits import Finite
 from tether.envs.wording import EXAMPLE, PAPER, PLAIN, THINK_BRIEFLY, Example, replacement, unlike, with_example, with_worked
 
 Work = Literal["inline", "process", "wait"]
@@ -216,7 +217,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
     def num_instances(self) -> int | None:
         """How many instances there are in the split, where they are a list, such as the rows of a file: the seeds from 0 play each of
         them once. None where every seed makes its own."""
-        return None
+        make = getattr(self, "_make", None)
+        return make.num_instances(self.options.split) if isinstance(make, Finite) else None
 
     @property
     def instance(self) -> str | None:
@@ -294,7 +296,8 @@ class TurnEnv(ABC, Generic[OptionsT]):
         over = outcome.done or truncated
         if over:
             self._phase = EpisodePhase.OVER
-        head = _end_line(outcome.success, truncated) if over else self.turn_line()
+        ending = "Solved." if outcome.success else "No turns left." if truncated else "Failed."
+        head = ending if over else self.turn_line()
         info = {"valid": outcome.valid, "truncated": truncated, **outcome.info}
         if kinds := self.categories:
             info["categories"] = dict(kinds)
@@ -414,15 +417,11 @@ class ActionEnv(TurnEnv[ActionOptionsT]):
             executed.append(self.actions[index])
             if done:
                 break
-        warning = "" if executed else self._nothing_executed()
+        # A model that only hears that nothing was valid concludes that nothing can be done; so it is told what can.
+        hint = "" if self._preset == PLAIN else f" Name at least one action: {', '.join(self.actions)}."
+        warning = "" if executed else f"{NOTHING_EXECUTED}{hint}"
         info = {"executed": executed, "lenient": read.lenient, **self.turn_info()}
         return Outcome(warning, reward, done, success, read.valid, info)
-
-    def _nothing_executed(self) -> str:
-        """A model that only hears that nothing was valid concludes that nothing can be done; so it is told what can."""
-        if self._preset == PLAIN:
-            return NOTHING_EXECUTED
-        return f"{NOTHING_EXECUTED} Name at least one action: {', '.join(self.actions)}."
 
     def turn_line(self) -> str:
         left = (self.max_turns - self._turns) * self.options.actions_per_turn
@@ -443,10 +442,6 @@ def check_reset_signature(env: Any, label: str) -> None:
         return
     if "luck" in parameters and "env_seed" not in parameters:
         raise BadInput(f"environment '{label}': the parameter 'luck' of reset is now called 'env_seed'; rename it in reset's signature")
-
-
-def _end_line(success: bool, truncated: bool) -> str:
-    return "Solved." if success else "No turns left." if truncated else "Failed."
 
 
 def whole(what: str, value: int) -> int:

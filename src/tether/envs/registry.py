@@ -139,16 +139,16 @@ def check_received(name: str, where: str, what: str = "environment") -> None:
 
 def find_class(name: str) -> EnvClass:
     """The class of a name that is no address."""
-    found = import_object(name, "environment", _is_env_class) if ":" in name else ENVIRONMENTS.get(name)
+    found = (
+        import_object(name, "environment", lambda value: inspect.isclass(value) and hasattr(value, "Options"))
+        if ":" in name
+        else ENVIRONMENTS.get(name)
+    )
     if not callable(found) or not hasattr(found, "Options"):
         raise BadInput(
             f"environment '{name}' has no Options; give its class an attribute Options, a subclass of tether.envs.base.TurnOptions"
         )
     return cast(EnvClass, found)
-
-
-def _is_env_class(value: Any) -> bool:
-    return inspect.isclass(value) and hasattr(value, "Options")
 
 
 def build(cls: EnvClass, name: str, options: Mapping[str, Any]) -> Env:

@@ -52,11 +52,6 @@ def belongs(instance: Instance, split: Split) -> bool:
     return split is Split.ALL or split_of(instance.fingerprint) is split
 
 
-def count_instances(generator: object, split: Split) -> int | None:
-    """How many instances a generator has in a split; None where every seed makes its own."""
-    return generator.num_instances(split) if isinstance(generator, Finite) else None
-
-
 def draw(env: str, seed: int, split: Split, propose: Callable[[random.Random], T | None]) -> T:
     """The first instance of the seed's stream that `propose` accepts (does not return None) and that belongs to the split."""
     rng = random.Random(derive_seed(env, seed))

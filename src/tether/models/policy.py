@@ -7,52 +7,39 @@ second half does nothing.
 
 Everything about a model that has to be found out (whether the halves reproduce the logits, whether texts may share a row, whether
 the fast path computes the same, which decoder and which scorer fit) is probed when it is first asked for and remembered here. A result holds
-for a device and a number type: where the learner changes what the model computes in, the probe is run again. `Policy.report` says what was
-found, and why something slow is used.
+for a device and a number type: where the learner changes what the model computes in, the probe is run again. What uses a model stands outside:
+`decoder_for`, `scorer_for`, and `fast_path_report`, which says what was found, and why something slow is used.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.core.errors import BadInput
-from tether.models.fast.backbone import LlamaBackbone, probe_backbone
-from tether.models.fast.layers import find_layers
-from tether.models.fast.packed_attention import packed_kernel
-from tether.models.probing import attempt, disagreement, evaluating, float32_parts, probe_ids
-from tether.models.recompute import kept_bytes
-from tether.models.report import Decoder, FastPathReport, LearnerAttention
-
-if TYPE_CHECKING:
-    from tether.models.fast.decoding.choose import DecoderChoice
-    from tether.models.scoring.local import PrefixScorer
+from tether.models.fast.backbone import LlamaBackbone, plain_causal
+from tether.models.fast.layers import UnsupportedLayout, find_layers
+from tether.models.probing import (
+    HALF_TYPES,
+    attempt,
+    disagreement,
+    evaluating,
+    float32_disagreement,
+    float32_parts,
+    probe_ids,
+    probe_positions,
+)
 
 HEAD_TOKENS = 4
 PACKED_LENGTHS = ((4, 3), (5, 2))
 """Two rows of two texts each: as many tokens in both, the border elsewhere."""
-SCORER_PROBES = ("shared prefix", "cache")
-"""Names of the probes that decide how texts are scored (models/scoring/local.py)."""
+SCORER_PROBES = ("report", "shared prefix", "cache")
+"""Names of the probes that decide how texts are scored (models/scoring/local.py), and of the report on all (models/report.py)."""
 UNLIMITED = 2**31
 """Positions of a model that names no limit."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMemory:
-    """What a model takes, in bytes."""
-
-    parameters: int
-    trainable: int
-    """Of the parameters, those that require gradients."""
-    cache_per_token: int
-    """Keys and values of one position of one conversation."""
-    kept_per_token: int
-    """What an update keeps for the backward pass over one token, about."""
 
 
 class Divided(Protocol):
@@ -131,17 +118,6 @@ class Policy:
         found = [own, *(more if isinstance(more, list | tuple) else [more])]
         return tuple(dict.fromkeys(int(token) for token in found if token is not None))
 
-    def memory(self) -> ModelMemory:
-        """What the model takes, in bytes."""
-        parameters = list(self.module.parameters())
-        fused = self.backbone is not None and self.device.type == "cuda"
-        return ModelMemory(
-            sum(parameter.nbytes for parameter in parameters),
-            sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
-            self.decoder_choice.position_bytes,
-            kept_bytes(self.module, 1, fused=fused),
-        )
-
     # ------------------------------------------------------------------------------------------------------ what it computes
 
     def in_step(self, work: Callable[[], T]) -> T:
@@ -183,24 +159,24 @@ class Policy:
         what was found on this policy holds for it. Layers are computed inside calls of their modules. `divided`: as the attribute."""
         other = Policy(module, self.tokenizer, max_positions=self._wanted_positions)
         other.divided = divided
-        other._head_found = self._head_reason
+        other._head_found = self.head_reason
         backbone = None
         if self.backbone is not None:
             backbone = LlamaBackbone(module, find_layers(module), self.max_positions)
             backbone.through_modules = True
-        other._known = {"backbone": (backbone, self.backbone_reason), "packing": self._packing_reason}
-        if divided is not None:  # it also scores
-            other._known["report"] = self.report()
+        other._known = {"backbone": (backbone, self.backbone_reason), "packing": self.packing_reason}
+        if divided is not None:  # it also scores: make the report of this policy before
             other._known |= {name: found for (name, *_), found in self._found.items() if name in SCORER_PROBES}
         return other
 
     @property
     def separable_head(self) -> bool:
         """Whether `features` are the last hidden states; they are the logits otherwise."""
-        return not self._head_reason
+        return not self.head_reason
 
     @property
-    def _head_reason(self) -> str:
+    def head_reason(self) -> str:
+        """Why the head is not separable; "" where it is."""
         if self._head_found is None:  # a matter of the architecture, not of device and number type
             with evaluating(self.module):
                 self._head_found = _reason(self._probe_head)
@@ -225,7 +201,7 @@ class Policy:
 
     @property
     def backbone(self) -> LlamaBackbone | None:
-        """The model's forward pass over flat tokens, which needs no padding; None for models that have none (see `report`)."""
+        """The model's forward pass over flat tokens, which needs no padding; None for models that have none."""
         return self._backbone[0]
 
     @property
@@ -236,16 +212,17 @@ class Policy:
     @property
     def _backbone(self) -> tuple[LlamaBackbone | None, str]:
         if not self.separable_head:
-            return None, self._head_reason
+            return None, self.head_reason
         return self.once("backbone", lambda: probe_backbone(self.module, self.max_positions))
 
     @property
     def supports_packing(self) -> bool:
         """Whether texts that share a row, separated by positions that start again, get the logits they get alone."""
-        return not self._packing_reason
+        return not self.packing_reason
 
     @property
-    def _packing_reason(self) -> str:
+    def packing_reason(self) -> str:
+        """Why they do not; "" where they do."""
         return self.once("packing", lambda: _reason(self._probe_packing))
 
     @torch.inference_mode()
@@ -276,57 +253,6 @@ class Policy:
             return "texts that share a row see each other"
         return disagreement(packed, expected, alone_in_float32, self.dtype)
 
-    @property
-    def decoder_choice(self) -> "DecoderChoice":
-        """Which decoder serves the model; BadInput where none does."""
-        from tether.models.fast.decoding.choose import DecoderChoice
-
-        return self.once("decoder", lambda: DecoderChoice(self))
-
-    def scorer(self) -> "PrefixScorer":
-        """The scorer on this model; the same one for every caller."""
-        from tether.models.scoring.local import PrefixScorer
-
-        return self.once("scorer", lambda: PrefixScorer(self))
-
-    # ------------------------------------------------------------------------------------------------------ the report
-
-    def report(self) -> FastPathReport:
-        """Which parts of the fast path serve the model, and why a slow way was chosen where one was. Probes what has not been probed."""
-        return self.once("report", self._report)
-
-    def _report(self) -> FastPathReport:
-        reasons: dict[str, str] = {}
-        backbone, backbone_reason = self._backbone
-        decoder: Decoder = "none"
-        try:
-            decoder, reasons["decoder"] = self.decoder_choice.backend, self.decoder_choice.reason
-        except BadInput as error:
-            reasons["decoder"] = str(error)
-        attention: LearnerAttention = "padded module"
-        if backbone is None:
-            reasons["learner_attention"] = "; ".join(
-                [backbone_reason, *([f"one sequence a row: {self._packing_reason}"] if self._packing_reason else [])]
-            )
-        else:
-            reasons["learner_attention"] = packed_kernel(self.device.type, self.dtype, backbone.head_dim).reason
-            attention = "by definition" if reasons["learner_attention"] else "flash kernel of torch"
-        scorer = self.scorer()
-        reasons["scorer"] = scorer.reason
-        linear = self.linear_head is not None
-        reasons["head"] = "" if linear else self._head_reason or f"the head is a {type(self._head).__name__}"
-        return FastPathReport(
-            self.model_type,
-            str(self.device),
-            str(self.dtype).removeprefix("torch."),
-            self.max_positions,
-            decoder,
-            attention,
-            scorer.backend,
-            "linear, fused log-probs" if linear else "module's own",
-            {part: reason for part, reason in reasons.items() if reason},
-        )
-
 
 def model_positions(model: PreTrainedModel) -> int:
     """How long a text may get: the model's positions, or its attention window, inside which full attention is the same thing."""
@@ -340,3 +266,47 @@ def _reason(probe: Callable[[], str]) -> str:
     """The reason that a probe gives, or what it raised."""
     reason, raised = attempt(probe)
     return raised or reason or ""
+
+
+@torch.no_grad()
+def probe_backbone(model: PreTrainedModel, max_positions: int | None = None) -> tuple[LlamaBackbone | None, str]:
+    """The family's forward pass over a model, or None and the reason why the model is computed by its own code."""
+    try:
+        layers = find_layers(model)
+    except UnsupportedLayout as error:
+        return None, str(error)
+    backbone = LlamaBackbone(model, layers, max_positions)
+    with evaluating(model):
+        reason, raised = attempt(lambda: _disagreement(backbone))
+    return (None, raised or reason or "") if raised or reason else (backbone, "")
+
+
+def _disagreement(backbone: LlamaBackbone) -> str:
+    """Why the family's forward pass does not compute what the module computes; "" where it does."""
+    model = backbone.model
+    if model.device.type == "cuda":
+        from tether.models.fast.kernels.warm_up import warm_up
+
+        warm_up(backbone)
+    positions_T = torch.tensor(probe_positions(backbone.num_positions), device=model.device)
+    ids_1T = probe_ids(model, len(positions_T))
+    # The mask says that this is one text: without it transformers takes a jump of the positions for the border of two texts in one row.
+    one_text = {"position_ids": positions_T[None], "attention_mask": torch.ones_like(ids_1T), "use_cache": False}
+
+    def by_module() -> Tensor:
+        features_TD: Tensor = model.base_model(input_ids=ids_1T, **one_text).last_hidden_state[0]
+        return features_TD
+
+    def in_float32() -> Tensor:
+        with float32_parts(model.base_model):
+            return by_module()
+
+    attend = plain_causal(backbone)
+    if model.dtype in HALF_TYPES:
+        exact_TD = in_float32()
+        reason = float32_disagreement(backbone.float32_features(ids_1T[0], positions_T, attend), exact_TD)
+        for few_by_kernels in sorted({False, backbone.few_by_kernels}):
+            backbone.few_by_kernels = few_by_kernels
+            reason = reason or disagreement(backbone.features(ids_1T[0], positions_T, attend), by_module(), lambda: exact_TD, model.dtype)
+        return reason
+    return float32_disagreement(backbone.features(ids_1T[0], positions_T, attend), by_module())

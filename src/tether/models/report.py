@@ -1,7 +1,13 @@
-"""`FastPathReport`: which parts of the fast path serve a model, and why a slow way was chosen where one was. Plain data, without torch."""
+"""`fast_path_report`: which parts of the fast path serve a model, and why a slow way was chosen where one was."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from tether.core.errors import BadInput
+from tether.models.fast.decoding.choose import decoder_for
+from tether.models.fast.packed_attention import packed_kernel
+from tether.models.policy import Policy
+from tether.models.scoring.local import scorer_for
 
 Decoder = Literal["paged", "contiguous", "generic", "none"]
 """paged: kernels over a paged cache (CUDA). contiguous: the family's forward pass over rows. generic: the module's own code. none: no cache fits."""
@@ -46,3 +52,39 @@ class FastPathReport:
             f"{speed} ({self.model_type}, {self.dtype} on {self.device}): {parts}",
             *(f"{part.replace('_', ' ')} is slow ({getattr(self, part)}): {self.reasons[part]}" for part in PARTS if part in self.reasons),
         ]
+
+
+def fast_path_report(policy: Policy) -> FastPathReport:
+    """What serves a model; probes what has not been probed."""
+    return policy.once("report", lambda: _found(policy))
+
+
+def _found(policy: Policy) -> FastPathReport:
+    reasons: dict[str, str] = {}
+    decoder: Decoder = "none"
+    try:
+        decoder, reasons["decoder"] = decoder_for(policy).backend, decoder_for(policy).reason
+    except BadInput as error:
+        reasons["decoder"] = str(error)
+    attention: LearnerAttention = "padded module"
+    if policy.backbone is None:
+        one_a_row = [f"one sequence a row: {policy.packing_reason}"] if policy.packing_reason else []
+        reasons["learner_attention"] = "; ".join([policy.backbone_reason, *one_a_row])
+    else:
+        reasons["learner_attention"] = packed_kernel(policy.device.type, policy.dtype, policy.backbone.head_dim).reason
+        attention = "by definition" if reasons["learner_attention"] else "flash kernel of torch"
+    scorer = scorer_for(policy)
+    reasons["scorer"] = scorer.reason
+    linear = policy.linear_head is not None
+    reasons["head"] = "" if linear else policy.head_reason or f"the head is a {type(policy.module.get_output_embeddings()).__name__}"
+    return FastPathReport(
+        policy.model_type,
+        str(policy.device),
+        str(policy.dtype).removeprefix("torch."),
+        policy.max_positions,
+        decoder,
+        attention,
+        scorer.backend,
+        "linear, fused log-probs" if linear else "module's own",
+        {part: reason for part, reason in reasons.items() if reason},
+    )

@@ -12,6 +12,7 @@ from typing import Protocol
 from tether.core.errors import EngineUnavailable, EnvironmentFailure, OutOfMemory, TetherError
 from tether.models.hardware import device_name
 from tether.models.policy import Policy
+from tether.models.report import fast_path_report
 from tether.runs.checkpoints import newest_checkpoint
 from tether.runs.schema import StepRecord
 from tether.runs.verdict import every_episode_failed
@@ -60,7 +61,7 @@ def begin(run: WholeRun) -> None:
 def _introduce(run: WholeRun) -> None:
     """Put on record what the run is computed on, and report what is worth knowing before the first step."""
     with run.start_timer.part("probe"):
-        report = run.policy.report()
+        report = fast_path_report(run.policy)
     machine = {
         "device": device_name(run.policy.device),
         "dtype": str(run.policy.dtype).removeprefix("torch."),

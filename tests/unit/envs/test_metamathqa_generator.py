@@ -218,3 +218,11 @@ def test_kinds_can_be_chosen() -> None:
 def test_how_numbers_are_written() -> None:
     assert [show(Fraction(value)) for value in ("12", "12.5", "0.0625", "1/3", "-3/8")] == ["12", "12.5", "0.0625", "1/3", "-0.375"]
     assert [money(Fraction(value)) for value in ("7", "7.5", "0.25")] == ["$7", "$7.50", "$0.25"]
+
+
+def test_sums_are_computed_exactly_also_below_zero() -> None:
+    assert compute("-8 + 20 - 27") == -15
+    assert compute("12.5 * (1 - 2/5)") == Fraction(15, 2)
+    assert compute("2 * 3 / (4 - 1)") == 2
+    with pytest.raises(ValueError, match="no sum of numbers"):
+        compute("2 ** 3")

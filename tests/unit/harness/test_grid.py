@@ -124,6 +124,15 @@ def test_every_cell_has_valid_settings_and_a_hash_of_its_own(published: Library)
     assert len(cells) == 30
 
 
+def test_every_published_cell_is_found_by_its_settings(published: Library) -> None:
+    """A setting that is added later must not change the id of a run that was made before."""
+    for scale in published.shared.scales:
+        stored = {path.stem for path in (EXPERIMENTS / "cells" / scale).glob("*.json")}
+        seeds = sorted({int(name.rpartition("-seed")[2].partition("-")[0]) for name in stored})
+        ids = {cell.id for name in published.grids for cell in published.own_cells(name, scale, seeds)}
+        assert stored and not stored - ids
+
+
 @pytest.mark.parametrize("name", [path.parent.name for path in sorted(EXPERIMENTS.glob("*/grid.yaml"))])
 def test_every_experiment_can_be_judged_and_tried(published: Library, name: str) -> None:
     grid = published.grids[name]

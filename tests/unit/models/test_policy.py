@@ -12,11 +12,11 @@ import transformers as hf
 from tether.core.errors import BadInput
 from tether.models.critic import Critic
 from tether.models.fast import backbone as backbone_module
-from tether.models.fast.decoding.choose import DecoderChoice
+from tether.models.fast.decoding.choose import DecoderChoice, decoder_for
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
 from tether.models.policy import Policy
-from tether.models.report import FastPathReport
-from tether.models.scoring.local import PrefixScorer
+from tether.models.report import FastPathReport, fast_path_report
+from tether.models.scoring.local import PrefixScorer, scorer_for
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0]])
 LENGTHS = torch.tensor([4, 3])
@@ -29,10 +29,9 @@ def _use(policy: Policy) -> None:
     assert policy.linear_head is not None or not policy.separable_head
     DecoderChoice(policy).make(2, None, 2**24)
     PrefixScorer(policy)
-    assert policy.scorer() is policy.scorer() and policy.decoder_choice is policy.decoder_choice
+    assert scorer_for(policy) is scorer_for(policy) and decoder_for(policy) is decoder_for(policy)
     if policy.separable_head:
         Critic(policy, shared=True)
-    policy.memory()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma2"])
@@ -45,11 +44,11 @@ def test_one_probe_for_all_who_use_a_model(name: str, small_model: Callable[...,
     policy = Policy(model)
     assert not passes, "nothing is probed before it is asked for"
     _use(policy)
-    policy.report()
+    fast_path_report(policy)
     first = len(passes)
     assert first and len(builds) == (1 if name in ("llama", "qwen2") else 0)
     _use(policy)
-    policy.report()
+    fast_path_report(policy)
     assert len(passes) == first and len(builds) <= 1, "every probe has been run"
 
 
@@ -69,10 +68,8 @@ def test_what_a_policy_knows(tiny: Any) -> None:
     config = tiny.model.config
     assert (policy.device.type, policy.dtype, policy.model_type, policy.config) == ("cpu", torch.float32, "llama", config)
     assert policy.width == config.hidden_size and policy.max_positions == config.max_position_embeddings == 1024
-    memory = policy.memory()
-    assert memory.parameters == memory.trainable == 4 * tiny.model.num_parameters()
     width = config.hidden_size // config.num_attention_heads
-    assert memory.cache_per_token == 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * width
+    assert decoder_for(policy).position_bytes == 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * width
 
 
 def test_the_positions_that_a_run_may_use(small_model: Callable[..., Any]) -> None:
@@ -81,7 +78,7 @@ def test_the_positions_that_a_run_may_use(small_model: Callable[..., Any]) -> No
     assert Policy(small_model("mistral")).max_positions == 7, "a window, inside which full attention is the same"
     policy = Policy(model, max_positions=40)
     assert policy.backbone is not None and policy.backbone.num_positions == len(policy.backbone.angles[0]) == 40
-    assert policy.decoder_choice.make(1, None, None).max_positions == 40
+    assert decoder_for(policy).make(1, None, None).max_positions == 40
 
 
 def test_a_sequence_past_the_probed_positions_is_the_modules(small_model: Callable[..., Any]) -> None:
@@ -110,7 +107,7 @@ def test_every_token_that_ends_a_turn(tiny: Any, tiny_model: Any, configured: An
 
 
 def test_a_fast_model_takes_one_line(tiny: Any) -> None:
-    report = Policy(tiny.model, tiny.tokenizer, max_positions=512).report()
+    report = fast_path_report(Policy(tiny.model, tiny.tokenizer, max_positions=512))
     assert report.is_fast and report.max_positions == 512
     assert report.lines() == [
         "fast path (llama, float32 on cpu): decoder contiguous, learner attention flash kernel of torch, scorer shared, "
@@ -120,7 +117,7 @@ def test_a_fast_model_takes_one_line(tiny: Any) -> None:
 
 
 def test_slow_parts_are_named_with_their_reasons(small_model: Callable[..., Any]) -> None:
-    report = Policy(small_model("gemma2")).report()
+    report = fast_path_report(Policy(small_model("gemma2")))
     assert (report.decoder, report.learner_attention, report.scorer, report.head) == ("generic", "padded module", "copied", "module's own")
     assert set(report.reasons) == {"decoder", "learner_attention", "scorer", "head"}
     assert report.reasons["head"] == "logits are more than one product of the last hidden states with the head"
@@ -133,8 +130,8 @@ def test_slow_parts_are_named_with_their_reasons(small_model: Callable[..., Any]
 def test_a_model_that_cannot_be_decoded_has_a_report(small_model: Callable[..., Any]) -> None:
     policy = Policy(small_model("bloom"))
     with pytest.raises(BadInput, match="models of type 'bloom' cannot be decoded"):
-        _ = policy.decoder_choice
-    report = policy.report()
+        _ = decoder_for(policy)
+    report = fast_path_report(policy)
     assert report.decoder == "none" and report.scorer == "whole" and "bloom" in report.reasons["decoder"]
 
 
@@ -151,7 +148,7 @@ def test_a_broken_flash_kernel_is_on_the_report(small_model: Callable[..., Any],
     monkeypatch.setitem(packed_attention.FUSED, "cpu", Changed())
     packed_attention.packed_kernel.cache_clear()
     try:
-        report = Policy(small_model("llama")).report()
+        report = fast_path_report(Policy(small_model("llama")))
     finally:
         packed_attention.packed_kernel.cache_clear()
     assert report.learner_attention == "by definition"
@@ -164,14 +161,6 @@ def test_a_rotation_that_depends_on_the_length_is_named() -> None:
         rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
     )  # fmt: skip
     assert Policy(hf.AutoModelForCausalLM.from_config(config)).backbone_reason == "rotary type 'dynamic' is not static"
-
-
-def test_the_report_needs_no_torch() -> None:
-    import subprocess
-    import sys
-
-    code = "import sys; from tether.models.report import FastPathReport; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
 def test_a_probe_warns_of_nothing(small_model: Callable[..., Any]) -> None:

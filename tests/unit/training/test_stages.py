@@ -23,6 +23,7 @@ from tether.core.types import Group, Observation, Step, Trajectory, Turn
 from tether.diagnostics import monitor
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
+from tether.models.report import fast_path_report
 from tether.runs.checkpoints import best_checkpoint, list_checkpoints
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
@@ -513,7 +514,7 @@ def test_what_a_step_cost_is_written_beside_its_numbers(tmp_path: Path) -> None:
         "peak": trainer.timer.peak,
         "engine": "contiguous",
         "ranks": 1,
-        "fast_path": trainer.policy.report().to_json(),
+        "fast_path": fast_path_report(trainer.policy).to_json(),
         "start": machine["start"],
     }
     assert {"memory_plan", "model", "learner", "engine", "scorer", "peak", "probe"} <= machine["start"].keys()
@@ -545,7 +546,7 @@ def test_what_the_callbacks_are_told(tmp_path: Path, tiny: Any, monkeypatch: pyt
     callback = _Notes()
     trainer = Trainer(settings, RunStore.create(tmp_path / "run", dump_yaml(settings), {}), [callback])
     trainer.run()
-    assert callback.notes == ["memory is short", *trainer.policy.report().lines()]
+    assert callback.notes == ["memory is short", *fast_path_report(trainer.policy).lines()]
     assert callback.notes[1].startswith("partly slow path (gpt2, float32 on cpu): decoder generic, ")
     assert callback.notes[2].startswith("decoder is slow (generic): ")
 

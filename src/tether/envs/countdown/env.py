@@ -17,7 +17,6 @@ from tether.envs.countdown.expression import ExpressionResult, Use, check_answer
 from tether.envs.countdown.generator import MAX_NUMBERS, Generator, Puzzle, RandomPuzzle, load, read_puzzle
 from tether.envs.countdown.prompt import puzzle_text
 from tether.envs.dataset import BadRows
-from tether.envs.splits import count_instances
 from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[ExpressionResult], float]
@@ -89,6 +88,7 @@ class Countdown(TextEnv[CountdownOptions]):
     name = "countdown"
     Options = CountdownOptions
     default_few_shot = 6
+    how_to_think = prompt.HOW_TO_THINK
     read_row = staticmethod(read_puzzle)
 
     def __init__(
@@ -97,10 +97,6 @@ class Countdown(TextEnv[CountdownOptions]):
         super().__init__(options or CountdownOptions())
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or TargetReward()
-
-    @property
-    def num_instances(self) -> int | None:
-        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.puzzle: Puzzle = self._make(seed, self.options.split)
@@ -149,10 +145,6 @@ class Countdown(TextEnv[CountdownOptions]):
     def worked_examples(self, count: int) -> list[Example]:
         solved = draw_examples(count, lambda seed: prompt.worked_by_sums(self._make(seed, Split.TRAIN)))
         return prompt.with_some_out_of_reach(solved)
-
-    @property
-    def how_to_think(self) -> str:
-        return prompt.HOW_TO_THINK
 
     def opening(self) -> str:
         return puzzle_text(self.puzzle)

@@ -74,7 +74,8 @@ def worked(puzzle: Puzzle) -> Example:
     nearest_first = sorted(_signed_sums(puzzle.numbers), key=lambda pair: abs(pair[1] - puzzle.target))
     answer, value = nearest_first[0]
     missed = [pair for pair in nearest_first if pair[1] != puzzle.target][:TRIES]
-    said = [_weighed(text, result, puzzle.target) for text, result in reversed(missed)]
+    gaps = [(text, value, value - puzzle.target) for text, value in reversed(missed)]
+    said = [f"{text} = {value}, {abs(gap)} too {'few' if gap < 0 else 'many'}." for text, value, gap in gaps]
     said.append(f"{answer} = {puzzle.target}, the target." if value == puzzle.target else f"The nearest is {answer}.")
     return Example(puzzle_text(puzzle), " ".join(said), answer, instance=puzzle.fingerprint)
 
@@ -102,11 +103,6 @@ def _signed_sums(numbers: Sequence[int]) -> list[tuple[str, int]]:
         if value >= 0:
             found.append((" ".join([str(first), *(f"{sign} {number}" for sign, number in terms)]), value))
     return found
-
-
-def _weighed(text: str, value: int, target: int) -> str:
-    """An expression with its result, and how far that is from the target."""
-    return f"{text} = {value}, {abs(value - target)} too {'few' if value < target else 'many'}."
 
 
 def thoughts(target: int, tries: Sequence[str], solution: str) -> str:

@@ -52,24 +52,18 @@ def assertion(out, exp, atol):
 """
 
 
-def is_evalplus(before: Sequence[ast.stmt]) -> bool:
-    """Whether a test has the comparison that EvalPlus's tests have."""
-    return _comparison(before) is not None
-
-
-def evalplus_cases(suite: Suite) -> list[Case]:
-    """The cases of a suite that `is_evalplus`."""
-    usual = _is_usual(_comparison(suite.before))
+def evalplus_cases(suite: Suite) -> list[Case] | None:
+    """The cases of a suite that has the comparison of EvalPlus's tests; None for any other."""
+    comparison = next((node for node in suite.before if isinstance(node, ast.FunctionDef) and node.name == "assertion"), None)
+    if comparison is None:
+        return None
+    usual = _is_usual(comparison)
     return (_items(suite) if usual else []) or _without_numpy(suite, usual).cases()
 
 
-def _comparison(before: Sequence[ast.stmt]) -> ast.FunctionDef | None:
-    return next((node for node in before if isinstance(node, ast.FunctionDef) and node.name == "assertion"), None)
-
-
-def _is_usual(comparison: ast.FunctionDef | None) -> bool:
+def _is_usual(comparison: ast.FunctionDef) -> bool:
     """Whether it compares by numpy's tolerance and changes nothing of what it compares."""
-    if comparison is None or [argument.arg for argument in comparison.args.args] != ["out", "exp", "atol"]:
+    if [argument.arg for argument in comparison.args.args] != ["out", "exp", "atol"]:
         return False
     changed = {node.id for node in ast.walk(comparison) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return changed <= {"atol", "exact_match"} and any(usual in ast.unparse(comparison) for usual in _NUMPY_COMPARISONS)
@@ -102,14 +96,13 @@ def _is_floats(value: Any) -> bool:
 def _without_numpy(suite: Suite, usual: bool) -> Suite:
     rewritten = {"is_floats": _IS_FLOATS} | ({"assertion": _ASSERTION} if usual else {})
     kept = [
-        node for node in suite.before if not _imports_numpy(node) and not (isinstance(node, ast.FunctionDef) and node.name in rewritten)
+        node
+        for node in suite.before
+        if not (isinstance(node, ast.Import) and node.names[0].name == "numpy")
+        and not (isinstance(node, ast.FunctionDef) and node.name in rewritten)
     ]
     before = [*parse("\n".join(rewritten.values())).body, *kept]
     return Suite(suite.entry_point, suite.body, alias=suite.alias, before=before)
-
-
-def _imports_numpy(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Import) and node.names[0].name == "numpy"
 
 
 _EXAMPLE = re.compile(r"^\s*>>>\s*(?P<call>.+?)\s*$", re.MULTILINE)
@@ -175,7 +168,8 @@ def _check_cases(test: str, entry_point: str) -> list[Case]:
     else:
         before = [node for node in tree.body if node is not check and not _is_noise(node)]
         suite = Suite(entry_point, check.body, alias=check.args.args[0].arg, before=before)
-    return evalplus_cases(suite) if is_evalplus(before) else suite.cases()
+    cases = evalplus_cases(suite)
+    return suite.cases() if cases is None else cases
 
 
 def _is_noise(node: ast.stmt) -> bool:

@@ -54,12 +54,14 @@ class Suite:
         setup: list[ast.stmt] = []
         for statement, is_test in zip(self.body, asserts, strict=True):
             if isinstance(statement, ast.Assert):
-                test = self._looked_through(statement.test)
+                test = _with_values(statement.test, self._values)
                 if any(isinstance(node, ast.Call) for node in ast.walk(test)):
                     cases.append(self._called(test) or self.script([*setup, statement]))
             elif is_test:
                 cases.append(self.script([*setup, statement]))
-            elif not _does_nothing(statement):
+            elif not isinstance(statement, ast.Pass) and not (  # a docstring or a bare name does nothing either
+                isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant | ast.Name)
+            ):
                 setup.append(statement)
         return cases
 
@@ -85,10 +87,6 @@ class Suite:
             return Case(CallTask(TRUTH_OF, (self.entry_point, list(arguments))), Satisfies(expression))
         return Case(CallTask(self.entry_point, arguments), Satisfies(expression))
 
-    def _looked_through(self, test: ast.expr) -> ast.expr:
-        """The expression with names replaced by what was assigned to them."""
-        return _with_values(test, self._values)
-
     def _single_values(self) -> dict[str, ast.expr]:
         """Names that are assigned once, where each reader may have a value of its own: it cannot be changed, or is read once, or is what
         the function under test returns."""
@@ -97,7 +95,8 @@ class Suite:
         for statement in self.body:
             match statement:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if bound[name] == 1:
-                    if read[name] == 1 or self._is_own_call(value) or not _may_change(value):
+                    fixed = not any(isinstance(node, _CHANGEABLE) for node in ast.walk(value))
+                    if read[name] == 1 or self._is_own_call(value) or fixed:
                         values[name] = _with_values(value, values)
         return values
 
@@ -108,7 +107,8 @@ class Suite:
         """Whether a statement asserts, itself or through a function of the test."""
         if isinstance(statement, _DEFINITIONS):
             return False
-        return _holds_assert(statement) or bool(self._asserting_helpers & _called_names(statement))
+        called = {part.func.id for part in ast.walk(statement) if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)}
+        return _holds_assert(statement) or bool(self._asserting_helpers & called)
 
     def _entangled(self, asserts: Sequence[bool]) -> bool:
         """Whether a statement reads what an asserting statement before it has bound: then nothing can be taken apart."""
@@ -155,22 +155,8 @@ def _is_truth(expression: ast.expr) -> bool:
     return isinstance(bare, ast.Name) and bare.id == RESULT
 
 
-def _does_nothing(statement: ast.stmt) -> bool:
-    """A docstring, a bare name, pass."""
-    return isinstance(statement, ast.Pass) or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant | ast.Name))
-
-
-def _may_change(value: ast.expr) -> bool:
-    """Whether one reader of this value could change what the next one sees."""
-    return any(isinstance(node, _CHANGEABLE) for node in ast.walk(value))
-
-
 def _holds_assert(node: ast.AST) -> bool:
     return isinstance(node, ast.Assert) or any(isinstance(part, ast.Assert) for part in ast.walk(node))
-
-
-def _called_names(node: ast.AST) -> set[str]:
-    return {part.func.id for part in ast.walk(node) if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)}
 
 
 def _bound(node: ast.AST) -> list[str]:

@@ -15,7 +15,7 @@ itself, an expected float may be missed by as much as a printed one, NaN is NaN.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -80,16 +80,12 @@ def _rounds_to(got: Decimal, expected: str) -> bool:
 
 def _same(got: Any, expected: Any) -> bool:
     if isinstance(expected, list | tuple):
-        return isinstance(got, list | tuple) and _same_items(got, expected)
+        return isinstance(got, list | tuple) and len(got) == len(expected) and all(map(_same, got, expected))
     if isinstance(expected, Mapping):
         return isinstance(got, Mapping) and _same_entries(got, expected)
     if isinstance(expected, float) and isinstance(got, int | float):
         return _same_float(got, expected)
     return bool(got == expected)
-
-
-def _same_items(got: Sequence[Any], expected: Sequence[Any]) -> bool:
-    return len(got) == len(expected) and all(map(_same, got, expected))
 
 
 def _same_entries(got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> bool:

@@ -24,7 +24,6 @@ from tether.envs.deepcoder.problem import FractionPassed, Problem, Reward, Suite
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import Limits, ProgramRunner
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
-from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 Generator = Callable[[int, Split], Problem]
@@ -84,6 +83,8 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
     Options = DeepCoderOptions
     default_few_shot = 2
     metrics = ("passed", "total")
+    example, refused = prompt.EXAMPLE, prompt.REFUSED
+    work: Work = "wait"
     read_row = staticmethod(read_judged_problem)
 
     def __init__(
@@ -99,10 +100,6 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         self._pay: Reward = reward or FractionPassed()
         self._concurrency = self.options.concurrency or _default_concurrency(os.cpu_count() or 1)
         self._runner: ProgramRunner = runner or _sandbox(_limits(self.options), self.options.isolation, self._concurrency)
-
-    @property
-    def num_instances(self) -> int | None:
-        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
@@ -133,10 +130,6 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         return self._concurrency
 
     @property
-    def work(self) -> Work:
-        return "wait"
-
-    @property
     def reward_range(self) -> tuple[float, float]:
         return (0.0, 1.0) if isinstance(self._pay, FractionPassed) else super().reward_range
 
@@ -151,14 +144,6 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
     @property
     def task(self) -> str:
         return prompt.task(self.max_turns)
-
-    @property
-    def example(self) -> Example:
-        return prompt.EXAMPLE
-
-    @property
-    def refused(self) -> str:
-        return prompt.REFUSED
 
     @property
     def paper(self) -> str:

@@ -166,8 +166,8 @@ def _value(node: ast.expr, result: Any) -> Any:
 
 
 def _binary(op: ast.operator, left: Any, right: Any) -> Any:
-    if isinstance(op, ast.Pow):
-        _check_power(left, right)
+    if isinstance(op, ast.Pow) and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _LARGEST_POWER_BITS:
+        raise ValueError("too large")
     if isinstance(op, ast.Mult):
         for text, times in ((left, right), (right, left)):
             if isinstance(text, str | bytes | list | tuple) and isinstance(times, int) and len(text) * times > _LONGEST_RANGE:
@@ -175,11 +175,6 @@ def _binary(op: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(op, ast.Mod) and isinstance(left, str | bytes):
         raise ValueError("formats text")
     return _BINARY[type(op)](left, right)
-
-
-def _check_power(base: Any, exponent: Any) -> None:
-    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > _LARGEST_POWER_BITS:
-        raise ValueError("too large")
 
 
 def _chained(is_and: bool, parts: list[ast.expr], result: Any) -> Any:

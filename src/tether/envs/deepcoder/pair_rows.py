@@ -182,7 +182,12 @@ def _cases(pairs: Sequence[Pair]) -> list[Case]:
     """A case per pair."""
     called = [pair.expected for pair in pairs if pair.function]
     wrapped = bool(called) and all(isinstance(expected, list) and len(expected) == 1 for expected in called)
-    return [_call_case(pair, wrapped) if pair.function else _stdin_case(pair) for pair in pairs]
+    return [
+        _call_case(pair, wrapped)
+        if pair.function
+        else Case(StdinTask(_lines(pair.given, "input")), Prints(_lines(pair.expected, "output")))
+        for pair in pairs
+    ]
 
 
 def decoded(value: Any, what: str) -> Any:
@@ -234,10 +239,6 @@ def _starter_function(starter: str) -> str:
         return ""
     names = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")]
     return names[0] if len(names) == 1 else ""
-
-
-def _stdin_case(pair: Pair) -> Case:
-    return Case(StdinTask(_lines(pair.given, "input")), Prints(_lines(pair.expected, "output")))
 
 
 def _lines(value: Any, what: str) -> str:

@@ -57,11 +57,11 @@ def transitions(size: int, slip: float) -> tuple[tuple[Outcomes, ...], ...]:
         raise MissingDependency("frozen_lake needs gymnasium, which is not installed; run: pip install gymnasium") from error
     open_lake = ["S" + "F" * (size - 1)] + ["F" * size] * (size - 1)
     table = FrozenLakeEnv(desc=open_lake, is_slippery=True, success_rate=1.0 - slip).P
-    return tuple(tuple(_cumulated(table[tile][action]) for action in range(4)) for tile in range(size**2))
 
+    def cumulated(row: list[tuple[float, int, float, bool]]) -> Outcomes:
+        return tuple(zip(accumulate(outcome[0] for outcome in row), (outcome[1] for outcome in row), strict=True))
 
-def _cumulated(row: list[tuple[float, int, float, bool]]) -> Outcomes:
-    return tuple(zip(accumulate(outcome[0] for outcome in row), (outcome[1] for outcome in row), strict=True))
+    return tuple(tuple(cumulated(table[tile][action]) for action in range(4)) for tile in range(size**2))
 
 
 def choose(outcomes: Outcomes, uniform: float) -> int:
@@ -92,6 +92,7 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     Options = FrozenLakeOptions
     default_few_shot = 3
     metrics = ("slips",)
+    symbols = prompt.LEGEND
 
     def __init__(
         self, options: FrozenLakeOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None
@@ -140,10 +141,6 @@ class FrozenLake(ActionEnv[FrozenLakeOptions]):
     @property
     def task(self) -> str:
         return prompt.task(self.options.slip)
-
-    @property
-    def symbols(self) -> str:
-        return prompt.LEGEND
 
     @property
     def example(self) -> Example:

@@ -108,7 +108,9 @@ class _Comparison:
         return all(self.nodes(*cells) for rows in zip(gold.rows, answer.rows, strict=True) for cells in zip(*rows, strict=True))
 
     def _parts(self, gold: Parts, answer: Parts) -> bool:
-        if len(gold.items) != len(answer.items) or not _compatible(gold.brackets, answer.brackets):
+        # Brackets may stand for each other: none for round ones or braces; an interval says which ends belong to it.
+        brackets = {gold.brackets, answer.brackets}
+        if len(gold.items) != len(answer.items) or (len(brackets) > 1 and brackets not in ({"", "()"}, {"", "{}"})):
             return False
         if "()" in (gold.brackets, answer.brackets) or "[" in gold.brackets or "]" in gold.brackets:
             return self._in_order(gold, answer)
@@ -191,11 +193,6 @@ class _Comparison:
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq|\\neq")
 _VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{\w+\})?'*(?:\^\{-1\})?(?:\([A-Za-z](?:,[A-Za-z])*\))?")
 _LOOSE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
-
-
-def _compatible(gold: str, answer: str) -> bool:
-    """Whether brackets may stand for each other: none for round ones or braces; an interval says which ends belong to it."""
-    return gold == answer or {gold, answer} in ({"", "()"}, {"", "{}"})
 
 
 def _squeezed(text: str) -> str:

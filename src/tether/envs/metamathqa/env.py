@@ -18,7 +18,6 @@ from tether.envs.metamathqa.compare import Match, same
 from tether.envs.metamathqa.dataset import load, read_problem
 from tether.envs.metamathqa.generator import Generator, Problem, WordProblems
 from tether.envs.metamathqa.symbolic import NUM_WORKERS
-from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 Reward = Callable[[bool, int], float]
@@ -40,10 +39,6 @@ CORRECT = "Correct!"
 INCORRECT = "Incorrect."
 THINK_AGAIN = "Incorrect. Please think again."
 NO_ANSWER = "No answer was given. Please answer the question."
-
-
-def question_text(problem: Problem) -> str:
-    return problem.question
 
 
 class MetaMathQAOptions(TurnOptions):
@@ -89,6 +84,7 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
     Options = MetaMathQAOptions
     default_few_shot = 1
     metrics = ("attempts",)
+    example, refused = prompt.EXAMPLE, prompt.REFUSED
     read_row = staticmethod(read_problem)
 
     def __init__(
@@ -97,10 +93,6 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         super().__init__(options or MetaMathQAOptions())
         self._make: Generator = generator or _generator(self.options)
         self._pay: Reward = reward or HalvingReward()
-
-    @property
-    def num_instances(self) -> int | None:
-        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
@@ -148,14 +140,6 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         return prompt.task(self.options.attempts)
 
     @property
-    def example(self) -> Example:
-        return prompt.EXAMPLE
-
-    @property
-    def refused(self) -> str:
-        return prompt.REFUSED
-
-    @property
     def paper(self) -> str:
         return prompt.paper(self.options.attempts)
 
@@ -163,7 +147,7 @@ class MetaMathQA(TextEnv[MetaMathQAOptions]):
         return prompt.WORKED
 
     def opening(self) -> str:
-        return question_text(self.problem)
+        return self.problem.question
 
 
 def _generator(options: MetaMathQAOptions) -> Generator:

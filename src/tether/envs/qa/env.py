@@ -15,7 +15,6 @@ from tether.envs.dataset import BadRows
 from tether.envs.qa import prompt
 from tether.envs.qa.dataset import Item, load, read_exact
 from tether.envs.qa.rewards import Grader, check_reward, make_grader
-from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 Generator = Callable[[int, Split], Item]
@@ -70,10 +69,6 @@ class QA(TextEnv[QAOptions]):
         )
         self._grade: Grader = reward or make_grader(chosen.reward)
         self._wording = prompt.wording_of(chosen.reward)
-
-    @property
-    def num_instances(self) -> int | None:
-        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.item: Item = self._make(seed, self.options.split)

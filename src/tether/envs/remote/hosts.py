@@ -30,8 +30,19 @@ from tether.core.child import signal_name
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.protocols import Env
 from tether.envs.registry import MAIN_GUARD, refuse_while_main_is_imported
-from tether.envs.remote.background import GRACE_SECONDS, Background, in_thread, within
-from tether.envs.remote.calls import Call, build_env, close_env, close_in_thread, close_logged, perform, perform_async
+from tether.envs.remote.calls import (
+    GRACE_SECONDS,
+    Background,
+    Call,
+    build_env,
+    close_env,
+    close_in_thread,
+    close_logged,
+    in_thread,
+    perform,
+    perform_async,
+    within,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +86,15 @@ def _answer_calls(env: Env, connection: Connection) -> None:
         except EOFError:  # the other end closed the connection
             return
         try:
-            reply = _pickled(perform(env, call), call.what)
+            result = perform(env, call)
+            with environment_boundary(f"{call.what}: the result cannot leave the worker process"):
+                reply = pickle.dumps(result)
         except EnvironmentFailure as failure:
             reply = pickle.dumps(Failed(str(failure)))
         try:
             connection.send_bytes(reply)
         except OSError:  # the connection was closed meanwhile
             return
-
-
-def _pickled(result: Any, what: str) -> bytes:
-    with environment_boundary(f"{what}: the result cannot leave the worker process"):
-        return pickle.dumps(result)
 
 
 def _leave_with_parent() -> None:

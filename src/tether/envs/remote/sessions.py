@@ -1,6 +1,6 @@
 """The sessions of an environment server: one environment each, one call at a time, and no session blocks another.
 
-Environments are blocking Python, so every call runs in a thread beside the event loop, under a deadline (`background`). A call that is
+Environments are blocking Python, so every call runs in a thread beside the event loop, under a deadline (`calls`). A call that is
 still running at its deadline is left behind together with its session; other sessions are not affected. An exception of the environment
 ends its session too, and the reply says why. The reply to the last step is kept: a client whose connection broke can ask for the same turn
 again, and the turn is not played twice.
@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from tether.core.errors import BadInput, EnvironmentFailure, environment_boundary
 from tether.core.http import Refusal
 from tether.core.protocols import Env
-from tether.envs.remote.background import in_thread, within
-from tether.envs.remote.calls import Begun, Reset, Take, close_in_thread, perform
+from tether.envs.remote.calls import Begun, Reset, Take, close_in_thread, in_thread, perform, within
 from tether.envs.remote.wire import encode, observation_written, step_written
 
 _LONGEST_MESSAGE = 2_000

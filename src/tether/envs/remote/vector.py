@@ -20,8 +20,7 @@ from tether.core.protocols import Env
 from tether.core.types import Exchanges, Observation, Step
 from tether.envs.base import EpisodePhase, TurnEnv, Work
 from tether.envs.registry import MAIN_GUARD, EnvFactory, EnvSource, env_factory, main_is_guarded, refuse_while_main_is_imported
-from tether.envs.remote.background import Background
-from tether.envs.remote.calls import Begun, Call, EnvDescription, Reset, Take, close_env
+from tether.envs.remote.calls import Background, Begun, Call, EnvDescription, Reset, Take, close_env
 from tether.envs.remote.hosts import Host, InlineHost, ProcessHost, ThreadHost, fork_server
 
 T = TypeVar("T")

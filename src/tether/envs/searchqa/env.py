@@ -19,7 +19,6 @@ from tether.envs.searchqa.corpus import PASSAGE_WORDS, Generator, Question, read
 from tether.envs.searchqa.dataset import local_sources, questions_alone, read_question
 from tether.envs.searchqa.prompt import ActionFormat, parse
 from tether.envs.searchqa.reward import AnswerReward, ExactMatchReward, Grade, Reward, RewardRule, grade
-from tether.envs.splits import count_instances
 from tether.envs.wording import Example
 
 
@@ -121,7 +120,7 @@ class SearchQA(TextEnv[SearchQAOptions]):
     @property
     def num_instances(self) -> int | None:
         self._load()
-        return count_instances(self._make, self.options.split)
+        return super().num_instances
 
     def generate(self, seed: int) -> None:
         self._load()

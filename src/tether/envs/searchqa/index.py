@@ -48,6 +48,7 @@ _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)\s*$")
 """What follows the name in a title such as "Mercury (planet)"."""
 
 
+@lru_cache(maxsize=1)
 def _analyzer() -> TextAnalyzer:
     return (
         TextAnalyzerBuilder(Tokenizer.simple())
@@ -111,7 +112,7 @@ class SearchIndex:
 
     def search(self, query: str, top_k: int) -> list[Hit]:
         """The best documents first; none if the query has no term that occurs anywhere."""
-        terms = _terms(readable(query))
+        terms = _analyzer().analyze(readable(query))[:MAX_QUERY_TERMS]  # in order, repeated ones included
         if not terms or top_k < 1:
             return []
         wanted = self._query(terms)
@@ -146,17 +147,6 @@ class SearchIndex:
         return Query.boolean_query([*parts, (Occur.Should, Query.boost_query(titles, TITLE_BONUS))])
 
 
-@lru_cache(maxsize=1)
-def _shared_analyzer() -> TextAnalyzer:
-    return _analyzer()
-
-
-def _terms(query: str) -> list[str]:
-    """The terms of a query in order, repeated ones included."""
-    terms: list[str] = _shared_analyzer().analyze(query)
-    return terms[:MAX_QUERY_TERMS]
-
-
 def _stored(entry: tantivy.Document) -> Document:
     id, title, text = entry["document"][0].decode().split("\n", 2)
     return Document(id, title, text)
@@ -175,8 +165,8 @@ def open_index(corpus: Corpus) -> SearchIndex:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with _lock(folder.with_suffix(".lock")) as alone:
-                if alone:
-                    _clear_unfinished(folder)
+                for left in folder.parent.glob(f"{folder.name}.building-*") if alone else ():
+                    shutil.rmtree(left, ignore_errors=True)  # of a process that was killed while it built this index
                 if not _is_whole(folder):  # else somebody built it while we waited
                     _build(corpus, folder)
         except BadInput:  # about the corpus, not about the index
@@ -202,12 +192,6 @@ def _build(corpus: Corpus, folder: Path) -> None:
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def _clear_unfinished(folder: Path) -> None:
-    """Remove what a process left behind that was killed while it built this index."""
-    for left in folder.parent.glob(f"{folder.name}.building-*"):
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def _described(folder: Path) -> dict[str, list[int | str]]:

@@ -20,7 +20,6 @@ from tether.envs.sokoban import prompt
 from tether.envs.sokoban.generator import Generator, ReversePlay
 from tether.envs.sokoban.levels import Level, file_levels, level_rows, move, read_level
 from tether.envs.sokoban.solver import ACTIONS, action_budget, warn_if_short
-from tether.envs.splits import count_instances
 from tether.envs.wording import Example, draw_examples
 
 Reward = Callable[[int, int, bool], float]
@@ -106,6 +105,7 @@ class Sokoban(ActionEnv[SokobanOptions]):
     Options = SokobanOptions
     default_few_shot = 3
     metrics = ("boxes_on_target",)
+    task, symbols = prompt.TASK, prompt.LEGEND
     read_row = staticmethod(read_level)
 
     def __init__(self, options: SokobanOptions | None = None, *, generator: Generator | None = None, reward: Reward | None = None) -> None:
@@ -118,10 +118,6 @@ class Sokoban(ActionEnv[SokobanOptions]):
     def data_rows(cls, source: str) -> Iterator[Row]:
         """The boards of a levels file or folder, for the check of data files."""
         return level_rows(Path(source).expanduser())
-
-    @property
-    def num_instances(self) -> int | None:
-        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.level: Level = self._make(seed, self.options.split)
@@ -165,14 +161,6 @@ class Sokoban(ActionEnv[SokobanOptions]):
 
     def state_image(self) -> npt.NDArray[np.uint8]:
         return prompt.image(self.level, self.boxes, self.player)
-
-    @property
-    def task(self) -> str:
-        return prompt.TASK
-
-    @property
-    def symbols(self) -> str:
-        return prompt.LEGEND
 
     @property
     def example(self) -> Example:

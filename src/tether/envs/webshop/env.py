@@ -11,7 +11,6 @@ from pydantic import Field
 
 from tether.envs.base import Outcome, TextEnv, TurnOptions
 from tether.envs.dataset import BadRows, Pool
-from tether.envs.splits import count_instances
 from tether.envs.webshop import prompt
 from tether.envs.webshop.dataset import GoalKind, load_catalogue, load_goals
 from tether.envs.webshop.products import Catalogue, Generator, Goal, Product, synthetic_goals
@@ -71,6 +70,7 @@ class WebShop(TextEnv[WebShopOptions]):
     name = "webshop"
     Options = WebShopOptions
     metrics = ("score",)
+    task, example, refused, paper = prompt.TASK, prompt.EXAMPLE, prompt.REFUSED, prompt.PAPER
 
     def __init__(
         self,
@@ -93,10 +93,6 @@ class WebShop(TextEnv[WebShopOptions]):
         self._nouns = nouns or noun_test(chosen.nouns)
 
     # --- the episode ---
-
-    @property
-    def num_instances(self) -> int | None:
-        return count_instances(self._make, self.options.split)
 
     def generate(self, seed: int) -> None:
         self.goal: Goal = self._make(seed, self.options.split)
@@ -188,22 +184,6 @@ class WebShop(TextEnv[WebShopOptions]):
     @property
     def instance(self) -> str:
         return self.goal.fingerprint
-
-    @property
-    def task(self) -> str:
-        return prompt.TASK
-
-    @property
-    def example(self) -> Example:
-        return prompt.EXAMPLE
-
-    @property
-    def refused(self) -> str:
-        return prompt.REFUSED
-
-    @property
-    def paper(self) -> str:
-        return prompt.PAPER
 
     def worked_examples(self, count: int) -> list[Example]:
         return prompt.worked(self.options.observation, self.options.show_attributes)

@@ -5,7 +5,7 @@ this is the only difference between a learner (texts that do not see each other,
 and a decoder (a cache). The weights are the module's own. Without gradient, projections of one input are one product; with gradient the
 module's own layers are called, so that adapters and hooks on parameters work as usual.
 
-`probe_backbone` decides whether a model is computed this way: the parts must be those of a Llama (fast/layers.py), and 24 tokens at positions up
+`policy.probe_backbone` decides whether a model is computed this way: the parts must be those of a Llama (fast/layers.py), and 24 tokens at positions up
 to the last one that the run may use must give what the module gives.
 
 Shape legend: S tokens, D width of the model, H query heads, K key heads, W width of a head, P positions, R half of W.
@@ -20,18 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from tether.models.fast.layers import Layer, UnsupportedLayout, add_rms_norm, find_layers, rms_norm, rotary, swiglu
-from tether.models.probing import (
-    HALF_TYPES,
-    attempt,
-    disagreement,
-    evaluating,
-    float32_disagreement,
-    float32_parts,
-    probe_ids,
-    probe_positions,
-    widened,
-)
+from tether.models.fast.layers import Layer, add_rms_norm, rms_norm, rotary, swiglu
+from tether.models.probing import HALF_TYPES, widened
 
 T = TypeVar("T")
 
@@ -248,50 +238,6 @@ def called(module: nn.Module, compute: Callable[..., T], *inputs: Any) -> T:
     finally:
         del vars(module)["forward"]
     return found
-
-
-@torch.no_grad()
-def probe_backbone(model: PreTrainedModel, max_positions: int | None = None) -> tuple[LlamaBackbone | None, str]:
-    """The family's forward pass over a model, or None and the reason why the model is computed by its own code."""
-    try:
-        layers = find_layers(model)
-    except UnsupportedLayout as error:
-        return None, str(error)
-    backbone = LlamaBackbone(model, layers, max_positions)
-    with evaluating(model):
-        reason, raised = attempt(lambda: _disagreement(backbone))
-    return (None, raised or reason or "") if raised or reason else (backbone, "")
-
-
-def _disagreement(backbone: LlamaBackbone) -> str:
-    """Why the family's forward pass does not compute what the module computes; "" where it does."""
-    model = backbone.model
-    if model.device.type == "cuda":
-        from tether.models.fast.kernels.warm_up import warm_up
-
-        warm_up(backbone)
-    positions_T = torch.tensor(probe_positions(backbone.num_positions), device=model.device)
-    ids_1T = probe_ids(model, len(positions_T))
-    # The mask says that this is one text: without it transformers takes a jump of the positions for the border of two texts in one row.
-    one_text = {"position_ids": positions_T[None], "attention_mask": torch.ones_like(ids_1T), "use_cache": False}
-
-    def by_module() -> Tensor:
-        features_TD: Tensor = model.base_model(input_ids=ids_1T, **one_text).last_hidden_state[0]
-        return features_TD
-
-    def in_float32() -> Tensor:
-        with float32_parts(model.base_model):
-            return by_module()
-
-    attend = plain_causal(backbone)
-    if model.dtype in HALF_TYPES:
-        exact_TD = in_float32()
-        reason = float32_disagreement(backbone.float32_features(ids_1T[0], positions_T, attend), exact_TD)
-        for few_by_kernels in sorted({False, backbone.few_by_kernels}):
-            backbone.few_by_kernels = few_by_kernels
-            reason = reason or disagreement(backbone.features(ids_1T[0], positions_T, attend), by_module(), lambda: exact_TD, model.dtype)
-        return reason
-    return float32_disagreement(backbone.features(ids_1T[0], positions_T, attend), by_module())
 
 
 def plain_causal(backbone: LlamaBackbone) -> Attend:

@@ -24,8 +24,8 @@ from tether.models.fast.decoding.rows import CachedDecoder, decodes_with_cache
 from tether.models.fast.linear_logprobs import float32_product, linear_logprobs
 from tether.models.policy import Policy
 from tether.models.probing import HALF_TYPES, evaluating
-from tether.models.scoring.make import check_ids
 from tether.models.scoring.shared_prefix import SharedPrefix, shares_prefix
+from tether.models.scoring.tokens import check_ids
 
 Ids = Sequence[int]
 Scores = npt.NDArray[np.float64]
@@ -45,6 +45,11 @@ SCORE_LOGIT_BYTES = {"cuda": 2**30, "cpu": 2**28}
 
 Predict = Callable[[Tensor], Tensor]
 """From reasoning ids [B, T] to the features that predict them [B, T, D], given a prompt."""
+
+
+def scorer_for(policy: Policy) -> "PrefixScorer":
+    """The scorer on a model; the same one for every caller."""
+    return policy.once("scorer", lambda: PrefixScorer(policy))
 
 
 class PrefixScorer:

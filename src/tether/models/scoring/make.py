@@ -1,10 +1,9 @@
-"""`make_scorer`: one door for everything that scores, and the check that token ids belong to its vocabulary.
+"""`make_scorer`: one door for everything that scores.
 
 A name that begins with http:// or https:// is an OpenAI-compatible server (`URL#model` names one of its models); any other is a model
 that `load_model` knows, computed here.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tether.core.errors import BadInput
@@ -50,17 +49,7 @@ def make_scorer(name: str, *, device: str | None = None, dtype: str | None = Non
 
 def ready_scorer(policy: "Policy") -> ReadyScorer:
     """The scorer of a model that is here."""
-    scorer = policy.scorer()
+    from tether.models.scoring.local import scorer_for
+
+    scorer = scorer_for(policy)
     return ReadyScorer(scorer, policy.tokenizer, scorer.vocabulary_size)
-
-
-def check_ids(texts: Iterable[Sequence[int]], vocabulary_size: int | None) -> None:
-    """Refuse texts with token ids that a vocabulary does not hold; None, an unknown size, refuses only negative ones."""
-    for text in texts:
-        if len(text) and (min(text) < 0 or (vocabulary_size is not None and max(text) >= vocabulary_size)):
-            wrong = int(min(text) if min(text) < 0 else max(text))
-            holds = "token ids from 0" if vocabulary_size is None else f"token ids 0 to {vocabulary_size - 1}"
-            raise BadInput(
-                f"the rollouts' tokens do not fit the scorer: found token id {wrong}, its vocabulary holds {holds}; "
-                "score with a model that has the tokenizer of the rollouts, or give the rollouts as text"
-            )

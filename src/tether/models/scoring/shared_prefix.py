@@ -2,7 +2,7 @@
 
 `SharedPrefix` feeds the prompts of a block through the model, keeps the keys and values of every layer, and then feeds continuations:
 all pairs of some of its prompts and some texts in one row. How they see what they may see, and nothing else, is for one of two: a kernel over
-the family's forward pass on a CUDA device (kernels/text_attention.py), and models/fast/prefix_attention.py for all other models.
+the family's forward pass on a CUDA device (`text_attention` of models/fast/kernels/attention.py), and models/fast/prefix_attention.py for all other models.
 `shares_prefix` finds out whether a model computes in this way what it computes plainly.
 
 Shape legend: S tokens of a row, B texts in it, T tokens of the longest, D width of the features.

@@ -48,6 +48,7 @@ from tether.core.protocols import (
     Sampling,
 )
 from tether.core.types import Completion
+from tether.models.fast.decoding.choose import decoder_for
 from tether.models.fast.decoding.drafts import DraftPause
 from tether.models.fast.decoding.protocol import Decoder, DraftPlan, PrefillRequest, Sampled
 from tether.models.policy import Policy
@@ -141,7 +142,7 @@ class NativeEngine:
         """
         if policy.tokenizer is None:
             raise BadInput("the native engine needs a policy with its tokenizer; build it as Policy(model, tokenizer)")
-        self._choice = policy.decoder_choice
+        self._choice = decoder_for(policy)
         self._decoder: Decoder | None = None
         self._stop = StopRule(policy.tokenizer, policy.end_of_turn_ids)
         self._max_rows, self._max_context, self._cache_gb = max_rows, max_context, cache_gb

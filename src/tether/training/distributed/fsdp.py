@@ -37,6 +37,7 @@ from tether.models.fast.backbone import called
 from tether.models.load import LoadedModel
 from tether.models.memory import forget_failed
 from tether.models.policy import Policy
+from tether.models.report import fast_path_report
 from tether.training.distributed.ranks import Ranks
 from tether.training.optim import FUSED_DEVICES, HALVES, MOMENTS, MasterOptimizer, check_saved, clip_gradients
 
@@ -280,7 +281,10 @@ def divided_policy(
     divided = ShardedModel(structure, device, dtype, ranks, full=False)
     divided.load(weights or None)
     weights.clear()
-    divided.policy = divided.probed(tokenizer, max_positions).twin(divided.twin, divided)
+    probed = divided.probed(tokenizer, max_positions)
+    fast_path_report(probed)  # asks for every probe: the divided model cannot be probed
+    divided.policy = probed.twin(divided.twin, divided)
+    del probed
     forget_failed(device)  # what was gathered for the probes hangs in cycles of objects
     divided.warm_up()
     return divided.policy

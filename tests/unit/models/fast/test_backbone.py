@@ -10,8 +10,9 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from tether.core.seeding import derive_seed
-from tether.models.fast.backbone import LlamaBackbone, plain_causal, probe_backbone
+from tether.models.fast.backbone import LlamaBackbone, plain_causal
 from tether.models.fast.layers import find_layers
+from tether.models.policy import probe_backbone
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,

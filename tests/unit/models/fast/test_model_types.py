@@ -12,10 +12,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tether.models.catalog import models_folder
-from tether.models.fast.backbone import probe_backbone
 from tether.models.fast.layers import UnsupportedLayout, find_layers
 from tether.models.load import load_model
-from tether.models.policy import Policy
+from tether.models.policy import Policy, probe_backbone
+from tether.models.report import fast_path_report
 
 TAKEN = ""
 SIZES: dict[str, Any] = {
@@ -133,7 +133,7 @@ def test_rotations_in_float32_whatever_the_model_computes_in() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         policy = Policy(model.to(dtype))
         assert policy.backbone is None and policy.backbone_reason.startswith("differs from the module by")
-        report = policy.report()
+        report = fast_path_report(policy)
         assert (report.decoder, report.learner_attention, report.scorer) == ("generic", "padded module", "shared")
 
 
@@ -167,7 +167,7 @@ def test_half_precision_is_taken(kind: Any, dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_a_small_mistake_is_found_in_any_precision(what: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a mistake of a few percent drowns in rounding; the float32 comparison still shows it."""
-    from tether.models.fast import backbone as module
+    from tether.models import policy as module
 
     class Mistaken(module.LlamaBackbone):
         def __init__(self, *args: Any) -> None:

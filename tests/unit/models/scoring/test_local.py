@@ -13,8 +13,9 @@ from tether.models.fast.prefix_attention import NAME
 from tether.models.policy import Policy
 from tether.models.scoring import shared_prefix
 from tether.models.scoring.local import PrefixScorer, cuts, tokens_per_call
-from tether.models.scoring.make import check_ids, make_scorer
+from tether.models.scoring.make import make_scorer
 from tether.models.scoring.shared_prefix import attention_reach
+from tether.models.scoring.tokens import check_ids
 
 WORDS = 97
 SMALL: dict[str, Any] = {

@@ -49,15 +49,12 @@ class Sandbox:
         if concurrency is not None and concurrency < 1:
             raise BadInput(f"concurrency: got {concurrency!r}; give a number above 0")
         self.isolation: Isolation = isolation
-        self.concurrency = concurrency or _cores()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.concurrency = concurrency or cores
 
     def run(self, code: str, tasks: Sequence[Task]) -> list[Report]:
         """One report per task, in order. `SandboxUnavailable` where the machine does not support the requested isolation."""
         return _Run(self, code, tasks).reports()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @lru_cache

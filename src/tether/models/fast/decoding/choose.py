@@ -1,6 +1,6 @@
 """Which decoder serves a model: the paged one for the Llama family on a CUDA device, contiguous rows for everything else."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -9,18 +9,21 @@ from tether.models.fast.decoding.contiguous import ContiguousDecoder
 from tether.models.fast.decoding.protocol import Decoder
 from tether.models.fast.decoding.rows import decodes_with_cache, position_bytes
 from tether.models.hardware import available_memory
-
-if TYPE_CHECKING:
-    from tether.models.policy import Policy
+from tether.models.policy import Policy
 
 MEMORY_SHARE = 0.5
 """What the cache takes of the memory that is free, unless configured."""
 
 
-class DecoderChoice:
-    """How a model is decoded, decided once; decoders of any size are made from it."""
+def decoder_for(policy: Policy) -> "DecoderChoice":
+    """Which decoder serves a model, decided once; BadInput where none does."""
+    return policy.once("decoder", lambda: DecoderChoice(policy))
 
-    def __init__(self, policy: "Policy") -> None:
+
+class DecoderChoice:
+    """How a model is decoded; decoders of any size are made from it."""
+
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._backbone = policy.backbone
         if self._backbone is None and (reason := decodes_with_cache(policy)):

@@ -12,7 +12,6 @@ Shape legend: B rows that decode, K tokens sampled for each, S tokens fed to all
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,7 @@ from tether.models.fast.decoding.drafts import Drafts
 from tether.models.fast.decoding.protocol import NO_SHARING, DraftPlan, PrefillRequest, Sampled, SampleOutput
 from tether.models.fast.decoding.rows import INITIAL_POSITIONS, GroupedPass, PaddedPass, RowPass, position_bytes
 from tether.models.fast.decoding.sampling import sample
-
-if TYPE_CHECKING:
-    from tether.models.policy import Policy
+from tether.models.policy import Policy
 
 PREFILL_TOKENS = 8192
 """Tokens of one pass over prompts, padding included; keeps memory flat."""
@@ -43,7 +40,7 @@ class ContiguousDecoder:
 
     def __init__(
         self,
-        policy: "Policy",
+        policy: Policy,
         num_slots: int,
         *,
         backbone: LlamaBackbone | None = None,

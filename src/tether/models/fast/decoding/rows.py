@@ -15,7 +15,7 @@ model, V vocabulary, H query heads, K key heads, G queries per key head, W width
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,10 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tether.core.errors import BadInput
 from tether.models.fast.backbone import Attend, LlamaBackbone
+from tether.models.policy import Policy
 from tether.models.probing import attempt, disagreement, float32_parts, probe_ids
-
-if TYPE_CHECKING:
-    from tether.models.policy import Policy
 
 INITIAL_POSITIONS = 256
 PROBE_TOKENS = 6
@@ -106,7 +104,7 @@ class RowCache:
 class CachedDecoder:
     """A model with a cache of rows: feed tokens to rows, get features and logits."""
 
-    def __init__(self, policy: "Policy", num_rows: int) -> None:
+    def __init__(self, policy: Policy, num_rows: int) -> None:
         self.policy = policy
         self.max_positions = policy.max_positions
         self.cache = RowCache(num_rows)
@@ -143,7 +141,7 @@ class CachedDecoder:
         return self.policy.logits(features).float()
 
 
-def decodes_with_cache(policy: "Policy") -> str:
+def decodes_with_cache(policy: Policy) -> str:
     """Why feeding a text in two pieces does not give what feeding it whole gives; "" where it does.
 
     It does not for recurrent models and some attention biases.
@@ -157,7 +155,7 @@ def decodes_with_cache(policy: "Policy") -> str:
 
 
 @torch.inference_mode()
-def _pieces_disagree(policy: "Policy") -> str:
+def _pieces_disagree(policy: Policy) -> str:
     ids_1T = probe_ids(policy.module, PROBE_TOKENS)
     half = torch.tensor([PROBE_TOKENS // 2], device=policy.device)
     decoder = CachedDecoder(policy, 1)
@@ -174,7 +172,7 @@ def _pieces_disagree(policy: "Policy") -> str:
     return disagreement(torch.cat([first, second], dim=1), whole(), whole_in_float32, policy.dtype)
 
 
-def position_bytes(policy: "Policy") -> int:
+def position_bytes(policy: Policy) -> int:
     """What one position of one conversation takes in the cache of a model: seen from one that is fed a token."""
 
     @torch.inference_mode()
@@ -207,7 +205,7 @@ class PaddedPass:
 
     pads = True
 
-    def __init__(self, policy: "Policy") -> None:
+    def __init__(self, policy: Policy) -> None:
         self._decoder = CachedDecoder(policy, 0)
         self._device = policy.device
         self.cache = self._decoder.cache

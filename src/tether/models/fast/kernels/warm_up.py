@@ -7,10 +7,11 @@ side as long as the slowest of them. What was compiled is kept on disk, and the 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.kernels.attention import attend_new_tokens, paged_attention
 from tether.models.fast.kernels.drafts import DraftState, TextTable
 from tether.models.fast.kernels.logits import DecodeState, sample_step
@@ -18,28 +19,25 @@ from tether.models.fast.kernels.pointwise import norm_forward, rotate, rotate_an
 from tether.models.fast.kernels.products import MOST_ROWS, product, product_parts, product_swiglu
 from tether.models.probing import HALF_TYPES
 
-if TYPE_CHECKING:
-    from tether.models.fast.backbone import LlamaBackbone
-
 TOKENS = 16
 PAGE = 64
 BATCH_SIZES = (1, 4, 16, 32, 64, 128)
 """Of steps of decoding: how far attention is split, and whether it starts early, follows from them."""
 
 
-def warm_up(backbone: "LlamaBackbone") -> None:
+def warm_up(backbone: LlamaBackbone) -> None:
     """Call every kernel once on zeros, in the types and widths of a model."""
     _run_all(backbone, _jobs(backbone))
 
 
-def warm_up_drafts(backbone: "LlamaBackbone", sizes: Iterable[tuple[int, int, int]]) -> None:
+def warm_up_drafts(backbone: LlamaBackbone, sizes: Iterable[tuple[int, int, int]]) -> None:
     """The same for steps with drafts, by their rows, the tokens that are fed to all, and to each at most."""
     sizes = list(sizes)
     texts = TextTable(1, PAGE, backbone.model.device)
     _run_all(backbone, [*_draft_jobs(texts, sizes), *(partial(_attend_new, backbone, *size) for size in sizes)])
 
 
-def _run_all(backbone: "LlamaBackbone", jobs: list[Callable[[], Any]]) -> None:
+def _run_all(backbone: LlamaBackbone, jobs: list[Callable[[], Any]]) -> None:
     with ThreadPoolExecutor(len(jobs)) as pool:
         list(pool.map(_run, [backbone.model.device] * len(jobs), jobs))
 
@@ -50,7 +48,7 @@ def _run(device: torch.device, job: Callable[[], Any]) -> None:
         job()
 
 
-def _jobs(backbone: "LlamaBackbone") -> list[Callable[[], Any]]:
+def _jobs(backbone: LlamaBackbone) -> list[Callable[[], Any]]:
     backbone.join()
     layer: Any = backbone.layers[0]
     norm, head = layer.attention_norm.weight, backbone.model.get_output_embeddings()
@@ -100,7 +98,7 @@ def _draft_jobs(texts: TextTable, sizes: Iterable[tuple[int, int, int]]) -> list
     return [lambda: texts.learn(number, number, number), *(partial(job, state) for state in states for job in (texts.guess, texts.accept))]
 
 
-def _attend_new(backbone: "LlamaBackbone", num_texts: int, num_tokens: int, most_new: int) -> None:
+def _attend_new(backbone: LlamaBackbone, num_texts: int, num_tokens: int, most_new: int) -> None:
     zeros = partial(_zeros, backbone, dtype=torch.int32)
     tables, lengths, arrived = zeros(num_texts, 2), zeros(num_texts) + 1, zeros(num_texts * backbone.num_kv_heads)
     ragged = None if most_new == 1 else (lengths - 1, lengths, most_new)
@@ -108,12 +106,12 @@ def _attend_new(backbone: "LlamaBackbone", num_texts: int, num_tokens: int, most
     attend_new_tokens(_states(backbone, num_tokens), *inputs, ragged=ragged)
 
 
-def _zeros(backbone: "LlamaBackbone", *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _zeros(backbone: LlamaBackbone, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     norm: Any = backbone.layers[0].attention_norm
     return torch.zeros(shape, dtype=dtype or norm.weight.dtype, device=norm.weight.device)
 
 
-def _states(backbone: "LlamaBackbone", count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _states(backbone: LlamaBackbone, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values as the joint projection leaves them."""
     sizes = [backbone.num_heads, backbone.num_kv_heads, backbone.num_kv_heads]
     query, key, value = (
@@ -123,6 +121,6 @@ def _states(backbone: "LlamaBackbone", count: int) -> tuple[torch.Tensor, torch.
     return (query, key, value) if backbone.layers[0].query_norm is None else (query.contiguous(), key.contiguous(), value)
 
 
-def _caches(backbone: "LlamaBackbone") -> tuple[torch.Tensor, torch.Tensor]:
+def _caches(backbone: LlamaBackbone) -> tuple[torch.Tensor, torch.Tensor]:
     cache = _zeros(backbone, 1, backbone.num_kv_heads, PAGE, backbone.head_dim)
     return cache, cache.clone()

@@ -7,8 +7,8 @@ import transformers as hf
 
 from tether.core.protocols import Sampling
 from tether.core.seeding import derive_seed, generator
-from tether.models.fast.backbone import probe_backbone
 from tether.models.fast.decoding.protocol import DraftPlan, PrefillRequest
+from tether.models.policy import probe_backbone
 
 pytest.importorskip("triton")
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tether.core.errors import BadInput
 from tether.models.scoring.local import PrefixScorer
-from tether.models.scoring.retokenized import RetokenizedScorer, same_tokens
+from tether.models.scoring.tokens import RetokenizedScorer, same_tokens
 
 
 @pytest.fixture

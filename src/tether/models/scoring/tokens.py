@@ -1,10 +1,10 @@
-"""A scorer with another tokenizer than the policy: text is decoded with the policy's tokenizer and encoded with the scorer's.
+"""Whether token ids are those of a scorer; where its tokenizer is another, text is decoded with the policy's and encoded with the scorer's.
 
 The boundary between prompt and reasoning stays where it was, because the two are encoded apart. Special tokens that only the policy's
 tokenizer has become plain text for the scorer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,18 @@ from tether.core.protocols import BatchScorer
 def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
     """Whether a token id means the same to both."""
     return bool(first.get_vocab() == second.get_vocab())
+
+
+def check_ids(texts: Iterable[Sequence[int]], vocabulary_size: int | None) -> None:
+    """Refuse texts with token ids that a vocabulary does not hold; None, an unknown size, refuses only negative ones."""
+    for text in texts:
+        if len(text) and (min(text) < 0 or (vocabulary_size is not None and max(text) >= vocabulary_size)):
+            wrong = int(min(text) if min(text) < 0 else max(text))
+            holds = "token ids from 0" if vocabulary_size is None else f"token ids 0 to {vocabulary_size - 1}"
+            raise BadInput(
+                f"the rollouts' tokens do not fit the scorer: found token id {wrong}, its vocabulary holds {holds}; "
+                "score with a model that has the tokenizer of the rollouts, or give the rollouts as text"
+            )
 
 
 class RetokenizedScorer:
