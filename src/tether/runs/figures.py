@@ -7,16 +7,20 @@ an empty chart.
 """
 
 import html
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 
 from tether.core.enums import REGIME_FRACTION, Regime
 from tether.core.reasoning import recorded_evidence
+from tether.core.shares import percent as as_percent
 from tether.runs.alarms import AlarmSpan, AlarmSummary, alarm_history
 from tether.runs.panels import Panel, Series, Style, drawn
 from tether.runs.schema import StepRecord
+from tether.runs.verdict import change_words
 
 Runs = Mapping[str, Sequence[StepRecord]]
 
@@ -36,6 +40,61 @@ _LABEL_GAP = 0.085
 _CROWDED = 30
 """More measurements than this are drawn as a plain line, without a dot each."""
 ALARM_COLOURS = {"critical": "#c53030", "warning": "#c77700"}
+
+
+_SCOPES = {
+    "trajectory": "purple, of one turn drawn from each trajectory",
+    "turn": "teal, of turns drawn from all trajectories",
+}
+"""Label of a line of another scope to what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure with how to read it: what the report, the audit and the dashboard show; `figure` is None where nothing was recorded."""
+
+    key: str
+    """Unique on its page."""
+    title: str
+    reading: str
+    figure: go.Figure | None
+    needs: str = ""
+    """What was not recorded, in a sentence, for where there is no figure."""
+
+    def to_json(self) -> str:
+        """For the browser, with what there is to say."""
+        figure = "null" if self.figure is None else self.figure.to_json(validate=False)
+        return f'{{"figure": {figure}, "reading": {json.dumps(self.reading if self.figure is not None else self.needs)}}}'
+
+
+def panel_chart(panel: Panel, runs: Runs) -> Chart:
+    """The chart of a panel: how to read it, which of its lines are there if some are not, what dashed lines are, and the change on a fixed probe."""
+    shown = drawn(panel, list(runs.values()))
+    words, usual = [panel.reading], [series.label for series in shown if not series.beside]
+    if shown and len(usual) < sum(not series.beside for series in panel.series):
+        words.append(f"Drawn here: {', '.join(usual)}.")
+    if scopes := [_SCOPES[series.label] for series in shown if series.label in _SCOPES]:
+        words.append(f"Dashed: the same, {' and '.join(scopes)}.")
+    if len(runs) == 1 and (change := change_words(next(iter(runs.values())), panel.series[0].metric)):
+        words.append(f"{change[0].upper()}{change[1:]}.")
+    needs = f"Not recorded: {', '.join(series.metric for series in panel.series if not series.beside)}."
+    return Chart(panel.key, panel.title, " ".join(words), curve(panel, runs) if runs else None, needs)
+
+
+def plane_chart(runs: Runs) -> Chart:
+    """The regime plane."""
+    reading = (
+        "Each dot is one measurement, divided by the run's first: right is more variety within a prompt, up is more dependence on the "
+        f"prompt. The path starts at the hollow dot and darkens with the steps; an axis counts as low below {as_percent(REGIME_FRACTION)} "
+        "of its start. A point is one of collapse only if the verdict says so too."
+    )
+    measured = any("information/mi_seq" in record.metrics for records in runs.values() for record in records)
+    needs = (
+        "The first measurement found no information above zero, or all were on too few prompts for a verdict, so there is no start to compare with."
+        if measured
+        else "Not recorded: no step measured information."
+    )
+    return Chart("plane", "The regime plane", reading, regime_plane(runs) if runs else None, needs)
 
 
 def run_colours(names: Sequence[str]) -> dict[str, str]:
@@ -124,7 +183,7 @@ def _add_band(figure: go.Figure, band: tuple[str, str], records: Sequence[StepRe
     outline = [record.metrics[band[1]] for record in held] + [record.metrics[band[0]] for record in reversed(held)]
     figure.add_trace(
         go.Scatter(
-            x=steps + steps[::-1], y=outline, fill="toself", fillcolor=_faint(colour), line={"width": 0}, mode="lines", hoverinfo="skip"
+            x=steps + steps[::-1], y=outline, fill="toself", fillcolor=f"{colour}22", line={"width": 0}, mode="lines", hoverinfo="skip"
         )
     )
 
@@ -312,7 +371,3 @@ def mixed(colour: str, other: str, share: float) -> str:
     """`colour` with a share of `other` mixed in, both as #rrggbb."""
     channels = [round(int(colour[i : i + 2], 16) * (1 - share) + int(other[i : i + 2], 16) * share) for i in (1, 3, 5)]
     return "#" + "".join(f"{channel:02x}" for channel in channels)
-
-
-def _faint(colour: str) -> str:
-    return f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.13)"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from tether.runs.figures import MUTED, dress, mixed, pushed_apart
+from tether.runs.figures import MUTED, Chart, dress, mixed, pushed_apart
 from tether.runs.panels import BLUE, ORANGE
 from tether.runs.schema import StepRecord
 
@@ -57,6 +57,43 @@ def decompositions(records: Sequence[StepRecord]) -> list[Decomposition]:
             buckets = tuple(BucketRow(number, values[number]) for number in sorted(values))
             found.append(Decomposition(record.step, buckets, None if broken is None else round(broken)))
     return found
+
+
+_NORM_READING = (
+    "Prompts in buckets of equal size, least reward variance on the left. In the paper the task gradient rises with the variance and the "
+    "regularisers' stays flat. A hollow dot on the floor is zero or next to it."
+)
+_SHARE_CHARTS = (
+    (
+        "dominance",
+        "Share of the regularisers",
+        "Regulariser norm over the sum of both norms. Where it is near 1, updates are not about the task; a filter on reward variance drops these prompts first.",
+    ),
+    (
+        "snr",
+        "Signal-to-noise ratio of the task gradient",
+        "From two independent halves of each group: what the halves agree on over what they do not. Near 0 the task gradient is noise.",
+    ),
+)
+GRADIENTS = ("norms_first", "norms_last", *(name for name, _, _ in _SHARE_CHARTS))
+"""The names of the charts."""
+
+
+def gradient_chart(name: str, found: Sequence[Decomposition], first: int | None = None, last: int | None = None, run: str = "") -> Chart:
+    """One chart of the gradients by reward variance, at two steps that share their axes: the first and the last by default."""
+    needs = "Not recorded: the gradients by reward variance. Set diagnosis.gradients.every to decompose them."
+    if not found:
+        return Chart(name, "", "", None, needs)
+    by_step = {each.step: each for each in found}
+    start = by_step.get(first, found[0]) if first is not None else found[0]
+    end = by_step.get(last, found[-1]) if last is not None else found[-1]
+    compared = [start] if start.step == end.step else [start, end]
+    key = f"gradients-{name}-{run}"
+    if name.startswith("norms"):
+        shown = compared[0] if name == "norms_first" else compared[-1]
+        return Chart(key, f"Gradient norms at step {shown.step}", _NORM_READING, norm_figure(shown, compared))
+    title, reading = next((title, words) for metric, title, words in _SHARE_CHARTS if metric == name)
+    return Chart(key, title, reading, share_figure(name, compared, percent=name == "dominance"), f"Not recorded: gradients/{name}_1, ...")
 
 
 def norm_figure(shown: Decomposition, beside: Sequence[Decomposition]) -> go.Figure:

@@ -1,6 +1,6 @@
 """The one writer of Tether's HTML pages: self-contained files that load nothing from the network.
 
-`page_template.html` is the frame of every page: the styles, plotly.js, which is inlined once, a content-security policy that forbids the
+`templates/page.html` is the frame of every page: the styles, plotly.js, which is inlined once, a content-security policy that forbids the
 browser to load anything, the script that fits charts to their cards, a table of contents from the page's headings, and a light and a dark look
 (the system's, or by the switch). A page extends it. All text goes through jinja2's escaping, because model output may hold HTML.
 
@@ -12,19 +12,16 @@ tables by category, and conversations that succeeded and that failed. An audit's
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from tether.core.shares import exact_percent, interval_words, percent, range_words
 from tether.runs.evaluations import Board, Difference, Result, categories, task_title
-from tether.runs.figures import curve
+from tether.runs.figures import Chart, panel_chart
 from tether.runs.files import write_whole
 from tether.runs.panels import AUDIT
 from tether.runs.schema import StepRecord
@@ -50,29 +47,19 @@ _WORD = re.compile(r"[a-z0-9]+")
 _PLOTLY_CONFIG = {"displayModeBar": False}
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A figure with its explanation; `html` is None where nothing was recorded."""
-
-    title: str
-    reading: str
-    html: Markup | None
-    needs: str = ""
-    """What was not recorded, for the page to name where `html` is None."""
-
-
-def figure_html(figure: go.Figure | None, key: str) -> Markup | None:
-    """A figure as a part of a page; `key` is unique on the page."""
-    if figure is None:
-        return None
+def figure_html(chart: Chart) -> Markup:
+    """The figure of a chart as a part of a page."""
+    assert chart.figure is not None
     # plotly escapes angle brackets inside the script it writes, so its output is safe to place as it is.
-    return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=_PLOTLY_CONFIG, div_id=f"chart-{key}"))
+    return Markup(chart.figure.to_html(full_html=False, include_plotlyjs=False, config=_PLOTLY_CONFIG, div_id=f"chart-{chart.key}"))
 
 
 def write_page(template: str, out: Path, *, charts_inside: bool = True, **values: Any) -> Path:
     """Render a template of this package to a file and return its path; a page without charts needs no library (`charts_inside` False)."""
     # A closing tag inside the library would end its script element; the library ships none, which the tests hold.
-    page = _environment().get_template(template).render(plotly_js=Markup(get_plotlyjs() if charts_inside else ""), **values)
+    page = (
+        template_environment("templates").get_template(template).render(plotly_js=Markup(get_plotlyjs() if charts_inside else ""), **values)
+    )
     write_whole(out, page)
     return out
 
@@ -97,19 +84,17 @@ def linked(content: Markup) -> Markup:
     return Markup(_HEADING.sub(lambda heading: f'<h2 id="{next(places)[0]}">{heading[1]}</h2>', str(content)))
 
 
-def _environment() -> jinja2.Environment:
+def template_environment(folder: str) -> jinja2.Environment:
+    """The templates of a folder of this package, with everything escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_source), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("tether.runs", folder),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters["percent"] = percent
-    environment.filters["number"] = number
-    environment.filters["headings"] = headings
-    environment.filters["linked"] = linked
+    environment.filters |= {"percent": percent, "number": number, "headings": headings, "linked": linked, "figure": figure_html}
     return environment
-
-
-def _source(name: str) -> str:
-    return resources.files("tether.runs").joinpath(name).read_text(encoding="utf-8")
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluations
@@ -165,7 +150,7 @@ def write_result_page(result: Result, out: Path) -> Path:
         Tile("Well formed", rate(metrics["format_valid"]), f"of the turns; {result['cut_responses']} responses were cut at their budget"),
     ]
     return write_page(
-        "evaluation_template.html",
+        "evaluation.html",
         out,
         charts_inside=False,
         result=result,
@@ -180,7 +165,7 @@ def write_result_page(result: Result, out: Path) -> Path:
 def write_leaderboard(boards: Sequence[Board], out: Path) -> Path:
     """Write the page of all results and return its path."""
     return write_page(
-        "leaderboard_template.html",
+        "leaderboard.html",
         out,
         charts_inside=False,
         boards=[(board, pass_names(board.results)) for board in boards],
@@ -231,7 +216,7 @@ def write_audit_report(document: Document, out: Path) -> Path:
     """Write the page and return its path."""
     last = next(window for window in document["windows"] if window["name"] == document["verdict_step"])
     return write_page(
-        "audit_template.html",
+        "audit.html",
         out,
         document=document,
         last=last,
@@ -287,10 +272,8 @@ def _tiles(window: Document) -> list[Tile]:
 def _charts(document: Document) -> list[Chart]:
     """The curves; none where the rollouts are of one window."""
     records = _records(document)
-    if len(records) < 2:
-        return []
-    charts = [Chart(panel.title, panel.reading, figure_html(curve(panel, {"audit": records}), panel.key)) for panel in AUDIT.panels]
-    return [chart for chart in charts if chart.html]
+    charts = [panel_chart(panel, {"audit": records}) for panel in AUDIT.panels] if len(records) > 1 else []
+    return [chart for chart in charts if chart.figure is not None]
 
 
 def _records(document: Document) -> list[StepRecord]:

@@ -10,22 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tether.core.enums import REGIME_FRACTION, Regime
+from tether.core.enums import Regime
 from tether.core.errors import BadInput
-from tether.core.shares import percent
 from tether.runs.alarms import AlarmSummary, alarm_history, are_recorded
 from tether.runs.compare import Comparison, compare_runs, evaluation_prompts
-from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, Runs, curve, regime_plane, run_colours
-from tether.runs.gradient_buckets import TABLE, Decomposition, decompositions, norm_figure, reading, share_figure, table
-from tether.runs.pages import Chart, figure_html, write_page
-from tether.runs.panels import COST, SECTIONS, Panel, Series, drawn
+from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, Chart, Runs, panel_chart, plane_chart, run_colours
+from tether.runs.gradient_buckets import GRADIENTS, TABLE, Decomposition, decompositions, gradient_chart, reading, table
+from tether.runs.pages import write_page
+from tether.runs.panels import COST, SECTIONS
 from tether.runs.reasoning_view import SampleStep, StepTemplates, TemplatesView, sample_steps, template_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.timings import StageTime, as_records, fast_path_words, machine_words, mean_rates, stage_times
-from tether.runs.verdict import Tile, change_words, failures, tiles, verdict
-
-_PLOTLY_CONFIG = {"displayModeBar": False}
+from tether.runs.verdict import Tile, failures, tiles, verdict
 
 _REGIME_MEANINGS = {
     Regime.DIVERSE: "varied within a prompt, different across prompts: healthy.",
@@ -33,30 +30,6 @@ _REGIME_MEANINGS = {
     Regime.COMPRESSED: "terse, and still about the prompt.",
     Regime.LOW_ENTROPY_COLLAPSE: "one fixed text for everything.",
 }
-
-
-_SCOPES = {
-    "trajectory": "purple, of one turn drawn from each trajectory",
-    "turn": "teal, of turns drawn from all trajectories",
-}
-"""Label of a line of another scope to what it is."""
-
-_NORM_READING = (
-    "Prompts in buckets of equal size, least reward variance on the left. In the paper the task gradient rises with the variance and the "
-    "regularisers' stays flat. A hollow dot on the floor is zero or next to it."
-)
-_BUCKET_CHARTS = (
-    (
-        "dominance",
-        "Share of the regularisers",
-        "Regulariser norm over the sum of both norms. Where it is near 1, updates are not about the task; a filter on reward variance drops these prompts first.",
-    ),
-    (
-        "snr",
-        "Signal-to-noise ratio of the task gradient",
-        "From two independent halves of each group: what the halves agree on over what they do not. Near 0 the task gradient is noise.",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +89,15 @@ def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequ
     stepped = {name: steps for name, steps in records.items() if steps}
     timed = {name: costs for name, store in zip(names, stores, strict=True) if (costs := as_records(store.timings()))}
     return write_page(
-        "report_template.html",
+        "report.html",
         out,
         runs=runs,
-        title=_title(runs),
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
         comparison=_comparison(dict(zip(names, stores, strict=True)), records) if len(runs) > 1 else None,
         gradient_columns=[title for _, title in TABLE],
-        sections=[(section.question, _charts(section.panels, stepped)) for section in SECTIONS],
-        plane=_plane(stepped),
-        cost=(COST.question, _charts(COST.panels, timed)),
+        sections=[(section.question, [panel_chart(panel, stepped) for panel in section.panels]) for section in SECTIONS],
+        plane=plane_chart(stepped),
+        cost=(COST.question, [panel_chart(panel, timed) for panel in COST.panels]),
         regimes=[(regime.value, REGIME_TINTS[regime], meaning) for regime, meaning in _REGIME_MEANINGS.items()],
     )
 
@@ -176,58 +149,9 @@ def _comparison(stores: Mapping[str, RunStore], records: Runs) -> Comparison:
     return compare_runs(configs, records, lambda name: evaluation_prompts(stores[name], records[name]))
 
 
-def _title(runs: Sequence[RunView]) -> str:
-    return runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
-
-
 def _gradients(found: Sequence[Decomposition], colour: str) -> GradientView | None:
     if not found:
         return None
-    last = found[-1]
-    compared = [last] if len(found) == 1 else [found[0], last]
-    key = f"gradients-{colour[1:]}"  # the colour tells runs apart on the page
-    charts = [
-        Chart(f"Gradient norms at step {each.step}", _NORM_READING, figure_html(norm_figure(each, compared), f"{key}-{each.step}"), "")
-        for each in compared
-    ]
-    for metric, title, words in _BUCKET_CHARTS:
-        figure = share_figure(metric, compared, percent=metric == "dominance")
-        charts.append(Chart(title, words, figure_html(figure, f"{key}-{metric}"), f"gradients/{metric}_1, ..."))
-    return GradientView(reading(last), [chart for chart in charts if chart.html], last.step, table(last))
-
-
-def _charts(panels: Sequence[Panel], runs: Runs) -> list[Chart]:
-    charts = []
-    for panel in panels:
-        figure = curve(panel, runs) if runs else None
-        wanted = ", ".join(series.metric for series in panel.series if not series.beside)
-        reading = _reading(panel, drawn(panel, list(runs.values())))
-        if len(runs) == 1 and (change := change_words(next(iter(runs.values())), panel.series[0].metric)):
-            reading += f" {change[0].upper()}{change[1:]}."
-        charts.append(Chart(panel.title, reading, figure_html(figure, panel.key), wanted))
-    return charts
-
-
-def _reading(panel: Panel, shown: Sequence[Series]) -> str:
-    """How to read a panel; which of its lines are there, if some are not; and what the dashed lines beside them are, if there are any."""
-    usual = [series.label for series in shown if not series.beside]
-    words = panel.reading
-    if len(usual) < sum(not series.beside for series in panel.series):
-        words += f" Drawn here: {', '.join(usual)}."
-    scopes = [_SCOPES[series.label] for series in shown if series.label in _SCOPES]
-    return f"{words} Dashed: the same, {' and '.join(scopes)}." if scopes else words
-
-
-def _plane(runs: Runs) -> Chart:
-    reading = (
-        "Each dot is one measurement, divided by the run's first: right is more variety within a prompt, up is more dependence on the "
-        f"prompt. The path starts at the hollow dot and darkens with the steps; an axis counts as low below {percent(REGIME_FRACTION)} "
-        "of its start. A point is one of collapse only if the verdict says so too."
-    )
-    measured = any("information/mi_seq" in record.metrics for records in runs.values() for record in records)
-    needs = (
-        "The first measurement found no information above zero, or all were on too few prompts for a verdict, so there is no start to compare with."
-        if measured
-        else "Not recorded: no step measured information."
-    )
-    return Chart("The regime plane", reading, figure_html(regime_plane(runs) if runs else None, "regime-plane"), needs)
+    names = GRADIENTS if len(found) > 1 else GRADIENTS[1:]
+    charts = [gradient_chart(name, found, run=colour[1:]) for name in names]  # the colour tells runs apart on the page
+    return GradientView(reading(found[-1]), [chart for chart in charts if chart.figure is not None], found[-1].step, table(found[-1]))

@@ -18,10 +18,10 @@ A kill can tear the last line: readers skip it and remember it in `torn_lines`, 
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml
 
@@ -43,6 +43,9 @@ PRIVATE = 0o700
 """The mode of a new run folder: what environments and models say may hold secrets of whoever runs them."""
 
 
+V = TypeVar("V")
+
+
 class RunStore:
     """One run's folder. Make it with `create` or `open`. The first write locks it, until `close`; reading needs no lock."""
 
@@ -51,6 +54,8 @@ class RunStore:
         self.folder, self.writes = folder, writes
         self.torn_lines: dict[str, list[int]] = {}
         """File name to the numbers of the incomplete lines that its latest reading skipped."""
+        self._metrics = _LinesByStep(folder / METRICS, _step_record)
+        self._timings = _LinesByStep(folder / TIMINGS, _step_timings)
         self._index: TrajectoryIndex | None = None
         self._index_writer: IndexWriter | None = None
         self._lock: weakref.finalize | None = None
@@ -217,24 +222,14 @@ class RunStore:
                     raise storage_error(path, error) from error
 
     def steps(self) -> list[StepRecord]:
-        """The last record of every step, in order of the steps."""
-        records = {}
-        for number, data in self._records(METRICS):
-            try:
-                record = StepRecord.from_json(data)
-            except BadInput as error:
-                raise BadInput(f"line {number} of '{self.folder / METRICS}' is {error}") from error
-            records[record.step] = record
-        return [records[step] for step in sorted(records)]
+        """The last record of every step, in order of the steps. Of a file that has grown since the last call only the new lines are read."""
+        self.torn_lines[METRICS] = self._metrics.read()
+        return self._metrics.in_order()
 
     def timings(self) -> list[dict[str, Any]]:
         """The last timings of every step, in order of the steps."""
-        records = {}
-        for number, data in self._records(TIMINGS):
-            if type(data.get("step")) is not int:
-                raise BadInput(f"line {number} of '{self.folder / TIMINGS}' has no whole number as step; delete that line")
-            records[data["step"]] = data
-        return [records[step] for step in sorted(records)]
+        self.torn_lines[TIMINGS] = self._timings.read()
+        return self._timings.in_order()
 
     def trajectory_index(self) -> TrajectoryIndex:
         """Where the episodes lie, up to date: filter and read them without reading the file."""
@@ -291,27 +286,6 @@ class RunStore:
                 raise BadInput(f"'{path}' has a {type(data[key]).__name__} as {key}; expected an object; restore it or choose another run")
         return data
 
-    def _lines(self, name: str) -> Iterator[tuple[int, bytes]]:
-        """Numbered lines of a file; none if it was not written yet."""
-        path = self.folder / name
-        if not path.exists():
-            return
-        try:
-            with path.open("rb") as file:
-                yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-        except OSError as error:
-            raise storage_error(path, error, doing="read") from error
-
-    def _records(self, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Numbered records of a file; torn lines are skipped and remembered."""
-        torn = self.torn_lines[name] = []
-        for number, line in self._lines(name):
-            data = parsed_line(line)
-            if data is None:
-                torn.append(number)
-            else:
-                yield number, data
-
     def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Write all records in one go, on lines of their own."""
         if self.writes:
@@ -323,6 +297,81 @@ class RunStore:
         if self.writes:
             self.lock()
             write_whole(self.folder / name, text)
+
+
+class _LinesByStep(Generic[V]):
+    """The last record of every step in a JSONL file that is appended to."""
+
+    def __init__(self, path: Path, parse: Callable[[dict[str, Any]], tuple[int, V]]) -> None:
+        """`parse` makes the step and the record of a line; a BadInput from it says what the line is instead."""
+        self._path, self._parse = path, parse
+        self._records: dict[int, V] = {}
+        self._whole: dict[int, V] = {}
+        """Those of `_records` and of a last line that has no end yet."""
+        self._torn: list[int] = []
+        self._count, self._end, self._file = 0, 0, (0, 0)
+        """Lines and bytes that were read, and the inode and device of the file."""
+
+    def read(self) -> list[int]:
+        """Read what was added since the last time; returns the numbers of the lines that a kill tore, or that have no end yet."""
+        try:
+            with self._path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if (stat.st_ino, stat.st_dev) != self._file or stat.st_size < self._end:  # another file than before
+                    self._forget()
+                    self._file = (stat.st_ino, stat.st_dev)
+                file.seek(self._end)
+                *lines, unfinished = file.read().split(b"\n")
+        except FileNotFoundError:
+            self._forget()
+            return []
+        except OSError as error:
+            raise storage_error(self._path, error, doing="read") from error
+        for line in lines:
+            self._count, self._end = self._count + 1, self._end + len(line) + 1
+            self._take(line, self._records, self._torn)
+        self._whole, torn = dict(self._records), list(self._torn)
+        if unfinished:
+            self._count += 1
+            self._take(unfinished, self._whole, torn)
+            self._count -= 1  # it is read again when it has an end
+        return torn
+
+    def in_order(self) -> list[V]:
+        return [self._whole[step] for step in sorted(self._whole)]
+
+    def _take(self, line: bytes, records: dict[int, V], torn: list[int]) -> None:
+        if not line.strip():
+            return
+        data = parsed_line(line)
+        if data is None:
+            torn.append(self._count)
+            return
+        try:
+            step, record = self._parse(data)
+        except BadInput as error:
+            number = self._count
+            self._forget()
+            raise BadInput(f"line {number} of '{self._path}' {error}") from error
+        records[step] = record
+
+    def _forget(self) -> None:
+        self._records, self._whole, self._torn = {}, {}, []
+        self._count, self._end, self._file = 0, 0, (0, 0)
+
+
+def _step_record(data: dict[str, Any]) -> tuple[int, StepRecord]:
+    try:
+        record = StepRecord.from_json(data)
+    except BadInput as error:
+        raise BadInput(f"is {error}") from error
+    return record.step, record
+
+
+def _step_timings(data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    if type(data.get("step")) is not int:
+        raise BadInput("has no whole number as step; delete that line")
+    return data["step"], data
 
 
 class Run:

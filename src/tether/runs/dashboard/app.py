@@ -25,8 +25,6 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode
 
-import jinja2
-
 from tether.core.errors import BadInput, StorageError
 from tether.core.http import AccessControl, Refusal, make_server
 from tether.core.text import visible
@@ -36,6 +34,7 @@ from tether.runs.dashboard.catalogue import Catalogue, Stamp
 from tether.runs.dashboard.charts import Charts
 from tether.runs.dashboard.pages import StepTemplateSearch, Words
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS
+from tether.runs.pages import template_environment
 from tether.runs.verdict import number
 
 if TYPE_CHECKING:
@@ -242,13 +241,7 @@ def _static_file(name: str) -> bytes:
 
 
 def _renderer() -> Callable[..., str]:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tether.runs.dashboard"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = template_environment("dashboard/templates")
     environment.filters["number"] = lambda value: "—" if value is None else number(value)
     environment.filters["percent"] = lambda value: "—" if value is None else f"{value:.0%}"
     environment.filters["words"] = lambda text: str(text).replace("_", " ")

@@ -17,8 +17,7 @@ from typing import Any
 
 from tether.core.errors import BadInput, StorageError, did_you_mean
 from tether.runs.compare import evaluation_prompts
-from tether.runs.files import storage_error
-from tether.runs.index import TRAJECTORIES, TrajectoryIndex, parsed_line
+from tether.runs.index import TRAJECTORIES, TrajectoryIndex
 from tether.runs.lock import LOCK, STALE_SECONDS
 from tether.runs.schema import StepRecord
 from tether.runs.store import ABOUT, CONFIG, METRICS, TIMINGS, RunStore
@@ -38,7 +37,6 @@ class LiveRun:
         self.name = name
         self.store = RunStore.open(folder, writes=False)
         self._guard = threading.RLock()
-        self._metrics = _RecordTail(self.folder / METRICS)
         self._kept: dict[str, tuple[Stamp, Any]] = {}
         self._computing: dict[str, threading.RLock] = {}
 
@@ -52,27 +50,27 @@ class LiveRun:
 
     def records(self) -> list[StepRecord]:
         """The last record of every step. Of a file that has grown only the new lines are read."""
-        return self._reread("records", METRICS, self._metrics.read)
+        return self.once("records", (METRICS,), self.store.steps)
 
     def timings(self) -> list[dict[str, Any]]:
         """The last timings of every step."""
-        return self._reread("timings", TIMINGS, self.store.timings)
+        return self.once("timings", (TIMINGS,), self.store.timings)
 
     def about(self) -> dict[str, Any]:
         """What the run is: environment, model, algorithm, seed, start."""
-        return self._reread("about", ABOUT, self.store.about)
+        return self.once("about", (ABOUT,), self.store.about)
 
     def config(self) -> dict[str, Any]:
         """The resolved settings."""
-        return self._reread("config", CONFIG, self.store.config)
+        return self.once("config", (CONFIG,), self.store.config)
 
     def machine(self) -> dict[str, Any]:
         """The machine it computes on."""
-        return self._reread("machine", ABOUT, self.store.machine)
+        return self.once("machine", (ABOUT,), self.store.machine)
 
     def finished(self) -> str | None:
         """How it ended; None where it did not say."""
-        return self._reread("finished", ABOUT, lambda: self.store.finished)
+        return self.once("finished", (ABOUT,), lambda: self.store.finished)
 
     def evaluation_prompts(self) -> frozenset[str]:
         """The prompts of its last validation on record."""
@@ -110,49 +108,6 @@ class LiveRun:
                 if kept is None or kept[0] != stamp:
                     kept = self._kept[key] = (stamp, compute())
         return kept[1]
-
-    def _reread(self, key: str, file: str, read: Any) -> Any:
-        return self.once(key, (file,), read)
-
-
-class _RecordTail:
-    """The step records of a file that is appended to."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._records: dict[int, StepRecord] = {}
-        self._read_to, self._file = 0, (0, 0)
-
-    def read(self) -> list[StepRecord]:
-        """The last record of every step, in order of the steps; a line that a kill tore, or that has no end yet, is left out."""
-        try:
-            with self._path.open("rb") as file:
-                stat = os.fstat(file.fileno())
-                if (stat.st_ino, stat.st_dev) != self._file or stat.st_size < self._read_to:  # another file than before
-                    self._forget()
-                    self._file = (stat.st_ino, stat.st_dev)
-                file.seek(self._read_to)
-                added = file.read()
-        except FileNotFoundError:
-            self._forget()
-            return []
-        except OSError as error:
-            raise storage_error(self._path, error, doing="read") from error
-        whole = added[: added.rfind(b"\n") + 1]
-        for line in whole.splitlines():
-            data = parsed_line(line)
-            if data is not None:
-                try:
-                    record = StepRecord.from_json(data)
-                except BadInput as error:
-                    raise BadInput(f"a line of '{self._path}' is {error}") from error
-                self._records[record.step] = record
-        self._read_to += len(whole)
-        return [self._records[step] for step in sorted(self._records)]
-
-    def _forget(self) -> None:
-        self._records = {}
-        self._read_to, self._file = 0, (0, 0)
 
 
 class Catalogue:

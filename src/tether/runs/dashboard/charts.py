@@ -24,38 +24,24 @@ from tether.core.errors import BadInput, did_you_mean
 from tether.core.intervals import mean_interval
 from tether.runs.dashboard.catalogue import LiveRun, Stamp, file_stamp
 from tether.runs.dashboard.episodes import GroupRow, step_groups
-from tether.runs.figures import RUN_COLOURS, Runs, curve, dress, regime_plane
-from tether.runs.gradient_buckets import Decomposition, decompositions, norm_figure, share_figure
+from tether.runs.figures import RUN_COLOURS, Chart, Runs, dress, panel_chart, plane_chart
+from tether.runs.gradient_buckets import GRADIENTS, decompositions, gradient_chart
 from tether.runs.index import TRAJECTORIES
 from tether.runs.panels import BLUE, COST, FAIL, SECTIONS, Panel, Section, Style
 from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS, TIMINGS
 from tether.runs.timings import as_records
-from tether.runs.verdict import change_words
 
 PAGE_SECTIONS: tuple[Section, ...] = (*SECTIONS, COST)
 PANELS = {panel.key: panel for section in PAGE_SECTIONS for panel in section.panels}
 _COST_KEYS = frozenset(panel.key for panel in COST.panels)
 PLANE, GROUPS = "plane", "groups"
-GRADIENTS = ("norms_first", "norms_last", "dominance", "snr")
 NOT_SETTINGS = ("seed", "tags")
 """Runs that differ in these alone are repetitions of one another."""
 READING = "The mean over seeds of the same settings, with Student's 95% interval of that mean; a run without other seeds has no band here."
 MOST_LINES = len(RUN_COLOURS)
 MOST_KEPT = 512
 """Charts that are kept, a few to a hundred kilobytes each."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChartData:
-    """A chart, ready for the browser; `figure` is None where nothing was recorded, and `reading` then says what is missing."""
-
-    figure: go.Figure | None
-    reading: str
-
-    def to_json(self) -> str:
-        figure = "null" if self.figure is None else self.figure.to_json(validate=False)
-        return f'{{"figure": {figure}, "reading": {json.dumps(self.reading)}}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +79,7 @@ class Charts:
         if name not in known:
             raise BadInput(f"unknown chart '{name}': {did_you_mean(name, known)}")
         if not runs:
-            return ChartData(None, "No runs are chosen.").to_json()
+            return Chart(name, "", "", None, "No runs are chosen.").to_json()
         file = TRAJECTORIES if name == GROUPS else TIMINGS if name in _COST_KEYS else METRICS
         stamps = tuple(file_stamp(run.folder / file) for run in runs)
         key = (name, tuple(run.name for run in runs), pool, step, beside)
@@ -105,7 +91,7 @@ class Charts:
         if name == GROUPS:
             made = _groups_chart(runs[0], step).to_json()
         elif name in GRADIENTS:
-            made = _gradient_chart(name, decompositions(runs[0].records()), beside, step).to_json()
+            made = gradient_chart(name, decompositions(runs[0].records()), beside, step).to_json()
         else:
             made = _curves(name, lines_of(runs, pool=pool)).to_json()
         with self._guard:
@@ -115,20 +101,12 @@ class Charts:
         return made
 
 
-def _curves(name: str, lines: Lines) -> ChartData:
+def _curves(name: str, lines: Lines) -> Chart:
     panel = PANELS.get(name)
-    records = _records(lines, _timed if name in _COST_KEYS else LiveRun.records)
+    records = _records(lines, (lambda run: as_records(run.timings())) if name in _COST_KEYS else LiveRun.records)
     if panel is None:
-        figure = regime_plane(records)
-        return ChartData(figure, "" if figure is not None else "Nothing to draw: no measurement of information above zero to start from.")
-    shown = over_seeds(panel) if lines.has_seeds else panel
-    figure = curve(shown, records)
-    if figure is None:
-        return ChartData(None, f"Not recorded: {', '.join(series.metric for series in panel.series if not series.beside)}.")
-    reading = shown.reading
-    if len(records) == 1 and (change := change_words(next(iter(records.values())), panel.series[0].metric)):
-        reading += f" {change[0].upper()}{change[1:]}."
-    return ChartData(figure, reading)
+        return plane_chart(records)
+    return panel_chart(over_seeds(panel) if lines.has_seeds else panel, records)
 
 
 def _records(lines: Lines, read: Callable[[LiveRun], Any]) -> Runs:
@@ -141,31 +119,11 @@ def _records(lines: Lines, read: Callable[[LiveRun], Any]) -> Runs:
     return found
 
 
-def _timed(run: LiveRun) -> Any:
-    return as_records(run.timings())
-
-
-def _gradient_chart(name: str, found: Sequence[Decomposition], first: int | None, last: int | None) -> ChartData:
-    """One chart of the gradients by reward variance, at two steps that share their axes."""
-    if not found:
-        return ChartData(None, "Not recorded: the gradients by reward variance. Set diagnosis.gradients.every to decompose them.")
-    by_step = {each.step: each for each in found}
-    compared = [by_step.get(first, found[0]) if first is not None else found[0]]
-    end = by_step.get(last, found[-1]) if last is not None else found[-1]
-    if end.step != compared[0].step:
-        compared.append(end)
-    if name.startswith("norms"):
-        shown = compared[0] if name == "norms_first" else compared[-1]
-        return ChartData(norm_figure(shown, compared), f"Norms of the task and the regulariser gradient at step {shown.step}.")
-    figure = share_figure(name, compared, percent=name == "dominance")
-    return ChartData(figure, "" if figure is not None else f"Not recorded: gradients/{name}_1, ...")
-
-
-def _groups_chart(run: LiveRun, step: int | None) -> ChartData:
+def _groups_chart(run: LiveRun, step: int | None) -> Chart:
     groups = step_groups(run, step) if step is not None else []
     measured = [group for group in groups if group.reward_variance is not None]
     if not measured:
-        return ChartData(None, "No training episodes are on record for this step.")
+        return Chart(GROUPS, "", "", None, "No training episodes are on record for this step.")
     figure = go.Figure()
     for kept, label, colour in ((True, "kept", BLUE), (False, "dropped", FAIL)):
         figure.add_trace(_bars(measured, kept, label, colour))
@@ -175,7 +133,7 @@ def _groups_chart(run: LiveRun, step: int | None) -> ChartData:
     figure.update_xaxes(type="category", title_text="group, most reward variance first", categoryorder="array")
     figure.update_xaxes(categoryarray=[str(group.number) for group in measured])
     figure.update_yaxes(rangemode="tozero", tickformat="~g", nticks=5)
-    return ChartData(figure, "Reward variance of each group of the step, and what the filter kept of them.")
+    return Chart(GROUPS, "Reward variance by group", "Reward variance of each group of the step, and what the filter kept of them.", figure)
 
 
 def _bars(groups: Sequence[GroupRow], kept: bool, label: str, colour: str) -> go.Bar:

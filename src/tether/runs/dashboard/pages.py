@@ -10,7 +10,7 @@ from tether.core.grammar import parse_response
 from tether.runs.alarms import alarm_history
 from tether.runs.compare import compare_runs, settings_difference, shown
 from tether.runs.dashboard.catalogue import Catalogue, LiveRun
-from tether.runs.dashboard.charts import GRADIENTS, MOST_LINES, PAGE_SECTIONS, PANELS, gradient_steps, lines_of
+from tether.runs.dashboard.charts import MOST_LINES, PAGE_SECTIONS, PANELS, gradient_steps, lines_of
 from tether.runs.dashboard.episodes import (
     Filter,
     Piece,
@@ -24,7 +24,7 @@ from tether.runs.dashboard.episodes import (
     step_groups,
     train_steps,
 )
-from tether.runs.gradient_buckets import TABLE, decompositions, reading, table
+from tether.runs.gradient_buckets import GRADIENTS, TABLE, decompositions, reading, table
 from tether.runs.index import ORDERS, TRAJECTORIES
 from tether.runs.reasoning_view import StepTemplates, template_views
 from tether.runs.schema import StepRecord

@@ -10,7 +10,8 @@ import pytest
 from tether.core.http import serving_app
 from tether.runs.dashboard.app import make_app
 from tether.runs.dashboard.catalogue import Catalogue
-from tether.runs.dashboard.charts import GRADIENTS, PANELS
+from tether.runs.dashboard.charts import PANELS
+from tether.runs.gradient_buckets import GRADIENTS
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 
