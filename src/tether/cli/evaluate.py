@@ -17,7 +17,7 @@ from tether.core.errors import BadInput, ConfigError
 
 if TYPE_CHECKING:
     from tether.training.evaluate import Evaluation
-    from tether.training.remote_evaluation import EndpointOptions
+    from tether.training.evaluation_run import EndpointOptions
     from tether.training.settings import RunSettings
 
 EXAMPLES = """\b
@@ -72,7 +72,7 @@ def evaluate_model(
     prices, fields = _prices(price or [], targets), _fields(body)
     settings = [evaluation_settings(target, env, best, given) for target in targets]  # all are checked before the first is played
 
-    from tether.training.remote_evaluation import EndpointOptions
+    from tether.training.evaluation_run import EndpointOptions
 
     endpoint = EndpointOptions(concurrency, api_key_env, fields)
     console = SafeConsole(stderr=True, quiet=as_json)

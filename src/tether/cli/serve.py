@@ -3,6 +3,8 @@
 Errors (the model, the port, a missing token) are reported before the first client can connect.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,21 +24,36 @@ Examples:
   tether train frozen_lake --engine http://127.0.0.1:8000
 """
 
+Host = Annotated[str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")]
+Port = Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.", show_default=False
+    ),
+]
+"""What every server of Tether asks on the command line: here, serve-env and serve-search."""
+
+
+@contextmanager
+def until_stopped(say: Callable[[str], None]) -> Iterator[None]:
+    """Around a server that runs until Ctrl-C or SIGTERM, which is the way to stop it; everything is closed by then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("Stopped.")
+    except SystemExit:
+        say("Stopped.")
+        raise
+
 
 def serve(
     target: Annotated[
         str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its best checkpoint, or its last) or a model's name.")
     ],
-    host: Annotated[
-        str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.", show_default=False
-        ),
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    token: Token = None,
     name: Annotated[str | None, typer.Option(help="What clients call the model. [default: its name here]", show_default=False)] = None,
     device: Annotated[
         str | None, typer.Option(help="Where the model lives. [default: the GPU if there is one]", show_default=False)
@@ -65,13 +82,8 @@ def serve(
         console.print(f"Use it with any OpenAI client at {url}/v1, or: tether train ENV --model {target} --engine {url}")
         from tether.rollout.serving.app import run
 
-        try:
+        with until_stopped(console.print):
             run(served, listener, secret)
-        except KeyboardInterrupt:  # the way to stop a server; everything is closed by now
-            console.print("Stopped.")
-        except SystemExit:  # SIGTERM
-            console.print("Stopped.")
-            raise
 
 
 def _model_of(target: str) -> str:

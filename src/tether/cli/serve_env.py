@@ -10,6 +10,7 @@ import typer
 
 from tether.cli.completion import complete_env
 from tether.cli.console import SafeConsole
+from tether.cli.serve import Host, Port, Token, until_stopped
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput
 
@@ -24,16 +25,9 @@ Examples:
 
 def serve_env(
     env: Annotated[str, typer.Argument(help="Environment to serve, such as sokoban.", show_default=False, autocompletion=complete_env)],
-    host: Annotated[
-        str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8010,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.", show_default=False
-        ),
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8010,
+    token: Token = None,
     options: Annotated[
         list[str] | None, typer.Option("--set", help="An option of the environment as key=value; may be repeated.", show_default=False)
     ] = None,
@@ -71,10 +65,5 @@ def serve_env(
         console.print(f'Use it as make_env("{url}") or: tether train {url}')
         if secret:
             console.print("Clients read the token from TETHER_TOKEN or from the option token.")
-        try:
+        with until_stopped(console.print):
             run(service, listener)
-        except KeyboardInterrupt:  # the way to stop a server; everything is closed by now
-            console.print("Stopped.")
-        except SystemExit:  # SIGTERM
-            console.print("Stopped.")
-            raise

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.serve import Host, Port, Token, until_stopped
 from tether.core.errors import BadInput
 
 EXAMPLES = """\b
@@ -21,16 +22,9 @@ Examples:
 
 def serve_search(
     corpus: Annotated[Path | None, typer.Option(help="File of documents. [default: the built-in encyclopedia]", show_default=False)] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.", show_default=False
-        ),
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    token: Token = None,
     bad_rows: Annotated[str, typer.Option(help="What to do with a malformed document: error or skip.")] = "error",
 ) -> None:
     """Serve a search index over HTTP, in the formats of Search-R1 and rllm."""
@@ -46,9 +40,5 @@ def serve_search(
     with bind(host, port) as listener:
         index = open_index(world_corpus() if corpus is None else of_file(str(corpus), "skip" if bad_rows == "skip" else "error"))
         typer.echo(f"Serving {len(index):,} documents at {address_of(listener)} (Ctrl-C stops){', token required' if secret else ''}.")
-        try:
+        with until_stopped(typer.echo):
             serve(index, listener, secret)
-        except (KeyboardInterrupt, SystemExit) as stop:  # Ctrl-C or SIGTERM; everything is closed by now
-            typer.echo("Stopped.")
-            if isinstance(stop, SystemExit):
-                raise

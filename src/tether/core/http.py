@@ -156,6 +156,13 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def free_port(host: str) -> int:
+    """A port of an address of this machine that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
 def address_of(listener: socket.socket) -> str:
     """The URL that clients use. A server on all addresses of the machine is named by the machine."""
     host, port = listener.getsockname()[:2]

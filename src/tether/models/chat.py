@@ -44,7 +44,7 @@ class PromptFormat(Protocol):
     """What an episode needs to know of how a model is written to: prompts as numbers to append, and responses read back from theirs.
 
     Of a model that is loaded here the numbers are its tokens (`ChatFormat`); of one behind a chat endpoint they stand for whole messages
-    (`rollout.messages.MessageFormat`).
+    (`rollout.remote.MessageFormat`).
     """
 
     def first_prompt(self, system: str | None, user: str, few_shot: Exchanges = ()) -> tuple[int, ...]: ...

@@ -13,21 +13,18 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
-from tether.core.errors import BadInput, ModelUnavailable, did_you_mean
+from tether.core.errors import BadInput, ModelUnavailable
 from tether.core.grammar import THINK_CLOSE, THINK_OPEN
 from tether.core.protocols import Sampling
 from tether.core.types import Usage
-from tether.models.endpoint import ModelEndpoint, NoSuchRoute, ServerUnreachable
+from tether.models.endpoint import ModelEndpoint, NoSuchRoute
 
 KEY_VARIABLES = ("TETHER_TOKEN", "OPENAI_API_KEY")
 """Where the key comes from unless a variable is named; a key is never part of settings, records or messages."""
 RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0)
 LONGEST_PAUSE = 120.0
-MOST_LISTED = 20
-"""Models that a message names."""
 
 _CONTEXT_FULL = re.compile(
     r"context[ _-]?(length|size|window)|maximum context|prompt is too long|input is too long|too many (input )?tokens|but a text may have \d+",
@@ -146,34 +143,20 @@ class ChatEndpoint:
         self._endpoint.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._endpoint.close()
 
     def connect(self) -> None:
         """Find the model on the server. Nothing there, a refused key and an unknown name are one line each."""
-        listed = self._listed()
-        if listed is None:  # a server without a list of models
-            if self._wanted is None:
-                raise BadInput(f"the server at {self.address} does not list its models; name one: {self.address}#NAME")
-            return
-        if self._wanted is None and len(listed) == 1:
-            self.name = listed[0]
-        elif self._wanted is None:
-            raise BadInput(f"the server at {self.address} has {len(listed)} models; name one behind a #: {_listing(listed)}")
-        elif self._wanted not in listed:
-            raise ModelUnavailable(f"the server at {self.address} has no model '{self._wanted}': {_nearest(self._wanted, listed)}")
-
-    def _listed(self) -> list[str] | None:
         for root in ("/v1", ""):  # some servers have another word than v1 in their address
             try:
-                entries = self._endpoint.call("GET", f"{root}/models").get("data")
+                self.name = str(self._endpoint.find_model(self._wanted, root)["id"])
             except NoSuchRoute:
                 continue
             self._root = root
-            return (
-                [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry] if isinstance(entries, list) else None
-            )
-        return None
+            return
+        if self._wanted is None:
+            raise BadInput(f"the server at {self.address} does not list its models; name one: {self.address}#NAME")
 
     def complete(self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int) -> ChatReply:
         """The model's reply to a conversation."""
@@ -181,9 +164,7 @@ class ChatEndpoint:
             body = self._request(messages, sampling, seed)
             try:
                 return _read(self._endpoint.call("POST", f"{self._root}/chat/completions", body, delays=RETRY_DELAYS), self.address)
-            except (NoSuchRoute, ModelUnavailable):
-                raise
-            except BadReply:
+            except (NoSuchRoute, ModelUnavailable, BadReply):
                 raise
             except BadInput as refusal:
                 if _CONTEXT_FULL.search(str(refusal)):
@@ -250,16 +231,3 @@ def _usage(counted: Any) -> Usage | None:
     details = [(counted.get("completion_tokens_details"), "reasoning_tokens"), (counted.get("prompt_tokens_details"), "cached_tokens")]
     reasoning, cached = (part[name] if isinstance(part, dict) and isinstance(part.get(name), int) else 0 for part, name in details)
     return Usage(counted["prompt_tokens"], counted["completion_tokens"], reasoning, cached)
-
-
-def _listing(names: Sequence[str]) -> str:
-    more = len(names) - MOST_LISTED
-    return ", ".join(names[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "") if names else "none"
-
-
-def _nearest(name: str, listed: Sequence[str]) -> str:
-    """The nearest name, and what there is."""
-    return did_you_mean(name, listed) if len(listed) <= MOST_LISTED else f"it has {_listing(sorted(listed))}"
-
-
-__all__ = ["ChatEndpoint", "ChatReply", "ContextFull", "RemoteModel", "ServerUnreachable", "api_key", "is_endpoint"]

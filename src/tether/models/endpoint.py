@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Self
 
-from tether.core.errors import BadInput, ModelUnavailable
+from tether.core.errors import BadInput, ModelUnavailable, did_you_mean
 from tether.core.http_client import HttpClient, Reply, Unanswered, check_address
 
 RETRY_DELAYS = (0.5, 1.0, 2.0, 4.0)
@@ -16,6 +16,8 @@ RETRY_DELAYS = (0.5, 1.0, 2.0, 4.0)
 PASSING_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 LONGEST_PAUSE = 30.0
 """Seconds; a server that asks for more patience than this is not waited for, unless the caller has more."""
+MOST_LISTED = 20
+"""Models that a message names."""
 
 
 class ServerUnreachable(ModelUnavailable):
@@ -147,7 +149,18 @@ class ModelEndpoint:
             )
         return answer
 
-    def models(self) -> list[dict[str, Any]]:
-        """What GET /v1/models lists."""
-        entries = self.call("GET", "/v1/models").get("data")
-        return [entry for entry in entries if isinstance(entry, dict) and "id" in entry] if isinstance(entries, list) else []
+    def find_model(self, wanted: str | None, root: str = "/v1") -> dict[str, Any]:
+        """The entry of a model in the server's list; None: the only one. A server that lists nothing is believed to have what is wanted."""
+        entries = self.call("GET", f"{root}/models").get("data")
+        listed = {str(entry["id"]): entry for entry in entries or () if isinstance(entry, dict) and "id" in entry}
+        if wanted is not None and (not listed or wanted in listed):
+            return listed.get(wanted, {"id": wanted})
+        if wanted is None and len(listed) == 1:
+            return next(iter(listed.values()))
+        more = f" and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
+        names = ", ".join([*listed][:MOST_LISTED]) + more if listed else "none"
+        if wanted is None:
+            raise BadInput(f"the server at {self.base} has {len(listed)} models; name one behind a #: {names}")
+        raise ModelUnavailable(
+            f"the server at {self.base} has no model '{wanted}': {f'it has {names}' if more else did_you_mean(wanted, listed)}"
+        )

@@ -222,8 +222,7 @@ def evaluate(
     if options:
         given = merge(given, {"env": {"options": dict(options)}})
     resolved = evaluation_settings(str(model_or_run), env, best, given)
-    from tether.training.evaluation_run import run_evaluation
-    from tether.training.remote_evaluation import EndpointOptions
+    from tether.training.evaluation_run import EndpointOptions, run_evaluation
 
     endpoint = EndpointOptions(concurrency, api_key_env, body or {})
     out = None if out is None else Path(out)

@@ -84,7 +84,6 @@ def evaluation_record(
     identified: Mapping[str, Any],
     target: str,
     *,
-    served_name: str | None = None,
     precision: str | None = None,
     seconds: float,
     price: Price | None = None,
@@ -95,7 +94,6 @@ def evaluation_record(
         result: what was found.
         identified: its `identity`.
         target: the model or run as the user named it.
-        served_name: the name that the server has for the model, where none was given.
         precision: what a model that was loaded here computes in.
         seconds: that it took.
         price: of a million tokens.
@@ -104,13 +102,12 @@ def evaluation_record(
     if price is not None:
         cost = (tokens["prompt"] * price[0] + tokens["completion"] * price[1]) / 1e6
         tokens |= {"price": list(price), "cost": None if tokens["uncounted"] else round(cost, DECIMALS)}
-    model = _model(target)
     return {
         "kind": KIND,
         "schema": SCHEMA,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seconds": round(seconds, 1),
-        "model": {**model, "name": model["name"] if "#" in target or not served_name else served_name, "precision": precision},
+        "model": {**_model(target), "precision": precision},
         "environments": identified["environments"],
         "protocol": {**identified["protocol"], "prompts": len(result.groups)},
         "versions": {"tether": __version__, "python": platform.python_version(), **_versions()},

@@ -447,7 +447,7 @@ def test_addresses_tokens_and_room_are_one_line_each(tiny: Any, url: str, policy
         _engine("http://no-such-host.invalid:80", policy)
     with pytest.raises(BadInput, match="'http://:80' is not a server's address"):
         _engine("http://:80", policy)
-    with pytest.raises(BadInput, match=r"has no model 'gpt' \(it lists: tiny\)"):
+    with pytest.raises(BadInput, match="has no model 'gpt': known: tiny"):
         _engine(f"{url}#gpt", policy)
     with pytest.raises(BadInput, match=r"has room for 1024 tokens, but rollout.max_context is 4000"):
         ServerEngine([url], policy, max_context=4000)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tether.core.errors import BadInput, ModelUnavailable, did_you_mean
+from tether.core.errors import BadInput, ModelUnavailable
 from tether.core.http import token_for
 from tether.models.endpoint import ModelEndpoint
 
@@ -87,18 +87,8 @@ class ServerScorer:
 
     def _find_model(self) -> str:
         """The name to ask for; asks the server once."""
-        if self._model is not None and self._checked:
-            return self._model
-        names = [str(entry["id"]) for entry in self._endpoint.models()]
-        if self._model is None:
-            if len(names) != 1:
-                raise BadInput(
-                    f"the server at {self.url} has {len(names)} models ({', '.join(names) or 'none'}); name one, as in URL#model"
-                )
-            self._model = names[0]
-        elif names and self._model not in names:
-            raise BadInput(f"the server at {self.url} has no model '{self._model}': {did_you_mean(self._model, names)}")
-        self._checked = True
+        if self._model is None or not self._checked:
+            self._model, self._checked = str(self._endpoint.find_model(self._model)["id"]), True
         return self._model
 
     def _score(self, model: str, prompt: list[int], reasoning: list[int]) -> float:

@@ -4,7 +4,7 @@ The first contact finds the dialect and refuses a server that cannot serve the p
 weights are checked by the probe, before the first rollout and after every publish.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from tether.core.errors import BadInput, EngineUnavailable, ModelUnavailable
 from tether.core.http import token_for
@@ -93,17 +92,17 @@ class ServerConnection:
         self.endpoint = self._endpoint()
         self.endpoint.__enter__()
 
-    def connect(self, probe: Probe, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int], max_context: int) -> None:
+    def connect(self, probe: Probe, max_context: int) -> None:
         """Find out what the server is; refuse one that cannot serve the policy, and one that is not there."""
         try:
-            self.inspect(probe, tokenizer, end_of_turn_ids, max_context)
+            self.inspect(probe, max_context)
         except ServerUnreachable as error:
             raise ModelUnavailable(f"{error}; start one with: tether serve MODEL") from error
 
-    def inspect(self, probe: Probe, tokenizer: PreTrainedTokenizerBase, end_of_turn_ids: Sequence[int], max_context: int) -> None:
+    def inspect(self, probe: Probe, max_context: int) -> None:
         """Find out what the server is; refuse one that cannot serve the policy."""
-        self._end_of_turn = tuple(end_of_turn_ids)
-        entry = self._entry()
+        self._end_of_turn = tuple(probe.policy.end_of_turn_ids)
+        entry = self.endpoint.find_model(self._wanted)
         self.model = str(entry["id"])
         meta = entry.get("meta") or {}  # of llama.cpp: what a slot holds, where it says so
         room = entry.get("max_model_len") or meta.get("n_ctx") or meta.get("n_ctx_train")
@@ -114,7 +113,7 @@ class ServerConnection:
             )
         self._check_not_paused(str(entry.get("owned_by", "")))
         self.dialect = find_dialect(self.endpoint, entry)
-        tokens, own = self.dialect.tokenize(self.endpoint, self.model, PROBE_TEXT), encode(tokenizer, PROBE_TEXT)
+        tokens, own = self.dialect.tokenize(self.endpoint, self.model, PROBE_TEXT), encode(probe.policy.tokenizer, PROBE_TEXT)
         if tokens is not None and tokens != own:
             raise BadInput(
                 f"the server at {self.address} serves '{self.model}', whose tokenizer is another than the policy's ({len(tokens)} tokens of a "
@@ -134,16 +133,6 @@ class ServerConnection:
             return
         if paused:
             raise BadInput(f"the server at {self.address} waits for a weight update that was cut off; start it again")
-
-    def _entry(self) -> Mapping[str, Any]:
-        """The model to use, as the server lists it."""
-        entries = self.endpoint.models()
-        names = ", ".join(str(entry["id"]) for entry in entries) or "none"
-        chosen = [entry for entry in entries if self._wanted is None or entry["id"] == self._wanted]
-        if len(chosen) != 1:
-            wanted = f"no model '{self._wanted}'" if self._wanted else f"{len(entries)} models"
-            raise BadInput(f"the server at {self.address} has {wanted} (it lists: {names}); name one, as in {self.address}#NAME")
-        return chosen[0]
 
     def _probe_request(self, ids: tuple[int, ...], temperature: float, max_tokens: int) -> TokenRequest:
         state: Any = np.random.PCG64(1).state

@@ -25,7 +25,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from tether.core.errors import BadInput
-from tether.core.http import is_loopback
+from tether.core.http import free_port, is_loopback
 from tether.models.endpoint import ModelEndpoint, ServerUnreachable
 from tether.models.lora import is_lora, merged
 from tether.models.policy import Policy
@@ -159,7 +159,7 @@ class VllmPublisher:
     def _join(self, endpoint: ModelEndpoint) -> None:
         """Found the group of the learner and the server's workers: the server joins while this thread waits for it."""
         size = 1 + int(endpoint.call("GET", "/get_world_size")["world_size"])
-        host, port = own_address(endpoint.base), _free_port()
+        host, port = own_address(endpoint.base), free_port("")
         info = {"host": host, "port": port, "size": size, "kind": self._kind}
         with ThreadPoolExecutor(1) as threads:
             joined = threads.submit(
@@ -205,12 +205,6 @@ def own_address(url: str) -> str:
     with socket.socket(family, kind, protocol) as unsent:
         unsent.connect(place)
         return str(unsent.getsockname()[0])
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
 
 
 def with_head(weights: Mapping[str, Tensor], policy: Policy) -> dict[str, Tensor]:

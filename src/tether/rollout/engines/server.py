@@ -166,7 +166,7 @@ class ServerEngine:
         ]
         with self._connections():
             for server in self.servers:
-                server.connect(self._probe, self.tokenizer, policy.end_of_turn_ids, self._max_context)
+                server.connect(self._probe, self._max_context)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -310,7 +310,7 @@ class ServerEngine:
         try:
             server.check_health()
             if not server.is_known:
-                server.inspect(self._probe, self.tokenizer, self._policy.end_of_turn_ids, self._max_context)
+                server.inspect(self._probe, self._max_context)
             if self._ranks.rank:
                 server.take_over(self._probe, self.label)
                 return

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ import torch
 
 from tether.core.child import Child
 from tether.core.errors import EngineUnavailable, MissingDependency
+from tether.core.http import free_port
 from tether.core.http_client import is_healthy
 from tether.models.lora import merged
 from tether.models.policy import Policy
@@ -67,7 +67,7 @@ class VllmServer:
         command = find_command(options.command)
         self._folder = options.folder or Path(tempfile.mkdtemp(prefix="tether-vllm-"))
         self.log = self._folder / LOG_NAME
-        port = _free_port()
+        port = free_port("127.0.0.1")
         self.address = f"http://{options.host}:{port}"
         with tempfile.TemporaryDirectory(prefix="vllm-model-", dir=self._folder) as model:
             save_untied(policy, Path(model))
@@ -158,9 +158,3 @@ def _last_error(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     named = [line for line in lines if re.search(r"\b\w*Error\b", line) and not re.search(r"\b(INFO|WARNING)\b", line)]
     return " ".join((named or lines or ["it wrote nothing"])[-1].split())[-300:]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

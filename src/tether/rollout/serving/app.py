@@ -178,9 +178,14 @@ def _envelope(
     }
 
 
-def _versions(answer: Answer) -> list[dict[str, Any]]:
-    """Which weights sampled which tokens, in vLLM's form; a response never spans two versions here."""
-    return [{"version": answer.version, "start": 0, "end": len(answer.completion.token_ids)}]
+def _choice(index: int, answer: Answer, **more: Any) -> dict[str, Any]:
+    """What the routes say alike of a response. Which weights sampled which tokens is in vLLM's form; a response never spans two versions here."""
+    spans = [{"version": answer.version, "start": 0, "end": len(answer.completion.token_ids)}]
+    return {"index": index, "finish_reason": answer.finish_reason, "logprobs": None, "weight_versions": spans, **more}
+
+
+def _ids(answer: Answer) -> dict[str, Any]:
+    return {"token_ids": list(answer.completion.token_ids), "prompt_token_ids": list(answer.prompt)}
 
 
 def _text(served: ServedModel, body: SamplingFields, answer: Answer) -> str:
@@ -199,20 +204,12 @@ def _text(served: ServedModel, body: SamplingFields, answer: Answer) -> str:
 
 
 def _completion_choice(served: ServedModel, body: CompletionBody, index: int, answer: Answer) -> dict[str, Any]:
-    choice: dict[str, Any] = {
-        "index": index,
-        "text": _text(served, body, answer),
-        "finish_reason": answer.finish_reason,
-        "logprobs": None,
-        "weight_versions": _versions(answer),
-    }
+    choice = _choice(index, answer, text=_text(served, body, answer), **(_ids(answer) if body.return_token_ids else {}))
     if body.logprobs is not None:
         pieces = [str(served.tokenizer.decode([token])) for token in answer.completion.token_ids]
         logprobs = list(answer.completion.logprobs)
         top = [{piece: value} for piece, value in zip(pieces, logprobs, strict=True)]
         choice["logprobs"] = {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": []}
-    if body.return_token_ids:
-        choice |= {"token_ids": list(answer.completion.token_ids), "prompt_token_ids": list(answer.prompt)}
     return choice
 
 
@@ -223,34 +220,21 @@ def _prompt_logprobs(prompt: tuple[int, ...], scores: list[float]) -> list[dict[
 
 def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer) -> dict[str, Any]:
     """The reply opens with the think tag that the prompt ended with, so that the conversation can be sent back as it is."""
-    choice: dict[str, Any] = {
-        "index": index,
-        "message": {"role": "assistant", "content": THINK_OPEN + _text(served, body, answer)},
-        "finish_reason": answer.finish_reason,
-        "logprobs": None,
-        "weight_versions": _versions(answer),
-    }
+    message = {"role": "assistant", "content": THINK_OPEN + _text(served, body, answer)}
+    choice = _choice(index, answer, message=message, **(_ids(answer) if body.return_token_ids else {}))
     if body.logprobs:
         pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
         choice["logprobs"] = {
             "content": [{"token": str(served.tokenizer.decode([token])), "logprob": value, "top_logprobs": []} for token, value in pairs]
         }
-    if body.return_token_ids:
-        choice |= {"token_ids": list(answer.completion.token_ids), "prompt_token_ids": list(answer.prompt)}
     return choice
 
 
 def _token_choice(body: GenerateBody, index: int, answer: Answer) -> dict[str, Any]:
     pairs = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
     content: list[dict[str, Any]] = [{"token_id": token, "logprob": value, "rank": None, "top_logprobs": []} for token, value in pairs]
-    return {
-        "index": index,
-        "finish_reason": answer.finish_reason,
-        "stop_reason": None,
-        "token_ids": list(answer.completion.token_ids),
-        "logprobs": None if body.sampling_params.logprobs is None else {"content": content},
-        "weight_versions": _versions(answer),
-    }
+    logprobs = None if body.sampling_params.logprobs is None else {"content": content}
+    return {**_choice(index, answer, stop_reason=None, token_ids=list(answer.completion.token_ids)), "logprobs": logprobs}
 
 
 # ----------------------------------------------------------------------------------------------------------------- weights

@@ -8,7 +8,6 @@ environment variables that torchrun sets, and keeps the file that tells the rank
 import collections
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import IO
 
 from tether.core.child import Child
 from tether.core.errors import TetherError
+from tether.core.http import free_port
 from tether.core.http_client import is_healthy
 from tether.training.distributed.topology import PLACEMENT_VARIABLE, Placement
 
@@ -60,12 +60,6 @@ def node_ip() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
-
-
-def free_port(host: str) -> int:
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
 
 
 class ServerActor:

@@ -212,7 +212,7 @@ def test_the_key(url: str, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
 
 def test_which_model(url: str, behaviour: Behaviour) -> None:
     behaviour.models = ("tiny", "large")
-    with pytest.raises(BadInput, match=r"has 2 models \(tiny, large\); name one, as in URL#model"):
+    with pytest.raises(BadInput, match=r"has 2 models; name one behind a #: tiny, large"):
         ServerScorer(url).score([1], [2])
     with pytest.raises(BadInput, match=r"has no model 'tniy': did you mean 'tiny'\?"):
         make_scorer(f"{url}#tniy").scorer.score([1], [2])
