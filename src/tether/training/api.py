@@ -259,12 +259,14 @@ def play(
         step: which step of the run to play.
         settings: any other setting, as in `train`.
     """
+    import torch
+
     from tether.models.chat import ChatFormat
     from tether.models.load import load_model
     from tether.models.policy import Policy
-    from tether.rollout.engines.registry import make_engine
-    from tether.rollout.sampler import EnvPool, play_plan, training_plan
-    from tether.training.build import compute_dtype, env_specs, episode_rules, server_options
+    from tether.rollout.sampler import Sampler, training_plan
+    from tether.training.build import build_sampler, compute_dtype, env_specs, episode_rules
+    from tether.training.callbacks import Callback
 
     given: dict[str, Any] = {
         "env": {"name": env, "options": dict(options or {})},
@@ -279,26 +281,24 @@ def play(
         check_name(model_or_engine)
         loaded = load_model(model_or_engine, device=resolved.model.device, dtype=compute_dtype(resolved))
         policy = Policy(loaded.model, loaded.tokenizer, max_positions=resolved.rollout.max_context)
-        rules, chat = episode_rules(resolved, policy), ChatFormat(loaded.tokenizer, policy.end_of_turn_ids)
-        server = server_options(resolved.server)
-        rows = resolved.rollout.max_rows
-        engine = make_engine(
-            resolved.rollout.engine,
-            policy,
-            max_rows=rows,
-            max_context=rules.max_context,
-            speculative_tokens=resolved.rollout.speculative_tokens,
-            server=server,
-        )
+        sampler = build_sampler(resolved, policy, Callback())
     else:
         engine, tokenizer = model_or_engine, tokenizer or getattr(model_or_engine, "tokenizer", None)
         if tokenizer is None:
             raise BadInput("the engine carries no tokenizer; give tokenizer=")
-        rules, chat = episode_rules(resolved, None), ChatFormat(tokenizer)
-    with EnvPool(env_specs(resolved.environments())) as pool:
+        rollout = resolved.rollout
+        sampler = Sampler(
+            env_specs(resolved.environments()),
+            lambda max_rows: engine,
+            ChatFormat(tokenizer),
+            episode_rules(resolved, None),
+            max_rows=rollout.max_rows,
+            device=torch.device("cpu"),
+            error_retries=rollout.error_retries,
+        )
+    with sampler.pool as pool:
         plan = training_plan(resolved.seed, step, resolved.rollout.num_groups, resolved.rollout.group_size, weights=pool.weights)
-        retries = resolved.rollout.error_retries
-        return play_plan(pool, plan, engine, chat, resolved.sampling(), rules, error_retries=retries)
+        return sampler.collect(plan, resolved.sampling())
 
 
 def _create(out: Path | None, settings: RunSettings, made: list[RunStore]) -> Path:

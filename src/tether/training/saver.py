@@ -166,8 +166,18 @@ class BackgroundWriter:
         self._failed = threading.Event()
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Do a job once those before it are done."""
-        self._jobs.append(self._thread.submit(self._do, job))
+        """Do a job once those before it are done, unless one of them failed."""
+
+        def do() -> None:
+            if self._failed.is_set():
+                return
+            try:
+                job()
+            except BaseException:
+                self._failed.set()
+                raise
+
+        self._jobs.append(self._thread.submit(do))
 
     def check(self) -> None:
         """Raise what a job failed with."""
@@ -184,12 +194,3 @@ class BackgroundWriter:
         wait_for(self._jobs, timeout)
         self.check()
         return not self._jobs
-
-    def _do(self, job: Callable[[], object]) -> None:
-        if self._failed.is_set():
-            return
-        try:
-            job()
-        except BaseException:
-            self._failed.set()
-            raise
