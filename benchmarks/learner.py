@@ -54,16 +54,16 @@ from shapes import (
 from workloads import Conversations, engine_for, grouped, make_conversations, pay, train_flops, written_groups
 
 from tether.algorithms.batch import Batch
+from tether.algorithms.presets import preset
 from tether.core.protocols import Sampling
 from tether.core.types import Group
 from tether.models.critic import Critic
 from tether.models.load import DTYPES, LoadedModel
 from tether.models.policy import Policy
 from tether.rollout.pack import pack
-from tether.training.build import resolve_algorithm
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner, Rates
-from tether.training.settings import AlgorithmSettings, LearnerSettings
+from tether.training.settings import LearnerSettings
 
 RATES = Rates(1e-6, 1e-5)
 GRPO_STEP = Conversations(groups=8, group_size=4, prompt=136, response=64)
@@ -98,7 +98,7 @@ def training(name: str, device: str | None, dtype: str | None, algorithm_name: s
     shape = name.startswith(SHAPE)
     loaded = measured_model(name, device, dtype if shape else None)
     kind = DTYPES[dtype or ("bfloat16" if shape or loaded.model.device.type == "cuda" else "float32")]
-    algorithm = resolve_algorithm(AlgorithmSettings(name=algorithm_name))
+    algorithm = preset(algorithm_name)
     critic = None
     if algorithm.has_critic:
         critic = Critic(Policy(measured_model(name, device, dtype if shape else None).model), shared=False)

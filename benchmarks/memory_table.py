@@ -18,7 +18,6 @@ from simulate_scaling import Machine
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from tether.core.config import validate
-from tether.training.build import resolve_algorithm
 from tether.training.memory import GB, MemoryPlan, Shape, counted, measured_shape
 from tether.training.settings import RunSettings
 
@@ -72,7 +71,7 @@ def plan(sizes: Shape, cards: int, sharding: str, engine: str = "native") -> Mem
     """What GRPO with the settings' defaults takes of each card."""
     chosen = {"learner": {"sharding": sharding}, "rollout": {"engine": engine}}
     settings = validate(RunSettings, {"env": {"name": "frozen_lake"}, "model": {"name": "m", "dtype": "bfloat16"}, **chosen})
-    return counted(settings, resolve_algorithm(settings.algorithm), torch.device("cuda"), 2**60, {"m": sizes}, cards)
+    return counted(settings, torch.device("cuda"), 2**60, {"m": sizes}, cards)
 
 
 class Rates(NamedTuple):

@@ -1,7 +1,5 @@
 """Estimators on random episodes: against plain loops over one trajectory at a time, and laws that hold whatever the numbers."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +11,7 @@ from tether.algorithms.batch import Episodes
 from tether.algorithms.presets import preset
 
 laws = settings(derandomize=True, max_examples=60, deadline=None, database=None)
-PLAIN = replace(preset("ppo"), whiten=False)
+PLAIN = preset("ppo").model_copy(update={"whiten": False})
 SHARES = st.sampled_from([0.0, 0.3, 0.9, 1.0])
 
 
@@ -51,7 +49,7 @@ def rows_of(advantages_RT: Tensor, episodes: Episodes) -> list[list[float]]:
 @laws
 @given(random_episodes(), SHARES, SHARES)
 def test_gae_term_by_term(episodes: Episodes, gamma: float, gae_lambda: float) -> None:
-    result = rows_of(gae(episodes, replace(PLAIN, gamma=gamma, gae_lambda=gae_lambda)).advantages_RT, episodes)
+    result = rows_of(gae(episodes, PLAIN.model_copy(update={"gamma": gamma, "gae_lambda": gae_lambda})).advantages_RT, episodes)
     for row, advantages in enumerate(result):
         rewards, values, _ = tokens_of(episodes, row)
         assert advantages == pytest.approx(errors(rewards, values, gamma, gae_lambda), abs=1e-12)
@@ -62,7 +60,8 @@ def test_gae_term_by_term(episodes: Episodes, gamma: float, gae_lambda: float) -
 def test_bilevel_gae_turn_by_turn(episodes: Episodes, gamma: float, gae_lambda: float, turn_gamma: float) -> None:
     """Turns are cut out as lists; each is paid, at its end, the turn's advantage plus value less what it was paid on the way."""
     result = rows_of(
-        bilevel_gae(episodes, replace(PLAIN, gamma=gamma, gae_lambda=gae_lambda, turn_gamma=turn_gamma)).advantages_RT, episodes
+        bilevel_gae(episodes, PLAIN.model_copy(update={"gamma": gamma, "gae_lambda": gae_lambda, "turn_gamma": turn_gamma})).advantages_RT,
+        episodes,
     )
     for row, advantages in enumerate(result):
         rewards, values, ends = tokens_of(episodes, row)
@@ -92,7 +91,9 @@ def test_without_discount_both_levels_are_what_is_still_to_come(episodes: Episod
 def test_nothing_outside_the_mask_counts(episodes: Episodes, name: str, gamma: float, gae_lambda: float, whitened: bool) -> None:
     """Closing the holes, and writing anything into the values that lie outside, changes no token."""
     assert episodes.values_RT is not None
-    algorithm = replace(PLAIN, gamma=gamma, gae_lambda=gae_lambda, turn_gamma=0.8, whiten=whitened, normalize_std=whitened)
+    algorithm = PLAIN.model_copy(
+        update={"gamma": gamma, "gae_lambda": gae_lambda, "turn_gamma": 0.8, "whiten": whitened, "normalize_std": whitened}
+    )
     order = torch.argsort((~episodes.mask_RT).long(), dim=1, stable=True)
     closed = Episodes(
         episodes.rewards_RT.gather(1, order),
@@ -109,7 +110,7 @@ def test_nothing_outside_the_mask_counts(episodes: Episodes, name: str, gamma: f
 @laws
 @given(random_episodes(), st.booleans(), st.randoms(use_true_random=False))
 def test_the_order_of_trajectories_does_not_matter(episodes: Episodes, normalize_std: bool, random: object) -> None:
-    algorithm = replace(preset("grpo"), normalize_std=normalize_std)
+    algorithm = preset("grpo").model_copy(update={"normalize_std": normalize_std})
     order = torch.tensor(random.sample(range(len(episodes.groups_R)), len(episodes.groups_R)))  # type: ignore[attr-defined]
     moved = Episodes(episodes.rewards_RT[order], episodes.mask_RT[order], episodes.turn_ends_RT[order], episodes.groups_R[order] * 7 - 3)
     expected = group_relative(episodes, algorithm).advantages_RT[order]

@@ -4,7 +4,6 @@ verl is no dependency: the tests run where it is importable and are skipped else
 the unit tests ("values from verl 0.9.1"), which always run. What the two define differently is listed in docs/algorithms.md.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ def test_gae(seed: int, gamma: float, gae_lambda: float) -> None:
     case = Case(seed)
     episodes = case.episodes()
     assert episodes.values_RT is not None
-    ours = gae(episodes, replace(preset("ppo"), gamma=gamma, gae_lambda=gae_lambda))
+    ours = gae(episodes, preset("ppo").model_copy(update={"gamma": gamma, "gae_lambda": gae_lambda}))
     advantages, returns = core_algos.compute_gae_advantage_return(episodes.rewards_RT, episodes.values_RT, case.weight, gamma, gae_lambda)
     assert ours.returns_RT is not None
     assert near(ours.advantages_RT, advantages * case.mask)
@@ -84,7 +83,7 @@ def test_group_relative(seed: int, normalize_std: bool) -> None:
     """Groups of one aside: verl gives them their reward as advantage, we give them none."""
     case = Case(seed)
     episodes = case.episodes()
-    ours = group_relative(episodes, replace(preset("grpo"), normalize_std=normalize_std)).advantages_RT
+    ours = group_relative(episodes, preset("grpo").model_copy(update={"normalize_std": normalize_std})).advantages_RT
     theirs, _ = core_algos.compute_grpo_outcome_advantage(
         episodes.rewards_RT, case.weight, case.groups.numpy(), norm_adv_by_std_in_grpo=normalize_std
     )

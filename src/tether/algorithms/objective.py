@@ -2,7 +2,7 @@
 
 The learner trains on `loss_terms(...).total_N`, and the gradient decomposition differentiates the same terms one by one, so the two cannot
 drift apart. A term is an entry of `TERMS`: a name, when it is in the loss, and its value per token with its coefficient. A new term is a
-function and an entry here, a coefficient in presets.Algorithm, and a setting in training/settings.py.
+function and an entry here, and its coefficient in presets.Algorithm, which is the setting.
 
 Three log-probs of a token are told apart:
 

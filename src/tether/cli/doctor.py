@@ -176,12 +176,11 @@ def _fast_path(settings: Any) -> Iterator[Finding]:
 
 def _fit(settings: Any) -> Iterator[Finding]:
     """Whether training fits, counted without loading anything."""
-    from tether.training.build import resolve_algorithm
     from tether.training.memory import plan_memory
 
     what = f"training {settings.model.name}"
     try:
-        fit = plan_memory(settings, resolve_algorithm(settings.algorithm))
+        fit = plan_memory(settings)
     except BadInput as error:
         yield Finding(what, False, str(error))
         return

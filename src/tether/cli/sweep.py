@@ -117,10 +117,9 @@ def _fitting(trials: "Sequence[Trial]") -> int | None:
     large = [settings for one in different.values() if (settings := resolve_settings(None, one, {})).model.name != "tiny"]
     if not large:
         return None
-    from tether.training.build import resolve_algorithm
     from tether.training.memory import plan_memory
 
-    plans = [plan_memory(settings, resolve_algorithm(settings.algorithm)) for settings in large]
+    plans = [plan_memory(settings) for settings in large]
     if any(plan is None for plan in plans):
         return None
     return max(1, min(plan.available // max(1, plan.total) for plan in plans if plan is not None))

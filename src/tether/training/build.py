@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from tether.algorithms.presets import Algorithm, customized
+from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
 from tether.core.protocols import Engine
 from tether.diagnostics.monitor import NO_MEMORY, Monitor
@@ -39,7 +39,7 @@ from tether.training.distributed.topology import joined_placement
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
 from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters
-from tether.training.settings import AlgorithmSettings, EnvSettings, RunSettings, ServerSettings, TrainedModel
+from tether.training.settings import EnvSettings, RunSettings, ServerSettings, TrainedModel
 from tether.training.throughput import StartTimer
 
 
@@ -69,9 +69,9 @@ def build(
     share the work; `sampling_ranks` share episodes, where that happens beside an update."""
     timer, ranks = timer or StartTimer(), ranks or Ranks()
     check_engine_of_ranks(settings, ranks)
-    algorithm = resolve_algorithm(settings.algorithm)
+    algorithm = settings.algorithm
     with timer.part("memory_plan"):
-        plan = plan_memory(settings, algorithm, ranks)  # before anything is loaded
+        plan = plan_memory(settings, ranks)  # before anything is loaded
     divide = partial(_divided, settings, ranks) if settings.divides_weights(ranks.size) else None
     with timer.part("model"):
         if divide is not None:
@@ -224,11 +224,6 @@ def env_specs(environments: Sequence[EnvSettings]) -> list[EnvSpec]:
         return partial(placement.workers, name) if placement is not None and placement.is_placed(name) else None
 
     return [EnvSpec(env.name, env.options, env.step_timeout, env.weight, workers(env.name)) for env in environments]
-
-
-def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
-    """A preset with the changes that were configured."""
-    return customized(settings.name, settings.model_dump(exclude={"name", "reference"}, exclude_none=True))
 
 
 def compute_dtype(settings: TrainedModel) -> str:

@@ -23,7 +23,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
 from tether.diagnostics.settings import POLICY, REFERENCE
 from tether.models.catalog import smollm2_folder, tiny_folder
@@ -89,27 +88,25 @@ class MemoryPlan:
         return f"{parts} = {self.total / GB:.1f} GB of {self.available / GB:.1f} GB"
 
 
-def plan_memory(settings: RunSettings, algorithm: Algorithm, ranks: Ranks | None = None) -> MemoryPlan | None:
+def plan_memory(settings: RunSettings, ranks: Ranks | None = None) -> MemoryPlan | None:
     """The memory plan of a run, of one rank where there are several; a run that cannot fit is refused. None where it cannot be counted."""
     ranks = ranks or Ranks()
     device = torch.device(check_device(settings.model.device or default_device()))
     available = available_memory(device)
     if available is not None and device.type == "cpu":
         available //= ranks.local_size  # the ranks of a machine share its memory
-    found = {name: shape_of(name) for name in _models(settings, algorithm)}
+    found = {name: shape_of(name) for name in _models(settings)}
     shapes = {name: shape for name, shape in found.items() if shape is not None}
     if available is None or len(shapes) < len(found):
         return None
-    plan = counted(settings, algorithm, device, available, shapes, ranks.size)
+    plan = counted(settings, device, available, shapes, ranks.size)
     if plan.total > available:
-        ways = _alternatives(settings, algorithm, device, plan, shapes, ranks.size)
+        ways = _alternatives(settings, device, plan, shapes, ranks.size)
         raise BadInput(f"model '{settings.model.name}' does not fit on {device}: {plan.words()}; {ways}")
     return plan
 
 
-def counted(
-    settings: RunSettings, algorithm: Algorithm, device: torch.device, available: int, shapes: Mapping[str, Shape], num_ranks: int = 1
-) -> MemoryPlan:
+def counted(settings: RunSettings, device: torch.device, available: int, shapes: Mapping[str, Shape], num_ranks: int = 1) -> MemoryPlan:
     """What a run with models of these shapes needs on each rank, and how the rest is shared out."""
     policy, width = shapes[settings.model.name], _width(settings, device)
     row = 0 if settings.rollout.uses_servers else policy.cached * width * min(settings.rollout.max_context, policy.positions)
@@ -117,7 +114,7 @@ def counted(
     divided = settings.divides_weights(num_ranks)
     needs = {
         **_policy_needs(settings, policy, width, num_ranks, settings.learner.sharding, whole=not divided),
-        **_other_needs(settings, algorithm, shapes, width, num_ranks),
+        **_other_needs(settings, shapes, width, num_ranks),
         "cache": row if wanted is None else min(int(wanted * GIB), settings.rollout.max_rows * row),
         "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"]),
     }
@@ -128,7 +125,7 @@ def counted(
     spare = max(0, available - sum(needs.values()))
     activations = int(MARGIN * policy.kept * width * settings.learner.micro_tokens)
     # On a CPU the copy that a checkpoint is written from lies in the memory that the model trains in; elsewhere in the host's.
-    copied = _checkpoint_copy(settings, algorithm, shapes, width) if device.type == "cpu" else 0
+    copied = _checkpoint_copy(settings, shapes, width) if device.type == "cpu" else 0
     background = copied + activations <= spare
     if background and copied:
         needs["checkpoint copy"], spare = copied, spare - copied
@@ -198,45 +195,45 @@ def _loading(settings: RunSettings, policy: Shape, num_ranks: int) -> int:
     return 4 * (policy.parameters + policy.parameters // num_ranks) if whole else 0
 
 
-def _other_needs(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[str, Shape], width: int, num_ranks: int) -> dict[str, int]:
+def _other_needs(settings: RunSettings, shapes: Mapping[str, Shape], width: int, num_ranks: int) -> dict[str, int]:
     """The models beside the policy."""
     needs = {}
     divided = settings.divides_weights(num_ranks)
     parts = num_ranks if divided else 1
-    if name := _critic(settings, algorithm):
+    if name := _critic(settings):
         shape = shapes[name]
         own_width = 4 if trains_adapters(settings) else width  # beside adapters the critic trains in float32
         trained = trained_needs(shape, shape.backbone, own_width, num_ranks, settings.learner.sharding, whole=not divided)
         needs["critic"] = sum(trained.values()) + -(-4 * (shape.parameters - shape.backbone) // parts)
-    if name := _reference(settings, algorithm):
+    if name := _reference(settings):
         needs["reference model"] = -(-width * shapes[name].parameters // parts)
     if name := _scorer(settings):
         needs["scorer"] = -(-width * shapes[name].parameters // parts)
     return needs
 
 
-def _checkpoint_copy(settings: RunSettings, algorithm: Algorithm, shapes: Mapping[str, Shape], width: int) -> int:
+def _checkpoint_copy(settings: RunSettings, shapes: Mapping[str, Shape], width: int) -> int:
     """What a checkpoint holds: float32 weights and two moments of everything that is trained, and a critic as it computes."""
     policy = shapes[settings.model.name]
     adapters = _num_adapted(settings, policy)
     copied = 12 * (policy.parameters if adapters is None else adapters)
-    if name := _critic(settings, algorithm):
+    if name := _critic(settings):
         copied += (12 + (width if width < 4 else 0)) * shapes[name].backbone
     return copied
 
 
-def _models(settings: RunSettings, algorithm: Algorithm) -> list[str]:
+def _models(settings: RunSettings) -> list[str]:
     """Every model the run loads."""
-    others = (_critic(settings, algorithm), _reference(settings, algorithm), _scorer(settings))
+    others = (_critic(settings), _reference(settings), _scorer(settings))
     return list(dict.fromkeys([settings.model.name, *(name for name in others if name)]))
 
 
-def _critic(settings: RunSettings, algorithm: Algorithm) -> str | None:
-    return (settings.critic.model or settings.model.name) if algorithm.has_critic and not settings.critic.shared else None
+def _critic(settings: RunSettings) -> str | None:
+    return (settings.critic.model or settings.model.name) if settings.algorithm.has_critic and not settings.critic.shared else None
 
 
-def _reference(settings: RunSettings, algorithm: Algorithm) -> str | None:
-    if not algorithm.has_reference:
+def _reference(settings: RunSettings) -> str | None:
+    if not settings.algorithm.has_reference:
         return None
     return settings.algorithm.reference or (None if trains_adapters(settings) else settings.model.name)
 
@@ -272,9 +269,7 @@ def _num_adapted(settings: TrainedModel, policy: Shape) -> int | None:
     return settings.lora.rank * sum(policy.linear.get(name, 0) for name in chosen)
 
 
-def _alternatives(
-    settings: RunSettings, algorithm: Algorithm, device: torch.device, plan: MemoryPlan, shapes: Mapping[str, Shape], num_ranks: int
-) -> str:
+def _alternatives(settings: RunSettings, device: torch.device, plan: MemoryPlan, shapes: Mapping[str, Shape], num_ranks: int) -> str:
     """The changes that would fit, or where none does those that would need clearly less, with what they need, the least first."""
     adapters, shared = {"lora": {"rank": SMALL_RANK}}, {"critic": {"shared": True}}
     changes: dict[str, dict[str, dict[str, Any]]] = {
@@ -296,7 +291,7 @@ def _alternatives(
         if divided and "lora" in change:  # adapters are not divided
             change = change | {"learner": {"sharding": "zero1"}}
         sections = {section: getattr(settings, section).model_copy(update=update) for section, update in change.items()}
-        needed = counted(settings.model_copy(update=sections), algorithm, device, plan.available, shapes, num_ranks).total
+        needed = counted(settings.model_copy(update=sections), device, plan.available, shapes, num_ranks).total
         if needed < (1 - CLEARLY) * plan.total:
             found.setdefault(needed, words)  # of changes that come to the same, the first and shortest
     fitting = {needed: words for needed, words in found.items() if needed <= plan.available}  # where there are any, nobody needs the others

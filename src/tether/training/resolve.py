@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tether.algorithms.filters.scores import find_score
-from tether.core.config import Settings, find_config, load, merge, read_file, validate
+from tether.algorithms.presets import own_changes
+from tether.core.config import Settings, find_config, merge, read_file, validate
 from tether.core.errors import BadInput, ConfigError
 from tether.core.importing import is_import_path
 from tether.core.protocols import Env
@@ -193,7 +194,11 @@ def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, 
     """The same, and what is worth saying about them before a run."""
     if config is None and "env" not in given:
         raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
-    settings, notes = _as_taught(load(RunSettings, config, merge(base, given)))
+    data, asked = read_file(config) if config is not None else {}, merge(base, given)
+    section, name = data.get("algorithm"), (asked.get("algorithm") or {}).get("name")
+    if isinstance(section, dict) and name not in (None, section.get("name", "grpo")):  # the file may state every value of its own preset
+        data = {**data, "algorithm": own_changes(section)}
+    settings, notes = _as_taught(validate(RunSettings, merge(data, asked)))
     if config is not None:
         _check_received(settings, given, f"settings file '{config}'")
     check_name(settings.model.name)

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
 from tether.algorithms.filters.scores import SPREAD_SCORES, check_score
 from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
-from tether.algorithms.presets import AGGREGATIONS, DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
+from tether.algorithms.presets import SECTIONS, Algorithm
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
 from tether.core.protocols import Sampling, server_addresses
@@ -89,61 +89,6 @@ class TrainedModel(Protocol):
 
     @property
     def seed(self) -> int: ...
-
-
-class AlgorithmSettings(Settings):
-    """A preset and, where given, changes to it."""
-
-    renamed = {"scale_by_std": "normalize_std", "lam": "gae_lambda", "reward_at": "reward_placement", "kl_in": "kl_mode"}
-
-    name: str = "grpo"
-    """The preset: ppo, grpo, dapo or dr_grpo."""
-    advantages: str | None = None
-    """How advantages are estimated: group_relative, gae or bilevel_gae; the last two need a critic. Null, here and below: as the preset has it."""
-    aggregation: str | None = None
-    """How token losses become one number: token_mean, sequence_mean_token_mean or sequence_mean_token_sum."""
-    normalize_std: bool | None = None
-    """group_relative: divide by the standard deviation within the group."""
-    constant_length: bool | None = None
-    """sequence_mean_token_sum: divide by `rollout.max_tokens`."""
-    whiten: bool | None = None
-    """gae, bilevel_gae: advantages of the step get mean 0 and variance 1."""
-    gamma: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Discount from token to token."""
-    gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Lambda of GAE."""
-    turn_gamma: Annotated[float, Field(gt=0, le=1)] | None = None
-    """bilevel_gae: discount from turn to turn."""
-    bootstrap_truncated: bool | None = None
-    """gae, bilevel_gae: after an episode cut by the turn limit or a full context, count what the critic expects there; false: 0, the paper's way."""
-    reward_placement: Literal["turn", "trajectory"] | None = None
-    """gae, bilevel_gae: rewards stand at the end of the turn that earned them, or all at the last token."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Lower clip bound of the ratio: 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0)] | None = None
-    """Upper clip bound of the ratio: 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Bound on the ratio of tokens with a negative advantage; null: none."""
-    importance_cap: Annotated[float, Field(gt=0)] | None = None
-    """Truncated importance sampling: weigh every token by min(old / behavior, this cap); null turns it off. Where it is not given it is null with
-    the native engine, which needs none, and 2.0 with servers."""
-    entropy_coef: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the entropy bonus."""
-    kl_coef: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the divergence from the reference; 0 needs no reference."""
-    kl_mode: Literal["loss", "reward"] | None = None
-    """Whether the divergence is added to the loss or subtracted from the reward."""
-    divergence: str | None = None
-    """How the divergence is estimated: k1, k2 or k3."""
-    reference: str | None = None
-    """Model that the divergence is taken from; null: the model the run starts with."""
-
-    @field_validator("name", "advantages", "aggregation", "divergence")
-    @classmethod
-    def _names(cls, name: str | None, info: Any) -> str | None:
-        known = {"name": PRESETS, "advantages": ESTIMATORS, "aggregation": AGGREGATIONS, "divergence": DIVERGENCES}[info.field_name]
-        what = "algorithm" if info.field_name == "name" else info.field_name
-        return name if name is None else _known(what, name, known)
 
 
 class CriticSettings(Settings):
@@ -406,7 +351,7 @@ class RunSettings(Settings):
     """Further environments of the same run; prompts are shared out by weight."""
     model: ModelSettings = ModelSettings()
     lora: LoraSettings = LoraSettings()
-    algorithm: AlgorithmSettings = AlgorithmSettings()
+    algorithm: Algorithm = Algorithm()
     critic: CriticSettings = CriticSettings()
     filter: FilterSettings = FilterSettings()
     rollout: RolloutSettings = RolloutSettings()

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tether.algorithms.advantages import ESTIMATORS, bilevel_gae, gae, group_relative, penalize, place_rewards, whiten
 from tether.algorithms.batch import Episodes
-from tether.algorithms.presets import Algorithm, preset
+from tether.algorithms.presets import preset
 
-PLAIN = replace(preset("ppo"), whiten=False)
+PLAIN = preset("ppo").model_copy(update={"whiten": False})
 
 
 def double(values: list[list[float]]) -> Tensor:
@@ -34,7 +34,7 @@ def outcome(groups: dict[int, list[float]]) -> Episodes:
 
 
 def relative(groups: dict[int, list[float]], normalize_std: bool) -> list[float]:
-    return group_relative(outcome(groups), replace(preset("grpo"), normalize_std=normalize_std)).advantages_RT[:, 0].tolist()
+    return group_relative(outcome(groups), preset("grpo").model_copy(update={"normalize_std": normalize_std})).advantages_RT[:, 0].tolist()
 
 
 def test_grpo_by_hand() -> None:
@@ -89,7 +89,7 @@ def test_interleaved_groups_give_the_values_of_verl(normalize_std: bool, expecte
     rewards_RT = double([[0, 1], [0.5, 0], [1, 2], [0.25, 0], [1, -1]])
     mask_RT = torch.ones(5, 2, dtype=torch.bool)
     episodes = Episodes(rewards_RT, mask_RT, mask_RT, torch.tensor([4, 1, 4, 1, 4]))
-    estimates = group_relative(episodes, replace(preset("grpo"), normalize_std=normalize_std))
+    estimates = group_relative(episodes, preset("grpo").model_copy(update={"normalize_std": normalize_std}))
     assert estimates.advantages_RT.tolist() == approx([[value, value] for value in expected], abs=1e-9)
     assert estimates.returns_RT is None
 
@@ -122,7 +122,7 @@ REWARDS = [[0, 0.5, 0, 0, -1.0], [0, 0, 2.0, 0, 0]]
 
 def test_gae_of_one_step_is_the_error_of_the_critic() -> None:
     """lambda 0: r + gamma V' - V. In row 0 the state after 0.2 is 0.3: 9.0 lies outside the mask."""
-    estimates = gae(episodes(REWARDS), replace(PLAIN, gamma=0.5, gae_lambda=0.0))
+    estimates = gae(episodes(REWARDS), PLAIN.model_copy(update={"gamma": 0.5, "gae_lambda": 0.0}))
     expected = [[0.1 - 0.1, 0.5 + 0.15 - 0.2, 0, 0.2 - 0.3, -1 - 0.4], [0.125 + 0.5, 0.5 - 0.25, 2 - 1, 0, 0]]
     assert estimates.advantages_RT.tolist() == approx(expected)
 
@@ -136,7 +136,7 @@ def test_gae_with_gamma_and_lambda_one_is_what_is_still_to_come() -> None:
 
 def test_gae_by_hand() -> None:
     """gamma 0.9, lambda 0.8, so a step back costs 0.72. Row 1: 1; 0.9 - 0.25 + 0.72 = 1.37; 0.225 + 0.5 + 0.72 * 1.37 = 1.7114."""
-    estimates = gae(episodes(REWARDS), replace(PLAIN, gamma=0.9, gae_lambda=0.8))
+    estimates = gae(episodes(REWARDS), PLAIN.model_copy(update={"gamma": 0.9, "gae_lambda": 0.8}))
     assert estimates.advantages_RT[1].tolist() == pytest.approx([1.7114, 1.37, 1, 0, 0], abs=1e-12)
     assert estimates.returns_RT is not None
     assert estimates.returns_RT.tolist() == approx([[0.0989568, 0.08744, 0, -0.648, -1], [1.2114, 1.62, 2, 0, 0]])
@@ -151,8 +151,8 @@ def test_gae_by_hand() -> None:
 )
 def test_whitened_gae_gives_the_values_of_verl(gamma: float, gae_lambda: float, expected: list[list[float]]) -> None:
     """compute_gae_advantage_return, verl 0.9.1; its masked mean adds 1e-8 to the number of tokens. Returns are not whitened."""
-    algorithm = replace(preset("ppo"), gamma=gamma, gae_lambda=gae_lambda)
-    estimates, plain = gae(episodes(REWARDS), algorithm), gae(episodes(REWARDS), replace(algorithm, whiten=False))
+    algorithm = preset("ppo").model_copy(update={"gamma": gamma, "gae_lambda": gae_lambda})
+    estimates, plain = gae(episodes(REWARDS), algorithm), gae(episodes(REWARDS), algorithm.model_copy(update={"whiten": False}))
     assert estimates.advantages_RT.tolist() == approx(expected, abs=3e-9)
     assert estimates.returns_RT is not None and plain.returns_RT is not None
     assert estimates.returns_RT.tolist() == plain.returns_RT.tolist()
@@ -172,11 +172,11 @@ def test_after_a_truncated_episode_the_critics_value_follows() -> None:
     """Row 1 was cut, and the critic expects 0.5 after it: 2 + 0.9 * 0.5 - 1 = 1.45; 0.9 - 0.25 + 0.72 * 1.45 = 1.694; 0.225 + 0.5 + 0.72 * 1.694.
     Row 0 ended by itself, and stays as it was."""
     cut = replace(episodes(REWARDS), final_values_R=double([0.0, 0.5]))
-    estimates = gae(cut, replace(PLAIN, gamma=0.9, gae_lambda=0.8))
+    estimates = gae(cut, PLAIN.model_copy(update={"gamma": 0.9, "gae_lambda": 0.8}))
     assert estimates.advantages_RT[1].tolist() == pytest.approx([1.94468, 1.694, 1.45, 0, 0], abs=1e-12)
     assert estimates.returns_RT is not None
     assert estimates.returns_RT[1].tolist() == pytest.approx([1.44468, 1.944, 2.45, 0, 0], abs=1e-12)
-    whole = gae(episodes(REWARDS), replace(PLAIN, gamma=0.9, gae_lambda=0.8))
+    whole = gae(episodes(REWARDS), PLAIN.model_copy(update={"gamma": 0.9, "gae_lambda": 0.8}))
     assert torch.equal(estimates.advantages_RT[0], whole.advantages_RT[0])
 
 
@@ -187,7 +187,7 @@ def test_bilevel_gae_of_a_truncated_episode() -> None:
     """Row 1 of the case below, with 0.5 expected after it: 2 + 0.95 * 0.5 - 1 = 1.475; 1.5 + 0.95 - 0.25 + 0.76 * 1.475 = 3.321; within the
     first turn 0.225 + 0.5 + 0.72 * 3.321 = 3.11612. The value counts once, at the level of turns."""
     cut = replace(episodes([[0, 0.5, 0, 0, -1], [0, 1.5, 2, 0, 0]]), final_values_R=double([0.0, 0.5]))
-    estimates = bilevel_gae(cut, replace(PLAIN, gamma=0.9, gae_lambda=0.8, turn_gamma=0.95))
+    estimates = bilevel_gae(cut, PLAIN.model_copy(update={"gamma": 0.9, "gae_lambda": 0.8, "turn_gamma": 0.95}))
     assert estimates.advantages_RT.tolist() == approx([[-0.19648, -0.384, 0, -0.948, -1.4], [3.11612, 3.321, 1.475, 0, 0]])
 
 
@@ -199,7 +199,9 @@ def test_bilevel_gae_by_hand() -> None:
     Row 1, whose second turn is one token: 2 - 1 = 1; 1.5 + 0.95 - 0.25 + 0.76 = 2.96; 0.225 + 0.5 + 0.72 * 2.96 = 2.8562.
     The returns are those of RAGEN's function on the same numbers.
     """
-    estimates = bilevel_gae(episodes([[0, 0.5, 0, 0, -1], [0, 1.5, 2, 0, 0]]), replace(PLAIN, gamma=0.9, gae_lambda=0.8, turn_gamma=0.95))
+    estimates = bilevel_gae(
+        episodes([[0, 0.5, 0, 0, -1], [0, 1.5, 2, 0, 0]]), PLAIN.model_copy(update={"gamma": 0.9, "gae_lambda": 0.8, "turn_gamma": 0.95})
+    )
     assert estimates.advantages_RT.tolist() == approx([[-0.19648, -0.384, 0, -0.948, -1.4], [2.8562, 2.96, 1, 0, 0]])
     assert estimates.returns_RT is not None
     assert estimates.returns_RT.tolist() == approx([[-0.09648, -0.184, 0, -0.648, -1], [2.3562, 3.21, 2, 0, 0]])
@@ -207,7 +209,7 @@ def test_bilevel_gae_by_hand() -> None:
 
 def test_a_turn_that_earned_nothing_is_still_a_turn() -> None:
     """Row 1: 2 - 1 = 1, then 0 + 0.5 * 1 - 0.25 + 0.5 * 1 = 0.75. Merged into the next turn it would be 1 + 1 - 0.25 = 1.75."""
-    estimates = bilevel_gae(episodes(REWARDS), replace(PLAIN, turn_gamma=0.5))
+    estimates = bilevel_gae(episodes(REWARDS), PLAIN.model_copy(update={"turn_gamma": 0.5}))
     assert estimates.advantages_RT[1].tolist() == pytest.approx([0.75 + 0.25 + 0.5, 0.75, 1, 0, 0], abs=1e-12)
 
 
@@ -223,7 +225,7 @@ def test_rewards_within_a_turn_are_paid_once() -> None:
 def test_the_last_token_ends_a_turn_marked_or_not() -> None:
     marked = episodes(REWARDS)
     unmarked = replace(marked, turn_ends_RT=ENDS & ~torch.tensor([[False] * 4 + [True], [False] * 5]))
-    settings = replace(PLAIN, gamma=0.9, gae_lambda=0.8, turn_gamma=0.95)
+    settings = PLAIN.model_copy(update={"gamma": 0.9, "gae_lambda": 0.8, "turn_gamma": 0.95})
     assert bilevel_gae(unmarked, settings).advantages_RT.tolist() == bilevel_gae(marked, settings).advantages_RT.tolist()
 
 
@@ -303,5 +305,5 @@ def test_penalise_takes_the_divergence_from_each_sampled_token() -> None:
 
 
 def test_an_algorithm_names_its_estimator() -> None:
-    algorithm = Algorithm("mine", advantages="bilevel_gae", aggregation=preset("ppo").aggregation)
+    algorithm = preset("ppo", advantages="bilevel_gae")
     assert algorithm.has_critic

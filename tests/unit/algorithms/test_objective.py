@@ -1,6 +1,5 @@
 """The one loss: its terms by hand, the three kinds of log-probs told apart, truncated importance sampling, and a further term."""
 
-import dataclasses
 import math
 
 import pytest
@@ -47,12 +46,12 @@ def test_the_ratio_is_against_the_old_policy_and_not_against_the_sampler() -> No
 
 def test_truncated_importance_sampling_by_hand() -> None:
     """old / behavior is 2 and 0.5; capped at 1.5 the task terms are 1.5 * -1.1 and 0.5 * 0.8. The entropy term is not weighted."""
-    corrected = dataclasses.replace(preset("grpo"), importance_cap=1.5)
+    corrected = preset("grpo").model_copy(update={"importance_cap": 1.5})
     found = loss_terms(corrected, tokens())
     assert found.terms["task"].tolist() == pytest.approx([-1.65, 0.4])
     assert found.terms["entropy"].tolist() == pytest.approx([-0.0003, -0.0006])
     assert found.metrics["importance_weight"].tolist() == pytest.approx([1.5, 0.5])
-    uncapped = loss_terms(dataclasses.replace(preset("grpo"), importance_cap=100.0), tokens())
+    uncapped = loss_terms(preset("grpo").model_copy(update={"importance_cap": 100.0}), tokens())
     assert uncapped.terms["task"].tolist() == pytest.approx([-2.2, 0.4])
 
 
@@ -65,12 +64,12 @@ def test_importance_weights_carry_no_gradient() -> None:
 
 def test_kl_is_in_the_loss_only_where_configured() -> None:
     """k3 with log r = log 2: 2 - 1 - log 2."""
-    with_kl = dataclasses.replace(preset("grpo"), kl_coef=0.1)
+    with_kl = preset("grpo").model_copy(update={"kl_coef": 0.1})
     reference = [math.log(0.55) + LOG2, math.log(0.1)]
     found = loss_terms(with_kl, tokens(reference_N=reference))
     assert found.terms["kl"].tolist() == pytest.approx([0.1 * (1 - LOG2), 0.0])
     assert found.metrics["kl_reference"].tolist() == pytest.approx([1 - LOG2, 0.0])
-    in_reward = loss_terms(dataclasses.replace(with_kl, kl_mode="reward"), tokens(reference_N=reference))
+    in_reward = loss_terms(with_kl.model_copy(update={"kl_mode": "reward"}), tokens(reference_N=reference))
     assert "kl" not in in_reward.terms and "kl_reference" in in_reward.metrics
     assert "kl" not in loss_terms(with_kl, tokens()).terms
 
@@ -86,14 +85,14 @@ def test_kl_is_in_the_loss_only_where_configured() -> None:
     ],
 )
 def test_active_terms(changes: dict[str, object], has_reference: bool, expected: tuple[str, ...]) -> None:
-    assert active_terms(dataclasses.replace(preset("grpo"), **changes), has_reference=has_reference) == expected  # type: ignore[arg-type]
+    assert active_terms(preset("grpo").model_copy(update={**changes}), has_reference=has_reference) == expected  # type: ignore[arg-type]
 
 
 def test_a_further_term_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A term that is registered is in the total and in the metrics; learner and gradient decomposition read both from here."""
     extra = Term(active=lambda algorithm, has_reference: True, loss=lambda algorithm, tokens: 0.5 * tokens.logprobs_N.square())
     monkeypatch.setitem(objective.TERMS, "confidence", extra)
-    before = loss_terms(dataclasses.replace(preset("grpo"), entropy_coef=0.0), tokens())
+    before = loss_terms(preset("grpo").model_copy(update={"entropy_coef": 0.0}), tokens())
     expected = [0.5 * math.log(0.55) ** 2, 0.5 * math.log(0.1) ** 2]
     assert before.metrics["loss_confidence"].tolist() == pytest.approx(expected)
     assert before.total_N.tolist() == pytest.approx([-1.1 + expected[0], 0.8 + expected[1]])

@@ -1,10 +1,10 @@
 """The algorithms as data: the values of the design and of the papers, departures from them, and names that are checked."""
 
-import dataclasses
 import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from tether.algorithms import presets
 from tether.algorithms.advantages import ESTIMATORS
@@ -12,7 +12,7 @@ from tether.algorithms.filters.rules import LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import STRATEGIES
 from tether.algorithms.objective import AGGREGATIONS, DIVERGENCES
-from tether.algorithms.presets import PRESETS, SECTIONS, customized, preset
+from tether.algorithms.presets import PRESETS, SECTIONS, Algorithm, own_changes, preset
 from tether.training.settings import RunSettings
 
 
@@ -53,7 +53,8 @@ def test_dr_grpo() -> None:
 
 def test_every_preset_is_named_after_itself_and_can_be_computed() -> None:
     assert list(PRESETS) == ["ppo", "grpo", "dapo", "dr_grpo"]
-    for name, algorithm in PRESETS.items():
+    for name in PRESETS:
+        algorithm = preset(name)
         assert algorithm.name == name
         assert algorithm.aggregation in AGGREGATIONS
         assert algorithm.advantages in ESTIMATORS
@@ -83,17 +84,29 @@ def test_changes_to_a_preset() -> None:
         "turn_gamma": 0.95,
         "kl_coef": 0.01,
     }
-    changed = customized("grpo", changes)
+    changed = preset("grpo", **changes)
     assert (changed.advantages, changed.aggregation, changed.divergence) == ("bilevel_gae", "sequence_mean_token_sum", "k1")
     assert (changed.turn_gamma, changed.kl_coef) == (0.95, 0.01)
     assert changed.has_critic and changed.has_reference
     assert preset("grpo").advantages == "group_relative"
-    assert customized("grpo", {}) == preset("grpo")
+    assert preset("grpo") == preset("grpo")
+
+
+def test_null_is_the_presets_value_and_former_names_count() -> None:
+    """A saved config of tether 0.1 has null for everything that its preset decides."""
+    stored = {"name": "ppo", "advantages": None, "lam": 0.5, "whiten": None, "clip_high": None, "dual_clip": None, "kl_coef": 0.1}
+    assert Algorithm(**stored) == preset("ppo", gae_lambda=0.5, kl_coef=0.1)
+    assert preset("dapo", entropy_coef=0.01) == Algorithm(name="dapo", entropy_coef=0.01, aggregation=None)
+
+
+def test_what_a_section_says_beyond_its_preset() -> None:
+    stored = preset("grpo", kl_coef=0.1).model_dump()
+    assert own_changes(stored) == {"kl_coef": 0.1} and own_changes({"name": "nope", "gamma": 0.9}) == {"gamma": 0.9}
 
 
 def test_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        preset("grpo").clip_low = 0.5  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        preset("grpo").clip_low = 0.5
 
 
 @pytest.mark.parametrize(("name", "near"), [("GRPO", "'grpo'"), ("dr-grpo", "'dr_grpo'"), ("drgrpo", "'dr_grpo'"), ("dap", "'dapo'")])
@@ -104,7 +117,7 @@ def test_near_miss(name: str, near: str) -> None:
 
 def test_far_miss_lists_what_there_is() -> None:
     with pytest.raises(ValueError, match="known: dapo, dr_grpo, grpo, ppo"):
-        customized("xyz", {})
+        preset("xyz")
 
 
 def test_sections_hold_known_settings() -> None:

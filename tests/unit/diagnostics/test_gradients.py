@@ -12,13 +12,13 @@ import torch
 import transformers as hf
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import PRESETS, Algorithm
+from tether.algorithms.presets import Algorithm, preset
 from tether.core.errors import BadInput, UnknownName
 from tether.diagnostics.buckets import split_halves
 from tether.diagnostics.gradients import Bound, GradientDecomposition, choose_parameters, decompose_gradients
 from tether.models.policy import Policy
 
-PLAIN = dataclasses.replace(PRESETS["dr_grpo"], constant_length=False, entropy_coef=0.0)
+PLAIN = preset("dr_grpo", constant_length=False, entropy_coef=0.0)
 """Mean over trajectories of the sum over tokens, with A = R - mean: the gradient of the paper's section 3.2."""
 ROOT8 = math.sqrt(1 / 8)
 
@@ -119,7 +119,7 @@ def test_only_an_algorithm_of_constant_length_divides_by_max_tokens() -> None:
     batch, model = pairs([(3, 0, 0, 1.0), (3, 0, 1, 0.0)], [math.log(0.5)] * 2), Table([[0.0, 0.0], [0.0, 0.0]])
 
     (plain,) = decomposed(model, batch, max_tokens=40).buckets
-    (divided,) = decomposed(model, batch, dataclasses.replace(PLAIN, constant_length=True), max_tokens=40).buckets
+    (divided,) = decomposed(model, batch, PLAIN.model_copy(update={"constant_length": True}), max_tokens=40).buckets
 
     assert (plain.task_norm, divided.task_norm) == pytest.approx((ROOT8, ROOT8 / 40))
 
@@ -131,7 +131,7 @@ def test_three_terms_by_hand() -> None:
     entropy: dH/dlogits = -p (log p + H) = -(3/16) log(3) d, and the loss subtracts 0.1 H;
     KL (k3): 1 - r per unit of log p, r = p_ref / p = (2/3, 2): 0.2 ((1/3) d/4 + (-1)(-3d/4))/2 = d/12.
     """
-    algorithm = dataclasses.replace(PLAIN, entropy_coef=0.1, kl_coef=0.2)
+    algorithm = PLAIN.model_copy(update={"entropy_coef": 0.1, "kl_coef": 0.2})
     batch = pairs([(3, 0, 0, 1.0), (3, 0, 1, 0.0)], [math.log(0.75), math.log(0.25)], [math.log(0.5)] * 2)
 
     found = decomposed(Table([[math.log(3.0), 0.0], [0.0, 0.0]]), batch, algorithm)
@@ -170,7 +170,7 @@ def test_task_norm_grows_with_reward_variance_and_entropy_does_not() -> None:
     """The same answers to the same word in six groups, paid 0, 1, ... 5 times as much: Figure 3 in its purest form."""
     rows = [(group, 0, answer, float(group * (answer == 0))) for group in range(6) for answer in (0, 1, 0, 1)]
     logprobs = [math.log(0.75) if row[2] == 0 else math.log(0.25) for row in rows]
-    algorithm = dataclasses.replace(PLAIN, entropy_coef=0.1, kl_coef=0.1)
+    algorithm = PLAIN.model_copy(update={"entropy_coef": 0.1, "kl_coef": 0.1})
 
     found = decomposed(Table([[math.log(3.0), 0.0], [0.0, 0.0]]), pairs(rows, logprobs, [math.log(0.5)] * 24), algorithm)
 

@@ -11,7 +11,7 @@ import transformers as hf
 
 from tether.algorithms.batch import Batch
 from tether.algorithms.objective import AGGREGATIONS
-from tether.algorithms.presets import PRESETS, Algorithm
+from tether.algorithms.presets import Algorithm, preset
 from tether.core.errors import BadInput, DivergedModel
 from tether.diagnostics.buckets import split_halves
 from tether.diagnostics.gradients import GradientDecomposition, agreement, decompose_gradients
@@ -136,9 +136,7 @@ def cosine(one: torch.Tensor, other: torch.Tensor) -> Any:
 def full(rule: str) -> Algorithm:
     """An algorithm with all three terms."""
     constant = rule == "sequence_mean_token_sum"
-    return dataclasses.replace(
-        PRESETS["dr_grpo"], aggregation=rule, constant_length=constant, entropy_coef=0.05, kl_coef=0.3, divergence="k2"
-    )
+    return preset("dr_grpo", aggregation=rule, constant_length=constant, entropy_coef=0.05, kl_coef=0.3, divergence="k2")
 
 
 def decomposed(model: Any, batch: Batch, algorithm: Algorithm | None = None, **more: Any) -> GradientDecomposition:
@@ -330,7 +328,7 @@ def test_without_kl(llama: Callable[[], Any], changes: dict[str, Any], reference
     batch = hand_made(model)
     batch = batch if reference else dataclasses.replace(batch, reference_BT=None)
 
-    found = decomposed(model, batch, dataclasses.replace(full("token_mean"), **changes), parameters="last")
+    found = decomposed(model, batch, full("token_mean").model_copy(update=changes), parameters="last")
 
     assert (found.has_kl, found.has_entropy) == (False, True)
     for row in found.buckets:
@@ -341,7 +339,7 @@ def test_without_kl(llama: Callable[[], Any], changes: dict[str, Any], reference
 def test_without_entropy(llama: Callable[[], Any]) -> None:
     model = llama()
 
-    found = decomposed(model, hand_made(model), dataclasses.replace(full("token_mean"), entropy_coef=0.0), parameters="last")
+    found = decomposed(model, hand_made(model), full("token_mean").model_copy(update={"entropy_coef": 0.0}), parameters="last")
 
     assert (found.has_kl, found.has_entropy) == (True, False)
     assert all(row.entropy_norm == 0.0 and row.regulariser_norm == row.kl_norm > 0 for row in found.buckets)
@@ -396,4 +394,4 @@ def test_bad_batches(llama: Callable[[], Any]) -> None:
     with pytest.raises(BadInput, match="no reward variance was given for group 2"):
         decomposed(model, batch, variances={5: 0.1, 9: 0.2})
     with pytest.raises(BadInput, match="'dr_grpo' divides by the token budget of a response; give max_tokens"):
-        decomposed(model, batch, PRESETS["dr_grpo"], max_tokens=None)
+        decomposed(model, batch, preset("dr_grpo"), max_tokens=None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import Algorithm, customized
+from tether.algorithms.presets import Algorithm, preset
 from tether.core.errors import BadInput
 from tether.models.critic import Critic
 from tether.models.policy import Policy
@@ -75,7 +75,7 @@ GROUPS = [5, 5, 5, 2, 2, 9]
 @pytest.mark.parametrize(("name", "by_std"), [("grpo", True), ("dapo", True), ("dr_grpo", False)])
 def test_advantages_within_a_group(name: str, by_std: bool, rows: int, small_llama: Build, hand_made: Build) -> None:
     batch = hand_made(small_llama(), rows)
-    done, summary = _complete(batch, customized(name, {}))
+    done, summary = _complete(batch, preset(name))
     rewards, advantages = _of(batch, batch.rewards_BT), _of(done, done.advantages_BT)
     expected = _group_relative(GROUPS, [sum(own) for own in rewards], by_std=by_std)
     for got, want in zip(advantages, expected, strict=True):
@@ -92,7 +92,7 @@ def test_values_and_generalised_advantages(rows: int, small_llama: Build, hand_m
     """A_t = sum over l of (gamma lam)^l delta_(t+l), the sum written out; the critic is taught A + V."""
     batch, critic = hand_made(small_llama(), rows), _critic(small_llama(1))
     gamma, gae_lambda = 0.9, 0.8
-    done, summary = _complete(batch, customized("ppo", {"gamma": gamma, "gae_lambda": gae_lambda, "whiten": False}), critic)
+    done, summary = _complete(batch, preset("ppo", gamma=gamma, gae_lambda=gae_lambda, whiten=False), critic)
     values, rewards = _values(critic, batch), _of(batch, batch.rewards_BT)
     returns = []
     for got_values, got_advantages, got_returns, value, reward in zip(
@@ -122,7 +122,7 @@ def test_what_follows_a_truncated_episode(rows: int, bootstrap: bool, small_llam
     truncated = [1, 3, 4]
     last_rows = [max(row for row, owner in enumerate(batch.trajectory_index_B.tolist()) if owner == each) for each in truncated]
     cut = dataclasses.replace(batch, truncated_B=torch.isin(torch.arange(len(batch)), torch.tensor(last_rows)))
-    algorithm = customized("ppo", {"whiten": False, "bootstrap_truncated": bootstrap})
+    algorithm = preset("ppo", whiten=False, bootstrap_truncated=bootstrap)
     done, _ = _complete(cut, algorithm, critic)
     weight, bias = critic.head.linear.weight[0], critic.head.linear.bias[0]
     for owner, (returns, reward) in enumerate(zip(_of(done, done.returns_BT), _of(batch, batch.rewards_BT), strict=True)):
@@ -140,8 +140,8 @@ def test_what_follows_a_truncated_episode(rows: int, bootstrap: bool, small_llam
 
 def test_whitened_advantages_leave_the_returns_alone(small_llama: Build, hand_made: Build) -> None:
     batch, critic = hand_made(small_llama()), _critic(small_llama(1))
-    plain, _ = _complete(batch, customized("ppo", {"whiten": False}), critic)
-    white, summary = _complete(batch, customized("ppo", {}), critic)
+    plain, _ = _complete(batch, preset("ppo", whiten=False), critic)
+    white, summary = _complete(batch, preset("ppo"), critic)
     values = [value for own in _of(white, white.advantages_BT) for value in own]
     assert statistics.fmean(values) == pytest.approx(0, abs=1e-6) and statistics.stdev(values) == pytest.approx(1, abs=1e-5)
     assert _of(white, white.returns_BT) == _of(plain, plain.returns_BT)
@@ -153,7 +153,7 @@ def test_a_divergence_in_the_reward(name: str, small_llama: Build, hand_made: Bu
     """0.3 times the divergence is taken from the reward of each token, so a trajectory's return is less by 0.3 times its sum."""
     model, other = small_llama(), small_llama(2)
     batch = hand_made(model)
-    algorithm = customized("dr_grpo", {"kl_coef": 0.3, "kl_mode": "reward", "divergence": name})
+    algorithm = preset("dr_grpo", kl_coef=0.3, kl_mode="reward", divergence=name)
     done, _ = _complete(batch, algorithm, reference=reference_for(Policy(other)))
     expected: list[list[float]] = [[] for _ in GROUPS]
     with torch.inference_mode():
@@ -187,7 +187,7 @@ def test_rewards_at_the_end_and_a_divergence_at_its_tokens(small_llama: Build, h
         "kl_mode": "reward",
         "divergence": "k1",
     }
-    done, _ = _complete(batch, customized("ppo", changes), critic, reference_for(Policy(small_llama(2))))
+    done, _ = _complete(batch, preset("ppo", **changes), critic, reference_for(Policy(small_llama(2))))
     columns = (_of(done, field) for field in (batch.rewards_BT, batch.behavior_logprobs_BT, done.reference_BT, done.returns_BT))
     for reward, own, reference, returns in zip(*columns, strict=True):
         paid = [0.3 * (r - o) for o, r in zip(own, reference, strict=True)]
@@ -198,8 +198,8 @@ def test_rewards_at_the_end_and_a_divergence_at_its_tokens(small_llama: Build, h
 
 def test_a_divergence_in_the_loss_leaves_the_advantages(small_llama: Build, hand_made: Build) -> None:
     batch = hand_made(small_llama())
-    plain, _ = _complete(batch, customized("grpo", {}))
-    judged, _ = _complete(batch, customized("grpo", {"kl_coef": 0.3}), reference=reference_for(Policy(small_llama(2))))
+    plain, _ = _complete(batch, preset("grpo"))
+    judged, _ = _complete(batch, preset("grpo", kl_coef=0.3), reference=reference_for(Policy(small_llama(2))))
     assert _of(judged, judged.advantages_BT) == _of(plain, plain.advantages_BT)
     assert judged.reference_BT is not None and _outside(judged, judged.reference_BT) == 0
 
@@ -233,7 +233,7 @@ def test_explained_variance_by_hand(rewards: list[float], said: list[float], exp
     paid[:, 1] = torch.tensor(rewards, dtype=torch.float64)
     order = torch.tensor([0, 1])
     batch = Batch(ids, mask, torch.zeros(2, 2), paid, mask, torch.tensor([2, 2]), order, order)
-    done, summary = _complete(batch, customized("ppo", {"whiten": False}), _Says(said))
+    done, summary = _complete(batch, preset("ppo", whiten=False), _Says(said))
     assert summary["explained_variance"] == pytest.approx(explained)
     assert summary["value_mean"] == pytest.approx(sum(said) / 2) and summary["return_mean"] == pytest.approx(sum(rewards) / 2)
     assert done.returns_BT is not None and done.returns_BT[:, 1].tolist() == pytest.approx(rewards)
@@ -249,7 +249,7 @@ def test_old_logprobs_are_the_policys_and_behavior_logprobs_the_samplers(rows: i
     """The sampler's log-probs are off by up to 0.6; those of the policy are computed row by row through the Hugging Face model."""
     model = small_llama()
     batch = hand_made(model, rows)
-    corrected = customized("grpo", {"importance_cap": 2.0})
+    corrected = preset("grpo", importance_cap=2.0)
     estimator = AdvantageEstimator(corrected, None, None, temperature=TEMPERATURE, micro_tokens=40, policy=Policy(model))
     completed, _ = estimator.complete(batch)
     expected = torch.zeros(batch.ids_BT.shape)
@@ -262,10 +262,10 @@ def test_old_logprobs_are_the_policys_and_behavior_logprobs_the_samplers(rows: i
     torch.testing.assert_close(completed.old_logprobs_BT, expected, rtol=0, atol=1e-4)
     assert torch.equal(completed.behavior_logprobs_BT, batch.behavior_logprobs_BT) and _outside(completed, completed.old_BT) == 0
     assert float((completed.old_BT - completed.behavior_logprobs_BT).abs().max()) > 0.3
-    plain, _ = _complete(batch, customized("grpo", {}))
+    plain, _ = _complete(batch, preset("grpo"))
     assert plain.old_logprobs_BT is None and plain.old_BT is plain.behavior_logprobs_BT
 
 
 def test_the_correction_needs_the_policy() -> None:
     with pytest.raises(BadInput, match=r"algorithm\.importance_cap needs the policy"):
-        AdvantageEstimator(customized("grpo", {"importance_cap": 2.0}), None, None, temperature=1.0, micro_tokens=40)
+        AdvantageEstimator(preset("grpo", importance_cap=2.0), None, None, temperature=1.0, micro_tokens=40)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import Algorithm, customized
+from tether.algorithms.presets import Algorithm, preset
 from tether.core.errors import CheckpointError
 from tether.models.critic import Critic
 from tether.models.logprobs import token_logprobs
@@ -23,8 +23,8 @@ from tether.training.settings import CriticSettings, LearnerSettings
 
 TEMPERATURE = 0.8
 RATES = Rates(policy=1e-3, critic=1e-3)
-NO_BONUS = customized("grpo", {"entropy_coef": 0.0})
-PLAIN_PPO = customized("ppo", {})
+NO_BONUS = preset("grpo", entropy_coef=0.0)
+PLAIN_PPO = preset("ppo")
 
 Build = Callable[..., Any]
 
@@ -93,7 +93,7 @@ def test_the_numbers_of_a_first_update_by_hand(small_llama: Build) -> None:
     assert (metrics["clip_low"], metrics["clip_high"], metrics["clip_dual"]) == (0, 0, 0)
     assert metrics["mismatch"] < 1e-5 and abs(metrics["kl_sampled"]) < 1e-6
     assert not {"kl_reference", "value_loss", "value_clip", "critic_grad_norm"} & metrics.keys()
-    metrics = _update(_learner(model, customized("dr_grpo", {"entropy_coef": 0.0})), batch)
+    metrics = _update(_learner(model, preset("dr_grpo", entropy_coef=0.0)), batch)
     assert metrics["loss"] == pytest.approx(-0.005, abs=1e-6)  # -(3 * 1 - 5 * 0.5) / 50 / 2
 
 
@@ -104,7 +104,7 @@ def test_a_model_that_knows_nothing(small_llama: Build) -> None:
     batch = _two_rows(model, (1.0, -1.0))
     sampled = torch.where(batch.loss_mask_BT, torch.tensor([[-4.610874], [-3.610874]]), 0.0)  # half a nat less and more than the model says
     batch = dataclasses.replace(batch, behavior_logprobs_BT=sampled)
-    metrics = _update(_learner(model, customized("dapo", {"entropy_coef": 0.1})), batch)
+    metrics = _update(_learner(model, preset("dapo", entropy_coef=0.1)), batch)
     assert metrics["entropy"] == pytest.approx(4.110874, abs=1e-5)
     assert metrics["mismatch"] == pytest.approx(0.5, abs=1e-5)
     assert (metrics["ratio_max"], metrics["ratio_min"]) == pytest.approx((1.648721, 0.606531), abs=1e-5)
@@ -143,11 +143,11 @@ def test_a_long_gradient_is_shortened_and_logged_as_it_was(small_llama: Build) -
 # Memory: how a minibatch is cut, packed or recomputed changes nothing.
 
 ALGORITHMS = {
-    "ppo separate": customized("ppo", {"kl_coef": 0.05, "kl_mode": "reward", "gae_lambda": 0.9}),
-    "ppo shared": customized("ppo", {"advantages": "bilevel_gae", "gamma": 0.9}),
-    "grpo": customized("grpo", {"kl_coef": 0.05}),
-    "dapo": customized("dapo", {}),
-    "dr_grpo": customized("dr_grpo", {"dual_clip": 1.3}),
+    "ppo separate": preset("ppo", kl_coef=0.05, kl_mode="reward", gae_lambda=0.9),
+    "ppo shared": preset("ppo", advantages="bilevel_gae", gamma=0.9),
+    "grpo": preset("grpo", kl_coef=0.05),
+    "dapo": preset("dapo"),
+    "dr_grpo": preset("dr_grpo", dual_clip=1.3),
 }
 PLAIN = {"micro_tokens": 8192, "packing": False, "gradient_checkpointing": False}
 CUTS: list[dict[str, Any]] = [
@@ -340,7 +340,7 @@ def test_what_is_only_reported_does_not_hold_an_update_back(distance: float, sma
     behavior[1, 4] -= distance
     batch = dataclasses.replace(batch, behavior_logprobs_BT=behavior, old_logprobs_BT=batch.behavior_logprobs_BT)
     before = _weights(model)
-    metrics = _update(_learner(model, customized("grpo", {"importance_cap": 2.0})), batch)
+    metrics = _update(_learner(model, preset("grpo", importance_cap=2.0)), batch)
     assert (metrics["num_updates"], metrics["nonfinite"]) == (1, 0) and not _equal(before, model)
     assert metrics["importance_weight"] == pytest.approx(9 / 8, abs=1e-4)  # seven tokens of weight 1, one of weight 2
     assert metrics["mismatch"] == pytest.approx(20 / 8, abs=1e-4)
@@ -357,7 +357,7 @@ def test_a_gradient_that_is_finite_of_a_loss_that_is_not(kl_mode: str, small_lla
     reference = batch.behavior_logprobs_BT.clone()
     reference[1, 4] = -math.inf
     before = _weights(model)
-    algorithm = customized("grpo", {"kl_coef": 0.1, "divergence": "k1", "kl_mode": kl_mode})
+    algorithm = preset("grpo", kl_coef=0.1, divergence="k1", kl_mode=kl_mode)
     metrics = _update(_learner(model, algorithm), dataclasses.replace(batch, reference_BT=reference))
     if kl_mode == "loss":
         assert metrics["nonfinite"] == 1 and _equal(before, model)
@@ -423,7 +423,7 @@ def test_the_state_of_another_learner_is_refused(small_llama: Build) -> None:
 def test_the_ratio_is_taken_against_the_old_policy_and_the_weight_against_the_sampler(small_llama: Build, hand_made: Build) -> None:
     """Before its first update the policy is the old one: every ratio is 1, and the weights are min(old / behavior, cap)."""
     model, cap = small_llama(), 1.2
-    algorithm = customized("grpo", {"importance_cap": cap, "entropy_coef": 0.0})
+    algorithm = preset("grpo", importance_cap=cap, entropy_coef=0.0)
     estimator = AdvantageEstimator(algorithm, None, None, temperature=TEMPERATURE, micro_tokens=100, policy=Policy(model))
     batch, _ = estimator.complete(hand_made(model))
     metrics = _update(_learner(model, algorithm, update_batch=64), batch)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import Algorithm, customized
+from tether.algorithms.presets import Algorithm, preset
 from tether.models.critic import Critic
 from tether.models.policy import Policy
 from tether.training.learner import Learner, Rates
@@ -202,7 +202,7 @@ def test_the_policys_gradient(name: str, rows: int, small_llama: Callable[..., A
     other = copy.deepcopy(model)
     loss = _expected_policy_loss(_tokens(other, other, batch), case)
     expected = _autograd(loss, other.parameters())
-    learner = _learner(model, customized(case.name, case.changes))
+    learner = _learner(model, preset(case.name, **case.changes))
     metrics = _update(learner, batch, case.scale)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
     _assert_same(_gradients(learner, "policy"), expected)
@@ -213,7 +213,7 @@ def test_the_cases_reach_every_branch(small_llama: Callable[..., Any], hand_made
     """The data is on both sides of each clip, so that a clip in the wrong place would be seen."""
     model = small_llama()
     batch = _filled(hand_made(model))
-    metrics = _update(_learner(model, customized("grpo", {"dual_clip": 1.2})), batch)
+    metrics = _update(_learner(model, preset("grpo", dual_clip=1.2)), batch)
     assert min(metrics["clip_low"], metrics["clip_high"], metrics["clip_dual"]) > 0.05
     assert metrics["clip_low"] + metrics["clip_high"] + metrics["clip_dual"] < 0.8
     assert metrics["kl_reference"] > 0.01
@@ -239,7 +239,7 @@ def test_the_gradient_of_a_critic_of_its_own(clip: float, small_llama: Callable[
     losses = [_value_loss(token, head, clip) for token in tokens]
     value_loss = torch.stack(losses).mean()
     expected = _autograd(value_loss, [*other.model.parameters(), *head.parameters()])
-    learner = _learner(policy, customized("ppo", {"aggregation": "sequence_mean_token_sum"}), critic, value_clip=clip, coef=3.0)
+    learner = _learner(policy, preset("ppo", aggregation="sequence_mean_token_sum"), critic, value_clip=clip, coef=3.0)
     metrics = _update(learner, batch, scale=0.5)
     assert metrics["value_loss"] == pytest.approx(value_loss.item(), rel=1e-4)
     _assert_same([*_gradients(learner, "critic"), *_gradients(learner, "head")], expected)
@@ -269,7 +269,7 @@ def test_the_gradient_of_a_shared_trunk(
     settings = LearnerSettings(learning_rate=1e-3, max_grad_norm=FREE)
     learner = Learner(
         split,
-        customized("ppo", {}),
+        preset("ppo"),
         settings,
         temperature=TEMPERATURE,
         max_tokens=BUDGET,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import customized
+from tether.algorithms.presets import preset
 from tether.core.errors import OutOfMemory
 from tether.models import packing as packing_module
 from tether.models.critic import Critic
@@ -22,8 +22,8 @@ from tether.training.memory import MicroBudget
 from tether.training.settings import CriticSettings, LearnerSettings
 
 Build = Callable[..., Any]
-GRPO = customized("grpo", {})
-PPO = customized("ppo", {})
+GRPO = preset("grpo")
+PPO = preset("ppo")
 ROOM = 600_000
 LENGTHS = (12, 30, 7, 25, 18, 30)
 

@@ -11,7 +11,7 @@ from tether.core.config import validate
 from tether.core.errors import BadInput, ModelUnavailable
 from tether.models.lora import add_lora, save_model
 from tether.training import memory
-from tether.training.build import Built, build, resolve_algorithm
+from tether.training.build import Built, build
 from tether.training.distributed.ranks import Ranks
 from tether.training.memory import MemoryPlan, Shape, counted, measured_shape, plan_memory, shape_of
 from tether.training.settings import RunSettings
@@ -58,7 +58,7 @@ def _settings(name: str = "m", **sections: Any) -> RunSettings:
 
 def _count(shapes: dict[str, Shape], available: int = 10**12, device: torch.device = CUDA, **sections: Any) -> MemoryPlan:
     settings = _settings(**sections)
-    return counted(settings, resolve_algorithm(settings.algorithm), device, available, shapes)
+    return counted(settings, device, available, shapes)
 
 
 def test_three_billion_parameters(shape: Shape) -> None:
@@ -103,9 +103,7 @@ def test_needs_in_bfloat16_and_float32(shape: Shape) -> None:
 def test_ranks_share_the_optimiser(shape: Shape) -> None:
     """Four ranks hold a quarter of masters and moments each; sixteen as much as the largest parameter has: 151,936 words x 2,048."""
     settings = _settings(algorithm={"name": "ppo"})
-    alone, four, sixteen = (
-        counted(settings, resolve_algorithm(settings.algorithm), CUDA, 10**12, {"m": shape}, num_ranks).needs for num_ranks in (1, 4, 16)
-    )
+    alone, four, sixteen = (counted(settings, CUDA, 10**12, {"m": shape}, num_ranks).needs for num_ranks in (1, 4, 16))
     assert four["optimiser"] == alone["optimiser"] // 4 == 3 * THREE_B
     assert four["critic"] == (2 + 4 + 3) * THREE_B
     assert sixteen["optimiser"] == 12 * 151_936 * 2048
@@ -118,14 +116,12 @@ def test_fsdp_divides_all_but_the_engines_weights(shape: Shape) -> None:
     assert (shape.outside, shape.layer) == (311_166_976, 77_076_992)
     gathered = 2 * (311_166_976 + 2 * 77_076_992) + (2 + 4) * 311_166_976
     settings = _settings(learner={"sharding": "fsdp"}, algorithm={"name": "ppo"})
-    alone, four = (
-        counted(settings, resolve_algorithm(settings.algorithm), CUDA, 10**12, {"m": shape}, num_ranks).needs for num_ranks in (1, 4)
-    )
+    alone, four = (counted(settings, CUDA, 10**12, {"m": shape}, num_ranks).needs for num_ranks in (1, 4))
     assert "gathered" not in alone and alone["gradients"] == 4 * THREE_B  # nothing to divide among
     assert (four["weights"], four["optimiser"], four["gradients"]) == (2 * THREE_B, 3 * THREE_B, THREE_B)
     assert four["gathered"] == gathered and four["critic"] == 6 * THREE_B + gathered and "loading" not in four
     grpo = _settings(learner={"sharding": "fsdp"})
-    loaded = counted(grpo, resolve_algorithm(grpo.algorithm), CUDA, 10**12, {"m": shape}, 64)
+    loaded = counted(grpo, CUDA, 10**12, {"m": shape}, 64)
     assert loaded.total == 4 * (THREE_B + THREE_B // 64)  # the float32 weights are whole on every card while they are divided
 
 
@@ -134,28 +130,26 @@ def test_a_run_that_fsdp_would_fit_is_told_so(three_b: str, little_memory: None,
     four.size = 4
     settings = _settings(three_b)
     with pytest.raises(BadInput, match=r"does not fit on cpu: .*try lora\.rank=16 .*learner\.sharding=fsdp \(\d+\.\d GB\)"):
-        plan_memory(settings, resolve_algorithm(settings.algorithm), four)
+        plan_memory(settings, four)
     monkeypatch.setattr(
         memory, "available_memory", lambda _: CARD // 4
     )  # and where nothing would fit, servers that sample are among what needs less
     settings = _settings(three_b, learner={"sharding": "fsdp"}, algorithm={"name": "ppo"})
     words = r"weights 6\.2 GB, .*, learner\.sharding=fsdp with servers that sample \(rollout\.engine\) \(36\.6 GB\)"
     with pytest.raises(BadInput, match=words):
-        plan_memory(settings, resolve_algorithm(settings.algorithm), four)
+        plan_memory(settings, four)
     served = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"engine": "http://a:1"})})
     with pytest.raises(
         BadInput, match=r"does not fit on cpu: optimiser 9\.3 GB, .*published weights 6\.2 GB.* more ranks, or a smaller model"
     ):
-        plan_memory(served, resolve_algorithm(served.algorithm), four)
+        plan_memory(served, four)
 
 
 def test_no_rank_holds_whole_weights_where_servers_sample(shape: Shape) -> None:
     """16 bytes a weight on four ranks, and what is gathered; no weights, no cache, and nothing is loaded whole."""
     gathered = 2 * (311_166_976 + 2 * 77_076_992) + (2 + 4) * 311_166_976
     settings = _settings(learner={"sharding": "fsdp"}, rollout={"engine": "http://a:1"}, algorithm={"name": "ppo", "kl_coef": 0.1})
-    needs, on_host = (
-        counted(settings, resolve_algorithm(settings.algorithm), place, 10**12, {"m": shape}, 4).needs for place in (CUDA, CPU)
-    )
+    needs, on_host = (counted(settings, place, 10**12, {"m": shape}, 4).needs for place in (CUDA, CPU))
     assert needs == {
         "optimiser": 3 * THREE_B,
         "gradients": THREE_B,
@@ -166,7 +160,7 @@ def test_no_rank_holds_whole_weights_where_servers_sample(shape: Shape) -> None:
         "logits": 2**30,
     }
     assert on_host["published weights"] == 2 * THREE_B and "checkpoint copy" in on_host
-    alone = counted(settings, resolve_algorithm(settings.algorithm), CUDA, 10**12, {"m": shape}, 1).needs
+    alone = counted(settings, CUDA, 10**12, {"m": shape}, 1).needs
     assert alone["weights"] == 2 * THREE_B and alone["cache"] == 0  # one rank holds everything
 
 
@@ -246,13 +240,13 @@ def test_on_a_cpu_the_copy_of_a_checkpoint_counts_where_it_fits(shape: Shape) ->
 
 def test_the_last_byte_counts(three_b: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = _settings(three_b, lora={"rank": 16})
-    fit = plan_memory(*_run_of(settings))
+    fit = plan_memory(settings)
     assert fit is not None
     monkeypatch.setattr(memory, "available_memory", lambda _: fit.total)
-    assert plan_memory(*_run_of(settings)) is not None
+    assert plan_memory(settings) is not None
     monkeypatch.setattr(memory, "available_memory", lambda _: fit.total - 1)
     with pytest.raises(BadInput, match="does not fit on cpu"):
-        plan_memory(*_run_of(settings))
+        plan_memory(settings)
 
 
 def test_a_cache_that_was_asked_for(shape: Shape) -> None:
@@ -265,7 +259,7 @@ def test_a_cache_that_was_asked_for(shape: Shape) -> None:
 
 def test_refused_with_the_sizes_and_what_would_need_less(three_b: str, little_memory: None) -> None:
     with pytest.raises(BadInput) as caught:
-        plan_memory(*_run_of(_settings(three_b, algorithm={"name": "ppo"})))
+        plan_memory(_settings(three_b, algorithm={"name": "ppo"}))
     assert str(caught.value) == (
         f"model '{three_b}' does not fit on cpu: weights 6.2 GB, optimiser 37.0 GB, gradients 12.3 GB, critic 55.5 GB, cache 0.1 GB, "
         "logits 0.1 GB = 111.4 GB of 24.0 GB; try lora.rank=16 with critic.shared=true (6.9 GB), or a smaller model"
@@ -275,13 +269,9 @@ def test_refused_with_the_sizes_and_what_would_need_less(three_b: str, little_me
 def test_refused_where_nothing_helps(three_b: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda _: 10**9)
     with pytest.raises(BadInput, match=r"= 6.9 GB of 1.0 GB; take a smaller model, or a device with more memory$"):
-        plan_memory(*_run_of(_settings(three_b, lora={"rank": 16})))
+        plan_memory(_settings(three_b, lora={"rank": 16}))
     with pytest.raises(BadInput, match=r"try model.dtype=bfloat16 \(6.9 GB\), or a smaller model$"):
-        plan_memory(*_run_of(_settings(three_b, lora={"rank": 16}, model={"dtype": "float32"})))
-
-
-def _run_of(settings: RunSettings) -> tuple[RunSettings, Any]:
-    return settings, resolve_algorithm(settings.algorithm)
+        plan_memory(_settings(three_b, lora={"rank": 16}, model={"dtype": "float32"}))
 
 
 def test_nothing_is_loaded_before_it_fits(three_b: str, little_memory: None) -> None:
@@ -295,14 +285,14 @@ def test_nothing_is_loaded_before_it_fits(three_b: str, little_memory: None) -> 
 def test_models_that_cannot_be_counted(tmp_path: Path, little_memory: None) -> None:
     for name in (str(tmp_path / "x.gguf"), str(tmp_path), "nobody/nothing"):
         assert shape_of(name) is None
-        assert plan_memory(*_run_of(_settings(name))) is None
+        assert plan_memory(_settings(name)) is None
     with pytest.raises(BadInput, match="device 'abacus' cannot be used here"):
-        plan_memory(*_run_of(_settings("tiny", model={"device": "abacus"})))
+        plan_memory(_settings("tiny", model={"device": "abacus"}))
 
 
 def test_a_device_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda _: None)
-    assert plan_memory(*_run_of(_settings("tiny"))) is None
+    assert plan_memory(_settings("tiny")) is None
 
 
 def test_a_head_of_its_own_is_no_part_of_the_trunk(small_llama: Any) -> None:
@@ -355,7 +345,7 @@ def test_a_folder_of_adapters(tmp_path: Path, tiny_model: Any) -> None:
     tiny_model.name_or_path = "tiny"
     save_model(tiny_model, tmp_path / "mine")
     settings = _settings(str(tmp_path / "mine"))
-    found = plan_memory(*_run_of(settings))
+    found = plan_memory(settings)
     assert found is not None
     adapters = sum(parameter.numel() for parameter in tiny_model.parameters() if parameter.requires_grad)
     header = 16384

@@ -1,16 +1,19 @@
 """Settings: the paper's defaults, what is filled in, and what is refused before anything is loaded."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tether.algorithms.presets import preset
 from tether.core.config import dump_yaml, validate
 from tether.core.errors import ConfigError
 from tether.core.protocols import Sampling
 from tether.models.policy import Policy
 from tether.training import optim
-from tether.training.build import episode_rules, resolve_algorithm
+from tether.training.build import episode_rules
+from tether.training.resolve import run_settings
 from tether.training.settings import SCHEDULES, EnvSettings, ModelSettings, RunSettings
 
 LAKE = {"env": {"name": "frozen_lake"}}
@@ -34,7 +37,7 @@ def test_defaults_are_the_papers() -> None:
     assert settings.filter.loss_scale == "kept_ratio"
     assert (learner.beta1, learner.beta2, learner.update_batch, learner.max_grad_norm) == (0.9, 0.999, 32, 1.0)
     assert (settings.evaluation.prompts, settings.evaluation.temperature) == (512, 0.5)
-    algorithm = resolve_algorithm(settings.algorithm)
+    algorithm = settings.algorithm
     assert (algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coef) == (0.2, 0.28, 0.001)
     assert settings.sampling().temperature == 1.0 and settings.evaluation_sampling().temperature == 0.5
 
@@ -60,10 +63,10 @@ def test_how_responses_are_drawn() -> None:
 
 
 def test_departures_from_a_preset() -> None:
-    algorithm = resolve_algorithm(_settings(algorithm={"name": "dr_grpo", "clip_high": 0.3, "entropy_coef": 0.0}).algorithm)
+    algorithm = _settings(algorithm={"name": "dr_grpo", "clip_high": 0.3, "entropy_coef": 0.0}).algorithm
     assert (algorithm.name, algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coef) == ("dr_grpo", 0.2, 0.3, 0.0)
     names = {"name": "ppo", "advantages": "bilevel_gae", "aggregation": "sequence_mean_token_sum", "divergence": "k1"}
-    algorithm = resolve_algorithm(_settings(algorithm={**names, "reference": "smollm2"}).algorithm)
+    algorithm = _settings(algorithm={**names, "reference": "smollm2"}).algorithm
     assert (algorithm.advantages, algorithm.aggregation, algorithm.divergence) == ("bilevel_gae", "sequence_mean_token_sum", "k1")
 
 
@@ -131,7 +134,7 @@ def test_dapo_brings_dynamic_sampling_and_overlong_shaping() -> None:
         3,
     )
     assert settings.rollout.overlong_share == 0.2
-    assert (resolve_algorithm(settings.algorithm).kl_coef, resolve_algorithm(settings.algorithm).entropy_coef) == (0, 0)
+    assert (settings.algorithm.kl_coef, settings.algorithm.entropy_coef) == (0, 0)
 
 
 def test_what_dapo_brings_may_be_overruled() -> None:
@@ -221,3 +224,12 @@ def test_an_episode_lives_within_the_models_positions(tiny: Any) -> None:
 
 def test_schedules_that_need_no_torch_are_those_of_the_optimiser() -> None:
     assert tuple(optim.SCHEDULES) == SCHEDULES
+
+
+def test_another_algorithm_than_that_of_a_saved_config(tmp_path: Path) -> None:
+    """A saved config states every value of its preset; those are not changes that go over to another one."""
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump_yaml(_settings(algorithm={"name": "grpo", "kl_coef": 0.1})), encoding="utf-8")
+    again = run_settings(None, saved, {"algorithm": {"name": "ppo"}}, resume=False, smoke=False)
+    assert again.algorithm == preset("ppo", kl_coef=0.1)
+    assert run_settings(None, saved, {}, resume=False, smoke=False).algorithm == preset("grpo", kl_coef=0.1)

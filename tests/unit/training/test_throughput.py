@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.presets import PRESETS
+from tether.algorithms.presets import preset
 from tether.core.enums import FinishReason, StopReason
 from tether.core.protocols import EngineStatistics
 from tether.core.types import Group, Trajectory, Turn
@@ -220,7 +220,7 @@ def test_what_several_sequences_share_is_work_once(share: bool, small_llama: Any
     batch = Batch(ids, mask, zeros, zeros.double(), turn_ends, lengths, rows, torch.zeros(3, dtype=torch.long))
     batch = dataclasses.replace(batch, advantages_BT=mask.float())
     settings = LearnerSettings(learning_rate=1e-3, update_batch=3, share_prompts=share)
-    learner = Learner(Policy(small_llama(), max_positions=128), PRESETS["dr_grpo"], settings, temperature=1.0, max_tokens=16)
+    learner = Learner(Policy(small_llama(), max_positions=128), preset("dr_grpo"), settings, temperature=1.0, max_tokens=16)
     learner.update(batch, [rows, rows], 1.0, Rates(1e-3))
     own_pairs = sum(sum(range(81, 81 + own)) for own in ends)
     prompts = 1 if share else 3

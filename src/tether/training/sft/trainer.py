@@ -27,7 +27,7 @@ from tether.training.sft.demonstrations import Demonstration
 from tether.training.sft.settings import SftLearnerSettings
 from tether.training.totals import TokenTotals
 
-TOKEN_MEAN = Algorithm("sft", advantages="group_relative", aggregation="token_mean")
+TOKEN_MEAN = Algorithm(aggregation="token_mean")
 """Of an algorithm the supervised loss has the aggregation only: every response token of a minibatch has the same weight."""
 MAX_NONFINITE = 10
 """Updates in a row that may be left out because their gradient is not finite."""
