@@ -18,9 +18,8 @@ import pytest
 import yaml
 
 import tether
-from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
-from tether.algorithms.filters.select import ORDERS, STRATEGIES
+from tether.algorithms.filters.select import AUTO, LOSS_SCALES, ORDERS, STRATEGIES
 from tether.algorithms.objective import AGGREGATIONS
 from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
 from tether.core.metrics import CATALOGUE

@@ -29,8 +29,7 @@ def complete_algorithm(incomplete: str) -> list[str]:
 
 
 def complete_filter(incomplete: str) -> list[str]:
-    from tether.algorithms.filters.rules import AUTO
-    from tether.algorithms.filters.select import STRATEGIES
+    from tether.algorithms.filters.select import AUTO, STRATEGIES
 
     return _beginning([*STRATEGIES, AUTO], incomplete)
 

@@ -37,8 +37,8 @@ from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, DivergedModel, UnknownName
 from tether.core.protocols import Communicator, SingleProcess
 from tether.diagnostics.buckets import NUM_BUCKETS, Agreement, Bucket, SignalNoise, Vector, dot, split_halves, variance_buckets
+from tether.models.hardware import memory_boundary
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
-from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
 from tether.models.probing import evaluating
 

@@ -60,7 +60,7 @@ from tether.diagnostics.rollouts.reasoning import ReasoningRule
 from tether.diagnostics.sampling import sample_reasonings, sampling_error
 from tether.diagnostics.scorer import resolve_scorer
 from tether.diagnostics.settings import AlarmRules
-from tether.models.memory import memory_boundary
+from tether.models.hardware import memory_boundary
 from tether.runs.schema import StepRecord
 
 NO_MEMORY = "lower diagnosis.budget or set diagnosis.every=0"

@@ -17,8 +17,8 @@ from tether.core.errors import BadInput, ModelUnavailable
 from tether.core.protocols import Communicator
 from tether.diagnostics.cross_score import cross_score
 from tether.diagnostics.settings import POLICY, REFERENCE
+from tether.models.hardware import memory_boundary
 from tether.models.lora import as_at_start, is_lora
-from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
 from tether.models.scoring.local import PrefixScorer, scorer_for
 from tether.models.scoring.make import make_scorer, ready_scorer

@@ -8,9 +8,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tether.algorithms.filters.rules import AUTO, LOSS_SCALES, auto_strategy
 from tether.algorithms.filters.scores import check_score
-from tether.algorithms.filters.select import ORDERS, STRATEGIES, Selection, check_band, select_groups
+from tether.algorithms.filters.select import AUTO, LOSS_SCALES, ORDERS, STRATEGIES, Selection, auto_strategy, check_band, select_groups
 from tether.core.errors import BadInput, did_you_mean
 
 RECENT = 5

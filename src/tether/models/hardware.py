@@ -1,17 +1,20 @@
-"""What there is to compute with: the device in words, the memory it has left, and how fast it multiplies.
+"""What there is to compute with: the device in words, the memory it has left, what to say where it runs out, and how fast it multiplies.
 
 The peak is measured, not looked up: square matrix products in the type the model computes in, larger and larger until one takes long enough
 to be timed, then the fastest of a few. A share of that peak says how much of what this machine can do a stage of training used.
 """
 
 import functools
+import gc
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, OutOfMemory
 
 PRODUCT_WIDTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 TIMED_SECONDS = 0.01
@@ -20,6 +23,8 @@ PEAK_SECONDS = 0.2
 """How long the products of the last width are repeated."""
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux says what a container may use."""
+_ON_CPU = ("can't allocate memory", "not enough memory")
+"""How torch's allocator for the CPU says it, as a plain RuntimeError."""
 
 
 def default_device() -> str:
@@ -123,3 +128,28 @@ def _available_in_container(folder: Path) -> int | None:
     except OSError:  # no container, or an older kind of limit
         return None
     return None if limit == "max" else int(limit) - int(used) + int(facts.get("inactive_file", 0))
+
+
+@contextmanager
+def memory_boundary(stage: str, remedy: str, kind: type[Exception] = OutOfMemory) -> Iterator[None]:
+    """Turn a failed allocation of the block into an error of this kind that names the stage and the remedy."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise kind(_put_into_words(stage, remedy, error)) from error
+    except RuntimeError as error:
+        if not any(text in str(error) for text in _ON_CPU):
+            raise
+        raise kind(_put_into_words(stage, remedy, error)) from error
+
+
+def forget_failed(device: torch.device) -> None:
+    """Give back what a failed attempt held: its tensors may hang in cycles of objects, and torch keeps their memory."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _put_into_words(stage: str, remedy: str, error: RuntimeError) -> str:
+    said = " ".join(str(error).split())[:120]
+    return f"out of memory in the {stage} ({said}); {remedy}"

@@ -38,7 +38,7 @@ from tether.core.types import Group, Trajectory
 from tether.envs.registry import find_class, is_address
 from tether.envs.remote import WorkerPool, make_envs
 from tether.models.chat import ChatFormat, PromptFormat
-from tether.models.memory import forget_failed, memory_boundary
+from tether.models.hardware import forget_failed, memory_boundary
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
 from tether.runs.verdict import ENV_ERRORS
 

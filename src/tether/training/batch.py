@@ -21,9 +21,16 @@ import numpy as np
 import torch
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.filters.rules import AUTO, auto_strategy, extreme_members, groups_to_sample, variance_weights
 from tether.algorithms.filters.scores import sample_variance
-from tether.algorithms.filters.select import Selection, select_within
+from tether.algorithms.filters.select import (
+    AUTO,
+    Selection,
+    auto_strategy,
+    extreme_members,
+    groups_to_sample,
+    select_within,
+    variance_weights,
+)
 from tether.core.types import Group
 from tether.diagnostics.summary import group_summary
 from tether.rollout.sampler import Sampler, check_resets, training_plan

@@ -19,8 +19,8 @@ from tether.algorithms.objective import DIVERGENCES
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
 from tether.models.critic import Critic
+from tether.models.hardware import memory_boundary
 from tether.models.logprobs import token_logprobs
-from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.training.distributed.ranks import Ranks

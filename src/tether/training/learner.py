@@ -31,8 +31,8 @@ from tether.algorithms.objective import LossTerms, PolicyTokens, clipped_value_l
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import OutOfMemory, RankFailure
 from tether.models.critic import Critic
+from tether.models.hardware import forget_failed, memory_boundary
 from tether.models.logprobs import AnyMicroBatch, Selected, cut_batch, forward, logprobs_and_entropy
-from tether.models.memory import forget_failed, memory_boundary
 from tether.models.policy import Policy
 from tether.training.distributed.ranks import Ranks, balanced
 from tether.training.memory import MicroBudget
@@ -273,24 +273,24 @@ class Learner:
         totals: TokenTotals,
         policy: Policy,
     ) -> Tensor:
-        part = MicroTokens.of_micro(minibatch, micro)
+        part = MicroBatchTokens.select(minibatch, micro)
         selected = forward(policy, minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute)
-        loss = loss_scale * (part.of(weights_BT) * self.policy_losses(policy, selected, part, totals)).sum()
+        loss = loss_scale * (part.gather(weights_BT) * self.policy_losses(policy, selected, part, totals)).sum()
         totals.count_micro(len(selected.targets_N), micro.num_tokens, micro.num_positions, micro.num_saved, micro.num_pairs)
         if self.critic is not None and self.critic.shared:
             values_N: Tensor = self.critic.head(selected.features_ND)
-            loss = loss + self._critic_settings.coef * (part.of(value_weights_BT) * self._value_losses(values_N, part, totals)).sum()
+            loss = loss + self._critic_settings.coef * (part.gather(value_weights_BT) * self._value_losses(values_N, part, totals)).sum()
         return loss
 
     def _critic_loss(self, minibatch: Batch, micro: AnyMicroBatch, weights_BT: Tensor, totals: TokenTotals, policy: Policy) -> Tensor:
         assert self.critic is not None
-        part = MicroTokens.of_micro(minibatch, micro)
+        part = MicroBatchTokens.select(minibatch, micro)
         values_N = self.critic.micro_values(
             minibatch.ids_BT, minibatch.loss_mask_BT, micro, recompute=self._budget.recompute, policy=policy
         )
-        return (part.of(weights_BT) * self._value_losses(values_N, part, totals)).sum()
+        return (part.gather(weights_BT) * self._value_losses(values_N, part, totals)).sum()
 
-    def policy_losses(self, policy: Policy, selected: Selected, part: "MicroTokens", totals: TokenTotals) -> Tensor:
+    def policy_losses(self, policy: Policy, selected: Selected, part: "MicroBatchTokens", totals: TokenTotals) -> Tensor:
         """The loss of every token, all terms together; another objective on the same engine overrides this (training/sft/trainer.py)."""
         logprobs_N, entropy_N = logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, self._temperature)
         losses = loss_terms(self._algorithm, part.policy_tokens(logprobs_N, entropy_N))
@@ -298,15 +298,15 @@ class Learner:
         return losses.total_N
 
     @staticmethod
-    def _count(losses: LossTerms, logprobs_N: Tensor, part: "MicroTokens", totals: TokenTotals) -> None:
-        log_ratio_N = logprobs_N.detach() - reported(logprobs_N.detach(), part.of(part.batch.behavior_logprobs_BT))
+    def _count(losses: LossTerms, logprobs_N: Tensor, part: "MicroBatchTokens", totals: TokenTotals) -> None:
+        log_ratio_N = logprobs_N.detach() - reported(logprobs_N.detach(), part.gather(part.batch.behavior_logprobs_BT))
         totals.add(**losses.metrics, mismatch=log_ratio_N.abs())
         totals.add_ratios(losses.policy.ratio_N)
         totals.add_mismatch_ratios(log_ratio_N.exp())
 
-    def _value_losses(self, values_N: Tensor, part: "MicroTokens", totals: TokenTotals) -> Tensor:
+    def _value_losses(self, values_N: Tensor, part: "MicroBatchTokens", totals: TokenTotals) -> Tensor:
         losses = clipped_value_loss(
-            values_N, part.of(part.batch.values_BT), part.of(part.batch.returns_BT), self._critic_settings.value_clip
+            values_N, part.gather(part.batch.values_BT), part.gather(part.batch.returns_BT), self._critic_settings.value_clip
         )
         totals.add(value_loss=losses.loss_N, value_clip=losses.clipped_N)
         return losses.loss_N
@@ -330,7 +330,7 @@ class Learner:
 
 
 @dataclass(frozen=True, slots=True)
-class MicroTokens:
+class MicroBatchTokens:
     """The selected tokens of a micro-batch, to look up fields of its minibatch by."""
 
     batch: Batch
@@ -338,10 +338,10 @@ class MicroTokens:
     """Their positions in a flattened [B, T] field."""
 
     @staticmethod
-    def of_micro(batch: Batch, micro: AnyMicroBatch) -> "MicroTokens":
+    def select(batch: Batch, micro: AnyMicroBatch) -> "MicroBatchTokens":
         index_M = micro.index_M.to(batch.ids_BT.device)
         sequence_N, column_N = batch.loss_mask_BT[index_M].nonzero(as_tuple=True)
-        return MicroTokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N)
+        return MicroBatchTokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N)
 
     def policy_tokens(self, logprobs_N: Tensor, entropy_N: Tensor) -> PolicyTokens:
         """What the loss looks at, for the selected tokens."""
@@ -349,12 +349,13 @@ class MicroTokens:
         return PolicyTokens(
             logprobs_N=logprobs_N,
             entropy_N=entropy_N,
-            old_N=self.of(batch.old_BT),
-            behavior_N=self.of(batch.behavior_logprobs_BT),
-            advantages_N=self.of(batch.advantages_BT),
-            reference_N=None if batch.reference_BT is None else self.of(batch.reference_BT),
+            old_N=self.gather(batch.old_BT),
+            behavior_N=self.gather(batch.behavior_logprobs_BT),
+            advantages_N=self.gather(batch.advantages_BT),
+            reference_N=None if batch.reference_BT is None else self.gather(batch.reference_BT),
         )
 
-    def of(self, field_BT: Tensor | None) -> Tensor:
+    def gather(self, field_BT: Tensor | None) -> Tensor:
+        """The selected tokens' part of a [B, T] field."""
         assert field_BT is not None  # the estimator of advantages has filled it in
         return field_BT.flatten()[self.positions_N]

@@ -20,7 +20,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from tether.core.errors import OutOfMemory
-from tether.models.memory import memory_boundary
+from tether.models.hardware import memory_boundary
 from tether.runs.checkpoints import checkpoint_name
 from tether.runs.store import RunStore
 from tether.training.callbacks import Callback

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, field_validator, model_validator
 
-from tether.algorithms.filters.rules import AUTO, LOSS_SCALES
 from tether.algorithms.filters.scores import SPREAD_SCORES, check_score
-from tether.algorithms.filters.select import ORDERS, STRATEGIES, check_band
+from tether.algorithms.filters.select import AUTO, LOSS_SCALES, ORDERS, STRATEGIES, check_band
 from tether.algorithms.presets import SECTIONS, Algorithm
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.filters.rules import loss_scale
 from tether.algorithms.filters.scores import sample_variance
+from tether.algorithms.filters.select import loss_scale
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, OutOfMemory, RankFailure, TetherError
 from tether.core.metrics import StepMetrics
@@ -22,7 +22,7 @@ from tether.diagnostics.gradients import NO_MEMORY, decompose_gradients, gradien
 from tether.diagnostics.monitor import Health, step_work
 from tether.diagnostics.pairs import ProbeRows, probe_rows, rollout_rows
 from tether.diagnostics.summary import group_summary, rollout_summary
-from tether.models.memory import memory_boundary
+from tether.models.hardware import memory_boundary
 from tether.models.policy import Policy
 from tether.rollout.pack import pack
 from tether.rollout.sampler import error_note, training_plan

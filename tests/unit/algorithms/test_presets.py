@@ -8,9 +8,8 @@ from pydantic import ValidationError
 
 from tether.algorithms import presets
 from tether.algorithms.advantages import ESTIMATORS
-from tether.algorithms.filters.rules import LOSS_SCALES
 from tether.algorithms.filters.scores import SCORES
-from tether.algorithms.filters.select import STRATEGIES
+from tether.algorithms.filters.select import LOSS_SCALES, STRATEGIES
 from tether.algorithms.objective import AGGREGATIONS, DIVERGENCES
 from tether.algorithms.presets import PRESETS, SECTIONS, Algorithm, own_changes, preset
 from tether.training.settings import RunSettings

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tether.core.errors import OutOfMemory
-from tether.models.memory import memory_boundary
+from tether.models.hardware import memory_boundary
 
 
 def test_an_allocation_that_no_machine_can_make() -> None:

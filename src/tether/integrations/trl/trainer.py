@@ -21,8 +21,7 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from tether.algorithms.filters.rules import loss_scale
-from tether.algorithms.filters.select import Selection
+from tether.algorithms.filters.select import Selection, loss_scale
 from tether.core.errors import BadInput, did_you_mean
 from tether.integrations.group_filter import GroupFilter
 from tether.integrations.trl.batch import GenerationBatch, gather_batch, row_keys

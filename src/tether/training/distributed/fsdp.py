@@ -34,8 +34,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.core.errors import BadInput, RankFailure
 from tether.models.fast.backbone import called
+from tether.models.hardware import forget_failed
 from tether.models.load import LoadedModel
-from tether.models.memory import forget_failed
 from tether.models.policy import Policy
 from tether.models.report import fast_path_report
 from tether.training.distributed.ranks import Ranks

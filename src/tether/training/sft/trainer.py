@@ -16,12 +16,12 @@ from torch import Tensor
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import DivergedModel
 from tether.core.seeding import generator
+from tether.models.hardware import memory_boundary
 from tether.models.logprobs import Selected, logprobs_and_entropy, token_logprobs
-from tether.models.memory import memory_boundary
 from tether.models.policy import Policy
 from tether.rollout.pack import pack
 from tether.training.interrupts import Interrupts
-from tether.training.learner import Learner, MicroTokens, Rates
+from tether.training.learner import Learner, MicroBatchTokens, Rates
 from tether.training.optim import learning_rate
 from tether.training.sft.demonstrations import Demonstration
 from tether.training.sft.settings import SftLearnerSettings
@@ -45,7 +45,7 @@ class SupervisedLearner(Learner):
         """`dtype`: what the model computes in; None leaves it, as for adapters."""
         super().__init__(policy, TOKEN_MEAN, settings.learner(), temperature=1.0, max_tokens=1, dtype=dtype)
 
-    def policy_losses(self, policy: Policy, selected: Selected, part: MicroTokens, totals: TokenTotals) -> Tensor:
+    def policy_losses(self, policy: Policy, selected: Selected, part: MicroBatchTokens, totals: TokenTotals) -> Tensor:
         logprobs_N, _ = logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, 1.0)
         totals.add(nll=-logprobs_N)
         return -logprobs_N

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tether.algorithms.filters.rules import auto_strategy
-from tether.algorithms.filters.select import select_groups
+from tether.algorithms.filters.select import auto_strategy, select_groups
 
 
 def _batch(*groups: list[float]) -> tuple[list[float], list[int]]:

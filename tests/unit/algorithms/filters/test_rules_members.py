@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.algorithms.filters.rules import extreme_members
+from tether.algorithms.filters.select import extreme_members
 
 
 @pytest.mark.parametrize(

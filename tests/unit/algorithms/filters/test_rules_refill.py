@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.algorithms.filters.rules import groups_to_sample
+from tether.algorithms.filters.select import groups_to_sample
 
 
 @pytest.mark.parametrize(

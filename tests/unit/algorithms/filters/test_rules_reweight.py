@@ -4,7 +4,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from tether.algorithms.filters.rules import variance_weights
+from tether.algorithms.filters.select import variance_weights
 
 
 def test_a_share_of_the_largest() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tether.algorithms.filters.rules import LOSS_SCALES, loss_scale
+from tether.algorithms.filters.select import LOSS_SCALES, loss_scale
 from tether.algorithms.objective import AGGREGATIONS
 
 
