@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
+
 from harness.cells import CellFiles
 from harness.claims import Finding, Predicts
 from harness.grid import Grid, Library, Plot
+from harness.plots import COLOURS, Mark, Panel, Series, draw, write_pictures
 from harness.results import Level, Results, read_results, to_json
-from harness.svg import COLOURS, Mark, Panel, Series, draw
 from tether.core.errors import BadInput
 from tether.runs.files import write_whole
 from tether.runs.quantities import Quantity, estimate_words
@@ -28,6 +30,11 @@ def write_pages(library: Library, names: Sequence[str]) -> list[Path]:
         for name in library.shared.order
     }
     written = [path for name in names for path in write_experiment(library, name, list(found[name].values()))]
+    every = [
+        (name, plot, results) for name in names for plot in library.grids[name].plots for results in found[name].values() if results.records
+    ]
+    figures = {library.folder / name / plot_name(plot, results.scale): plotted(library, plot, results) for name, plot, results in every}
+    written += write_pictures({path: figure for path, figure in figures.items() if figure is not None})
     glance = library.folder / README
     if glance.is_file():
         _replace_block(glance, glance_table(library, found), "")
@@ -52,10 +59,6 @@ def write_experiment(library: Library, name: str, found: Sequence[Results]) -> l
         if results.records:
             (folder / RESULTS).mkdir(parents=True, exist_ok=True)
             written.append(_write(folder / RESULTS / f"{results.scale}.json", to_json(results)))
-            for plot in grid.plots:
-                picture = plotted(library, plot, results)
-                if picture:
-                    written.append(_write(folder / plot_name(plot, results.scale), picture))
     _replace_block(folder / README, readme_block(library, name, found), f"# {grid.title}\n\n")
     return [*written, folder / README]
 
@@ -82,7 +85,7 @@ def readme_block(library: Library, name: str, found: Sequence[Results]) -> str:
         parts += [
             f"![{plot.title}]({plot_name(plot, results.scale)})"
             for plot in grid.plots
-            if results.records and plotted(library, plot, results)
+            if results.records and plotted(library, plot, results) is not None
         ]
         parts += [f"- failed: `{cell}`: {reason}" for cell, reason in results.failures.items()]
     if grid.not_run:
@@ -208,7 +211,7 @@ def _capital(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------------- plots
 
 
-def plotted(library: Library, plot: Plot, results: Results) -> str | None:
+def plotted(library: Library, plot: Plot, results: Results) -> go.Figure | None:
     """The picture, or None where no cell has its numbers."""
     runs = results.outcomes.runs
     arms = [arm for arm in dict.fromkeys(run.arm for run in runs) if plot.arms is None or arm in plot.arms]

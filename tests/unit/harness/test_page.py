@@ -1,16 +1,15 @@
 """Results, READMEs and plots: what they say, that they do not change when nothing changed, and that the committed ones are in step."""
 
 import shutil
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from harness.cells import CellFiles, CellRecord
 from harness.grid import Library, read_library
-from harness.page import END, table, write_pages
+from harness.page import END, plotted, table, write_pages
+from harness.plots import Mark, Panel, Series, draw
 from harness.results import compare, read_results
-from harness.svg import Mark, Panel, Series, draw, ticks
 from tether.core.errors import BadInput
 from tether.core.intervals import Estimate
 from tether.runs.quantities import Quantity, estimate_words
@@ -41,8 +40,12 @@ def test_the_page_of_an_experiment(library: Library) -> None:
     assert "| sokoban | no filter | 30.0 [3.9, 82.0], n = 3 |" in text
     assert "WebShop: not there." in text and "1\\|2" in text and "![Success](tiny_success.svg)" in text
     assert "6 cells, about 3 minutes" in text and "6 minutes of steps in all, on one card" in text
-    for name in ("success", "peak", "dots"):
-        ET.parse(library.folder / "one" / f"tiny_{name}.svg")
+    results = read_results(library, "one", "tiny", CellFiles(library.folder, "tiny"))
+    curves, bars, dots = (plotted(library, plot, results) for plot in library.grids["one"].plots)
+    assert [trace.name for trace in curves.data if trace.name] == ["no filter", "top-p 0.9"]  # type: ignore[union-attr]
+    assert list(curves.data[1].x) == [0, 15, 30] and list(curves.data[1].y) == pytest.approx([0.05, 0.3, 0.15])  # type: ignore[union-attr]
+    assert bars.data[0].y == pytest.approx((0.3,)) and bars.data[0].error_y.array == pytest.approx((0.52,), abs=5e-3)  # type: ignore[union-attr]
+    assert len(dots.data[0].x) == 3  # type: ignore[union-attr]
     assert (library.folder / "one" / "results" / "tiny.json").is_file()
 
 
@@ -117,19 +120,12 @@ def test_tables_escape_bars() -> None:
 
 
 @pytest.mark.parametrize("kind", ["curves", "bars", "scatter"])
-def test_pictures_are_valid_and_escape_names(kind: str) -> None:
-    panels = [Panel("<env>", [Series("a & b", [Mark(0, 0.1, 0.0, 0.2), Mark(10, 0.3, 0.2, 0.4)])])]
-    root = ET.fromstring(draw("<title>", panels, kind=kind, x_label="step", y_label="y"))
-    assert "a & b" in [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-
-
-def test_a_single_point_can_be_drawn() -> None:
-    ET.fromstring(draw("t", [Panel("e", [Series("a", [Mark(0, 0.0)])])], kind="curves", x_label="x", y_label="y"))
-
-
-def test_ticks_are_round() -> None:
-    assert ticks(0.0, 150.0) == [0.0, 50.0, 100.0, 150.0]
-    assert ticks(-0.12, 0.3) == [-0.1, 0.0, 0.1, 0.2, 0.3]
+def test_every_series_has_its_name_and_one_colour_in_all_panels(kind: str) -> None:
+    panels = [Panel(env, [Series("a & b", [Mark(0, 0.1, 0.0, 0.2), Mark(10, 0.3, 0.2, 0.4)])]) for env in ("one", "two")]
+    figure = draw("title", panels, kind=kind, x_label="step", y_label="y")
+    named = [trace for trace in figure.data if trace.name == "a & b"]
+    assert [trace.showlegend for trace in named] == [True, False]
+    assert len({str((trace.line or trace.marker).color if kind == "curves" else trace.marker.color) for trace in named}) == 1
 
 
 def test_the_committed_pages_are_in_step_with_the_committed_cells(tmp_path: Path) -> None:
