@@ -54,7 +54,7 @@ class WebShopOptions(TurnOptions):
     goals: GoalKind = "synthetic"
     """Instructions made by rule, or written by people (needs items_human_ins.json in `data`)."""
     nouns: Literal["light", "spacy"] = "light"
-    """How the nouns of two titles are found; see nouns.py."""
+    """How the nouns of two titles are found: by rules, or by the model of spaCy that the original uses."""
     reward: Literal["graded", "binary"] = "graded"
     """The original's score, or 1 for a full score and 0 otherwise."""
     observation: prompt.ObservationStyle = "text"
