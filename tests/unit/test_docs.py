@@ -21,7 +21,7 @@ import tether
 from tether.algorithms.filters.scores import SCORES
 from tether.algorithms.filters.select import AUTO, LOSS_SCALES, ORDERS, STRATEGIES
 from tether.algorithms.objective import AGGREGATIONS
-from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS
+from tether.algorithms.presets import DIVERGENCES, ESTIMATORS, PRESETS, SECTIONS, preset
 from tether.core.metrics import CATALOGUE
 from tether.core.setting_docs import setting_docs
 from tether.envs import registry
@@ -187,22 +187,25 @@ def _link_rows(page: Path) -> list[list[str]]:
 
 def test_presets_are_as_documented() -> None:
     table = {row[0]: row[1:] for row in _cells(ROOT / "docs" / "algorithms.md")}
-    for column, (name, preset) in enumerate(PRESETS.items()):
+    for column, name in enumerate(PRESETS):
+        algorithm = preset(name)
         yes_no = {True: "yes", False: "no"}
-        assert table["advantages"][column] == f"`{preset.advantages}`"
-        assert table["critic"][column] == yes_no[preset.has_critic]
-        assert table["divides by std"][column] == yes_no[preset.normalize_std]
-        assert table["whitens"][column] == yes_no[preset.whiten]
-        assert table["aggregation"][column] == f"`{preset.aggregation}`"
-        assert table["constant length"][column] == yes_no[preset.constant_length]
-        assert table["`clip_low`, `clip_high`"][column] == f"{preset.clip_low}, {preset.clip_high}"
-        assert table["`dual_clip`"][column] == str(preset.dual_clip).lower()
-        assert table["`entropy_coef`"][column] == str(preset.entropy_coef)
-        assert table["`kl_coef`"][column] == str(preset.kl_coef)
-        assert table["`kl_mode`, `divergence`"][column] == f"{preset.kl_mode}, `{preset.divergence}`"
-        if preset.has_critic:
-            assert table["`gamma`, `gae_lambda`, `turn_gamma`"][column] == f"{preset.gamma}, {preset.gae_lambda}, {preset.turn_gamma}"
-            assert table["`reward_placement`"][column] == preset.reward_placement
+        assert table["advantages"][column] == f"`{algorithm.advantages}`"
+        assert table["critic"][column] == yes_no[algorithm.has_critic]
+        assert table["divides by std"][column] == yes_no[algorithm.normalize_std]
+        assert table["whitens"][column] == yes_no[algorithm.whiten]
+        assert table["aggregation"][column] == f"`{algorithm.aggregation}`"
+        assert table["constant length"][column] == yes_no[algorithm.constant_length]
+        assert table["`clip_low`, `clip_high`"][column] == f"{algorithm.clip_low}, {algorithm.clip_high}"
+        assert table["`dual_clip`"][column] == str(algorithm.dual_clip).lower()
+        assert table["`entropy_coef`"][column] == str(algorithm.entropy_coef)
+        assert table["`kl_coef`"][column] == str(algorithm.kl_coef)
+        assert table["`kl_mode`, `divergence`"][column] == f"{algorithm.kl_mode}, `{algorithm.divergence}`"
+        if algorithm.has_critic:
+            assert (
+                table["`gamma`, `gae_lambda`, `turn_gamma`"][column] == f"{algorithm.gamma}, {algorithm.gae_lambda}, {algorithm.turn_gamma}"
+            )
+            assert table["`reward_placement`"][column] == algorithm.reward_placement
         for section in ("filter", "rollout"):
             cell = table[f"`{section}`"][column].replace("`", "")
             assert (yaml.safe_load(f"{{{cell}}}") if cell != "-" else {}) == SECTIONS.get(name, {}).get(section, {})
