@@ -153,12 +153,12 @@ class TrajectoryIndex:
     def select(self, *, order: str = "oldest", start: int = 0, limit: int = -1, **wanted: Any) -> list[IndexRow]:
         """The rows of each step's last attempt that fit; see `_condition` for what can be asked."""
         condition, values = _condition(wanted)
-        return self._rows(f"{ORDERS[order]} LIMIT ? OFFSET ?", condition, (*values, limit, start), joined=True)
+        return self._rows(f"{ORDERS[order]} LIMIT ? OFFSET ?", condition, (*values, limit, start), source=self._last_attempts())
 
     def count(self, **wanted: Any) -> int:
         """How many rows `select` has."""
         condition, values = _condition(wanted)
-        return int(self._query(f"SELECT count(*) FROM all_rows JOIN last USING (step, split, attempt) WHERE {condition}", values)[0][0])
+        return int(self._query(f"SELECT count(*) FROM {self._last_attempts()} WHERE {condition}", values)[0][0])
 
     def stop_reasons(self) -> list[str]:
         """Why episodes of this run ended."""
@@ -238,10 +238,14 @@ class TrajectoryIndex:
         with self._guard:
             return self._connection.execute(command, values).fetchall()
 
-    def _rows(self, order: str, condition: str = "1", values: Sequence[Any] = (), *, joined: bool = False) -> list[IndexRow]:
-        join = "JOIN last USING (step, split, attempt)" if joined else ""
-        found = self._query(f"SELECT {_COLUMNS} FROM all_rows {join} WHERE {condition} ORDER BY {order}", values)
+    def _rows(self, order: str, condition: str = "1", values: Sequence[Any] = (), *, source: str = "all_rows") -> list[IndexRow]:
+        found = self._query(f"SELECT {_COLUMNS} FROM {source} WHERE {condition} ORDER BY {order}", values)
         return [IndexRow._make((*row[:9], None if row[9] is None else bool(row[9]), bool(row[10]))) for row in found]
+
+    def _last_attempts(self) -> str:
+        """Where the rows of the last attempts are. A run that was never resumed has only these: no join, which a scan of all rows would feel."""
+        resumed = self._query("SELECT 1 FROM last WHERE attempt > 0 LIMIT 1")
+        return "all_rows JOIN last USING (step, split, attempt)" if resumed else "all_rows"
 
     def _fits(self, rows: Sequence[IndexRow]) -> bool:
         """Whether the file has these lines where the rows say."""
@@ -357,7 +361,7 @@ def _condition(wanted: Mapping[str, Any]) -> tuple[str, list[Any]]:
 
     step, split, group, member, success, stop_reason, kept: equal; reward_at_least, reward_at_most: of the reward; steps: one of some steps.
     """
-    parts, values = ["1"], []
+    parts, values = ["step IS NOT NULL"], []
     for name, value in wanted.items():
         if value is None:
             continue

@@ -278,3 +278,13 @@ def test_a_torn_line_has_a_row_without_a_step(store: RunStore) -> None:
     index = opened(store.folder)
     assert index.torn_lines == [len(by_reading(store.folder)) + 6 + 1]  # and the six lines of the first attempt
     assert isinstance(index.select()[0], IndexRow)
+
+
+def test_a_run_that_was_never_resumed_has_only_last_attempts(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path / "run", "", {})
+    store.append_trajectories(episodes(1, 5))
+    with (store.folder / TRAJECTORIES).open("ab") as file:
+        file.write(b"half a li\n")
+    store.append_trajectories(episodes(2, 5))
+    index = opened(store.folder)
+    assert index.count() == 10 and list(index.read(index.select())) == by_reading(store.folder) and len(index.torn_lines) == 1
