@@ -222,7 +222,7 @@ class Monitor:
             successes: whether each row's trajectory solved its task.
             trajectories: which rows are turns of one episode, in order; by default every row is an episode of its own.
             selection: what `select_groups` made of these rows, for the run folder and the metrics of the groups.
-            metrics: numbers of the step that are known already, under their names in core/metrics.py, such as "rollout/response_tokens". The
+            metrics: numbers of the step that are known already, under their names in core/metrics.toml, such as "rollout/response_tokens". The
                 alarms read them; what is missing is computed from the rows where it can be.
             work: the tokens that the step computes without the monitor, which `budget` is a share of: those of the rollout, and three times
                 those trained on. By default there is no bound.

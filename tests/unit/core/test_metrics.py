@@ -59,7 +59,7 @@ def test_a_family_can_be_put() -> None:
 
 
 def test_unknown_metric() -> None:
-    with pytest.raises(UnknownName, match=r"metric 'rollout/sucess' is not in core/metrics\.py: did you mean 'rollout/success'\?"):
+    with pytest.raises(UnknownName, match=r"metric 'rollout/sucess' is not in core/metrics\.toml: did you mean 'rollout/success'\?"):
         StepMetrics().put("rollout", {"sucess": 1.0})
 
 

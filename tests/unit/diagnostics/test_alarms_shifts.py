@@ -101,6 +101,6 @@ def test_a_rule_can_read_every_logged_metric_and_no_other() -> None:
         history.append(step, {"rollout/turns": float(step)} if step != 2 else {})
     assert history["rollout/turns"] == MetricSeries((1, 3), (1.0, 3.0)) and history.until(2)["rollout/turns"].steps == (1,)
     assert len(history["update/loss"]) == 0, "never measured"
-    with pytest.raises(UnknownName, match=r"metric 'rollout/turn' is not in core/metrics\.py: did you mean 'rollout/turns'"):
+    with pytest.raises(UnknownName, match=r"metric 'rollout/turn' is not in core/metrics\.toml: did you mean 'rollout/turns'"):
         history["rollout/turn"]
     assert history.pop_from(2) == {2: {}, 3: {"rollout/turns": 3.0}} and history.steps == [1]

@@ -175,7 +175,7 @@ class History:
     def __getitem__(self, metric: str) -> MetricSeries:
         """The measurements of one metric; empty where it was never measured. A name that no step can log is refused."""
         if metric not in self._series and metric != INFORMATION and not is_catalogued(metric):
-            raise UnknownName(f"metric '{metric}' is not in core/metrics.py: {did_you_mean(metric, CATALOGUE)}")
+            raise UnknownName(f"metric '{metric}' is not in core/metrics.toml: {did_you_mean(metric, CATALOGUE)}")
         steps, values = self._series.get(metric, ([], []))
         count = bisect.bisect_right(steps, self._end)
         return MetricSeries(tuple(steps[:count]), tuple(values[:count]))
