@@ -166,11 +166,10 @@ def _launch_on_ray(
     check_environments(topology, [chosen.name for chosen in settings.environments()])
     from tether.training.distributed.ray_run import run_on_ray
 
-    sys.exit(run_on_ray(address, topology, settings, [*rest, *(["--engine", ENGINE_NAME] if engine else [])], out, _print))
+    def output(line: str, *, error: bool = False) -> None:
+        print(line, file=sys.stderr if error else sys.stdout, flush=True)
 
-
-def _print(line: str, *, error: bool = False) -> None:
-    print(line, file=sys.stderr if error else sys.stdout, flush=True)
+    sys.exit(run_on_ray(address, topology, settings, [*rest, *(["--engine", ENGINE_NAME] if engine else [])], out, output))
 
 
 def _without(words: list[str], *options: str) -> list[str]:
@@ -220,9 +219,10 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     try:
         run_training(settings, store, [view], resumed=resumed, changed=changed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
+        checkpoint = newest_checkpoint(store.checkpoints)
         SafeConsole(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
             f"{_stop_words(ranks.interrupts.received)} {f'after step {trainers[0].step}' if trainers else 'while the model was loaded'}; "
-            f"the last checkpoint is {_last_checkpoint(store)}. Continue with: tether train --resume --out {store.folder}",
+            f"the last checkpoint is {checkpoint.name if checkpoint else 'none: a resumed run starts from scratch'}. Continue with: tether train --resume --out {store.folder}",
             soft_wrap=True,
         )
         sys.exit(ranks.interrupts.exit_code)
@@ -263,11 +263,6 @@ def _outcome(store: RunStore) -> dict[str, Any]:
         "metrics": steps[-1].metrics if steps else {},
         "report": str(store.folder / "report.html"),
     }
-
-
-def _last_checkpoint(store: RunStore) -> str:
-    checkpoint = newest_checkpoint(store.checkpoints)
-    return checkpoint.name if checkpoint else "none: a resumed run starts from scratch"
 
 
 def _finish(console: Console, store: RunStore) -> None:
