@@ -91,7 +91,7 @@ def test_a_signal(number: int, settings: Callable[..., RunSettings], straight: P
     trainer = _trainer(tmp_path / "run", settings(), _After(stop))
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
-    assert trainer.interrupts.received == number
+    assert trainer.ranks.interrupts.received == number
     _continues(tmp_path / "run", settings(), straight)
 
 
