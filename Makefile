@@ -121,3 +121,4 @@ lint-types: set-up-dev
 
 lint-imports: set-up-dev
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/test_shape_of_code.py -k import_cycles
