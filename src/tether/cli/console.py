@@ -14,8 +14,12 @@ from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
+from rich.table import Table
 
 from tether.core.text import visible
+
+FILE_WIDTH = 240
+"""Characters of a table's line in a file or a pipe."""
 
 
 class SafeConsole(Console):
@@ -31,6 +35,28 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)
+
+    def say(self, line: str, style: str | None = None) -> None:
+        """A line as it is: whatever it quotes, brackets and numbers too, is shown plainly and not broken."""
+        self.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def show_table(table: Table, below: str = "") -> None:
+    """A table on standard output, and a line below it; a file or a pipe has no margin, so no cell is folded there."""
+    console = SafeConsole(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(table)
+    if below:
+        console.say(below, "dim")
+
+
+def plain_table(*titles: str, right: Iterable[str] = (), **look: Any) -> Table:
+    """A table without lines, the columns of the titles `right` set to the right; `look` is rich's."""
+    table = Table(box=None, pad_edge=False, **look)
+    for title in titles:
+        table.add_column(title, justify="right" if title in right else "left")
+    return table
 
 
 class SafeStream:

@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.options import Host, Port
+from tether.cli.serve import until_stopped
+
 EXAMPLES = """\b
 Examples:
   tether dashboard
@@ -20,15 +23,11 @@ Examples:
 
 def dashboard(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="A folder of run folders, or one run folder.")] = Path("runs"),
-    host: Annotated[
-        str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8050,
+    host: Host = "127.0.0.1",
+    port: Port = 8050,
     token: Annotated[
         str | None,
-        typer.Option(
-            envvar="TETHER_TOKEN", show_envvar=False, help="Secret that the page asks for; better set as TETHER_TOKEN.", show_default=False
-        ),
+        typer.Option(envvar="TETHER_TOKEN", show_envvar=False, help="Secret that the page asks for; better set as TETHER_TOKEN."),
     ] = None,
 ) -> None:
     """Show a folder of runs in the browser, live while they train: curves, alarms, every trajectory, comparisons."""
@@ -44,7 +43,5 @@ def dashboard(
         found = len(catalogue.runs())
         runs = f"{found} run{'s' * (found != 1)} in {folder}"
         typer.echo(f"Dashboard of {runs} at {address_of(listener)} (Ctrl-C stops){', token required' if secret else ''}.")
-        try:
+        with until_stopped(typer.echo):
             run(catalogue, step_templates, listener, secret)
-        except KeyboardInterrupt:  # the way to stop a server; everything is closed by now
-            typer.echo("Stopped.")

@@ -21,6 +21,7 @@ Examples:
 """
 
 TEMPLATES_SHOWN = 3
+LONGEST_SKELETON = 110
 REPORT = "diagnosis.html"
 CONTROL_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 """Characters that JSON may hold as they are and that some terminals obey."""
@@ -143,8 +144,9 @@ def _show(document: dict[str, Any], out: Path | None) -> None:
     if templates:
         console.print("Templates", style="bold")
     for template in templates[:TEMPLATES_SHOWN]:
-        kinds = slot_words(template["slots"])
-        console.print(f"  {template['share']:4.0%}  {_short(template['skeleton'])}{f'   (slots: {kinds})' if kinds else ''}")
+        kinds, skeleton = slot_words(template["slots"]), template["skeleton"]
+        shown = skeleton if len(skeleton) <= LONGEST_SKELETON else f"{skeleton[: LONGEST_SKELETON - 1]}…"
+        console.print(f"  {template['share']:4.0%}  {shown}{f'   (slots: {kinds})' if kinds else ''}")
     for alarm in document["alarms"]:
         console.print(f"Alarm {alarm['name']} since step {alarm['began']}: {alarm['cause']}", style="red")
     where = "" if document["windows"][-1]["step"] is None else f", verdict on step {document['verdict_step']}"
@@ -157,7 +159,3 @@ def _show(document: dict[str, Any], out: Path | None) -> None:
         console.print(f"note: {note}", style="yellow")
     if out is not None:
         console.print(f"report: {out}")
-
-
-def _short(text: str, most: int = 110) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

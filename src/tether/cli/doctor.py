@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,7 +84,9 @@ def examine() -> Iterator[Finding]:
     yield from _compute()
     yield from _models()
     yield _sandbox()
-    yield from _trainers()
+    for name in ("trl", "verl"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            yield _trainer(name, importlib.metadata.version(name))
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     yield Finding("disk", free > MIN_FREE_GIB, f"{free:.0f} GiB free here; a run needs {MIN_FREE_GIB} GiB to be safe")
 
@@ -200,18 +203,11 @@ def _sandbox() -> Finding:
     return Finding("sandbox", level.strong, f"{strength}: {level.detail}", needed=False)
 
 
-def _trainers() -> Iterator[Finding]:
-    """Whether the plug-ins for the trainers that are installed here really load; verl swallows errors of loading them."""
-    for name in ("trl", "verl"):
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        yield _trainer(name, version)
-
-
 def _trainer(name: str, version: str) -> Finding:
-    """Load a plug-in in a process of its own: these packages set up logging, plug-ins and devices when they are imported."""
+    """Whether the plug-in for a trainer that is installed here really loads; verl swallows errors of loading it.
+
+    It is loaded in a process of its own: these packages set up logging, plug-ins and devices when they are imported.
+    """
     loads = {
         "trl": "import tether.integrations.trl; from tether.integrations.trl.config import check_version; print(check_version() or '')",
         "verl": (
@@ -225,12 +221,8 @@ def _trainer(name: str, version: str) -> Finding:
         offered = [point for point in importlib.metadata.entry_points(group="verl.plugins") if point.name == "tether"]
         policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").lower()
         if not offered:
-            return Finding(
-                what,
-                False,
-                "verl is not offered the plug-in: install Tether (pip install -e .) so that its entry point is known",
-                needed=False,
-            )
+            missing = "verl is not offered the plug-in: install Tether (pip install -e .) so that its entry point is known"
+            return Finding(what, False, missing, needed=False)
         if policy != "auto" and "tether" not in policy.split(","):
             return Finding(what, False, f"VERL_USE_EXTERNAL_PLUGINS is '{policy}', so verl does not load it; set it to auto", needed=False)
     done = subprocess.run([sys.executable, "-c", loads[name]], capture_output=True, text=True, check=False)
@@ -252,6 +244,5 @@ def _models() -> Iterator[Finding]:
     folder = models_folder()
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     writable = os.access(parent, os.W_OK)
-    yield Finding(
-        "cache", writable, f"{folder}" if writable else f"{folder} cannot be written; set TETHER_CACHE to another folder", needed=False
-    )
+    words = f"{folder}" if writable else f"{folder} cannot be written; set TETHER_CACHE to another folder"
+    yield Finding("cache", writable, words, needed=False)

@@ -4,17 +4,15 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
-from rich.table import Table
+from rich.progress import Progress
 from rich.text import Text
 
-from tether.cli.completion import complete_env
-from tether.cli.console import SafeConsole
+from tether.cli.console import SafeConsole, plain_table
+from tether.cli.options import complete_env
 from tether.core.enums import Split
 from tether.core.errors import BadInput, TetherError, environment_boundary
 from tether.core.protocols import few_shot_of
@@ -91,9 +89,7 @@ def _described(name: str) -> dict[str, Any]:
 
 
 def _list(console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "turns", "task"):
-        table.add_column(title)
+    table = plain_table("name", "turns", "task")
     for name in ENVIRONMENTS.names():
         try:
             env = make_env(name)
@@ -120,7 +116,7 @@ def _show(console: Console, name: str) -> None:
     console.print(f"\nA first observation (seed 0):\n{first}\n", markup=False)
     if plan.options is None:
         return
-    table = Table(title="options", title_justify="left", box=None, pad_edge=False)
+    table = plain_table(title="options", title_justify="left")
     for title in ("name", "default", "allowed", "meaning"):
         table.add_column(title, overflow="fold")
     for doc in setting_docs(plan.options):
@@ -130,16 +126,38 @@ def _show(console: Console, name: str) -> None:
 
 def _check(console: Console, names: list[str], episodes: int, go_on: bool) -> None:
     """`go_on`: an environment that cannot be found is a row of the table; otherwise it is an error of the user."""
-    found = {name: _find(name, go_on) for name in names}
+    found: dict[str, EnvFactory | TetherError] = {}
+    for name in names:
+        try:
+            found[name] = env_factory(name)
+        except TetherError as error:
+            if not go_on:
+                raise
+            found[name] = error
     reports = []
     with Progress(console=SafeConsole(stderr=True), transient=True) as bars:
         task = bars.add_task("checking", total=len(names) * len(CHECKS))
         for name, plan in found.items():
+
+            def announce(check: str, name: str = name) -> None:
+                bars.update(task, advance=1, description=f"{name}: {check}")
+
             if isinstance(plan, EnvFactory):
-                reports.append(run_checks(plan, episodes, partial(_announce, bars, task, name)))
+                reports.append(run_checks(plan, episodes, announce))
             else:
                 reports.append(CheckReport(name, (CheckResult(CHECKS[0].name, (str(plan),)),)))
-    console.print(_results(reports))
+    # One row for each environment and check, and one for each violation of a failed check.
+    table = plain_table()
+    for title in ("environment", "check", "result"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    for report in reports:
+        for result in report.results:
+            for violation in result.violations:
+                table.add_row(report.env, result.check, Text("FAIL", style="bold red"), Text(violation))
+            if not result.violations:
+                table.add_row(report.env, result.check, Text("-" if result.skipped else "ok", style="green"), Text(result.skipped))
+    console.print(table)
     failed = [report.env for report in reports if not report.ok]
     if failed:
         console.print(Text(f"\n{', '.join(failed)}: failed", style="red"))
@@ -158,10 +176,7 @@ def _fields(words: list[str]) -> Fields:
 
 def _check_data(console: Console, name: str | None, data: str, fields: Fields) -> None:
     """One environment's report; or, where none is named, that of the environment that loads most rows, after a line about each."""
-    if name is not None:
-        report = check_data(name, data, fields)
-    else:
-        report = _best_report(console, data, fields)
+    report = _best_report(console, data, fields) if name is None else check_data(name, data, fields)
     for line in _data_lines(report):
         console.print(line, markup=False, soft_wrap=True)
     if not report.ok:
@@ -200,32 +215,3 @@ def _data_lines(report: DataReport) -> Iterator[str]:
                 yield f"      {', '.join(rows.places)}{', ...' if rows.count > len(rows.places) else ''}"
     if report.unread:
         yield f"  columns that are not read: {', '.join(report.unread)}"
-
-
-def _find(name: str, go_on: bool) -> EnvFactory | TetherError:
-    try:
-        return env_factory(name)
-    except TetherError as error:
-        if not go_on:
-            raise
-        return error
-
-
-def _announce(bars: Progress, task: TaskID, name: str, check: str) -> None:
-    bars.update(task, advance=1, description=f"{name}: {check}")
-
-
-def _results(reports: list[CheckReport]) -> Table:
-    """One row for each environment and check, and one for each violation of a failed check."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("environment", "check", "result"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("reason", overflow="fold")
-    for report in reports:
-        for result in report.results:
-            if result.violations:
-                for violation in result.violations:
-                    table.add_row(report.env, result.check, Text("FAIL", style="bold red"), Text(violation))
-            else:
-                table.add_row(report.env, result.check, Text("-" if result.skipped else "ok", style="green"), Text(result.skipped))
-    return table

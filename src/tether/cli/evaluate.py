@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tether.cli.completion import complete_env
-from tether.cli.console import SafeConsole
+from tether.cli.console import SafeConsole, plain_table, show_table
+from tether.cli.options import Device, complete_env
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput, ConfigError
 
@@ -29,8 +28,6 @@ Examples:
   tether eval http://localhost:8000#my-model --env sokoban --concurrency 16 --out results
   tether eval runs/a runs/b smollm2 --env frozen_lake --out results
 """
-
-FILE_WIDTH = 240
 
 
 def evaluate_model(
@@ -53,20 +50,15 @@ def evaluate_model(
     ] = None,
     body: Annotated[str | None, typer.Option(metavar="JSON", help="Further fields of every request; null leaves one out.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as rollout.max_tokens=100.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
+    device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
     """Measure success on fixed validation prompts, with its 95% interval and pass@k; several models are compared on the same instances."""
-    from tether.training.resolve import evaluation_settings
+    from tether.training.resolve import chosen, evaluation_settings
 
-    overrides: dict[str, Any] = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}, "rollout": {}}
-    if engine is not None:
-        overrides["rollout"]["engine"] = engine
-    if max_tokens is not None:
-        overrides["rollout"]["max_tokens"] = max_tokens
-    if device is not None:
-        overrides["model"] = {"device": device}
-    given = merge(overrides, parse_overrides(set_ or []))
+    options = {"rollout.engine": engine, "rollout.max_tokens": max_tokens, "model.device": device}
+    played = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}
+    given = merge(played | chosen(options), parse_overrides(set_ or []))
     if len(set(targets)) < len(targets):
         raise BadInput(f"a model is given twice among {', '.join(targets)}; give each once")
     prices, fields = _prices(price or [], targets), _fields(body)
@@ -77,11 +69,11 @@ def evaluate_model(
     endpoint = EndpointOptions(concurrency, api_key_env, fields)
     console = SafeConsole(stderr=True, quiet=as_json)
     results = []
-    for target, chosen, cost in zip(targets, settings, prices, strict=True):
-        result = _play(target, chosen, endpoint, cost, out, console)
+    for target, own, cost in zip(targets, settings, prices, strict=True):
+        result = _play(target, own, endpoint, cost, out, console)
         results.append(result)
         if not as_json:
-            _show(result, chosen, target)
+            _show(result, own, target)
     if as_json:
         _echo_json(results, settings)
     elif len(results) > 1:
@@ -119,7 +111,12 @@ def _fields(text: str | None) -> dict[str, Any]:
 
 
 def _play(
-    target: str, settings: "RunSettings", endpoint: "EndpointOptions", price: tuple[float, float] | None, out: Path | None, console: Console
+    target: str,
+    settings: "RunSettings",
+    endpoint: "EndpointOptions",
+    price: tuple[float, float] | None,
+    out: Path | None,
+    console: SafeConsole,
 ) -> "Evaluation":
     from tether.training.callbacks import Callback
     from tether.training.evaluation_run import run_evaluation
@@ -140,7 +137,7 @@ def _play(
     except KeyboardInterrupt:
         if "://" in target:
             kept = f"what ended is kept in {out}; the same command continues" if out else "nothing is kept without --out"
-            console.print(f"stopped; {kept}", highlight=False, soft_wrap=True)
+            console.say(f"stopped; {kept}")
         raise
 
 
@@ -148,44 +145,32 @@ def _names(settings: "RunSettings") -> str:
     return " + ".join(chosen.name for chosen in settings.environments())
 
 
-def _console() -> Console:
-    console = SafeConsole()
-    if not console.is_terminal:  # a file or a pipe has no margin: no cell is folded
-        console.width = FILE_WIDTH
-    return console
-
-
 def _show(result: "Evaluation", settings: "RunSettings", target: str) -> None:
     """The rate in a line; below it a table with a row for each environment, and what else is worth knowing."""
     from tether.runs.pages import spent
 
-    metrics, evaluation, console = result.metrics, settings.evaluation, _console()
+    metrics, evaluation, console = result.metrics, settings.evaluation, SafeConsole()
+    some = "" if metrics["instances"] == metrics["prompts"] else f" of {metrics['instances']:.0f} different instances"
     samples = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
     console.print(
         f"{settings.model.name} on {_names(settings)}: success [bold]{metrics['success']:.1%}[/] "
         f"(95% interval {metrics['success_low']:.1%} to {metrics['success_high']:.1%}, "
-        f"{metrics['prompts']:.0f} prompts{_distinct(metrics)}, temperature {evaluation.temperature:g}{samples})",
+        f"{metrics['prompts']:.0f} prompts{some}, temperature {evaluation.temperature:g}{samples})",
         highlight=False,
         soft_wrap=True,
     )
-    console.print(_table(result.environments))
+    show_table(_table(result.environments))
     lines = [spent(result.record)] if "://" in target else []
-    lines += _warnings(result, settings)
-    lines += [f"page: {result.files}.html"] if result.files is not None else []
+    lines += result.notes
+    if failed := result.record["failed"]:
+        lines.append(f"conversations that failed and are in no number: {len(failed)}, the first: {failed[0]['reason']}")
+    if cut := result.record["cut_responses"]:
+        most = f"{settings.rollout.max_tokens} tokens; --max-tokens gives more"
+        lines.append(f"{cut} of {result.tokens['responses']} responses were cut at {most}")
+    if result.files is not None:
+        lines.append(f"page: {result.files}.html")
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _warnings(result: "Evaluation", settings: "RunSettings") -> list[str]:
-    """What a reader of the number should know."""
-    found = list(result.notes)
-    failed = result.record["failed"]
-    if failed:
-        found.append(f"conversations that failed and are in no number: {len(failed)}, the first: {failed[0]['reason']}")
-    cut, responses = result.record["cut_responses"], result.tokens["responses"]
-    if cut:
-        found.append(f"{cut} of {responses} responses were cut at {settings.rollout.max_tokens} tokens; --max-tokens gives more")
-    return found
+        console.say(line)
 
 
 def _show_together(results: list["Evaluation"]) -> None:
@@ -196,10 +181,8 @@ def _show_together(results: list["Evaluation"]) -> None:
     records = distinct_names([{**result.record, "file": str(result.files)} if result.files else result.record for result in results])
     records.sort(key=lambda record: -record["metrics"]["success"])
     ks = pass_names(records)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model")
-    for heading in ("success", "95% interval", *(f"pass@{k}" for k in ks), "reward", "95% interval", "instances", "failed"):
-        table.add_column(heading, justify="right")
+    numbers = ("success", "95% interval", *(f"pass@{k}" for k in ks), "reward", "95% interval", "instances", "failed")
+    table = plain_table("model", *numbers, right=numbers, header_style="bold")
     for record in records:
         metrics, ends, reward = record["metrics"], record["intervals"]["success"], record["intervals"]["reward_mean"]
         table.add_row(
@@ -212,16 +195,16 @@ def _show_together(results: list["Evaluation"]) -> None:
             f"{metrics['instances']:.0f}",
             f"{metrics['errors']:.0f}",
         )
-    console = _console()
+    console = SafeConsole()
     console.print()
-    console.print(table)
-    console.print("\ndifferences on the same instances, 95% intervals:", highlight=False)
+    show_table(table)
+    console.say("\ndifferences on the same instances, 95% intervals:")
     for first, second in itertools.combinations(records, 2):
         difference = compare(first, second)
         words = f"{first['model']['name']} and {second['model']['name']} played no instance in common"
-        console.print(f"  {difference_words(difference) if difference else words}", highlight=False, soft_wrap=True, markup=False)
+        console.say(f"  {difference_words(difference) if difference else words}")
     if len({task_key(record) for record in records}) > 1:
-        console.print("the models were not asked in the same way: options of the environment differ (see the records)", highlight=False)
+        console.say("the models were not asked in the same way: options of the environment differ (see the records)")
 
 
 def _echo_json(results: list["Evaluation"], settings: list["RunSettings"]) -> None:
@@ -229,8 +212,8 @@ def _echo_json(results: list["Evaluation"], settings: list["RunSettings"]) -> No
     from tether.runs.evaluations import compare
 
     objects = []
-    for result, chosen in zip(results, settings, strict=True):
-        about: dict[str, Any] = {"env": _names(chosen), "model": chosen.model.name, "samples": chosen.evaluation.samples}
+    for result, own in zip(results, settings, strict=True):
+        about: dict[str, Any] = {"env": _names(own), "model": own.model.name, "samples": own.evaluation.samples}
         apart = {"environments": result.environments} if result.mixed else {}
         objects.append({**about, **result.metrics, **apart, "intervals": result.record["intervals"], "tokens": result.record["tokens"]})
     if len(objects) == 1:
@@ -254,19 +237,11 @@ def _echo_json(results: list["Evaluation"], settings: list["RunSettings"]) -> No
     typer.echo(json.dumps({"results": objects, "differences": differences}))
 
 
-def _distinct(metrics: dict[str, float]) -> str:
-    """How many different instances there were, where some came twice."""
-    return "" if metrics["instances"] == metrics["prompts"] else f" of {metrics['instances']:.0f} different instances"
-
-
 def _table(environments: dict[str, dict[str, float]]) -> Table:
     measured = {name.removeprefix("pass_at_") for metrics in environments.values() for name in metrics if name.startswith("pass_at_")}
     ks = sorted(measured, key=int)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("environment")
-    for heading in ("prompts", "success", "95% interval", *(f"pass@{k}" for k in ks[1:]), "reward", "turns", "well formed"):
-        table.add_column(heading, justify="right")
-    table.add_column("own numbers")
+    numbers = ("prompts", "success", "95% interval", *(f"pass@{k}" for k in ks[1:]), "reward", "turns", "well formed")
+    table = plain_table("environment", *numbers, "own numbers", right=numbers, header_style="bold")
     for env, metrics in environments.items():
         own = {key.removeprefix(f"env/{env}/"): value for key, value in metrics.items() if key.startswith("env/")}
         table.add_row(

@@ -46,8 +46,8 @@ def export(
     console = SafeConsole()
     with console.status(f"exporting step {number}"):
         export_checkpoint(store, checkpoint, number, out, dtype)
-    console.print(f"step {number} of {run} in {dtype}: {out}", highlight=False, soft_wrap=True, markup=False)
+    console.say(f"step {number} of {run} in {dtype}: {out}")
     if push_to_hub is not None:
         with console.status(f"uploading to {push_to_hub}"):
             address = push(out, push_to_hub)
-        console.print(f"uploaded: {address}", highlight=False, soft_wrap=True, markup=False)
+        console.say(f"uploaded: {address}")

@@ -4,10 +4,9 @@ import json
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from tether.cli.completion import complete_model
-from tether.cli.console import SafeConsole
+from tether.cli.console import SafeConsole, plain_table
+from tether.cli.options import complete_model
 from tether.core.errors import UnknownName, did_you_mean
 
 EXAMPLES = """\b
@@ -31,14 +30,12 @@ def models(
     if as_json:
         typer.echo(json.dumps([{"name": name, "at_hand": is_at_hand(name), "about": about} for name, about in EMBEDDED.items()], indent=1))
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "at hand", "what it is"):
-        table.add_column(title)
+    table = plain_table("name", "at hand", "what it is")
     for name, about in EMBEDDED.items():
         table.add_row(name, "yes" if is_at_hand(name) else "no", about)
     console = SafeConsole()
     console.print(table)
-    console.print("\nA Hugging Face id, a model folder or a .gguf file works wherever a model is asked for.", highlight=False)
+    console.say("\nA Hugging Face id, a model folder or a .gguf file works wherever a model is asked for.")
 
 
 @app.command(epilog=EXAMPLES)
@@ -51,4 +48,4 @@ def get(name: Annotated[str, typer.Argument(help="smollm2", autocompletion=compl
     console = SafeConsole()
     with console.status(f"fetching {name}"):
         folder = tiny_folder() if name == "tiny" else fetch_smollm2()
-    console.print(f"{name} is ready: {folder}", highlight=False, soft_wrap=True)
+    console.say(f"{name} is ready: {folder}")

@@ -7,6 +7,7 @@ Input may be piped: when it ends, so does the game. Imports no torch.
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,13 +16,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tether.cli.completion import complete_env
 from tether.cli.console import SafeConsole
+from tether.cli.options import EnvOptions, complete_env
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, StorageError, TetherError, environment_boundary
 from tether.core.grammar import ACTION_SEPARATOR
 from tether.core.protocols import Env
-from tether.core.types import Observation, Step
+from tether.core.types import Observation
 from tether.envs.base import ActionEnv
 from tether.envs.registry import make_env
 
@@ -64,15 +65,11 @@ def play(
     ],
     seed: Annotated[int, typer.Option(help="Which instance to play.")] = 0,
     observation: Annotated[
-        str | None, typer.Option(help="What is shown: grid, coordinates, grid_coordinates or image. [default: grid]", show_default=False)
+        str | None, typer.Option(help="What is shown: grid, coordinates, grid_coordinates or image. [default: grid]")
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Pool of instances: train, validation or test. [default: train]", show_default=False)
-    ] = None,
-    save_images: Annotated[Path | None, typer.Option(help="Folder for a PNG of every state.", show_default=False)] = None,
-    options: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the environment as key=value; may be repeated.", show_default=False)
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Pool of instances: train, validation or test. [default: train]")] = None,
+    save_images: Annotated[Path | None, typer.Option(help="Folder for a PNG of every state.")] = None,
+    options: EnvOptions = None,
 ) -> None:
     """Play an environment yourself: what the agent sees, in your terminal."""
     chosen = parse_overrides(options or [])
@@ -86,7 +83,9 @@ def play(
 def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
     observation = _in_one_line("reset", lambda: env.reset(seed))
     console.print(Text(env.instructions), end="\n\n")
-    console.print(Text(_key_help(env), style="dim"), end="\n\n")
+    short = " Short: u d l r, or WASD in capitals, as in 'ru' for Right || Up." if _has_directions(env) else ""
+    keys = f"Type what would stand between the answer tags.{short} Several lines: between two lines of {FENCE}, or @file. q quits."
+    console.print(Text(keys, style="dim"), end="\n\n")
     total, turn = 0.0, 0
     _show(env, observation, turn, folder, console)
     while (answer := _ask(console)) is not None:
@@ -97,9 +96,12 @@ def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
         step = _in_one_line(f"step {turn}", partial(env.step, _spell_out(answer, env)))
         total += step.reward
         _show(env, step.observation, turn, folder, console)
-        console.print(Text(_turn_summary(step, total), style="dim"), end="\n\n")
+        executed = step.info.get("executed")
+        did = f"Executed: {', '.join(executed) or 'nothing'}. " if executed is not None else ""
+        console.print(Text(f"{did}Reward {step.reward:g}, {total:g} so far.", style="dim"), end="\n\n")
         if step.done:
-            console.print(Text(*_last_line(step, total, turn)))
+            ending = "Solved" if step.success else "Out of turns" if step.info.get("truncated") else "Failed"
+            console.print(Text(f"{ending}{_after(turn, total)}", style="bold green" if step.success else "bold red"))
             return
     console.print(Text(f"Stopped{_after(turn, total)}", style="dim"))
 
@@ -136,18 +138,10 @@ def _whole_answer(line: str, console: Console) -> str:
     if not line.startswith(FENCE):
         return line
     lines = [line]
-    while (more := _next_line()) is not None:
-        lines.append(more)
-        if more.strip() == FENCE:
-            break
+    with suppress(EOFError):
+        while len(lines) == 1 or lines[-1].strip() != FENCE:
+            lines.append(input())
     return "\n".join(lines)
-
-
-def _next_line() -> str | None:
-    try:
-        return input()
-    except EOFError:
-        return None
 
 
 def _spell_out(line: str, env: Env) -> str:
@@ -159,25 +153,6 @@ def _spell_out(line: str, env: Env) -> str:
 
 def _has_directions(env: Env) -> bool:
     return isinstance(env, ActionEnv) and set(env.actions) == {"Up", "Down", "Left", "Right"}
-
-
-def _key_help(env: Env) -> str:
-    short = " Short: u d l r, or WASD in capitals, as in 'ru' for Right || Up." if _has_directions(env) else ""
-    return f"Type what would stand between the answer tags.{short} Several lines: between two lines of {FENCE}, or @file. q quits."
-
-
-def _turn_summary(step: Step, total: float) -> str:
-    executed = step.info.get("executed")
-    did = f"Executed: {', '.join(executed) or 'nothing'}. " if executed is not None else ""
-    return f"{did}Reward {step.reward:g}, {total:g} so far."
-
-
-def _last_line(step: Step, total: float, turns: int) -> tuple[str, str]:
-    """The last line and its colour."""
-    if step.success:
-        return f"Solved{_after(turns, total)}", "bold green"
-    ending = "Out of turns" if step.info.get("truncated") else "Failed"
-    return f"{ending}{_after(turns, total)}", "bold red"
 
 
 def _after(turns: int, total: float) -> str:

@@ -39,7 +39,7 @@ def report(
     """Write a report with the verdict, alarms, curves, gradients, templates and sample trajectories."""
     stores = [RunStore.open(run) for run in runs]
     path = full_report(stores, out or runs[0] / "report.html")
-    SafeConsole().print(f"report: {path}", highlight=False, soft_wrap=True)
+    SafeConsole().say(f"report: {path}")
 
 
 def full_report(stores: Sequence[RunStore], out: Path) -> Path:

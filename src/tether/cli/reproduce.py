@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.options import Jobs
 from tether.core.errors import BadInput
 
 EXAMPLES = """\b
@@ -29,7 +30,7 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="An experiment, see --list, or all.")] = None,
     scale: Annotated[str, typer.Option(help="tiny or qwen-1.5b.")] = "tiny",
     seeds: Annotated[str | None, typer.Option(help="Other seeds than the grid's, such as 3-5 or 0,2.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs side by side; by default as many as the device takes, measured.")] = None,
+    jobs: Jobs = None,
     max_minutes: Annotated[float | None, typer.Option(help="End cleanly after this time; the next call resumes.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Run published cells anew, beside them, and compare.")] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; write the pages from the cells that are there.")] = False,

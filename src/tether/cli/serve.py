@@ -6,15 +6,13 @@ Errors (the model, the port, a missing token) are reported before the first clie
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tether.cli.console import SafeConsole
+from tether.cli.options import Host, Port, Token
 from tether.core.errors import BadInput
-
-if TYPE_CHECKING:
-    from tether.rollout.serving.served import ServedModel
 
 EXAMPLES = """\b
 Examples:
@@ -23,16 +21,6 @@ Examples:
   TETHER_TOKEN=$(openssl rand -hex 24) tether serve runs/my-run --host 0.0.0.0
   tether train frozen_lake --engine http://127.0.0.1:8000
 """
-
-Host = Annotated[str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")]
-Port = Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.", show_default=False
-    ),
-]
-"""What every server of Tether asks on the command line: here, serve-env and serve-search."""
 
 
 @contextmanager
@@ -54,20 +42,12 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     token: Token = None,
-    name: Annotated[str | None, typer.Option(help="What clients call the model. [default: its name here]", show_default=False)] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where the model lives. [default: the GPU if there is one]", show_default=False)
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32 or bfloat16. [default: bfloat16 on a GPU, float32 elsewhere]", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="What clients call the model. [default: its name here]")] = None,
+    device: Annotated[str | None, typer.Option(help="Where the model lives. [default: the GPU if there is one]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16. [default: bfloat16 on a GPU, float32 elsewhere]")] = None,
     max_rows: Annotated[int, typer.Option(help="Requests decoded at a time; others wait.", min=1)] = 64,
-    max_context: Annotated[
-        int | None, typer.Option(help="Most tokens of a text. [default: the model's own limit]", min=2, show_default=False)
-    ] = None,
-    cache_gb: Annotated[
-        float | None, typer.Option(help="Memory of the key/value cache in GiB. [default: half of what is free]", show_default=False)
-    ] = None,
+    max_context: Annotated[int | None, typer.Option(help="Most tokens of a text. [default: the model's own limit]", min=2)] = None,
+    cache_gb: Annotated[float | None, typer.Option(help="Memory of the key/value cache in GiB. [default: half of what is free]")] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's completions and chat, token ids with log-probs, weight updates."""
     from tether.core.http import address_of, bind, server_token
@@ -75,14 +55,20 @@ def serve(
     secret = server_token(token, host)
     source = _model_of(target)
     with bind(host, port) as listener:  # before the model is loaded: a taken port is said at once
-        served = _load(source, name or (Path(target).name or target), device, dtype, max_rows, max_context, cache_gb)
-        url = address_of(listener)
-        console = SafeConsole(highlight=False, soft_wrap=True, markup=False)
-        console.print(f"Serving {served.name} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
-        console.print(f"Use it with any OpenAI client at {url}/v1, or: tether train ENV --model {target} --engine {url}")
+        from tether.models.hardware import default_device
+        from tether.models.load import load_model
         from tether.rollout.serving.app import run
+        from tether.rollout.serving.served import ServedModel
 
-        with until_stopped(console.print):
+        on_gpu = (device or default_device()).startswith("cuda")
+        loaded = load_model(source, device=device, dtype=dtype or ("bfloat16" if on_gpu else "float32"))
+        called = name or Path(target).name or target
+        served = ServedModel(called, loaded, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb)
+        url = address_of(listener)
+        console = SafeConsole()
+        console.say(f"Serving {called} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
+        console.say(f"Use it with any OpenAI client at {url}/v1, or: tether train ENV --model {target} --engine {url}")
+        with until_stopped(console.say):
             run(served, listener, secret)
 
 
@@ -99,15 +85,3 @@ def _model_of(target: str) -> str:
         return str(find_checkpoint(checkpoints, best=best_checkpoint(checkpoints) is not None)[0] / MODEL)
     check_name(target)
     return target
-
-
-def _load(
-    source: str, name: str, device: str | None, dtype: str | None, max_rows: int, max_context: int | None, cache_gb: float | None
-) -> "ServedModel":
-    from tether.models.hardware import default_device
-    from tether.models.load import load_model
-    from tether.rollout.serving.served import ServedModel
-
-    on_gpu = (device or default_device()).startswith("cuda")
-    loaded = load_model(source, device=device, dtype=dtype or ("bfloat16" if on_gpu else "float32"))
-    return ServedModel(name, loaded, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb)

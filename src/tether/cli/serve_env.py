@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from tether.cli.completion import complete_env
 from tether.cli.console import SafeConsole
-from tether.cli.serve import Host, Port, Token, until_stopped
+from tether.cli.options import EnvOptions, Host, Port, Token, complete_env
+from tether.cli.serve import until_stopped
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput
 
@@ -28,17 +28,10 @@ def serve_env(
     host: Host = "127.0.0.1",
     port: Port = 8010,
     token: Token = None,
-    options: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the environment as key=value; may be repeated.", show_default=False)
-    ] = None,
+    options: EnvOptions = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-option",
-            metavar="NAME",
-            help="An option that clients may choose, beside split; * for all. May be repeated.",
-            show_default=False,
-        ),
+        typer.Option("--allow-option", metavar="NAME", help="An option that clients may choose, beside split; * for all. May be repeated."),
     ] = None,
     lock_options: Annotated[bool, typer.Option("--lock-options", hidden=True)] = False,
     max_sessions: Annotated[int, typer.Option(help="Episodes played at the same time, at most.", min=1)] = 1024,
@@ -60,10 +53,10 @@ def serve_env(
     check(service)
     with bind(host, port) as listener:
         url = address_of(listener)
-        console = SafeConsole(highlight=False, soft_wrap=True, markup=False)
-        console.print(f"Serving {env} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
-        console.print(f'Use it as make_env("{url}") or: tether train {url}')
+        console = SafeConsole()
+        console.say(f"Serving {env} at {url} (Ctrl-C stops){', token required' if secret else ''}.")
+        console.say(f'Use it as make_env("{url}") or: tether train {url}')
         if secret:
-            console.print("Clients read the token from TETHER_TOKEN or from the option token.")
-        with until_stopped(console.print):
+            console.say("Clients read the token from TETHER_TOKEN or from the option token.")
+        with until_stopped(console.say):
             run(service, listener)

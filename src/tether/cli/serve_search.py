@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tether.cli.serve import Host, Port, Token, until_stopped
+from tether.cli.options import Host, Port, Token
+from tether.cli.serve import until_stopped
 from tether.core.errors import BadInput
 
 EXAMPLES = """\b
@@ -21,7 +22,7 @@ Examples:
 
 
 def serve_search(
-    corpus: Annotated[Path | None, typer.Option(help="File of documents. [default: the built-in encyclopedia]", show_default=False)] = None,
+    corpus: Annotated[Path | None, typer.Option(help="File of documents. [default: the built-in encyclopedia]")] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     token: Token = None,

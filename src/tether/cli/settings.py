@@ -5,11 +5,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from tether.cli.completion import complete_setting
+from tether.cli.console import plain_table, show_table
+from tether.cli.options import complete_setting
 from tether.core.errors import UnknownName, did_you_mean
 
 EXAMPLES = """\b
@@ -19,8 +18,6 @@ Examples:
   tether settings learner.learning_rate
   tether settings filter --json
 """
-
-FILE_WIDTH = 240
 
 
 def settings(
@@ -42,16 +39,13 @@ def settings(
     if as_json:
         typer.echo(json.dumps([asdict(doc) for doc in found], indent=1))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = plain_table(header_style="bold")
     table.add_column("key", no_wrap=True)
     table.add_column("default", overflow="fold", max_width=24)
     table.add_column("allowed", overflow="fold", max_width=36)
     table.add_column("meaning", overflow="fold")
     for doc in found:
         table.add_row(doc.key, Text(doc.default), Text(doc.allowed), Text(doc.meaning))
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no margin: no cell is folded
-        console.width = FILE_WIDTH
-    console.print(table)
+    show_table(table)
     if prefix is None:
-        console.print("\nOptions of an environment (env.options): `tether envs NAME`. Use: tether train ENV --set KEY=VALUE")
+        typer.echo("\nOptions of an environment (env.options): `tether envs NAME`. Use: tether train ENV --set KEY=VALUE")

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tether.cli.completion import complete_model
 from tether.cli.console import SafeConsole
+from tether.cli.options import Device, complete_model
 from tether.core.config import merge, parse_overrides
 
 if TYPE_CHECKING:
@@ -44,17 +44,16 @@ def sft(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.learning_rate=1e-5.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
+    device: Device = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only what was learned and the next command.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record, sft.json, as one JSON object; all else to stderr.")] = False,
 ) -> None:
     """Fine-tune a model on demonstrations (supervised warm start), stopping by held-out loss."""
+    from tether.training.resolve import chosen
     from tether.training.sft.api import named_settings, resolve, run_sft
 
     given = merge(named_settings(model, lora, steps, epochs, episodes, seed), parse_overrides(set_ or []))
-    if device is not None:
-        given = merge(given, {"model": {"device": device}})
-    settings, found = resolve(source, out, given)
+    settings, found = resolve(source, out, merge(given, chosen({"model.device": device})))
     console = SafeConsole(stderr=as_json)
     weights = f"adapters of rank {settings.lora.rank}" if settings.lora.rank else "all weights"
     console.print(f"[bold]{', '.join(found.names)}[/] -> {settings.model.name}, {weights}, seed {settings.seed} -> {out}", highlight=False)
@@ -62,14 +61,14 @@ def sft(
         with progress_bars(Console(quiet=True) if quiet or as_json else console) as report:
             result = run_sft(found, settings, out, report)
     except KeyboardInterrupt:
-        console.print(_what_is_kept(out), highlight=False, soft_wrap=True)
+        console.say(_what_is_kept(out))
         sys.exit(130)
     if as_json:
         typer.echo(json.dumps(result.record))
-    console.print(summary(result.record), highlight=False, soft_wrap=True)
+    console.say(summary(result.record))
     env, *others = result.environments or ("ENV",)
     also = "".join(f" --also {name}" for name in others)
-    console.print(f"model: {out}; next: tether train {env}{also} --model {out}", highlight=False, soft_wrap=True)
+    console.say(f"model: {out}; next: tether train {env}{also} --model {out}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tether.cli.console import plain_table
 from tether.core.errors import BadInput
 from tether.core.text import visible
 
@@ -85,22 +86,21 @@ def _nothing_found(run: "LiveRun") -> str:
 
 
 def _table(rows: list["EpisodeRow"]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("step", "split", "group", "member", "outcome", "reward", "stop reason", "kept", "alarms of the step"):
-        table.add_column(name, justify="right" if name in ("step", "group", "member", "reward") else "left")
+    titles = ("step", "split", "group", "member", "outcome", "reward", "stop reason", "kept", "alarms of the step")
+    table = plain_table(*titles, right=("step", "group", "member", "reward"), header_style="dim")
     with_text = any(row.excerpt for row in rows)
     if with_text:
         table.add_column("text", overflow="fold")
     for row in rows:
-        cells: list[str | Text] = [str(row.step), row.split, str(row.group), str(row.member), _outcome(row.success)]
-        cells += [
-            "—" if row.reward is None else f"{row.reward:.3g}",
-            visible(row.stop_reason.replace("_", " ")),
-            "kept" if row.kept else "",
-        ]
+        cells: list[str | Text] = [str(row.step), row.split, str(row.group), str(row.member), _outcome(row.success), _number(row.reward)]
+        cells += [visible(row.stop_reason.replace("_", " ")), "kept" if row.kept else ""]
         cells += [", ".join(name.replace("_", " ") for name in row.alarms)]
         table.add_row(*cells, *([visible(row.excerpt).replace("\n", " ")] if with_text else []))
     return table
+
+
+def _number(reward: float | None) -> str:
+    return "—" if reward is None else f"{reward:.3g}"
 
 
 def _outcome(success: bool | None) -> Text:
@@ -115,7 +115,7 @@ def _print_episode(console: Console, run: "LiveRun", row: "EpisodeRow") -> None:
     record: dict[str, Any] = shown.record
     head = Text.assemble((f"Step {row.step}, {row.split}, group {row.group}, member {row.member}", "bold"), "  ", _outcome(row.success))
     console.print(head)
-    facts = [f"return {'—' if row.reward is None else f'{row.reward:.3g}'}", f"ended by {visible(row.stop_reason.replace('_', ' '))}"]
+    facts = [f"return {_number(row.reward)}", f"ended by {visible(row.stop_reason.replace('_', ' '))}"]
     facts += ["kept" if row.kept else "not in an update", *(f"alarm: {name.replace('_', ' ')}" for name in row.alarms)]
     console.print(Text(", ".join(facts), "dim"))
     if record.get("error"):

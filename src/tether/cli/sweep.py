@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from tether.cli.completion import complete_algorithm, complete_config_or_env, complete_model, complete_override
+from tether.cli.console import plain_table, show_table
+from tether.cli.options import AlgorithmName, Device, Jobs, ModelName, complete_config_or_env, complete_override
 from tether.core.config import find_config, is_config, merge, read_file
 from tether.core.errors import BadInput
 
@@ -25,7 +25,6 @@ Examples:
 """
 
 METRICS = ("last validation/success", "peak validation/success", "last information/retrieval_acc")
-FILE_WIDTH = 240
 
 
 def sweep(
@@ -45,15 +44,13 @@ def sweep(
             autocompletion=complete_override,
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.", autocompletion=complete_model)
-    ] = None,
-    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.", autocompletion=complete_algorithm)] = None,
+    model: ModelName = None,
+    algo: AlgorithmName = None,
     filter_: Annotated[str | None, typer.Option("--filter", help="Strategy and share to keep, such as top_p:0.9.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
+    device: Device = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; the same folder resumes. [default: runs/sweep-NAME]")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs side by side; by default as many as the device takes, measured.")] = None,
+    jobs: Jobs = None,
     max_minutes: Annotated[float | None, typer.Option(help="End cleanly after this time; the same command continues.")] = None,
     metric: Annotated[
         list[str] | None,
@@ -65,26 +62,23 @@ def sweep(
     from tether.cli.side_by_side import SweepView, end
     from tether.runs.files import write_whole
     from tether.runs.quantities import Quantity
-    from tether.training.resolve import named_settings
+    from tether.training.resolve import chosen, named_settings
     from tether.training.side_by_side import sweep as run_sweep
     from tether.training.sweep import RESULT, is_finished, parse_seeds, sweep_trials, table_rows, to_json, variants
 
     if max_minutes is not None and max_minutes <= 0:
         raise BadInput(f"--max-minutes is {max_minutes:g}; give more than 0")
-    chosen, quantities = variants(set_ or []), [Quantity.parse(text) for text in metric or METRICS]
-    base = _base(what)
-    base = merge(base, named_settings(None, model, algo, filter_, steps, None))
-    if device is not None:
-        base = merge(base, {"model": {"device": device}})
-    trials = sweep_trials(base, chosen, parse_seeds(seeds))
+    combinations, quantities = variants(set_ or []), [Quantity.parse(text) for text in metric or METRICS]
+    given = merge(named_settings(None, model, algo, filter_, steps, None), chosen({"model.device": device}))
+    trials = sweep_trials(merge(_base(what), given), combinations, parse_seeds(seeds))
     folder = out or Path("runs") / f"sweep-{Path(what).with_suffix('').as_posix().replace('/', '-').replace(':', '-')}"
     console = Console(soft_wrap=True, stderr=as_json)
-    console.print(f"{len(chosen)} x {len({trial.seed for trial in trials})} runs -> {folder}", highlight=False)
+    console.print(f"{len(combinations)} x {len({trial.seed for trial in trials})} runs -> {folder}", highlight=False)
     fitting = None if jobs is not None or all(is_finished(folder / trial.id) for trial in trials) else _fitting(trials)
     view = SweepView(console, "runs")
     with view.drawing():
         state = run_sweep(trials, folder, jobs=jobs, at_most=fitting, max_minutes=max_minutes, observer=view)
-    rows = table_rows(trials, folder, chosen, quantities)
+    rows = table_rows(trials, folder, combinations, quantities)
     write_whole(folder / RESULT, to_json(rows, state.failed))
     if as_json:
         typer.echo(json.dumps(json.loads(to_json(rows, state.failed))))
@@ -130,15 +124,10 @@ def _show(rows: "list[Row]", quantities: list[str]) -> None:
     from tether.runs.quantities import Quantity, estimate_words
 
     keys = list(rows[0].values)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for key in keys or ["settings"]:
-        table.add_column(key)
-    table.add_column("runs", justify="right")
     parsed = {name: Quantity.parse(name) for name in quantities}
-    for name, quantity in parsed.items():
-        table.add_column(f"{name}{' (%)' if quantity.is_share else ''}")
-    if len(rows) > 1:
-        table.add_column("against the first row")
+    columns = [f"{name}{' (%)' if quantity.is_share else ''}" for name, quantity in parsed.items()]
+    last = ["against the first row"] if len(rows) > 1 else []
+    table = plain_table(*(keys or ["settings"]), "runs", *columns, *last, right=["runs"], header_style="bold")
     for row in rows:
         cells = [row.values[key] for key in keys] or ["as given"]
         cells.append(f"{row.done} of {row.planned}")
@@ -146,8 +135,4 @@ def _show(rows: "list[Row]", quantities: list[str]) -> None:
         if len(rows) > 1:
             cells.append(estimate_words(row.difference, parsed[quantities[0]], signed=True) if row.difference is not None else "-")
         table.add_row(*cells)
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    console.print(table)
-    console.print("Mean over seeds [95% interval].", style="dim")
+    show_table(table, "Mean over seeds [95% interval].")

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
-from tether.cli.completion import complete_algorithm, complete_config, complete_env, complete_filter, complete_model, complete_override
 from tether.cli.console import SafeConsole, surviving_console
+from tether.cli.options import AlgorithmName, Device, ModelName, complete_config, complete_env, complete_filter, complete_override
 from tether.core.config import merge, parse_overrides
 from tether.core.errors import BadInput
 from tether.runs.checkpoints import newest_checkpoint, step_of
@@ -37,17 +36,14 @@ def train(
     env: Annotated[
         str | None, typer.Argument(help="Environment, see `tether envs`; may also come from --config.", autocompletion=complete_env)
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.", autocompletion=complete_model),
-    ] = None,
+    model: ModelName = None,
     also: Annotated[
         list[str] | None,
         typer.Option(
             "--also", metavar="ENV[=WEIGHT]", help="A further environment of the same run; its weight is 1.", autocompletion=complete_env
         ),
     ] = None,
-    algo: Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.", autocompletion=complete_algorithm)] = None,
+    algo: AlgorithmName = None,
     filter_: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +71,7 @@ def train(
             autocompletion=complete_override,
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
+    device: Device = None,
     track: Annotated[
         list[str] | None, typer.Option("--track", help="A tracker: tensorboard, wandb, trackio or mlflow; may be given again.")
     ] = None,
@@ -95,13 +91,10 @@ def train(
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
     from tether.training.api import join_world, open_run, run_training
     from tether.training.distributed.ranks import launched_rank
-    from tether.training.resolve import named_settings, run_settings
+    from tether.training.resolve import chosen, named_settings, run_settings
 
     given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
-    if engine is not None:
-        given = merge(given, {"rollout": {"engine": engine}})
-    if device is not None:
-        given = merge(given, {"model": {"device": device}})
+    given = merge(given, chosen({"rollout.engine": engine, "model.device": device}))
     if also:
         given["also"] = [_weighted(text) for text in also]
     if track:
@@ -113,7 +106,10 @@ def train(
     if gpus is not None:
         if launched_rank()[1] > 1:
             raise BadInput("--gpus starts the ranks itself; leave it out under torchrun")
-        _launch(gpus, context.obj, run_settings(out, config, given, resume=resume, smoke=smoke))
+        from tether.training.distributed.process_group import check_gpus, launch
+
+        check_gpus(gpus, run_settings(out, config, given, resume=resume, smoke=smoke).model.device)
+        sys.exit(launch(gpus, _without(context.obj, "--gpus")))  # the ranks get the same arguments, and this process exits as they did
     ranks = join_world()
     if ranks.rank:
         logging.basicConfig(format=f"rank {ranks.rank}: %(message)s")
@@ -127,14 +123,6 @@ def train(
         else:
             run_training(settings, store, (), resumed=resume, changed=bool(given), ranks=ranks)
         ranks.close()
-
-
-def _launch(gpus: int, words: list[str], settings: Any) -> NoReturn:
-    """Start the ranks with the same arguments but --gpus, wait for them, and exit as they did."""
-    from tether.training.distributed.process_group import check_gpus, launch
-
-    check_gpus(gpus, settings.model.device)
-    sys.exit(launch(gpus, _without(words, "--gpus")))
 
 
 def _launch_on_ray(
@@ -192,7 +180,7 @@ def _weighted(text: str) -> dict[str, Any]:
         raise BadInput(f"--also got '{text}'; write it as ENV or ENV=WEIGHT, for example frozen_lake=0.5") from None
 
 
-def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: Any, console: Console, *, quiet: bool) -> None:
+def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: Any, console: SafeConsole, *, quiet: bool) -> None:
     from tether.training.api import run_training
     from tether.training.resolve import cpu_prompts, on_cpu
 
@@ -204,7 +192,7 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     if on_cpu(settings) and settings.evaluation.prompts == (fewer := cpu_prompts(settings.model.name)):
         console.print(f"validation on {fewer} prompts, as this is a CPU; --set evaluation.prompts=512 for the paper's", highlight=False)
     if resumed:
-        console.print(_continues(store, settings.steps), highlight=False)
+        console.say(_continues(store, settings.steps))
     status = console.status("loading the model")
     status.start()
     from tether.cli.live import LiveView, Notes
@@ -219,10 +207,11 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     try:
         run_training(settings, store, [view], resumed=resumed, changed=changed, ranks=ranks, ready=ready)
     except KeyboardInterrupt:
-        checkpoint = newest_checkpoint(store.checkpoints)
+        last = newest_checkpoint(store.checkpoints)
         SafeConsole(stderr=ranks.interrupts.received == signal.SIGPIPE).print(
             f"{_stop_words(ranks.interrupts.received)} {f'after step {trainers[0].step}' if trainers else 'while the model was loaded'}; "
-            f"the last checkpoint is {checkpoint.name if checkpoint else 'none: a resumed run starts from scratch'}. Continue with: tether train --resume --out {store.folder}",
+            f"the last checkpoint is {last.name if last else 'none: a resumed run starts from scratch'}. "
+            f"Continue with: tether train --resume --out {store.folder}",
             soft_wrap=True,
         )
         sys.exit(ranks.interrupts.exit_code)
@@ -265,7 +254,7 @@ def _outcome(store: RunStore) -> dict[str, Any]:
     }
 
 
-def _finish(console: Console, store: RunStore) -> None:
+def _finish(console: SafeConsole, store: RunStore) -> None:
     """The report, and the verdict in words."""
     from tether.cli.report import full_report
     from tether.runs.verdict import verdict
@@ -274,4 +263,4 @@ def _finish(console: Console, store: RunStore) -> None:
     console.print()
     for sentence in verdict(store.steps()):
         console.print(sentence, highlight=False, markup=False)
-    console.print(f"\nreport: {path}", highlight=False, soft_wrap=True)
+    console.say(f"\nreport: {path}")

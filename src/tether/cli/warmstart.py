@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tether.cli.console import SafeConsole
+from tether.cli.options import Device
 from tether.cli.sft import progress_bars
 from tether.core.config import parse_overrides, validate
 from tether.core.errors import BadInput
@@ -20,7 +21,7 @@ Examples:
 
 def warmstart(
     out: Annotated[Path, typer.Option(help="Folder for the new model; must not exist yet.")],
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
+    device: Device = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe, such as skill.steps=500.")
     ] = None,
@@ -39,4 +40,4 @@ def warmstart(
 
     with progress_bars(SafeConsole(quiet=True) if quiet else console) as progress:
         make(settings, out, device or default_device(), progress)
-    console.print(f"model: {out}; try: tether eval {out} --env frozen_lake --prompts 256", highlight=False, soft_wrap=True)
+    console.say(f"model: {out}; try: tether eval {out} --env frozen_lake --prompts 256")

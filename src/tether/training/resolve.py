@@ -174,6 +174,11 @@ def nested_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
+def chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a verb that were given, by dotted names, as nested settings."""
+    return nested_settings({name: value for name, value in options.items() if value is not None})
+
+
 def filter_settings(text: str) -> dict[str, Any]:
     """`strategy` or `strategy:share`."""
     strategy, colon, keep = text.partition(":")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tether
-from tether.cli import completion
+from tether.cli import options
 from tether.cli.main import main
 from tether.cli.train import _continues
 from tether.core.config import ConfigError, config_names, find_config, known_keys
@@ -125,9 +125,9 @@ def test_the_shell_completes_names(typed: str, offered: list[str]) -> None:
 
 
 def test_completers() -> None:
-    assert completion.complete_env("froz") == ["frozen_lake"] and completion.complete_model("sm") == ["smollm2"]
-    assert completion.complete_filter("top") == ["top_p", "top_k"] and completion.complete_override("lora.r") == ["lora.rank="]
-    assert completion.complete_config_or_env("qa") == ["qa"]
+    assert options.complete_env("froz") == ["frozen_lake"] and options.complete_model("sm") == ["smollm2"]
+    assert options.complete_filter("top") == ["top_p", "top_k"] and options.complete_override("lora.r") == ["lora.rank="]
+    assert options.complete_config_or_env("qa") == ["qa"]
 
 
 # --- validation on a CPU ---

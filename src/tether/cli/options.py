@@ -1,9 +1,12 @@
-"""What the shell completes after `tether --install-completion`: names of environments, models, algorithms, configs and settings.
+"""Options that several verbs share, and what the shell completes after `tether --install-completion`.
 
 A completer gets what was typed so far and returns the names that begin with it. The shell waits for it, so none of them loads torch.
 """
 
 from collections.abc import Iterable
+from typing import Annotated
+
+import typer
 
 
 def _beginning(names: Iterable[str], typed: str) -> list[str]:
@@ -54,3 +57,19 @@ def complete_setting(incomplete: str) -> list[str]:
 def complete_override(incomplete: str) -> list[str]:
     """A setting with its equals sign, for --set."""
     return [f"{key}=" for key in complete_setting(incomplete)]
+
+
+AlgorithmName = Annotated[str | None, typer.Option(help="ppo, grpo, dapo or dr_grpo.", autocompletion=complete_algorithm)]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")]
+EnvOptions = Annotated[list[str] | None, typer.Option("--set", help="An option of the environment as key=value; may be repeated.")]
+Jobs = Annotated[int | None, typer.Option(help="Runs side by side; by default as many as the device takes, measured.")]
+ModelName = Annotated[
+    str | None, typer.Option(help="tiny, smollm2, a Hugging Face id or folder, or a .gguf file.", autocompletion=complete_model)
+]
+
+# Of every server.
+Host = Annotated[str, typer.Option(help="Address to serve on; 0.0.0.0 is every address of this machine, and needs a token.")]
+Port = Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)]
+Token = Annotated[
+    str | None, typer.Option(envvar="TETHER_TOKEN", show_envvar=False, help="Secret that clients must send; better set as TETHER_TOKEN.")
+]
