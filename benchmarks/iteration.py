@@ -40,13 +40,14 @@ from shapes import (
 from synthetic_env import TAG, shown
 from workloads import endless
 
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.models.chat import ChatFormat
 from tether.models.hardware import device_name
 from tether.runs.store import RunStore
 from tether.runs.timings import StepTimings
 from tether.training.batch import Rollouts
 from tether.training.loop import Trainer
-from tether.training.settings import FilterSettings, RunSettings
+from tether.training.settings import RunSettings
 
 REASONING_SHARE = 0.75
 LAST_STEP = 1_000_000
@@ -138,7 +139,7 @@ def _words(chat: ChatFormat, prompt: int, observed: int) -> tuple[int, int]:
 def _rows(options: argparse.Namespace, trainer: Trainer, store: RunStore) -> list[Row]:
     assert trainer.policy.tokenizer is not None  # loaded with the model
     trainer.sampler.chat = ReadsReasoning(trainer.policy.tokenizer)
-    kinds = {"all groups": FilterSettings(strategy="all"), "top_p 0.9": FilterSettings(strategy="top_p", keep=0.9)}
+    kinds = {"all groups": GroupFilter(strategy="all"), "top_p 0.9": GroupFilter(strategy="top_p", keep=0.9)}
     rows: list[Row] = []
     with trainer.sampler.pool:
         _filter_by(trainer, kinds["all groups"])
@@ -152,7 +153,7 @@ def _rows(options: argparse.Namespace, trainer: Trainer, store: RunStore) -> lis
     return [rows[0], {**rows[1], "saved": 1 - float(rows[1]["seconds"] or 0.0) / whole}]
 
 
-def _filter_by(trainer: Trainer, rules: FilterSettings) -> None:
+def _filter_by(trainer: Trainer, rules: GroupFilter) -> None:
     """Let the next iterations filter by these rules."""
     trainer.settings = trainer.settings.model_copy(update={"filter": rules})
     trainer.alarm_actions.keep = rules.keep

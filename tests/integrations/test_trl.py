@@ -380,7 +380,8 @@ def test_rows_out_of_order() -> None:
     [
         ({"group_filter": "top_q:0.9"}, "did you mean 'top_k'|did you mean 'top_p'"),
         ({"group_filter": "top_p:x"}, "'x' is no number"),
-        ({"group_filter": "top_p:0"}, "keep of the filter is 0"),
+        ({"group_filter": "top_p:0"}, "key 'keep': got 0.0"),
+        ({"group_filter": GroupFilter(refill=2)}, "sets refill, which only Tether's own trainer has"),
         ({"success_reward": "unevn"}, "did you mean 'uneven'"),
         ({"group_filter": "top_p:0.9", "args": {"use_adaptive_entropy": True}}, "adaptive entropy"),
     ],
@@ -403,7 +404,7 @@ def test_the_names_of_the_authors_pull_request() -> None:
             **common, reward_variance_filtering="top_p", reward_variance_top_p=0.8, reward_variance_filtering_selection_eps=0.02
         )
     )
-    assert asked == GroupFilter("top_p", keep=0.8, include_zero=False, eps=0.02)
+    assert asked == GroupFilter("top_p", keep=0.8, include_zero=False, eps=0.02, loss_scale="none")
     chosen = filter_of(
         TetherGRPOConfig(**common, reward_variance_filtering="top_k", reward_variance_top_k=2, reward_variance_filtering_include_zero=True)
     )

@@ -18,8 +18,8 @@ import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
 import tether
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.core.errors import BadInput
-from tether.integrations.group_filter import GroupFilter
 from tether.integrations.verl.plugin import NAME, TARGET, check_version
 from tether.integrations.verl.probe import ActorScorer, ProbeSettings, VerlProbe, last_outputs, uid_of
 from tether.integrations.verl.sampler import TetherReplayBuffer, TetherReplayBufferAsync, filter_of

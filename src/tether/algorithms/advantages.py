@@ -63,9 +63,10 @@ def gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
 def bilevel_gae(episodes: Episodes, algorithm: "Algorithm") -> Estimates:
     """GAE over turns, then over the tokens of each turn (VAGEN, arXiv 2510.16907, bi-level GAE).
 
-    Turn level, at the last token of each turn, with `turn_gamma` and `gae_lambda`: the reward is what the turn earned, the next state is the
-    last token of the next turn, or of a truncated episode what follows it. Token level, within a turn, with `gamma` and `gae_lambda`: the last token is paid the turn's advantage plus its
-    value, and nothing follows it. Rewards inside a turn (a divergence in the reward) stay at their tokens and are not paid twice.
+    Turn level, at the last token of each turn, with `turn_gamma` and `gae_lambda`: the reward is what the turn earned, the next state is
+    the last token of the next turn, or of a truncated episode what follows it. Token level, within a turn, with `gamma` and `gae_lambda`:
+    the last token is paid the turn's advantage plus its value, and nothing follows it. Rewards inside a turn (a divergence in the reward)
+    stay at their tokens and are not paid twice.
     """
     values_RT = _values(episodes)
     mask_RT, rewards_RT = episodes.mask_RT, torch.where(episodes.mask_RT, episodes.rewards_RT.double(), 0.0)

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import CheckpointError
 from tether.core.protocols import AsyncEngine, EngineStatistics
@@ -23,7 +24,7 @@ from tether.core.types import Group, Trajectory, Turn
 from tether.rollout.sampler import Sampler, check_resets, training_plan
 from tether.training.batch import FilterInputs, Rollouts, SampledBatch, sample_batch, selected_again
 from tether.training.callbacks import Callback
-from tether.training.settings import FilterSettings, RunSettings
+from tether.training.settings import RunSettings
 from tether.training.throughput import StepTimer
 
 CLOSE_SECONDS = 10.0
@@ -175,15 +176,13 @@ def _to_json(batch: BatchAhead) -> dict[str, Any]:
     }
 
 
-def _from_json(data: Mapping[str, Any], filter_settings: FilterSettings) -> BatchAhead:
+def _from_json(data: Mapping[str, Any], rules: GroupFilter) -> BatchAhead:
     inputs = FilterInputs(data["keep"], tuple(data["ratios"]))
     groups = [
         Group(**{**group, "trajectories": _trajectories(group["trajectories"]), "errored": _trajectories(group["errored"])})
         for group in data["groups"]
     ]
-    sampled = selected_again(
-        groups, data["num_first"], data["num_rounds"], data["num_wanted"], inputs.rules(filter_settings), inputs.ratios
-    )
+    sampled = selected_again(groups, data["num_first"], data["num_rounds"], data["num_wanted"], inputs.rules(rules), inputs.ratios)
     return BatchAhead(sampled, inputs, data["published"])
 
 

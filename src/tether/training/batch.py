@@ -3,8 +3,9 @@
 `Rollouts` samples it when its step begins, with the newest weights; async_rollouts.py samples it ahead.
 
 Every round of a step samples new prompts. After each round the filter ranks all groups of the step together; where it keeps more than a
-batch, the best of them are the batch. Strategy `all` ranks nothing: the first that were sampled are (DAPO, arXiv 2503.14476, algorithm 1). Without refill there is one round, and the batch is what the filter keeps of it. A run that mixes
-environments ranks groups within their environment, because rewards of different environments have different scales.
+batch, the best of them are the batch. Strategy `all` ranks nothing: the first that were sampled are (DAPO, arXiv 2503.14476, algorithm 1).
+Without refill there is one round, and the batch is what the filter keeps of it. A run that mixes environments ranks groups within their
+environment, because rewards of different environments have different scales.
 
 Reweighting and the trajectory-level filter come after the advantages and change none of their baselines.
 """
@@ -13,7 +14,6 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -21,25 +21,15 @@ import numpy as np
 import torch
 
 from tether.algorithms.batch import Batch
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.algorithms.filters.scores import sample_variance
-from tether.algorithms.filters.select import (
-    AUTO,
-    Selection,
-    auto_strategy,
-    extreme_members,
-    groups_to_sample,
-    select_within,
-    variance_weights,
-)
+from tether.algorithms.filters.select import Selection, extreme_members, groups_to_sample, variance_weights
 from tether.core.types import Group
 from tether.diagnostics.summary import group_summary
 from tether.rollout.sampler import Sampler, check_resets, training_plan
 from tether.training.callbacks import Callback
-from tether.training.settings import FilterSettings, RunSettings
+from tether.training.settings import RunSettings
 from tether.training.throughput import StepTimer
-
-SELECTING = {"keep", "score", "order", "include_zero", "eps", "band"}
-"""The settings that select_groups takes as they are."""
 
 NOTHING = Selection(np.zeros(0, dtype=bool), [], [], {}, 0.0, 0, 0.0, 0.0, 0.0)
 """The selection of a step whose every episode errored."""
@@ -54,7 +44,7 @@ class FilterInputs:
     ratios: tuple[float, ...]
     """`groups/rv_ratio` of the recent steps, for strategy `auto`."""
 
-    def rules(self, settings: FilterSettings) -> FilterSettings:
+    def rules(self, settings: GroupFilter) -> GroupFilter:
         return settings.model_copy(update={"keep": self.keep})
 
 
@@ -158,7 +148,7 @@ class Rollouts:
 
 
 def sample_batch(
-    sample: Callable[[int, int], list[Group]], num_groups: int, rules: FilterSettings, earlier_ratios: Sequence[float] = ()
+    sample: Callable[[int, int], list[Group]], num_groups: int, rules: GroupFilter, earlier_ratios: Sequence[float] = ()
 ) -> SampledBatch:
     """Sample the batch of a step.
 
@@ -179,46 +169,33 @@ def sample_batch(
 
 
 def selected_again(
-    groups: list[Group], num_first: int, num_rounds: int, num_groups: int, rules: FilterSettings, earlier_ratios: Sequence[float]
+    groups: list[Group], num_first: int, num_rounds: int, num_groups: int, rules: GroupFilter, earlier_ratios: Sequence[float]
 ) -> SampledBatch:
     """The batch of groups that `sample_batch` sampled before, in so many rounds, `num_first` of them in the first."""
     return _batch(groups, num_first, select(groups, rules, earlier_ratios), num_rounds, num_groups, rules)
 
 
-def _batch(
-    groups: list[Group], num_first: int, selection: Selection, num_rounds: int, num_groups: int, rules: FilterSettings
-) -> SampledBatch:
+def _batch(groups: list[Group], num_first: int, selection: Selection, num_rounds: int, num_groups: int, rules: GroupFilter) -> SampledBatch:
     batch = set(selection.kept[:num_groups])
     kept = [group for group in groups if group.index in batch]
     return SampledBatch(groups, groups[:num_first], selection, kept, num_rounds, num_groups, rules.keep)
 
 
-def select(groups: Sequence[Group], rules: FilterSettings, earlier_ratios: Sequence[float] = ()) -> Selection:
+def select(groups: Sequence[Group], rules: GroupFilter, earlier_ratios: Sequence[float] = ()) -> Selection:
     """What the filter keeps of these groups, ranked within their environments; strategy `all` keeps them in the order of sampling."""
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:
         return NOTHING
-    chosen = partial(
-        select_within,
-        [t.reward for t in trajectories],
-        [t.group for t in trajectories],
-        [t.env for t in trajectories],
-        successes=[float(t.success) for t in trajectories],
-        entropies=[t.mean_nll for t in trajectories],
-        lengths=[t.num_sampled for t in trajectories],
-        **rules.model_dump(include=SELECTING),
-    )
-    strategy = rules.strategy
-    if strategy == AUTO:
-        strategy = auto_strategy(chosen(strategy="all"), earlier_ratios, rules.auto_ratio)
-    selection = chosen(strategy=strategy)
-    if strategy == "all":  # ranks nothing: of too many, the first that were sampled are the batch, as DAPO fills its buffer
-        kept = set(selection.kept)
-        selection = dataclasses.replace(selection, kept=[group.index for group in groups if group.index in kept])
-    return selection
+    columns = {
+        "successes": [float(t.success) for t in trajectories],
+        "entropies": [t.mean_nll for t in trajectories],
+        "lengths": [float(t.num_sampled) for t in trajectories],
+    }
+    rewards, indices = [t.reward for t in trajectories], [t.group for t in trajectories]
+    return rules.select(rewards, indices, columns, [t.env for t in trajectories], earlier_ratios)
 
 
-def reweight_batch(batch: Batch, sampled: SampledBatch, rules: FilterSettings) -> Batch:
+def reweight_batch(batch: Batch, sampled: SampledBatch, rules: GroupFilter) -> Batch:
     """The batch of the kept groups, with advantages, reweighted by reward variance and reduced to extreme members as configured."""
     if rules.reweight:
         weights: dict[Hashable, float] = {}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tether.algorithms.filters.group_filter import filter_settings
 from tether.algorithms.filters.scores import find_score
 from tether.algorithms.presets import own_changes
 from tether.core.config import Settings, find_config, merge, read_file, validate
@@ -177,17 +178,6 @@ def nested_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 def chosen(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a verb that were given, by dotted names, as nested settings."""
     return nested_settings({name: value for name, value in options.items() if value is not None})
-
-
-def filter_settings(text: str) -> dict[str, Any]:
-    """`strategy` or `strategy:share`."""
-    strategy, colon, keep = text.partition(":")
-    if not colon:
-        return {"strategy": strategy}
-    try:
-        return {"strategy": strategy, "keep": float(keep)}
-    except ValueError:
-        raise BadInput(f"--filter got '{text}'; write it as strategy:share, for example top_p:0.9") from None
 
 
 def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mapping[str, Any]) -> RunSettings:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, field_validator, model_validator
 
-from tether.algorithms.filters.scores import SPREAD_SCORES, check_score
-from tether.algorithms.filters.select import AUTO, LOSS_SCALES, ORDERS, STRATEGIES, check_band
+from tether.algorithms.filters.group_filter import GroupFilter
+from tether.algorithms.filters.scores import SPREAD_SCORES
 from tether.algorithms.presets import SECTIONS, Algorithm
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
@@ -105,49 +105,6 @@ class CriticSettings(Settings):
     """Weight of the value loss beside the policy's; only on a shared backbone."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """First steps in which only the critic learns."""
-
-
-class FilterSettings(Settings):
-    strategy: str = "top_p"
-    """Which part of the ranked groups is kept: top_p, top_k, min_p, band, all, or auto (top_p where filtering helps, else all)."""
-    keep: Share = 0.9
-    """The share to keep; what it is a share of depends on the strategy."""
-    score: str = "reward_variance"
-    """What groups are ranked by: reward_variance, reward_std, outcome_variance, reward_sum, entropy, entropy_variance, length, or a function of yours as module:function."""
-    order: str = "largest"
-    """Which end of the ranking is kept: largest or smallest."""
-    include_zero: bool = True
-    """False drops zero-variance groups before anything else."""
-    eps: Annotated[float, Field(ge=0)] = 0.01
-    """Slack of top_p, in units of the summed score."""
-    band: tuple[float, float] | None = None
-    """Strategy band: the interval of quantiles, [low, high]."""
-    loss_scale: str = "kept_ratio"
-    """Factor on the loss after filtering: kept_ratio, sqrt or none."""
-    auto_ratio: Annotated[float, Field(gt=0)] = 0.75
-    """Strategy `auto` filters where Std(RV) / Mean(RV) is at least this, on average over the recent steps."""
-    auto_steps: Positive = 5
-    """How many recent steps, the present one included."""
-    members: Positive | None = None
-    """Train only on so many best and as many worst trajectories of each prompt (the paper's trajectory-level baseline)."""
-    reweight: bool = False
-    """Weigh the advantages of a prompt by its reward variance, relative to the largest of the batch."""
-    refill: Annotated[int, Field(ge=0)] = 0
-    """At most so many further rounds of sampling until the batch holds `rollout.num_groups` kept prompts."""
-
-    @field_validator("strategy", "score", "order", "loss_scale")
-    @classmethod
-    def _names(cls, name: str, info: Any) -> str:
-        if info.field_name == "score":
-            return check_score(name)
-        known: dict[str, Any] = {"strategy": [*STRATEGIES, AUTO], "order": ORDERS, "loss_scale": LOSS_SCALES}
-        return _known(f"filter {info.field_name}", name, known[info.field_name])
-
-    @model_validator(mode="after")
-    def _band_is_given(self) -> "FilterSettings":
-        if self.strategy == "band":
-            check_band(self.band)
-        return self
 
 
 class RolloutSettings(Settings):
@@ -352,7 +309,7 @@ class RunSettings(Settings):
     lora: LoraSettings = LoraSettings()
     algorithm: Algorithm = Algorithm()
     critic: CriticSettings = CriticSettings()
-    filter: FilterSettings = FilterSettings()
+    filter: GroupFilter = GroupFilter()
     rollout: RolloutSettings = RolloutSettings()
     server: ServerSettings = ServerSettings()
     learner: LearnerSettings = LearnerSettings()
@@ -414,11 +371,11 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _alarms_can_act(self) -> "RunSettings":
-        fixed = self.filter.strategy in ("all", "band")
+        fixed = self.filter.strategy in ("all", "band") or self.filter.num_groups is not None
         if fixed and (asked := self.alarms.asks_for(Action.TIGHTEN_FILTER, Action.LOOSEN_FILTER)):
             raise ValueError(
                 f"alarms.actions asks for {asked}, but filter.strategy '{self.filter.strategy}' has no share to change; "
-                "choose top_p, top_k, min_p or auto"
+                "choose top_p, top_k with a share, min_p or auto"
             )
         return self
 

@@ -1,18 +1,20 @@
 """What the plug-ins share, without the trainers they plug into: the filter's options, rows to groups and back, and the doctor's lines."""
 
 import importlib.metadata
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.cli import doctor
+from tether.core.config import validate
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
 from tether.core.protocols import Sampling
 from tether.core.types import Trajectory, Turn
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
-from tether.integrations.group_filter import GroupFilter
 from tether.integrations.rows import Row, cut_response, flatten, rows_as_generations
 from tether.rollout.engines.stop_rule import StopRule
 
@@ -33,10 +35,10 @@ def test_auto_looks_at_the_recent_steps() -> None:
     """The ratio of this batch is 1.38: filtered alone, and not after four batches in which all prompts varied alike."""
     chosen = GroupFilter("auto", auto_ratio=1.0)
     assert chosen.select(REWARDS, GROUPS).kept == ["a"]
-    alike = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
-    for _ in range(4):
-        chosen.select(alike, GROUPS)
-    assert chosen.select(REWARDS, GROUPS).kept_ratio == 1.0
+    alike = chosen.select([1.0, 0.0, 1.0, 0.0, 1.0, 0.0], GROUPS).rv_ratio
+    assert alike == 0.0 and chosen.select(REWARDS, GROUPS, earlier_ratios=[alike] * 4).kept == ["a", "b", "c"]
+    assert GroupFilter("auto", auto_ratio=1.0, auto_steps=1).select(REWARDS, GROUPS, earlier_ratios=[alike] * 4).kept == ["a"]
+    assert chosen.select(REWARDS, GROUPS, earlier_ratios=[*[alike] * 9, *[2.0] * 4]).kept == ["a"]  # the oldest no longer count
 
 
 @pytest.mark.parametrize(
@@ -44,15 +46,17 @@ def test_auto_looks_at_the_recent_steps() -> None:
     [
         ({"strategy": "topp"}, "did you mean 'top_p'"),
         ({"score": "reward_varianc"}, "did you mean 'reward_variance'"),
-        ({"loss_scale": "x"}, "unknown loss_scale"),
-        ({"keep": 1.5}, r"must be in \(0, 1\]"),
-        ({"eps": -1.0}, "eps of the filter is -1.0"),
+        ({"loss_scale": "x"}, "is not a known filter loss_scale"),
+        ({"keep": 1.5}, "key 'keep': got 1.5; it should be less than or equal to 1"),
+        ({"eps": -1.0}, "key 'eps': got -1.0"),
         ({"strategy": "band"}, "needs band="),
-        ({"num_groups": 2}, "num_groups of the filter is 2 with strategy top_p"),
+        ({"num_groups": 2}, "num_groups is 2 with strategy top_p"),
     ],
 )
 def test_wrong_filters(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
+        validate(GroupFilter, options, "filter")
+    with pytest.raises(ValueError, match=re.escape(next(iter(options)))):
         GroupFilter(**options)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.core.enums import StopReason
 from tether.core.protocols import Sampling
 from tether.core.types import Group, Observation, Step
@@ -16,7 +17,6 @@ from tether.rollout.episode import EpisodeRules
 from tether.rollout.pack import pack
 from tether.rollout.sampler import EnvPool, EnvSpec, error_note, play_plan, training_plan
 from tether.training.batch import select
-from tether.training.settings import FilterSettings
 
 RULES = EpisodeRules(900, 45, 0.0)
 
@@ -61,7 +61,7 @@ def test_half_of_a_group_down_is_no_reward_variance(monkeypatch: pytest.MonkeyPa
     largest variance there is."""
     groups = play(monkeypatch, chat, failures=99, retries=1)
     assert [(len(group.trajectories), len(group.errored)) for group in groups] == [(2, 2), (2, 2)]
-    selection = select(groups, FilterSettings())
+    selection = select(groups, GroupFilter())
     assert selection.kept == [] and selection.rv_mean == 0.0
     summary = rollout_summary(groups)
     assert (summary["success"], summary["errors"], summary["retries"], summary["reward_mean"]) == (1.0, 4, 4, 1.0)
@@ -91,4 +91,4 @@ def test_without_retries_the_first_failure_counts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_step_whose_every_episode_errored_keeps_nothing() -> None:
-    assert select([Group(0, 1, []), Group(1, 2, [])], FilterSettings(strategy="all")).kept == []
+    assert select([Group(0, 1, []), Group(1, 2, [])], GroupFilter(strategy="all")).kept == []

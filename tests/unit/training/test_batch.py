@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from tether import select_groups
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Group, Trajectory, Turn
 from tether.training.batch import SampledBatch, sample_batch, select
-from tether.training.settings import FilterSettings, RunSettings
+from tether.training.settings import RunSettings
 
 DYNAMIC: dict[str, Any] = {"strategy": "all", "include_zero": False}
 """As DAPO does: groups without variance are left out."""
@@ -40,7 +41,7 @@ FLAT, VARIED = (1.0, 1.0), (0.0, 1.0)
 
 
 def _sampled(script: _Script, num_groups: int = 4, **rules: Any) -> SampledBatch:
-    return sample_batch(script, num_groups, FilterSettings(**rules))
+    return sample_batch(script, num_groups, GroupFilter(**rules))
 
 
 def test_one_round_without_refill() -> None:
@@ -150,17 +151,17 @@ def test_each_score_reads_its_own_numbers(score: str, best: int) -> None:
         _group(4, (0.0, 0.0), nlls=(0.1, 1.5)),
         _group(5, (0.0, 0.0), tokens=9),
     ]
-    assert select(groups, FilterSettings(strategy="top_k", keep=0.2, score=score)).kept == [best]
+    assert select(groups, GroupFilter(strategy="top_k", keep=0.2, score=score)).kept == [best]
 
 
 def test_order_and_bands_are_handed_on() -> None:
     groups = [_group(index, (0.0, 1.0 + index)) for index in range(4)]
-    assert select(groups, FilterSettings(strategy="top_k", keep=0.25, order="smallest")).kept == [0]
-    assert select(groups, FilterSettings(strategy="min_p", keep=0.5)).kept == [3, 2]
-    assert sorted(select(groups, FilterSettings(strategy="band", band=(0.5, 1.0))).kept, key=str) == [2, 3]
+    assert select(groups, GroupFilter(strategy="top_k", keep=0.25, order="smallest")).kept == [0]
+    assert select(groups, GroupFilter(strategy="min_p", keep=0.5)).kept == [3, 2]
+    assert sorted(select(groups, GroupFilter(strategy="band", band=(0.5, 1.0))).kept, key=str) == [2, 3]
     flat = [*groups, _group(4, FLAT)]
-    assert len(select(flat, FilterSettings(strategy="all")).kept) == 5
-    assert len(select(flat, FilterSettings(**DYNAMIC)).kept) == 4
+    assert len(select(flat, GroupFilter(strategy="all")).kept) == 5
+    assert len(select(flat, GroupFilter(**DYNAMIC)).kept) == 4
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_order_and_bands_are_handed_on() -> None:
 )
 def test_auto_looks_at_earlier_steps_too(earlier: tuple[float, ...], kept: list[int]) -> None:
     groups = [_group(0, (0.0, 1.0)), _group(1, (0.0, 0.1))]
-    rules = FilterSettings(strategy="auto", auto_ratio=0.75)
+    rules = GroupFilter(strategy="auto", auto_ratio=0.75)
     assert select(groups, rules).rv_ratio == pytest.approx(0.980198, abs=1e-6)
     assert sorted(select(groups, rules, earlier).kept, key=str) == kept
     assert [group.index for group in sample_batch(lambda count, first: groups, 2, rules, earlier).kept] == kept
@@ -192,7 +193,7 @@ def _mixture(order: Sequence[int] = range(8)) -> list[Group]:
 
 def test_environments_of_different_reward_scale_both_keep_groups() -> None:
     """Ranked by raw variance, 0.9 of the sum is in the groups of the first alone: 12.5, 32, 40.5 and 50 against 1.35 in all."""
-    rules = FilterSettings(strategy="top_p", keep=0.9)
+    rules = GroupFilter(strategy="top_p", keep=0.9)
     found = select(_mixture(), rules)
     assert set(found.kept) == {1, 2, 3, 5, 6, 7}
     assert set(select([_group(index, rewards) for index, rewards in enumerate([*LARGE_SCALE, *SMALL_SCALE])], rules).kept) == {0, 1, 2, 3}
@@ -202,7 +203,7 @@ def test_environments_of_different_reward_scale_both_keep_groups() -> None:
 
 @pytest.mark.parametrize("strategy", ["top_p", "top_k", "min_p", "all"])
 def test_an_environment_keeps_in_a_mixture_what_it_keeps_alone(strategy: str) -> None:
-    rules = FilterSettings(strategy=strategy, keep=0.5)
+    rules = GroupFilter(strategy=strategy, keep=0.5)
     mixture = _mixture()
     alone = [select([group for group in mixture if group.env == env], rules) for env in ("large", "small")]
     found = select(mixture, rules)
@@ -212,7 +213,7 @@ def test_an_environment_keeps_in_a_mixture_what_it_keeps_alone(strategy: str) ->
 
 @pytest.mark.parametrize("strategy", ["top_p", "top_k", "min_p", "all"])
 def test_with_one_environment_the_ranking_is_that_of_the_groups(strategy: str) -> None:
-    rules = FilterSettings(strategy=strategy, keep=0.9)
+    rules = GroupFilter(strategy=strategy, keep=0.9)
     named = select([_group(index, rewards, env="large") for index, rewards in enumerate(LARGE_SCALE)], rules)
     expected = select_groups([r for pair in LARGE_SCALE for r in pair], [0, 0, 1, 1, 2, 2, 3, 3], strategy=strategy, keep=0.9)
     ranking = sorted(expected.kept) if strategy == "all" else expected.kept  # `all` ranks nothing: groups stay in the order of sampling
@@ -222,5 +223,5 @@ def test_with_one_environment_the_ranking_is_that_of_the_groups(strategy: str) -
 
 def test_a_batch_of_two_environments_takes_the_best_of_both() -> None:
     mixture = _mixture([0, 4, 1, 5, 2, 6, 3, 7])
-    kept = sample_batch(lambda count, first: mixture, 8, FilterSettings(strategy="top_k", keep=0.5)).kept
+    kept = sample_batch(lambda count, first: mixture, 8, GroupFilter(strategy="top_k", keep=0.5)).kept
     assert [group.index for group in kept] == [2, 6, 3, 7]

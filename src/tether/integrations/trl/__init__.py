@@ -16,7 +16,7 @@ from tether.core.errors import MissingDependency
 if importlib.util.find_spec("trl") is None or importlib.util.find_spec("datasets") is None:
     raise MissingDependency("tether.integrations.trl needs TRL; install it with: pip install 'tether-agents[trl]'")
 
-from tether.integrations.group_filter import GroupFilter
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.integrations.trl.callback import TetherCallback
 from tether.integrations.trl.config import TetherGRPOConfig, check_version
 from tether.integrations.trl.environments import TetherEnvironment

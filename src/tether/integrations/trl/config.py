@@ -15,8 +15,9 @@ from typing import Any
 import trl
 from trl import GRPOConfig
 
+from tether.algorithms.filters.group_filter import GroupFilter
+from tether.core.config import validate
 from tether.core.errors import BadInput, MissingDependency
-from tether.integrations.group_filter import GroupFilter
 
 TESTED = ((1, 16), (1, 17))
 """From the first, below the second."""
@@ -99,14 +100,15 @@ def filter_of(args: Any) -> GroupFilter | None:
     if strategy == "top_k" and num_groups is None:
         raise BadInput("reward_variance_filtering is top_k without reward_variance_top_k; give the number of groups to keep")
     band = getattr(args, "tether_filter_band", None)
-    return GroupFilter(
-        strategy=strategy,
-        keep=args.reward_variance_top_p,
-        num_groups=num_groups if strategy == "top_k" else None,
-        include_zero=args.reward_variance_filtering_include_zero,
-        eps=args.reward_variance_filtering_selection_eps,
-        score=getattr(args, "tether_filter_score", "reward_variance"),
-        order=getattr(args, "tether_filter_order", "largest"),
-        band=None if band is None else (float(band[0]), float(band[-1])),
-        loss_scale=getattr(args, "tether_loss_scale", "none"),
-    )
+    asked = {
+        "strategy": strategy,
+        "keep": args.reward_variance_top_p,
+        "num_groups": num_groups if strategy == "top_k" else None,
+        "include_zero": args.reward_variance_filtering_include_zero,
+        "eps": args.reward_variance_filtering_selection_eps,
+        "score": getattr(args, "tether_filter_score", "reward_variance"),
+        "order": getattr(args, "tether_filter_order", "largest"),
+        "band": None if band is None else (float(band[0]), float(band[-1])),
+        "loss_scale": getattr(args, "tether_loss_scale", "none"),
+    }
+    return validate(GroupFilter, asked, "filter")

@@ -21,9 +21,9 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.algorithms.filters.select import Selection, loss_scale
 from tether.core.errors import BadInput, did_you_mean
-from tether.integrations.group_filter import GroupFilter
 from tether.integrations.trl.batch import GenerationBatch, gather_batch, row_keys
 from tether.integrations.trl.callback import TetherCallback
 from tether.integrations.trl.config import filter_of
@@ -63,6 +63,9 @@ class TetherMixin:
         if group_filter is not None and asked is not None:
             raise BadInput("the filter is given twice, as group_filter and as reward_variance_filtering of the config; leave one out")
         self.group_filter = GroupFilter.parse(group_filter) if isinstance(group_filter, str) else group_filter or asked
+        if self.group_filter is not None and (foreign := self.group_filter.model_fields_set & {"members", "reweight", "refill"}):
+            raise BadInput(f"group_filter sets {', '.join(sorted(foreign))}, which only Tether's own trainer has; leave it out")
+        self._tether_ratios: list[float] = []
         self._tether_success = _success_column(trainer, success_reward or getattr(trainer.args, "tether_success_reward", None))
         self._tether_rewards: torch.Tensor | None = None
         self._tether_window: list[int] = []
@@ -152,7 +155,10 @@ class TetherMixin:
         elif chosen.column == "entropies":
             everything = self._tether_nll(output)
             columns["entropies"] = [everything[row] for row in rows]
-        return chosen.select([batch.rewards[row] for row in rows], [ids[row] for row in rows], columns)
+        rewards, groups = [batch.rewards[row] for row in rows], [ids[row] for row in rows]
+        selection = chosen.select(rewards, groups, columns, earlier_ratios=self._tether_ratios)
+        self._tether_ratios = [*self._tether_ratios, selection.rv_ratio][-chosen.auto_steps :]
+        return selection
 
     def _tether_nll(self, output: dict[str, Any]) -> list[float]:
         """Mean of -log p over the sampled tokens of every row of every process, at the sampling temperature; Tether's estimate of entropy."""
@@ -191,7 +197,10 @@ class TetherMixin:
         start = trainer.accelerator.process_index * count
         kept_B = torch.tensor(everywhere[start : start + count], device=output["completion_ids"].device)
         output[KEPT] = kept_B
-        self._tether_scale = loss_scale(self.group_filter.loss_scale if self.group_filter else "none", sum(everywhere) / len(everywhere))
+        # Without a word from the user the loss stays the mean over what is kept, as TRL's pull request has it.
+        asked = self.group_filter is not None and "loss_scale" in self.group_filter.model_fields_set
+        name = self.group_filter.loss_scale if self.group_filter is not None and asked else "none"
+        self._tether_scale = loss_scale(name, sum(everywhere) / len(everywhere))
         if all(everywhere):
             return
         tool_mask = output.get("tool_mask", torch.ones_like(output["completion_mask"]))

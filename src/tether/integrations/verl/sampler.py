@@ -19,8 +19,9 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
+from tether.algorithms.filters.group_filter import GroupFilter
+from tether.core.config import validate
 from tether.core.errors import BadInput, did_you_mean
-from tether.integrations.group_filter import GroupFilter
 from tether.integrations.verl.probe import ProbeSettings, VerlProbe, read_rewards, read_rows, uid_of
 
 _LOG = logging.getLogger(__name__)
@@ -41,16 +42,17 @@ def filter_of(options: Mapping[str, Any] | None) -> GroupFilter | None:
     band = options.get("band")
     if strategy == "top_k" and options.get("top_k") is None:
         raise BadInput(f"strategy top_k of {FILTER} needs top_k, the number of groups to keep")
-    return GroupFilter(
-        strategy=strategy,
-        keep=float(options.get("top_p", 0.9)),
-        num_groups=int(options["top_k"]) if strategy == "top_k" else None,
-        include_zero=bool(options.get("include_zero", False)),
-        eps=float(options.get("selection_eps", 0.01)),
-        score=str(options.get("score", "reward_variance")),
-        order=str(options.get("order", "largest")),
-        band=None if band is None else (float(band[0]), float(band[1])),
-    )
+    asked = {
+        "strategy": strategy,
+        "keep": float(options.get("top_p", 0.9)),
+        "num_groups": int(options["top_k"]) if strategy == "top_k" else None,
+        "include_zero": bool(options.get("include_zero", False)),
+        "eps": float(options.get("selection_eps", 0.01)),
+        "score": str(options.get("score", "reward_variance")),
+        "order": str(options.get("order", "largest")),
+        "band": None if band is None else (float(band[0]), float(band[1])),
+    }
+    return validate(GroupFilter, asked, "filter")
 
 
 class _Filtering:
@@ -60,6 +62,7 @@ class _Filtering:
         super().__init__(*args, **kwargs)
         options = dict(getattr(self, "sampler_kwargs", None) or {})
         self.group_filter = filter_of(options.get(FILTER))
+        self._ratios: list[float] = []
         if self.group_filter is not None and self.group_filter.column not in (None, "lengths"):
             raise BadInput(f"score {self.group_filter.score} is not known to verl's sampler; use one of the rewards, or length")
         self.probe: VerlProbe | None = None
@@ -82,7 +85,9 @@ class _Filtering:
         sessions = read_rewards(batch)
         uids = [session.uid for session in sessions]
         lengths = {"lengths": [float(session.length) for session in sessions]} if self.group_filter.column == "lengths" else {}
-        selection = self.group_filter.select([session.reward for session in sessions], uids, lengths)
+        rewards = [session.reward for session in sessions]
+        selection = self.group_filter.select(rewards, uids, lengths, earlier_ratios=self._ratios)
+        self._ratios = [*self._ratios, selection.rv_ratio][-self.group_filter.auto_steps :]
         metrics = {
             **metrics,
             "tether/groups/rv_mean": selection.rv_mean,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tether.algorithms.filters import scores
+from tether.algorithms.filters.group_filter import GroupFilter
 from tether.algorithms.filters.scores import find_score, score_names
 from tether.algorithms.filters.select import select_groups, select_within
 from tether.core.config import validate
 from tether.core.errors import BadInput, ConfigError
-from tether.integrations.group_filter import GroupFilter
 from tether.training.settings import RunSettings
 
 REWARDS, GROUPS = [1.0, 0.0, 3.0, 3.0, 5.0], ["a", "a", "b", "b", "b"]
