@@ -6,6 +6,7 @@ loads to the same object, so any run can be repeated from its own folder.
 """
 
 import logging
+import os
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -141,6 +142,12 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 MOST_NAMED = 8
 """Configs that a message about an unknown one lists."""
 _ENDINGS = (".toml", ".yaml", ".yml")
+
+
+def cache_folder(kind: str) -> Path:
+    """Where things of one kind ("models", "search") lie that Tether made or fetched once: below TETHER_CACHE, or the platform's cache folder."""
+    base = os.environ.get("TETHER_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tether")
+    return Path(base) / kind
 
 
 def config_names() -> list[str]:

@@ -103,7 +103,10 @@ class _GuardedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open.pop(self, None)
-        self._stop_timers()
+        for timer in (self._timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._write_timer = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -168,12 +171,6 @@ class _GuardedProtocol(H11Protocol):
             self._refuse(b"408 Request Timeout")
         else:
             self._timer = self.loop.call_later(max(left, 0.05), self._check_body)
-
-    def _stop_timers(self) -> None:
-        for timer in (self._timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._write_timer = None
 
     def _refuse(self, status: bytes) -> None:
         """End the connection; with a status, unless an answer has begun."""

@@ -57,7 +57,7 @@ def parse_response(text: str, tags: tuple[str, ...] = ANSWER_TAGS, *, ended: boo
     match = _answer_pattern(tags).search(text)
     unclosed = match is None and ended
     if unclosed:
-        match = _open_answer_pattern(tags).search(text)
+        match = _answer_pattern(tags, closing=r"\Z").search(text)
     end = match.start() if match else text.find(THINK_CLOSE)
     if end < 0:
         return ParsedResponse(None, None, None)
@@ -78,13 +78,8 @@ def answer_end(text: str, tags: tuple[str, ...] = ANSWER_TAGS) -> int | None:
 
 
 @lru_cache(maxsize=16)
-def _answer_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"</think>\s*<({'|'.join(map(re.escape, tags))})>(.*?)</\1>", re.DOTALL)
-
-
-@lru_cache(maxsize=16)
-def _open_answer_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"</think>\s*<({'|'.join(map(re.escape, tags))})>(.*)\Z", re.DOTALL)
+def _answer_pattern(tags: tuple[str, ...], closing: str = r"</\1>") -> re.Pattern[str]:
+    return re.compile(rf"</think>\s*<({'|'.join(map(re.escape, tags))})>(.*?){closing}", re.DOTALL)
 
 
 def split_actions(answer: str) -> list[str]:

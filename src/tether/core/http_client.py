@@ -179,7 +179,9 @@ class HttpClient:
                 if error.kind in ("unusable", "closed"):
                     raise
                 if error.kind == "slow" and delays is None:  # the time is up; what the attempt before met says more
-                    raise _until_deadline(problem or error) from None
+                    problem = problem or error
+                    problem.until_deadline = True
+                    raise problem from None
                 problem = error
             else:
                 if reply.status not in self._later:
@@ -239,11 +241,6 @@ def is_healthy(address: str, timeout: float = 5.0) -> bool:
         return HttpClient(address, timeout=timeout).request("GET", "/health", delays=()).is_success
     except Unanswered:
         return False
-
-
-def _until_deadline(problem: Unanswered) -> Unanswered:
-    problem.until_deadline = True
-    return problem
 
 
 def _asked_pause(reply: Reply, delay: float, longest: float) -> float | None:

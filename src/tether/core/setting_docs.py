@@ -31,6 +31,7 @@ class SettingDoc:
     default: str
     """As YAML, or "required"."""
     allowed: str
+    """The type and the bounds in words."""
     meaning: str
 
 
@@ -41,7 +42,8 @@ def setting_docs(model: type[BaseModel], prefix: str = "") -> Iterator[SettingDo
         if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
             yield from setting_docs(field.annotation, f"{prefix}{name}.")
         else:
-            yield SettingDoc(prefix + name, _default(field), _allowed(field), meanings.get(name, ""))
+            allowed = ", ".join([_type_words(field.annotation), *_bounds(field.metadata)])
+            yield SettingDoc(prefix + name, _default(field), allowed, meanings.get(name, ""))
 
 
 @lru_cache(maxsize=64)
@@ -73,12 +75,6 @@ def _default(field: FieldInfo) -> str:
         return "required"
     value = to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
-
-
-def _allowed(field: FieldInfo) -> str:
-    """The type and the bounds in words."""
-    words = _type_words(field.annotation)
-    return ", ".join([words, *_bounds(field.metadata)])
 
 
 def _bounds(metadata: typing.Iterable[Any]) -> list[str]:

@@ -5,7 +5,7 @@ all stay. So the mean over a subset in which every row is equally likely is unbi
 systematically, at equal distances from a random start along the prompts, in random order inside and among them: each prompt keeps its
 share to within one reasoning. `sampling_error` says how far the subset's mean may be from that of all.
 
-Leaving out prompts (`sample_prompts`) changes the estimand.
+Leaving out prompts would change the estimand.
 """
 
 import math
@@ -44,7 +44,8 @@ def sample_reasonings(source: Sequence[Hashable], count: int, rng: np.random.Gen
         count: how many to draw.
         rng: the source of the draw.
     """
-    _check_count(count)
+    if count < 1:
+        raise BadInput(f"count must be at least 1, got {count}; draw at least one")
     if count >= len(source):
         return Sample(tuple(range(len(source))), len(source))
     rank_of = {prompt: rank for rank, prompt in enumerate(dict.fromkeys(source))}
@@ -61,18 +62,6 @@ def systematic(order: npt.NDArray[np.int64], count: int, start: int) -> list[int
     [0, 2]
     """
     return [int(order[(step * len(order) + start) // count]) for step in range(count)]
-
-
-def sample_prompts(num_prompts: int, count: int, rng: np.random.Generator) -> tuple[int, ...]:
-    """`count` prompts of many, ascending; all of them where there are no more.
-
-    This changes the estimand: information among `count` prompts, with the ceiling log(count) and the chance level 1 / count, not among all
-    of them. Compare figures at one count only. The reasonings of the prompts that are left out go with them.
-    """
-    _check_count(count)
-    if count >= num_prompts:
-        return tuple(range(num_prompts))
-    return tuple(sorted(int(prompt) for prompt in rng.choice(num_prompts, size=count, replace=False)))
 
 
 def sampling_error(values: Sequence[float] | npt.NDArray[np.float64], population: int) -> float:
@@ -94,8 +83,3 @@ def sampling_error(values: Sequence[float] | npt.NDArray[np.float64], population
     if len(drawn) == 1:
         raise BadInput("one value says nothing about how values vary; draw at least 2")
     return math.sqrt((1 - len(drawn) / population) * float(drawn.var(ddof=1)) / len(drawn))
-
-
-def _check_count(count: int) -> None:
-    if count < 1:
-        raise BadInput(f"count must be at least 1, got {count}; draw at least one")

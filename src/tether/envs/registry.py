@@ -9,6 +9,7 @@ and its name there) and the options. So an environment that user code registered
 defined inside a function cannot be.
 """
 
+import importlib
 import inspect
 import os
 import pickle
@@ -23,9 +24,8 @@ from typing import Any, Protocol, cast
 
 from tether.core.config import Settings, validate
 from tether.core.errors import BadInput, EnvironmentFailure, TetherError, UnknownName, did_you_mean
-from tether.core.importing import import_object, in_one_line
+from tether.core.importing import import_object, in_one_line, missing_module
 from tether.core.protocols import Env, few_shot_of
-from tether.core.registry import Registry
 from tether.envs.base import check_reset_signature
 
 ENTRY_POINTS = "tether.environments"
@@ -41,18 +41,38 @@ class EnvClass(Protocol):
     def __call__(self, options: Any, /) -> Env: ...
 
 
-class EnvRegistry(Registry):
-    """Built-in and registered environments, then those of installed distributions. A name of the first kind always wins."""
+class EnvRegistry:
+    """Built-in and registered environments, then those of installed distributions. A name of the first kind always wins.
+
+    An entry is a class, or "module:Class" to import when it is asked for: listing names costs nothing.
+    """
+
+    def __init__(self, entries: Mapping[str, str]) -> None:
+        self._entries: dict[str, Any] = dict(entries)
 
     def names(self) -> list[str]:
         return sorted({*self._entries, *_offers()})
 
-    def get(self, name: str) -> Any:
+    def register(self, name: str, entry: Any) -> None:
+        """Add an entry. An existing name is refused."""
         if name in self._entries:
-            return super().get(name)
+            raise UnknownName(f"environment '{name}' is registered already; choose another name")
+        self._entries[name] = entry
+
+    def get(self, name: str) -> Any:
+        """The class of a name; an unknown name is an error that suggests the nearest one."""
+        if name in self._entries:
+            entry = self._entries[name]
+            if not isinstance(entry, str):
+                return entry
+            module, _, attribute = entry.partition(":")
+            try:
+                return getattr(importlib.import_module(module), attribute)
+            except ModuleNotFoundError as error:
+                raise missing_module(f"environment '{name}'", error) from error
         offers = _offers().get(name)
         if offers is None:
-            raise UnknownName(f"unknown {self.kind} '{name}': {did_you_mean(name, self.names())}")
+            raise UnknownName(f"unknown environment '{name}': {did_you_mean(name, self.names())}")
         if len(offers) > 1:
             origins = " and ".join(_origin(offer) for offer in offers)
             raise BadInput(
@@ -71,7 +91,6 @@ class EnvRegistry(Registry):
 
 
 ENVIRONMENTS = EnvRegistry(
-    "environment",
     {
         "countdown": "tether.envs.countdown.env:Countdown",
         "deepcoder": "tether.envs.deepcoder.env:DeepCoder",

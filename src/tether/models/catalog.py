@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tether.core.cache import cache_folder
+from tether.core.config import cache_folder
 from tether.core.errors import ModelUnavailable, TetherError, did_you_mean
 
 EMBEDDED = {

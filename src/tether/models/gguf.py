@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
-from tether.core.cache import cache_folder
+from tether.core.config import cache_folder
 from tether.core.errors import MissingDependency, ModelUnavailable
 
 HASHED_BYTES = 2**20

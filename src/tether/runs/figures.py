@@ -138,7 +138,7 @@ def curve(panel: Panel, runs: Runs) -> go.Figure | None:
     return figure
 
 
-def regime_plane(runs: Runs, *, h_threshold: float = REGIME_FRACTION, mi_threshold: float = REGIME_FRACTION) -> go.Figure | None:
+def regime_plane(runs: Runs) -> go.Figure | None:
     """Each run's path over H(Z|X) and MI-Seq-Est, both relative to the run's own start; a path goes from pale to full colour.
 
     None if no run has a start to be relative to: no information metrics, or none above zero at the first measurement.
@@ -150,7 +150,7 @@ def regime_plane(runs: Runs, *, h_threshold: float = REGIME_FRACTION, mi_thresho
     top = max(1.45, 1.12 * max(y for path in paths.values() for y in path["y"]))
     bottom = min(0.0, 1.1 * min(y for path in paths.values() for y in path["y"]))
     figure = go.Figure()
-    _shade_quadrants(figure, h_threshold, mi_threshold, (bottom, right, top))
+    _shade_quadrants(figure, (bottom, right, top))
     colours = run_colours(list(runs))
     for name, path in paths.items():
         _add_path(figure, path, colours[name], html.escape(name), several=len(runs) > 1)
@@ -300,14 +300,15 @@ def _relative_path(records: Sequence[StepRecord]) -> dict[str, list[float]] | No
     return {"x": [value / h_start for value in h], "y": [value / mi_start for value in mi], "h": h, "mi": mi, "step": steps}
 
 
-def _shade_quadrants(figure: go.Figure, h_threshold: float, mi_threshold: float, edges: tuple[float, float, float]) -> None:
+def _shade_quadrants(figure: go.Figure, edges: tuple[float, float, float]) -> None:
     """Tint and name the four regimes, each name in the upper outer corner of its quadrant: a path that collapses ends at the bottom."""
     bottom, right, top = edges
+    low = REGIME_FRACTION
     quadrants = {
-        Regime.COMPRESSED: (0.0, h_threshold, mi_threshold, top),
-        Regime.DIVERSE: (h_threshold, right, mi_threshold, top),
-        Regime.LOW_ENTROPY_COLLAPSE: (0.0, h_threshold, bottom, mi_threshold),
-        Regime.TEMPLATE_COLLAPSE: (h_threshold, right, bottom, mi_threshold),
+        Regime.COMPRESSED: (0.0, low, low, top),
+        Regime.DIVERSE: (low, right, low, top),
+        Regime.LOW_ENTROPY_COLLAPSE: (0.0, low, bottom, low),
+        Regime.TEMPLATE_COLLAPSE: (low, right, bottom, low),
     }
     for regime, (x0, x1, y0, y1) in quadrants.items():
         tint = REGIME_TINTS[regime]

@@ -11,7 +11,7 @@ import pytest
 from tether.core.errors import BadInput
 from tether.core.seeding import generator
 from tether.diagnostics.information import measure_information
-from tether.diagnostics.sampling import Sample, sample_prompts, sample_reasonings, sampling_error, systematic
+from tether.diagnostics.sampling import Sample, sample_reasonings, sampling_error, systematic
 
 
 def every_start(order: list[int], count: int) -> list[tuple[Fraction, tuple[int, ...]]]:
@@ -152,19 +152,6 @@ def test_bad_values(values: Any, population: int, words: str) -> None:
         sampling_error(values, population)
 
 
-# ----------------------------------------------------------------------------------------------------------------- prompts
-
-
-def test_sample_prompts() -> None:
-    drawn = sample_prompts(100, 8, generator("x"))
-    assert len(set(drawn)) == 8 and list(drawn) == sorted(drawn) and set(drawn) <= set(range(100))
-    assert drawn == sample_prompts(100, 8, generator("x")) != sample_prompts(100, 8, generator("y"))
-    assert sample_prompts(3, 3, generator("x")) == sample_prompts(3, 9, generator("x")) == (0, 1, 2)
-
-
-@pytest.mark.parametrize(
-    "draw", [lambda count: sample_reasonings([0, 1], count, generator("x")), lambda count: sample_prompts(2, count, generator("x"))]
-)
-def test_a_count_below_one(draw: Any) -> None:
+def test_a_count_below_one() -> None:
     with pytest.raises(BadInput, match="count must be at least 1, got 0"):
-        draw(0)
+        sample_reasonings([0, 1], 0, generator("x"))

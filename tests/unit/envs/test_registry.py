@@ -2,16 +2,16 @@
 
 import subprocess
 import sys
+from fractions import Fraction
 
 import pytest
 
 from tether.core.errors import BadInput, ConfigError, UnknownName
 from tether.core.protocols import Env
-from tether.core.registry import Registry
 from tether.core.types import Observation, Step
 from tether.envs import registry
 from tether.envs.base import ActionEnv, Outcome, TextEnv, TurnOptions
-from tether.envs.registry import ENVIRONMENTS, env_factory, make_env, register_env
+from tether.envs.registry import ENVIRONMENTS, EnvRegistry, env_factory, make_env, register_env
 from tether.envs.sokoban.env import Sokoban
 
 
@@ -59,7 +59,7 @@ def test_user_environment_can_be_registered_once(monkeypatch: pytest.MonkeyPatch
     class Warehouse(Sokoban):
         name = "warehouse"
 
-    monkeypatch.setattr(registry, "ENVIRONMENTS", Registry("environment", {}))
+    monkeypatch.setattr(registry, "ENVIRONMENTS", EnvRegistry({}))
     register_env("warehouse", Warehouse)
     assert make_env("warehouse", boxes=2).name == "warehouse"
     with pytest.raises(BadInput, match="registered already"):
@@ -136,3 +136,63 @@ def test_methods_with_their_old_names_are_refused_when_the_class_is_defined() ->
     env = Present(TurnOptions())
     env.reset(0)
     assert env.step("x").done
+
+
+# ------------------------------------------------------------------------------------------------- the table of names
+
+
+def _registry() -> EnvRegistry:
+    return EnvRegistry({"sokoban": "fractions:Fraction", "countdown": "no_such_module_anywhere:Env"})
+
+
+def test_names_are_sorted_and_import_nothing() -> None:
+    assert _registry().names() == ["countdown", "sokoban"]
+    assert "no_such_module_anywhere" not in sys.modules
+
+
+def test_entry_is_imported_when_asked_for() -> None:
+    assert _registry().get("sokoban") is Fraction
+
+
+def test_missing_module_shows_only_when_asked_for() -> None:
+    with pytest.raises(ImportError, match="no_such_module_anywhere"):
+        _registry().get("countdown")
+
+
+def test_a_module_missing_inside_an_installed_package_is_not_something_to_install() -> None:
+    table = EnvRegistry({"lake": "tether.envs.bases:Lake"})
+    with pytest.raises(
+        BadInput, match=r"^environment 'lake': there is no module 'tether\.envs\.bases': did you mean 'tether\.envs\.base'\?"
+    ):
+        table.get("lake")
+
+
+def test_unknown_name_of_a_registry() -> None:
+    with pytest.raises(UnknownName) as caught:
+        _registry().get("sokobann")
+    assert str(caught.value) == "unknown environment 'sokobann': did you mean 'sokoban'? (known: countdown, sokoban)"
+
+
+def test_objects_and_paths_can_be_registered() -> None:
+    table = _registry()
+    thing = object()
+    table.register("mine", thing)
+    table.register("later", "fractions:Fraction")
+    assert table.get("mine") is thing
+    assert table.get("later") is Fraction
+    assert table.names() == ["countdown", "later", "mine", "sokoban"]
+
+
+def test_existing_name_is_refused_and_kept() -> None:
+    table = _registry()
+    with pytest.raises(ValueError, match="environment 'sokoban' is registered already; choose another name"):
+        table.register("sokoban", object())
+    assert table.get("sokoban") is Fraction
+
+
+def test_registries_do_not_share_entries() -> None:
+    entries = {"a": "fractions:Fraction"}
+    first = EnvRegistry(entries)
+    first.register("b", 1)
+    assert entries == {"a": "fractions:Fraction"}
+    assert EnvRegistry(entries).names() == ["a"]

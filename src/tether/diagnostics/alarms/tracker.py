@@ -96,11 +96,9 @@ def check(records: Sequence[StepRecord], reasonings: Sequence[StepReasoning] = (
     return _tracked(records, reasonings, rules).alarms
 
 
-def steps_standing(
-    records: Sequence[StepRecord], reasonings: Sequence[StepReasoning] = (), rules: AlarmRules | None = None
-) -> dict[AlarmName, list[int]]:
+def steps_standing(records: Sequence[StepRecord]) -> dict[AlarmName, list[int]]:
     """The whole run in hindsight: for every alarm that ever stood, the steps at which `check` would have raised it."""
-    return _tracked(records, reasonings, rules).steps_standing()
+    return _tracked(records, (), None).steps_standing()
 
 
 def _tracked(records: Sequence[StepRecord], reasonings: Sequence[StepReasoning], rules: AlarmRules | None) -> AlarmTracker:

@@ -23,7 +23,7 @@ from pathlib import Path
 import tantivy
 from tantivy import Filter, Occur, Query, TextAnalyzer, TextAnalyzerBuilder, Tokenizer
 
-from tether.core.cache import cache_folder
+from tether.core.config import cache_folder
 from tether.core.errors import BadInput, StorageError
 from tether.envs.dataset import with_progress
 from tether.envs.searchqa.corpus import Corpus, Document, Hit, readable
