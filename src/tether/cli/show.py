@@ -4,6 +4,7 @@ Whatever a model wrote is printed with its control characters made visible, so i
 clipboard. Imports no torch.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +19,9 @@ from tether.core.text import visible
 
 if TYPE_CHECKING:
     from tether.runs.dashboard.catalogue import LiveRun
-    from tether.runs.dashboard.episodes import EpisodeRow
-    from tether.runs.dashboard.pages import TurnView
+    from tether.runs.dashboard.episodes import EpisodeList
+    from tether.runs.index import IndexRow
+    from tether.runs.reasoning_view import TurnView
 
 EXAMPLES = """\b
 Examples:
@@ -31,7 +33,7 @@ Examples:
 """
 
 _LEVELS = ("", "blue", "bold blue", "yellow", "red")
-"""The look of tokens by their log-prob, the most certain first: tether.runs.dashboard.episodes.LEVELS."""
+"""The look of tokens by their log-prob, the most certain first: tether.runs.reasoning_view.LEVELS."""
 
 
 def show(
@@ -51,26 +53,25 @@ def show(
 ) -> None:
     """Show a run's episodes: outcome, reward, why each ended, the alarms of its step; or turn by turn."""
     from tether.runs.dashboard.catalogue import LiveRun
-    from tether.runs.dashboard.episodes import Filter, find
+    from tether.runs.dashboard.episodes import find
 
     if failed and solved:
         raise BadInput("--failed and --solved leave no episode; give one of them")
     if member is not None and group is None:
         raise BadInput("--member is the number within a group; give --group as well")
     live = LiveRun(run.resolve().name, run)
-    outcome = "failure" if failed else "success" if solved else ""
-    wanted = Filter(step=step, split=split, group=group, outcome=outcome, stop_reason=stop_reason, text=text)
+    wanted: dict[str, Any] = {"step": step, "split": split, "group": group, "member": member, "stop_reason": stop_reason}
     # A terminal can wait: the text is searched for in all of them.
-    found = find(live, wanted, limit=limit if member is None else 1_000_000, seconds=float("inf"))
-    rows = [row for row in found.rows if member is None or row.member == member][:limit]
+    found = find(live, text=text, limit=limit, seconds=float("inf"), success=solved if failed or solved else None, **wanted)
+    rows = found.rows
     console = Console(highlight=False, markup=False)
     if not rows:
         raise BadInput(_nothing_found(live))
     if turns or member is not None or len(rows) == 1:
         for row in rows:
-            _print_episode(console, live, row)
+            _print_episode(console, live, row, found.alarms.get(row.step, ()))
     else:
-        console.print(_table(rows))
+        console.print(_table(found))
         more = f" of {found.total} that fit" if not text else f", {found.searched} of {found.total} read for the text"
         console.print(f"{len(rows)} shown{more}. Turn by turn: --turns, or --step S --group G --member M", style="dim")
 
@@ -85,17 +86,16 @@ def _nothing_found(run: "LiveRun") -> str:
     return f"no episode of '{run.folder}' fits; it has steps {steps[0]} to {steps[-1]} ({splits})"
 
 
-def _table(rows: list["EpisodeRow"]) -> Table:
+def _table(found: "EpisodeList") -> Table:
     titles = ("step", "split", "group", "member", "outcome", "reward", "stop reason", "kept", "alarms of the step")
     table = plain_table(*titles, right=("step", "group", "member", "reward"), header_style="dim")
-    with_text = any(row.excerpt for row in rows)
-    if with_text:
+    if found.excerpts:
         table.add_column("text", overflow="fold")
-    for row in rows:
+    for row in found.rows:
         cells: list[str | Text] = [str(row.step), row.split, str(row.group), str(row.member), _outcome(row.success), _number(row.reward)]
         cells += [visible(row.stop_reason.replace("_", " ")), "kept" if row.kept else ""]
-        cells += [", ".join(name.replace("_", " ") for name in row.alarms)]
-        table.add_row(*cells, *([visible(row.excerpt).replace("\n", " ")] if with_text else []))
+        cells += [", ".join(name.replace("_", " ") for name in found.alarms.get(row.step, ()))]
+        table.add_row(*cells, *([visible(found.excerpts[row.key]).replace("\n", " ")] if found.excerpts else []))
     return table
 
 
@@ -107,20 +107,19 @@ def _outcome(success: bool | None) -> Text:
     return Text("unknown", "dim") if success is None else Text("success", "green") if success else Text("failure", "red")
 
 
-def _print_episode(console: Console, run: "LiveRun", row: "EpisodeRow") -> None:
+def _print_episode(console: Console, run: "LiveRun", row: "IndexRow", alarms: Sequence[str]) -> None:
     from tether.runs.dashboard.pages import Words, episode_page
 
     page = episode_page(run, Words([("key", row.key)]))
     shown = page["episodes"][0]
-    record: dict[str, Any] = shown.record
     head = Text.assemble((f"Step {row.step}, {row.split}, group {row.group}, member {row.member}", "bold"), "  ", _outcome(row.success))
     console.print(head)
     facts = [f"return {_number(row.reward)}", f"ended by {visible(row.stop_reason.replace('_', ' '))}"]
-    facts += ["kept" if row.kept else "not in an update", *(f"alarm: {name.replace('_', ' ')}" for name in row.alarms)]
+    facts += ["kept" if row.kept else "not in an update", *(f"alarm: {name.replace('_', ' ')}" for name in alarms)]
     console.print(Text(", ".join(facts), "dim"))
-    if record.get("error"):
-        console.print(Text(visible(str(record["error"])), "red"))
-    for turn in shown.turns:
+    if shown["record"].get("error"):
+        console.print(Text(visible(str(shown["record"]["error"])), "red"))
+    for turn in shown["turns"]:
         _print_turn(console, turn)
     if not page["has_tokens"]:
         console.print(Text("Tokens are not coloured: no checkpoint in the run folder holds a tokenizer.", "dim"))
@@ -139,5 +138,5 @@ def _print_turn(console: Console, turn: "TurnView") -> None:
             look = _LEVELS[piece.level] if piece.level is not None else ""
             response.append(visible(piece.text), f"{look} italic".strip() if piece.is_reasoning else look)
     else:
-        response.append(visible(turn.reasoning), "italic").append(visible(turn.rest))
+        response.append(visible(turn.response[: turn.reasoning_end]), "italic").append(visible(turn.response[turn.reasoning_end :]))
     console.print(response)

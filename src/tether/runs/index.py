@@ -82,6 +82,11 @@ class IndexRow(NamedTuple):
     kept: bool
     """Whether its group was in the update."""
 
+    @property
+    def key(self) -> str:
+        """The address of its episode in the run. Example: "40/train/3/0"."""
+        return f"{self.step}/{self.split}/{self.group}/{self.member}"
+
 
 class TrajectoryIndex:
     """The index of one run folder, brought up to date by `refresh`. Its methods may be called from several threads."""
@@ -357,13 +362,13 @@ def _blocks(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, str, int]]:
 
 
 def _condition(wanted: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """Which rows are asked for; None takes all.
+    """Which rows are asked for; None and "" take all.
 
     step, split, group, member, success, stop_reason, kept: equal; reward_at_least, reward_at_most: of the reward; steps: one of some steps.
     """
     parts, values = ["step IS NOT NULL"], []
     for name, value in wanted.items():
-        if value is None:
+        if value is None or value == "":
             continue
         if name == "steps":
             parts.append(f"step IN ({', '.join('?' * len(value))})")

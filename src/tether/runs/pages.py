@@ -44,6 +44,7 @@ EVIDENCE = {
 
 _HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 _WORD = re.compile(r"[a-z0-9]+")
+LONGEST_TEXT = 1200
 _PLOTLY_CONFIG = {"displayModeBar": False}
 
 
@@ -93,8 +94,13 @@ def template_environment(folder: str) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "number": number, "headings": headings, "linked": linked, "figure": figure_html}
+    environment.filters |= {"percent": percent, "number": number, "cut": cut, "headings": headings, "linked": linked, "figure": figure_html}
     return environment
+
+
+def cut(text: str) -> str:
+    """A text of an episode, at most `LONGEST_TEXT` characters of it; the store holds the rest."""
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT].rstrip()} … ({len(text) - LONGEST_TEXT} more characters)"
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluations

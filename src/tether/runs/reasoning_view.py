@@ -1,4 +1,8 @@
-"""What a report shows of the reasoning: sample episodes side by side, and the templates that reasonings share.
+"""What pages show of the reasoning: turns, sample episodes side by side, and the templates that reasonings share.
+
+A turn is shown in the grammar of its environment and, where a tokenizer is at hand, token by token. The record of an episode holds token ids, not
+their texts. Ids are decoded one after the other by the `DecodeStream` of the `tokenizers` package, without torch, so that a character of several
+tokens is one piece with the log-probs of all of them.
 
 A reader should see whether the reasoning differs between prompts in content. No count of words can tell: a collapsed run varies its wording
 too. Episodes are not picked by hand: the first member of the first few prompts, at the first and the last recorded step. Where validation was
@@ -8,18 +12,19 @@ Templates are found by `tether.diagnostics.templates`, which does not know run f
 form of `Templates`.
 """
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tether.core.enums import Split
-from tether.core.grammar import THINK_CLOSE, ParsedResponse, parse_response
+from tether.core.grammar import THINK_CLOSE, parse_response
 from tether.runs.store import RunStore
 
 NUM_PROMPTS = 4
-LONGEST_TEXT = 1200
-"""Characters of an observation or a response that are shown; the store holds the rest."""
+LEVELS = tuple(math.log(chance) for chance in (0.9, 0.5, 0.1, 0.01))
+"""Log-probs between the colours of tokens."""
 _REPLY_TAG = re.compile(r"</think>\s*<(\w+)>")
 MOST_TEMPLATES = 5
 MOST_FILLERS = 4
@@ -28,33 +33,115 @@ LONGEST_SKELETON = 600
 _SLOT = re.compile(r"⟨(\d+)⟩")
 
 
-@dataclass(frozen=True, slots=True)
-class SampleTurn:
-    """One exchange as it is shown."""
+# ------------------------------------------------------------------------------------------------------------------- turns
 
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of text that one token, or several where a character needs them, wrote."""
+
+    text: str
+    logprob: float | None
+    """The sum over its tokens; None where one is not on record."""
+    is_reasoning: bool
+    ids: tuple[int, ...]
+
+    @property
+    def level(self) -> int | None:
+        """0 for the most certain tokens to 4 for the least; None without a log-prob."""
+        return None if self.logprob is None else sum(self.logprob < bound for bound in LEVELS)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """One exchange."""
+
+    number: int
     observation: str
+    response: str
+    reasoning_end: int
+    """Characters of the response up to the end of its reasoning."""
     reasoning: str
     """Empty if the think tag was never closed; the whole response is then in `answer`."""
     answer: str
     """What follows the reasoning: the answer, or the raw rest of a malformed response."""
     well_formed: bool
+    valid: bool
     reward: float | None
     penalty: float | None
-    valid: bool
+    finish: str
+    num_tokens: int
+    is_new_context: bool
+    """The model was given nothing else: the first turn, or one that begins a new context."""
+    pieces: list[Piece]
+    """The sampled tokens; empty without a tokenizer, and where the turn has no token ids."""
+    context: str
+    """What the model was given before this response and after its last one, special tokens included; empty without a tokenizer."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleEpisode:
-    """One episode as it is shown."""
+def turn_views(record: Mapping[str, Any], tokenizer: Any | None = None) -> list[TurnView]:
+    """The turns of an episode's record; with a tokenizer token by token."""
+    return [_turn_view(number, turn, tokenizer) for number, turn in enumerate(record.get("turns") or [], start=1)]
 
-    prompt: int
-    """The number of its group."""
-    seed: int
-    success: bool
-    stop_reason: str
-    error: str | None
-    reward: float | None
-    turns: list[SampleTurn]
+
+def _turn_view(number: int, turn: Mapping[str, Any], tokenizer: Any | None) -> TurnView:
+    response, valid = str(turn.get("response") or ""), bool(turn.get("valid"))
+    parsed = parse_response(response)
+    tag = _REPLY_TAG.search(response)
+    if valid and not parsed.well_formed and tag:
+        # The record does not name the reply tags of the environment. A valid response with another tag than <answer>, such as Search-R1's
+        # <search>, is read with the tag that follows its reasoning.
+        parsed = parse_response(response, (tag.group(1),))
+    rest = response if parsed.reasoning_end is None else response[parsed.reasoning_end + len(THINK_CLOSE) :]
+    return TurnView(
+        number=number,
+        observation=str(turn.get("observation") or ""),
+        response=response,
+        reasoning_end=parsed.reasoning_end or 0,
+        reasoning=parsed.reasoning or "",
+        answer=rest.strip() if parsed.answer is None else parsed.answer,
+        well_formed=parsed.well_formed or valid,
+        valid=valid,
+        reward=turn.get("reward"),
+        penalty=turn.get("penalty"),
+        finish=str(turn.get("finish") or "").replace("_", " "),
+        num_tokens=len(turn.get("response_ids") or []),
+        is_new_context=bool(turn.get("fresh", number == 1)),
+        pieces=pieces(tokenizer, turn) if tokenizer is not None else [],
+        context="" if tokenizer is None else str(tokenizer.decode(list(turn.get("context_ids") or []), skip_special_tokens=False)),
+    )
+
+
+def pieces(tokenizer: Any, turn: Mapping[str, Any]) -> list[Piece]:
+    """The response of a turn, token by token; empty where its token ids are not on record."""
+    from tokenizers.decoders import DecodeStream
+
+    ids = list(turn.get("response_ids") or [])
+    logprobs = list(turn.get("logprobs") or [])
+    first, last = turn.get("reasoning_span") or (0, 0)
+    stream = DecodeStream(skip_special_tokens=False)
+    found: list[Piece] = []
+    pending: list[int] = []
+    for place, token in enumerate(ids):
+        pending.append(place)
+        text = stream.step(tokenizer, token)
+        if text is None and place < len(ids) - 1:
+            continue
+        chances = [logprobs[each] if each < len(logprobs) else None for each in pending]
+        known = [chance for chance in chances if chance is not None]
+        found.append(
+            Piece(
+                text if text is not None else "\N{REPLACEMENT CHARACTER}",
+                sum(known) if len(known) == len(chances) else None,
+                all(first <= each < last for each in pending),
+                tuple(ids[each] for each in pending),
+            )
+        )
+        pending = []
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------- samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +150,8 @@ class SampleStep:
 
     step: int
     split: str
-    episodes: list[SampleEpisode]
+    episodes: list[dict[str, Any]]
+    """The records, with the views of their turns."""
 
 
 def sample_steps(store: RunStore) -> list[SampleStep]:
@@ -77,62 +165,18 @@ def sample_steps(store: RunStore) -> list[SampleStep]:
     most = max(steps_of, key=lambda split: (len(steps_of[split]), split == Split.TRAIN))
     split = Split.VALIDATION.value if len(steps_of.get(Split.VALIDATION, [])) > 1 else most
     ends = dict.fromkeys((steps_of[split][0], steps_of[split][-1]))
-    return [
-        SampleStep(step, split, [_episode(record) for record in _first_of_each_prompt(store.trajectories(step, split))]) for step in ends
-    ]
+    samples = []
+    for step in ends:
+        first_of_prompt: dict[int, dict[str, Any]] = {}
+        for record in store.trajectories(step, split):
+            first_of_prompt.setdefault(record["seed"], record)
+            if len(first_of_prompt) == NUM_PROMPTS:  # the rest of the step need not be read
+                break
+        samples.append(SampleStep(step, split, [{**record, "turns": turn_views(record)} for record in first_of_prompt.values()]))
+    return samples
 
 
-def _first_of_each_prompt(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first trajectory of each of the first few distinct instances; reading stops as soon as they are found."""
-    found: dict[int, dict[str, Any]] = {}
-    for record in records:
-        found.setdefault(record["seed"], record)
-        if len(found) == NUM_PROMPTS:
-            break
-    return list(found.values())
-
-
-def _episode(record: dict[str, Any]) -> SampleEpisode:
-    return SampleEpisode(
-        prompt=record["group"],
-        seed=record["seed"],
-        success=record["success"],
-        stop_reason=record["stop_reason"].replace("_", " "),
-        error=record["error"],
-        reward=record["reward"],
-        turns=[_turn(turn) for turn in record["turns"]],
-    )
-
-
-def _turn(turn: dict[str, Any]) -> SampleTurn:
-    response, valid = turn["response"], bool(turn["valid"])
-    parsed = _parsed(response, valid)
-    rest = response if parsed.reasoning_end is None else response[parsed.reasoning_end + len(THINK_CLOSE) :]
-    return SampleTurn(
-        observation=_cut(turn["observation"]),
-        reasoning=_cut(parsed.reasoning or ""),
-        answer=_cut(rest.strip() if parsed.answer is None else parsed.answer),
-        well_formed=parsed.well_formed or valid,
-        reward=turn["reward"],
-        penalty=turn["penalty"],
-        valid=valid,
-    )
-
-
-def _parsed(response: str, valid: bool) -> ParsedResponse:
-    """A response in the grammar of its environment. The record does not name the reply tags, but it says that the response was valid.
-
-    An environment may accept other tags than <answer>, such as Search-R1's <search>: the tag after the reasoning is then the reply's.
-    """
-    parsed = parse_response(response)
-    tag = _REPLY_TAG.search(response)
-    return parse_response(response, (tag.group(1),)) if valid and not parsed.well_formed and tag else parsed
-
-
-def _cut(text: str) -> str:
-    if len(text) <= LONGEST_TEXT:
-        return text
-    return f"{text[:LONGEST_TEXT].rstrip()} … ({len(text) - LONGEST_TEXT} more characters)"
+# --------------------------------------------------------------------------------------------------------------- templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,20 +230,13 @@ class TemplatesView:
 
 def template_views(found: Sequence[StepTemplates]) -> list[TemplatesView]:
     """The templates of some steps, ready for the page."""
-    return [_templates_view(each) for each in found]
-
-
-def _templates_view(each: StepTemplates) -> TemplatesView:
-    if each.found is None:
-        return TemplatesView(each.step, each.split, each.missing, [], 0)
-    templates = each.found["templates"]
-    return TemplatesView(
-        each.step,
-        each.split,
-        _summary(each.found, each.num_left_out),
-        [_template_view(template) for template in templates[:MOST_TEMPLATES]],
-        max(0, len(templates) - MOST_TEMPLATES),
-    )
+    views = []
+    for each in found:
+        templates = each.found["templates"] if each.found is not None else []
+        summary = each.missing if each.found is None else _summary(each.found, each.num_left_out)
+        shown = [_template_view(template) for template in templates[:MOST_TEMPLATES]]
+        views.append(TemplatesView(each.step, each.split, summary, shown, len(templates) - len(shown)))
+    return views
 
 
 def _summary(found: Mapping[str, Any], num_left_out: int) -> str:
@@ -209,29 +246,24 @@ def _summary(found: Mapping[str, Any], num_left_out: int) -> str:
     if not templates:
         return f"No text is shared across prompts by enough of {among}."
     verb = "explains" if len(templates) == 1 else "explain"
-    unknown = f", {_percent(words['unknown'])} stand in slots too rare to classify" if words["unknown"] else ""
+    unknown = f", {words['unknown']:.0%} stand in slots too rare to classify" if words["unknown"] else ""
     return (
-        f"{_counted(len(templates), 'template')} {verb} {_percent(found['explained'])} of {among}. "
-        f"Of all words {_percent(words['template'])} are fixed, {_percent(words['tied'])} follow the prompt, "
-        f"{_percent(words['noise'])} vary regardless of it{unknown}, {_percent(words['rest'])} belong to no template."
+        f"{_counted(len(templates), 'template')} {verb} {found['explained']:.0%} of {among}. "
+        f"Of all words {words['template']:.0%} are fixed, {words['tied']:.0%} follow the prompt, "
+        f"{words['noise']:.0%} vary regardless of it{unknown}, {words['rest']:.0%} belong to no template."
     )
 
 
 def _template_view(template: Mapping[str, Any]) -> TemplateView:
     slots = [_slot(slot) for slot in template["slots"]]
     kinds = {slot.number: slot.kind for slot in slots}
-    return TemplateView(template["share"], template["num_traces"], template["num_prompts"], _parts(template["skeleton"], kinds), slots)
-
-
-def _parts(skeleton: str, kinds: Mapping[int, str]) -> list[tuple[str, str]]:
-    """A skeleton cut at its slots."""
     parts: list[tuple[str, str]] = []
-    for place, text in enumerate(_SLOT.split(_shortened(skeleton, LONGEST_SKELETON))):
+    for place, text in enumerate(_SLOT.split(_shortened(template["skeleton"], LONGEST_SKELETON))):
         if place % 2:
             parts.append((f"⟨{text}⟩", kinds.get(int(text), "unknown")))
         elif text:
             parts.append((text, ""))
-    return parts
+    return TemplateView(template["share"], template["num_traces"], template["num_prompts"], parts, slots)
 
 
 def _slot(slot: Mapping[str, Any]) -> SlotView:
@@ -247,7 +279,3 @@ def _shortened(text: str, longest: int) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}"

@@ -7,7 +7,7 @@ import pytest
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.types import Trajectory, Turn
-from tether.runs.reasoning_view import SampleTurn, sample_steps
+from tether.runs.reasoning_view import TurnView, sample_steps
 from tether.runs.report import write_report
 from tether.runs.schema import StepRecord, trajectory_record
 from tether.runs.store import RunStore
@@ -24,9 +24,10 @@ def _run(folder: Path, *turns: tuple[str, bool]) -> RunStore:
     return store
 
 
-def _shown(tmp_path: Path, text: str, valid: bool) -> SampleTurn:
+def _shown(tmp_path: Path, text: str, valid: bool) -> TurnView:
     (sample,) = sample_steps(_run(tmp_path / "run", (text, valid)))
-    return sample.episodes[0].turns[0]
+    turn: TurnView = sample.episodes[0]["turns"][0]
+    return turn
 
 
 def test_a_valid_search_is_not_malformed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput, StorageError, did_you_mean
+from tether.runs.checkpoints import MODEL
 from tether.runs.compare import evaluation_prompts
 from tether.runs.index import TRAJECTORIES, TrajectoryIndex
 from tether.runs.lock import LOCK, STALE_SECONDS
@@ -81,6 +82,16 @@ class LiveRun:
         """Where its episodes lie, up to date."""
         with self._guard:
             return self.store.trajectory_index()
+
+    def tokenizer(self) -> Any | None:
+        """The tokenizer of its checkpoints, which turns the token ids of episodes into text; None where no checkpoint holds one."""
+        from tokenizers import Tokenizer
+
+        def load() -> Any | None:
+            path = min(self.store.checkpoints.glob(f"*/{MODEL}/tokenizer.json"), default=None)
+            return None if path is None else Tokenizer.from_file(str(path))
+
+        return self.once("tokenizer", ("checkpoints",), load)
 
     def is_training(self) -> bool:
         """Whether a process writes it; up to half a minute late where that process was killed."""

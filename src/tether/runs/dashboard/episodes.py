@@ -1,4 +1,4 @@
-"""The episodes of a run: found by what the index holds and by the text in them, as groups of a step, and token by token.
+"""The episodes of a run: found by what the index holds and by the text in them, and as groups of a step.
 
 What one filters by (step, split, group, outcome, reward, why it ended, kept) is answered from the index, without reading a line of the file. Text
 is not indexed: a search reads the lines that the other filters leave, the newest first, for `SEARCH_SECONDS`, and then says how far it came and
@@ -7,26 +7,19 @@ where the next search continues. So an answer comes in time however large the fi
 The reward variance of a group is that of the filter: over the members that are evidence (an errored episode is none), with ddof 1, zero for a
 group of one. Whether a group was kept is on record; why it was dropped follows from its rewards and the run's filter, and is said only as far as
 it follows.
-
-The record of an episode holds token ids, not their texts. The tokenizer that a run's checkpoints carry turns ids into text; it is read by the
-`tokenizers` package, without torch. Ids are decoded one after the other by its `DecodeStream`, so that a character of several tokens is one piece
-with the log-probs of all of them. Where no checkpoint holds a tokenizer, the page shows the plain response and says why it has no colours.
 """
 
 import json
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tether.core.enums import ERRORED, Split
 from tether.core.errors import BadInput
-from tether.runs.checkpoints import MODEL
 from tether.runs.dashboard.catalogue import LiveRun
-from tether.runs.index import ORDERS, IndexRow
+from tether.runs.index import IndexRow
 from tether.runs.schema import StepRecord
 
 SEARCH_SECONDS = 0.12
@@ -37,81 +30,17 @@ LONGEST_EXCERPT = 160
 _ASCII = re.compile(r"[\x00-\x7f]+")
 ZERO_VARIANCE = 1e-12
 """At most this counts as zero, as in the filter."""
-_EVERY = 1_000_000
-LEVELS = tuple(math.log(chance) for chance in (0.9, 0.5, 0.1, 0.01))
-"""Log-probs between the colours."""
-TOKENIZER = "tokenizer.json"
-OUTCOMES = ("", "success", "failure")
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """Which episodes are asked for; None and "" take all."""
-
-    step: int | None = None
-    split: str = ""
-    group: int | None = None
-    outcome: str = ""
-    """`success` or `failure`."""
-    stop_reason: str = ""
-    kept: bool | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-    alarm: str = ""
-    """The name of an alarm: only the steps at which it stood."""
-    text: str = ""
-    """Stands in an observation or a response, in any case of letters."""
-    order: str = "newest"
-
-    def check(self) -> None:
-        """Refuse words that mean nothing."""
-        for name, got, known in (("outcome", self.outcome, OUTCOMES), ("order", self.order, ORDERS)):
-            if got not in known:
-                raise BadInput(f"{name} is '{got}'; choose one of {', '.join(word for word in known if word)}")
-
-    def of_index(self, alarms: Mapping[int, Sequence[str]]) -> dict[str, Any]:
-        """What the index is asked for; `alarms` are those that stood, by step."""
-        return {
-            "step": self.step,
-            "split": self.split or None,
-            "group": self.group,
-            "success": None if not self.outcome else self.outcome == "success",
-            "stop_reason": self.stop_reason or None,
-            "kept": self.kept,
-            "reward_at_least": self.reward_min,
-            "reward_at_most": self.reward_max,
-            "steps": [step for step, names in alarms.items() if self.alarm in names] if self.alarm else None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeRow:
-    """One line of the list of episodes."""
-
-    step: int
-    split: str
-    group: int
-    member: int
-    reward: float | None
-    success: bool | None
-    stop_reason: str
-    kept: bool
-    alarms: tuple[str, ...]
-    """The alarms that stood at its step."""
-    excerpt: str = ""
-    """Where the text that was searched for stands."""
-
-    @property
-    def key(self) -> str:
-        """Its address in the run. Example: "40/train/3/0"."""
-        return f"{self.step}/{self.split}/{self.group}/{self.member}"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
+class EpisodeList:
     """A page of a list of episodes."""
 
-    rows: list[EpisodeRow]
+    rows: list[IndexRow]
+    alarms: dict[int, tuple[str, ...]]
+    """Step to the names of the alarms that stood at it."""
+    excerpts: dict[str, str]
+    """Where the text that was searched for stands, by the key of the row."""
     total: int
     """How many the index holds that fit, the text not considered."""
     searched: int
@@ -120,30 +49,48 @@ class Found:
     """Where the next page, or the rest of the search, begins; None at the end."""
 
 
-def find(run: LiveRun, wanted: Filter, *, start: int = 0, limit: int = 50, seconds: float = SEARCH_SECONDS) -> Found:
-    """A page of the episodes that fit, from the `start`-th on."""
-    wanted.check()
+def find(
+    run: LiveRun,
+    *,
+    text: str = "",
+    alarm: str = "",
+    order: str = "newest",
+    start: int = 0,
+    limit: int = 50,
+    seconds: float = SEARCH_SECONDS,
+    **wanted: Any,
+) -> EpisodeList:
+    """A page of the episodes that fit, from the `start`-th on.
+
+    Args:
+        text: stands in an observation or a response, in any case of letters.
+        alarm: the name of an alarm; only the steps at which it stood.
+        order: one of `tether.runs.index.ORDERS`.
+        wanted: what `TrajectoryIndex.select` can be asked for; None and "" take all.
+    """
     index, alarms = run.index(), standing_alarms(run.records())
-    asked = wanted.of_index(alarms)
+    asked = {**wanted, "steps": [step for step, names in alarms.items() if alarm in names] if alarm else None}
     total = index.count(**asked)
-    if not wanted.text:
-        page = index.select(**asked, order=wanted.order, start=start, limit=limit)
+    if not text:
+        page = index.select(**asked, order=order, start=start, limit=limit)
         end = start + len(page)
-        return Found([_row_view(row, alarms) for row in page], total, end, end if end < total else None)
-    found: list[EpisodeRow] = []
+        return EpisodeList(page, alarms, {}, total, end, end if end < total else None)
+    found: list[IndexRow] = []
+    excerpts: dict[str, str] = {}
     place = start
     until = time.monotonic() + seconds
     # JSON writes letters beyond ASCII as codes, which differ between cases: the longest stretch within ASCII is compared with the bytes.
-    raw = json.dumps(max(_ASCII.findall(wanted.text), key=len, default=""))[1:-1].lower().encode()
+    raw = json.dumps(max(_ASCII.findall(text), key=len, default=""))[1:-1].lower().encode()
     while place < total and len(found) < limit and (place == start or time.monotonic() <= until):
-        rows = index.select(**asked, order=wanted.order, start=place, limit=SEARCH_ROWS)
+        rows = index.select(**asked, order=order, start=place, limit=SEARCH_ROWS)
         for row, line in zip(rows, index.read_lines(rows), strict=True):
             place += 1
-            if excerpt := _excerpt(line, raw, wanted.text):
-                found.append(_row_view(row, alarms, excerpt))
+            if excerpt := _excerpt(line, raw, text):
+                found.append(row)
+                excerpts[row.key] = excerpt
             if len(found) == limit or time.monotonic() > until:
                 break
-    return Found(found, total, place, place if place < total else None)
+    return EpisodeList(found, alarms, excerpts, total, place, place if place < total else None)
 
 
 def _excerpt(line: bytes, raw: bytes, text: str) -> str:
@@ -168,7 +115,7 @@ def _excerpt(line: bytes, raw: bytes, text: str) -> str:
 
 
 def episode(run: LiveRun, key: str) -> dict[str, Any]:
-    """The record of one episode by its `EpisodeRow.key`."""
+    """The record of one episode by its `IndexRow.key`."""
     parts = key.split("/")
     if len(parts) != 4 or not all(part.lstrip("-").isdigit() for part in (parts[0], parts[2], parts[3])):
         raise BadInput(f"'{key}' is not the address of an episode; expected STEP/SPLIT/GROUP/MEMBER, such as 40/train/3/0")
@@ -184,7 +131,7 @@ def neighbours(run: LiveRun, key: str) -> dict[str, str]:
     """The keys of the episodes around one: before, after, and the same member of the next prompt of its step."""
     step, split, group, member = key.split("/")
     rows = run.index().select(step=int(step), split=split)
-    keys = [_row_view(row, {}).key for row in rows]
+    keys = [row.key for row in rows]
     place = keys.index(key) if key in keys else -1
     found = {}
     if place > 0:
@@ -195,20 +142,13 @@ def neighbours(run: LiveRun, key: str) -> dict[str, str]:
     later = [row for row in others if row.group > int(group)] or others
     if later:
         same = [row for row in later if (row.group, row.member) == (later[0].group, int(member))]
-        found["beside"] = _row_view((same or later)[0], {}).key
+        found["beside"] = (same or later)[0].key
     return found
 
 
 def standing_alarms(records: Sequence[StepRecord]) -> dict[int, tuple[str, ...]]:
     """Step to the names of the alarms that stood at it."""
     return {record.step: tuple(str(alarm["name"]) for alarm in record.alarms) for record in records if record.alarms}
-
-
-def _row_view(row: IndexRow, alarms: Mapping[int, tuple[str, ...]], excerpt: str = "") -> EpisodeRow:
-    """A row of the index as the list of episodes shows it."""
-    return EpisodeRow(
-        row.step, row.split, row.group, row.member, row.reward, row.success, row.stop_reason, row.kept, alarms.get(row.step, ()), excerpt
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------------ groups
@@ -219,7 +159,7 @@ class GroupRow:
     """One group of a step."""
 
     number: int
-    members: list[EpisodeRow]
+    members: list[IndexRow]
     num_errored: int
     rewards: list[float]
     """Of the members that are evidence."""
@@ -233,14 +173,14 @@ class GroupRow:
 
 def step_groups(run: LiveRun, step: int) -> list[GroupRow]:
     """The groups of a training step, most reward variance first."""
-    members: dict[int, list[EpisodeRow]] = {}
-    for row in find(run, Filter(step=step, split=Split.TRAIN.value, order="oldest"), limit=_EVERY).rows:
+    members: dict[int, list[IndexRow]] = {}
+    for row in run.index().select(step=step, split=Split.TRAIN.value):
         members.setdefault(row.group, []).append(row)
     rows = [_group(number, found, run.config().get("filter") or {}) for number, found in members.items()]
     return sorted(rows, key=lambda group: -1.0 if group.reward_variance is None else group.reward_variance, reverse=True)
 
 
-def _group(number: int, members: list[EpisodeRow], settings: Mapping[str, Any]) -> GroupRow:
+def _group(number: int, members: list[IndexRow], settings: Mapping[str, Any]) -> GroupRow:
     evidence = [row for row in members if row.stop_reason not in ERRORED]
     rewards = [row.reward for row in evidence if row.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
@@ -277,69 +217,3 @@ def _why(kept: bool, variance: float | None, settings: Mapping[str, Any]) -> str
 def train_steps(run: LiveRun) -> list[int]:
     """The steps that have training episodes."""
     return sorted(step for step, split in run.index().attempts() if split == Split.TRAIN.value)
-
-
-# ------------------------------------------------------------------------------------------------------------------ tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch of text that one token, or several where a character needs them, wrote."""
-
-    text: str
-    logprob: float | None
-    """The sum over its tokens; None where one is not on record."""
-    is_reasoning: bool
-    ids: tuple[int, ...]
-
-    @property
-    def level(self) -> int | None:
-        """0 for the most certain tokens to 4 for the least; None without a log-prob."""
-        return None if self.logprob is None else sum(self.logprob < bound for bound in LEVELS)
-
-
-def run_tokenizer(run: LiveRun) -> Any | None:
-    """The tokenizer of the run's checkpoints; None where there is none."""
-    return run.once("tokenizer", ("checkpoints",), lambda: _load(run.store.checkpoints))
-
-
-def _load(checkpoints: Path) -> Any | None:
-    from tokenizers import Tokenizer
-
-    for path in sorted(checkpoints.glob(f"*/{MODEL}/{TOKENIZER}")):
-        return Tokenizer.from_file(str(path))
-    return None
-
-
-def context_text(tokenizer: Any, turn: Mapping[str, Any]) -> str:
-    """What the model was given before this response, special tokens included."""
-    return str(tokenizer.decode(list(turn.get("context_ids") or []), skip_special_tokens=False))
-
-
-def pieces(tokenizer: Any, turn: Mapping[str, Any]) -> list[Piece]:
-    """The response of a turn, token by token; empty where its token ids are not on record."""
-    from tokenizers.decoders import DecodeStream
-
-    ids = list(turn.get("response_ids") or [])
-    logprobs = list(turn.get("logprobs") or [])
-    first, last = turn.get("reasoning_span") or (0, 0)
-    stream = DecodeStream(skip_special_tokens=False)
-    found: list[Piece] = []
-    pending: list[int] = []
-    for place, token in enumerate(ids):
-        pending.append(place)
-        text = stream.step(tokenizer, token)
-        if text is None and place < len(ids) - 1:
-            continue
-        chances = [logprobs[each] if each < len(logprobs) else None for each in pending]
-        known = [chance for chance in chances if chance is not None]
-        found.append(
-            Piece(
-                text if text is not None else "\N{REPLACEMENT CHARACTER}",
-                sum(known) if len(known) == len(chances) else None,
-                all(first <= each < last for each in pending),
-                tuple(ids[each] for each in pending),
-            )
-        )
-        pending = []
-    return found

@@ -1,32 +1,19 @@
 """What each page shows, as plain values for its template. Nothing here knows HTTP: a page takes the catalogue and the words of its address."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tether.core.config import flattened
 from tether.core.errors import BadInput, StorageError
-from tether.core.grammar import parse_response
 from tether.runs.alarms import alarm_history
 from tether.runs.compare import compare_runs, settings_difference, shown
 from tether.runs.dashboard.catalogue import Catalogue, LiveRun
 from tether.runs.dashboard.charts import MOST_LINES, PAGE_SECTIONS, PANELS, gradient_steps, lines_of
-from tether.runs.dashboard.episodes import (
-    Filter,
-    Piece,
-    context_text,
-    episode,
-    find,
-    neighbours,
-    pieces,
-    run_tokenizer,
-    standing_alarms,
-    step_groups,
-    train_steps,
-)
+from tether.runs.dashboard.episodes import episode, find, neighbours, standing_alarms, step_groups, train_steps
 from tether.runs.gradient_buckets import GRADIENTS, TABLE, decompositions, reading, table
 from tether.runs.index import ORDERS, TRAJECTORIES
-from tether.runs.reasoning_view import StepTemplates, template_views
+from tether.runs.reasoning_view import StepTemplates, template_views, turn_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS
 from tether.runs.timings import fast_path_words, machine_words
@@ -77,6 +64,12 @@ class Words:
     def text(self, name: str, default: str = "") -> str:
         return self._values.get(name, [default])[0]
 
+    def choice(self, name: str, known: Collection[str], default: str = "") -> str:
+        """One of the known words."""
+        if (value := self.text(name, default)) not in known:
+            raise BadInput(f"{name} is '{value}'; choose one of {', '.join(word for word in known if word)}")
+        return value
+
     def every(self, name: str) -> list[str]:
         return list(dict.fromkeys(self._values.get(name, [])))
 
@@ -103,11 +96,7 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
             rows.append(_run_row(run))
         except (BadInput, StorageError) as error:  # one folder that cannot be read does not hide the others
             unreadable[run.name] = str(error)
-    state, tag, sort = words.text("state"), words.text("tag"), words.text("sort", "started")
-    if sort not in SORTS:
-        raise BadInput(f"sort is '{sort}'; choose one of {', '.join(SORTS)}")
-    if state and state not in STATES:
-        raise BadInput(f"state is '{state}'; choose one of {', '.join(STATES)}")
+    state, tag, sort = words.choice("state", ("", *STATES)), words.text("tag"), words.choice("sort", SORTS, "started")
     wanted = words.text("q").lower().split()
     shown_rows = [
         row
@@ -120,9 +109,7 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
     shown_rows.sort(key=lambda row: _sort_key(getattr(row, sort)), reverse=falling)
     shown_rows.sort(key=lambda row: getattr(row, sort) is None)
     chosen = [runs[row.name] for row in shown_rows]
-    panel = words.text("panel", "success")
-    if panel not in PANELS:
-        raise BadInput(f"panel is '{panel}'; choose one of {', '.join(PANELS)}")
+    panel = words.choice("panel", PANELS, "success")
     pool = words.text("pool", "yes") == "yes"
     lines = lines_of(chosen, pool=pool)
     return {
@@ -150,11 +137,14 @@ def _run_row(run: LiveRun) -> RunRow:
     about, config = run.about(), run.config()
     facts = run.once("row", (METRICS,), lambda: _last_facts(run.records()))
     steps = config.get("steps")
+    model = str(about.get("model", ""))
+    if model.startswith(("/", ".", "~")):  # a file or folder
+        model = model.rstrip("/").rpartition("/")[2]
     return RunRow(
         name=run.name,
         state=run.state(),
         env=str(about.get("env", "")),
-        model=_model_name(str(about.get("model", ""))),
+        model=model,
         algorithm=str(about.get("algorithm", "")),
         seed=shown(about.get("seed", config.get("seed", ""))),
         tags=run.tags(),
@@ -162,11 +152,6 @@ def _run_row(run: LiveRun) -> RunRow:
         started=str(about.get("started", ""))[:19].replace("T", " "),
         **facts,
     )
-
-
-def _model_name(model: str) -> str:
-    """A model's name; of a file or folder the last part of its path."""
-    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model
 
 
 def _last_facts(records: Sequence[StepRecord]) -> dict[str, Any]:
@@ -214,101 +199,53 @@ def run_page(run: LiveRun) -> dict[str, Any]:
 
 def trajectories_page(run: LiveRun, words: Words) -> dict[str, Any]:
     """The list of episodes that fit, a page of it."""
-    kept = {"": None, "yes": True, "no": False}
-    if words.text("kept") not in kept:
-        raise BadInput(f"kept is '{words.text('kept')}'; choose yes or no")
-    wanted = Filter(
+    outcome = words.choice("outcome", ("", "success", "failure"))
+    kept = words.choice("kept", ("", "yes", "no"))
+    start = max(0, words.whole("start") or 0)
+    found = find(
+        run,
         step=words.whole("step"),
         split=words.text("split"),
         group=words.whole("group"),
-        outcome=words.text("outcome"),
+        success=outcome == "success" if outcome else None,
         stop_reason=words.text("stop_reason"),
-        kept=kept[words.text("kept")],
-        reward_min=words.number("reward_min"),
-        reward_max=words.number("reward_max"),
+        kept=kept == "yes" if kept else None,
+        reward_at_least=words.number("reward_min"),
+        reward_at_most=words.number("reward_max"),
         alarm=words.text("alarm"),
         text=words.text("q"),
-        order=words.text("order", "newest"),
+        order=words.choice("order", ORDERS, "newest"),
+        start=start,
+        limit=PAGE_ROWS,
     )
-    start = max(0, words.whole("start") or 0)
-    found = find(run, wanted, start=start, limit=PAGE_ROWS)
     blocks = run.index().attempts()
     return {
-        "wanted": wanted,
         "found": found,
         "start": start,
-        "previous": max(0, start - PAGE_ROWS) if start and not wanted.text else None,
+        "previous": max(0, start - PAGE_ROWS) if start and not words.text("q") else None,
         "splits": sorted({split for _, split in blocks}),
-        "steps": sorted({step for step, _ in blocks}),
         "stop_reasons": run.once("stop reasons", (TRAJECTORIES,), lambda: run.index().stop_reasons()),
-        "alarm_names": sorted({name for names in standing_alarms(run.records()).values() for name in names}),
-        "orders": ORDERS,
+        "alarm_names": sorted({name for names in found.alarms.values() for name in names}),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class TurnView:
-    """One exchange."""
-
-    number: int
-    observation: str
-    pieces: list[Piece]
-    """The sampled tokens; empty where the run has no tokenizer or the turn no token ids."""
-    reasoning: str
-    rest: str
-    """The response cut behind its reasoning, for where there are no pieces."""
-    context: str
-    """What the model was given before this response and after its last one; empty without a tokenizer."""
-    is_new_context: bool
-    """The model was given nothing else: the first turn, or one that begins a new context."""
-    reward: float | None
-    penalty: float | None
-    valid: bool
-    finish: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeView:
-    """One episode, turn by turn."""
-
-    key: str
-    record: Mapping[str, Any]
-    turns: list[TurnView]
-    alarms: tuple[str, ...]
-    neighbours: dict[str, str]
 
 
 def episode_page(run: LiveRun, words: Words) -> dict[str, Any]:
     """One episode, or two side by side."""
-    keys = [words.text("key"), *([words.text("beside")] if words.text("beside") else [])]
-    return {"episodes": [_episode_view(run, key) for key in keys], "has_tokens": run_tokenizer(run) is not None}
-
-
-def _episode_view(run: LiveRun, key: str) -> EpisodeView:
-    record = episode(run, key)
-    tokenizer = run_tokenizer(run)
-    turns = [_turn_view(number, turn, tokenizer) for number, turn in enumerate(record.get("turns") or [], start=1)]
-    return EpisodeView(key, record, turns, standing_alarms(run.records()).get(int(record["step"]), ()), neighbours(run, key))
-
-
-def _turn_view(number: int, turn: Mapping[str, Any], tokenizer: Any | None) -> TurnView:
-    response = str(turn.get("response") or "")
-    end = parse_response(response).reasoning_end or 0
-    return TurnView(
-        number=number,
-        observation=str(turn.get("observation") or ""),
-        pieces=pieces(tokenizer, turn) if tokenizer is not None else [],
-        reasoning=response[:end],
-        rest=response[end:],
-        context=context_text(tokenizer, turn) if tokenizer is not None else "",
-        is_new_context=bool(turn.get("fresh", number == 1)),
-        reward=turn.get("reward"),
-        penalty=turn.get("penalty"),
-        valid=bool(turn.get("valid")),
-        finish=str(turn.get("finish") or "").replace("_", " "),
-        num_tokens=len(turn.get("response_ids") or []),
-    )
+    tokenizer = run.tokenizer()
+    alarms = standing_alarms(run.records())
+    shown_episodes = []
+    for key in (words.text("key"), *words.every("beside")[:1]):
+        record = episode(run, key)
+        shown_episodes.append(
+            {
+                "key": key,
+                "record": record,
+                "turns": turn_views(record, tokenizer),
+                "alarms": alarms.get(int(record["step"]), ()),
+                "neighbours": neighbours(run, key),
+            }
+        )
+    return {"episodes": shown_episodes, "has_tokens": tokenizer is not None}
 
 
 def groups_page(run: LiveRun, words: Words) -> dict[str, Any]:

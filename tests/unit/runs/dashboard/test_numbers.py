@@ -11,9 +11,10 @@ from tether.core.errors import BadInput
 from tether.core.text import visible
 from tether.runs.dashboard.catalogue import Catalogue, LiveRun
 from tether.runs.dashboard.charts import Charts, group_name, over_seeds, pooled, seed_groups, shares
-from tether.runs.dashboard.episodes import Filter, episode, find, neighbours, pieces, step_groups
-from tether.runs.dashboard.pages import Words, compare_page, runs_page
+from tether.runs.dashboard.episodes import episode, find, neighbours, step_groups
+from tether.runs.dashboard.pages import Words, compare_page, runs_page, trajectories_page
 from tether.runs.panels import SECTIONS
+from tether.runs.reasoning_view import pieces
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 
@@ -128,14 +129,14 @@ def test_episodes_are_found_by_text_and_a_search_says_how_far_it_came(tmp_path: 
     store.close()
     run = LiveRun("r", tmp_path / "r")
     for text in ("KÄFIG", 'say "hi"', "\x1b[31m"):
-        assert [row.key for row in find(run, Filter(text=text)).rows] == ["2/train/0/0"], text
-    assert not find(run, Filter(text="turns")).rows, "a word of the file's own is not text of the episode"
-    assert find(run, Filter(text="move 7")).rows[0].excerpt == "move 7"
-    first = find(run, Filter(text="move", order="oldest"), limit=10)
+        assert [row.key for row in find(run, text=text).rows] == ["2/train/0/0"], text
+    assert not find(run, text="turns").rows, "a word of the file's own is not text of the episode"
+    assert list(find(run, text="move 7").excerpts.values()) == ["move 7"]
+    first = find(run, text="move", order="oldest", limit=10)
     assert (len(first.rows), first.searched, first.next_start, first.total) == (10, 10, 10, 31)
-    rest = find(run, Filter(text="move", order="oldest"), start=10, limit=100)
+    rest = find(run, text="move", order="oldest", start=10, limit=100)
     assert (len(rest.rows), rest.next_start) == (20, None)
-    late = find(run, Filter(text="nowhere"), seconds=0.0)
+    late = find(run, text="nowhere", seconds=0.0)
     assert late.searched == 1 and late.next_start == 1, "out of time after one line, and it says where to continue"
 
 
@@ -147,18 +148,18 @@ def test_filters_orders_and_addresses_of_episodes(tmp_path: Path) -> None:
     store.append_trajectories([_episode(2, group, 0, reward) for group, reward in enumerate((0.0, 1.0, None, 0.6))])
     store.close()
     run = LiveRun("r", tmp_path / "r")
-    assert [row.key for row in find(run, Filter(alarm="entropy_collapse")).rows] == ["1/train/9/0"]
-    assert find(run, Filter(step=1)).rows[0].alarms == ("entropy_collapse",)
-    assert [row.reward for row in find(run, Filter(step=2, order="reward_high")).rows] == [1.0, 0.6, 0.0, None]
-    assert [row.reward for row in find(run, Filter(step=2, order="reward_low")).rows] == [0.0, 0.6, 1.0, None]
-    assert [row.group for row in find(run, Filter(step=2, outcome="failure")).rows] == [2, 0]
+    assert [row.key for row in find(run, alarm="entropy_collapse").rows] == ["1/train/9/0"]
+    assert find(run, step=1).alarms == {1: ("entropy_collapse",)}
+    assert [row.reward for row in find(run, step=2, order="reward_high").rows] == [1.0, 0.6, 0.0, None]
+    assert [row.reward for row in find(run, step=2, order="reward_low").rows] == [0.0, 0.6, 1.0, None]
+    assert [row.group for row in find(run, step=2, success=False).rows] == [2, 0]
     assert neighbours(run, "2/train/1/0") == {"before": "2/train/0/0", "after": "2/train/2/0", "beside": "2/train/2/0"}
     assert episode(run, "2/train/3/0")["reward"] == 0.6
     for key in ("2/train/3", "2/train/x/0", "9/train/0/0"):
         with pytest.raises(BadInput, match=r"episode"):
             episode(run, key)
     with pytest.raises(BadInput, match="outcome is 'lost'"):
-        find(run, Filter(outcome="lost"))
+        trajectories_page(run, Words([("outcome", "lost")]))
 
 
 def test_tokens_are_the_sampled_ones_and_carry_their_logprobs() -> None:
