@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tether.core.codec import CodecError
 from tether.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -39,6 +40,17 @@ class Refusal(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def status_of(error: Any) -> tuple[int, str]:
+    """The HTTP status of an error, and one line for the client."""
+    if isinstance(error, Refusal | BadInput):
+        status, said = getattr(error, "status", 400), str(error)
+    elif hasattr(error, "status_code"):  # of the framework: no such route, a wrong method
+        status, said = int(error.status_code), str(getattr(error, "detail", error))
+    else:
+        status, said = 500, f"{type(error).__name__}: {error}"
+    return status, " ".join(said.split())
 
 
 def is_loopback(host: str) -> bool:
@@ -124,8 +136,34 @@ async def read_body(request: Any, most: int) -> bytes:
         if len(data) <= most:
             data += chunk
     if len(data) > most:
-        raise Refusal(413, f"the body is longer than {most} bytes")
+        raise Refusal(413, f"the body is longer than {most} bytes; send less at a time")
     return bytes(data)
+
+
+def declared_type(request: Any) -> str:
+    """What the body of a request is said to be, such as application/json."""
+    return str(request.headers.get("content-type", "").partition(";")[0].strip().lower())
+
+
+async def read_json(request: Any, most: int, decode: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:
+    """The JSON object in the body of a request; anything else is refused."""
+    if (declared := declared_type(request)) != "application/json":
+        raise Refusal(415, f"the body is declared as '{declared}'; send JSON with Content-Type: application/json")
+    return json_object(await read_body(request, most), "the body", decode)
+
+
+def json_object(data: bytes, what: str, decode: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:
+    """The object that JSON holds; `what` names it in a refusal."""
+    try:
+        value = decode(data)
+    except RecursionError:
+        raise Refusal(400, f"{what} is nested too deeply") from None
+    except ValueError as error:
+        said = str(error) if isinstance(error, CodecError) else f"is not JSON ({error})"
+        raise Refusal(400, f"{what} {said}") from error
+    if not isinstance(value, dict):
+        raise Refusal(400, f"{what} is a {type(value).__name__}; send a JSON object")
+    return value
 
 
 def server_token(token: str | None, host: str) -> str | None:

@@ -146,17 +146,17 @@ def test_a_turn_asked_for_twice_is_played_once(api: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({}, "field 'seed': got None; give a whole number"),
-        ({"seed": "1"}, "field 'seed': got '1'; give a whole number"),
-        ({"seed": True}, "field 'seed': got True; give a whole number"),
-        ({"seed": 1.0}, "field 'seed': got 1.0"),
-        ({"seed": 1, "env_seed": "x"}, "field 'env_seed': got 'x'"),
-        ({"seed": 1, "luck": "x"}, "field 'luck': got 'x'"),
-        ({"seed": 1, "luck": 1, "env_seed": 1}, "got both 'env_seed' and its old name 'luck'; give env_seed alone"),
-        ({"seed": 1, "options": [1]}, "field 'options': got [1]; give an object"),
-        ({"seed": 1, "option": {}}, "unknown field 'option': did you mean 'options'?"),
+        ({}, "request key 'seed' is missing; give it a value"),
+        ({"seed": "1"}, "request key 'seed': got '1'; it should be a valid integer"),
+        ({"seed": True}, "request key 'seed': got True; it should be a valid integer"),
+        ({"seed": 1.0}, "request key 'seed': got 1.0"),
+        ({"seed": 1, "env_seed": "x"}, "request key 'env_seed': got 'x'"),
+        ({"seed": 1, "luck": "x"}, "request key 'luck': got 'x'"),
+        ({"seed": 1, "luck": 1, "env_seed": 1}, "request: got both 'env_seed' and its old name 'luck'; give env_seed alone"),
+        ({"seed": 1, "options": [1]}, "request key 'options': got [1]; it should be an instance of dict"),
+        ({"seed": 1, "option": {}}, "unknown request key 'option': did you mean 'options'?"),
         ({"seed": 1, "options": {"sise": 5}}, "unknown frozen_lake option key 'sise': did you mean 'size'?"),
-        ([1], "the body: got a list; send a JSON object"),
+        ([1], "the body is a list; send a JSON object"),
     ],
 )
 def test_bad_bodies(api: httpx.Client, body: Any, said: str) -> None:
@@ -165,8 +165,8 @@ def test_bad_bodies(api: httpx.Client, body: Any, said: str) -> None:
 
 def test_bad_steps(api: httpx.Client) -> None:
     path, _ = _open(api)
-    assert "field 'answer': got None; give text" in _error(api.post(f"{path}/step", json={"turn": 1}), 400)
-    assert "field 'turn': got None" in _error(api.post(f"{path}/step", json={"answer": "Up"}), 400)
+    assert "request key 'answer' is missing" in _error(api.post(f"{path}/step", json={"turn": 1}), 400)
+    assert "request key 'turn' is missing" in _error(api.post(f"{path}/step", json={"answer": "Up"}), 400)
     assert "no such session" in _error(api.post("/v1/sessions/nonsense/step", json={"turn": 1, "answer": "Up"}), 404)
     assert api.post(f"{path}/step", json={"turn": 1, "answer": "Up"}).status_code == 200, "a bad request changes nothing"
 
@@ -182,7 +182,7 @@ def test_requests_that_are_not_json(api: httpx.Client) -> None:
     chunked = (b"x" * 2**20 for _ in range(6))
     assert "longer than" in _error(api.post("/v1/sessions", content=chunked, headers=header), 413)
     assert "the query's options is not JSON" in _error(api.get("/v1/env", params={"options": "{"}), 400)
-    assert "the query's options: got a list" in _error(api.get("/v1/env", params={"options": "[]"}), 400)
+    assert "the query's options is a list" in _error(api.get("/v1/env", params={"options": "[]"}), 400)
 
 
 def test_unknown_paths_and_methods(api: httpx.Client) -> None:

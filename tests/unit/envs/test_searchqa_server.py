@@ -102,19 +102,19 @@ def test_health(http: httpx.Client) -> None:
         (b"", "the body is not JSON"),
         (b"{", "the body is not JSON"),
         (b"\xff", "the body is not JSON"),
-        (b"[" * 100_000, "the body is not JSON"),
-        (b"[]", "missing 'queries' (a list) or 'query' (a text) in the request"),
-        (b"{}", "missing 'queries'"),
-        (b'"query"', "missing 'queries'"),
-        (b'{"query": 5}', "'query' is a int; send a text"),
-        (b'{"queries": "q"}', "'queries' is not a list of texts"),
-        (b'{"queries": ["q", 5]}', "'queries' is not a list of texts"),
-        (b'{"queries": ["q"], "topk": 0}', "'topk' is 0; send a whole number from 1 to 1000"),
-        (b'{"queries": ["q"], "topk": true}', "'topk' is true; send a whole number"),
-        (b'{"queries": ["q"], "topk": 1e99}', "'topk' is 1e+99; send a whole number"),
-        (b'{"query": "q", "top_k": "5"}', "'top_k' is \"5\"; send a whole number"),
-        (b'{"queries": ["q"], "return_scores": "yes"}', "'return_scores' is neither true nor false"),
-        (json.dumps({"queries": ["q"] * 5000}).encode(), "5000 queries in one request; send at most 4096"),
+        (b"[" * 100_000, "the body is nested too deeply"),
+        (b"[]", "the body is a list; send a JSON object"),
+        (b"{}", "missing 'queries' (a list) or 'query' (a text) in the request"),
+        (b'"query"', "the body is a str"),
+        (b'{"query": 5}', "key 'query': got 5; it should be an instance of str"),
+        (b'{"queries": "q"}', "key 'queries': got 'q'; it should be a valid list"),
+        (b'{"queries": ["q", 5]}', "key 'queries.1': got 5; it should be an instance of str"),
+        (b'{"queries": ["q"], "topk": 0}', "key 'topk': got 0; it should be greater than or equal to 1"),
+        (b'{"queries": ["q"], "topk": true}', "key 'topk': got True; it should be a valid integer"),
+        (b'{"queries": ["q"], "topk": 1e99}', "key 'topk': got 1e+99; it should be a valid integer"),
+        (b'{"query": "q", "top_k": "5"}', "key 'top_k': got '5'; it should be a valid integer"),
+        (b'{"queries": ["q"], "return_scores": "yes"}', "key 'return_scores': got 'yes'; it should be a valid boolean"),
+        (json.dumps({"queries": ["q"] * 5000}).encode(), "should have at most 4096 items"),
     ],
 )
 def test_bad_bodies(body: bytes, message: str, http: httpx.Client) -> None:
@@ -134,7 +134,7 @@ def test_surrogates_in_a_query_are_harmless(http: httpx.Client) -> None:
 def test_a_body_that_is_too_large(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_BODY_BYTES", 100)
     reply = http.post("/retrieve", json={"query": "x" * 100})
-    assert (reply.status_code, reply.json()) == (413, {"error": "the body is longer than 100 bytes; send fewer queries at a time"})
+    assert (reply.status_code, reply.json()) == (413, {"error": "the body is longer than 100 bytes; send less at a time"})
     assert http.post("/retrieve", json={"query": "bridge"}).status_code == 200
 
 

@@ -11,19 +11,19 @@ import socket
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, InstanceOf, StrictInt, model_validator
 
-from tether.core.config import merge
-from tether.core.errors import BadInput, TetherError, did_you_mean, environment_boundary
-from tether.core.http import AccessControl, Refusal, make_server, read_body, run_server, server_token, serving_app
+from tether.core.config import Settings, merge, validate
+from tether.core.errors import BadInput, TetherError, environment_boundary
+from tether.core.http import AccessControl, Refusal, json_object, make_server, read_json, run_server, server_token, serving_app, status_of
 from tether.core.protocols import Env
 from tether.core.version import __version__
 from tether.envs.registry import find_class, is_address, make_env
 from tether.envs.remote.calls import EnvDescription, close_in_thread
 from tether.envs.remote.sessions import SessionLimits, SessionTable
-from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, decode, encode
+from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, decode, encode
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MAX_BODY = 4 * 2**20
 """Bytes of a request; an answer of a model is a few kilobytes."""
 
+
+B = TypeVar("B", bound=Settings)
 
 ANY = "*"
 """In an allow-list: every option. For clients that may do on the server what its user may."""
@@ -102,17 +104,17 @@ def make_app(service: Service) -> "FastAPI":
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(_drop_idle(table))
+        sweeping = asyncio.create_task(table.keep_dropping_idle())
         yield
         sweeping.cancel()
         table.close_all()
 
     async def refused(_: Request, error: Any) -> Response:
-        status, said = (error.status, str(error)) if isinstance(error, Refusal) else (error.status_code, error.detail)
+        status, said = status_of(error)
         headers = {"Retry-After": "1"} if status == 429 else None
         return Response(encode({"error": said}), status, headers, media_type="application/json")
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers={Refusal: refused, HTTPException: refused})
+    app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=dict.fromkeys((Refusal, BadInput, HTTPException), refused))
     _add_routes(app, service, table)
     app.add_middleware(AccessControl, token=service.token)
     return app
@@ -130,28 +132,22 @@ def _add_routes(app: "FastAPI", service: Service, table: SessionTable) -> None:
 
     @app.get("/v1/env")
     async def describe(request: Request) -> Response:
-        wanted = _json(request.query_params.get("options", "{}").encode(), "the query's options")
+        wanted = json_object(request.query_params.get("options", "{}").encode(), "the query's options", decode)
         return answer(await table.run(lambda: service.describe(wanted)))
 
     @app.post("/v1/sessions")
     async def open_session(request: Request) -> Response:
-        body = await _body(request, ("seed", ENV_SEED, OLD_ENV_SEED, "options"))
-        seed, env_seed, wanted = _whole(body, "seed"), _env_seed(body), body.get("options") or {}
-        if not isinstance(wanted, dict):
-            raise Refusal(400, f"field 'options': got {wanted!r}; give an object")
-        return answer(await table.open(lambda: service.build(wanted), seed, env_seed))
+        body = await _read(request, OpenBody)
+        return answer(await table.open(lambda: service.build(body.options), *body.seeds))
 
     @app.post("/v1/sessions/{name}/reset")
     async def reset(name: str, request: Request) -> Response:
-        body = await _body(request, ("seed", ENV_SEED, OLD_ENV_SEED))
-        return answer(await table.reset(name, _whole(body, "seed"), _env_seed(body)))
+        return answer(await table.reset(name, *(await _read(request, ResetBody)).seeds))
 
     @app.post("/v1/sessions/{name}/step")
     async def step(name: str, request: Request) -> Response:
-        body = await _body(request, ("turn", "answer"))
-        if not isinstance(body.get("answer"), str):
-            raise Refusal(400, f"field 'answer': got {body.get('answer')!r}; give text")
-        return answer(await table.step(name, _whole(body, "turn"), body["answer"]))
+        body = await _read(request, StepBody)
+        return answer(await table.step(name, body.turn, body.answer))
 
     @app.get("/v1/sessions/{name}/instance")
     async def instance(name: str) -> Response:
@@ -163,50 +159,43 @@ def _add_routes(app: "FastAPI", service: Service, table: SessionTable) -> None:
         return answer(encode({}))
 
 
-async def _drop_idle(table: SessionTable) -> None:
-    while True:
-        await asyncio.sleep(min(15.0, table.limits.idle_timeout / 4))
-        table.drop_idle()
+# --- the bodies of requests ---
 
 
-# --- reading a request ---
+class ResetBody(Settings):
+    """Which episode to play."""
+
+    seed: StrictInt
+    env_seed: StrictInt | None = None
+    luck: StrictInt | None = None
+    """What clients of tether 0.1 call `env_seed`."""
+
+    @model_validator(mode="after")
+    def _one_name(self) -> Self:
+        if self.env_seed is not None and self.luck is not None:
+            raise ValueError(f"got both '{ENV_SEED}' and its old name '{OLD_ENV_SEED}'; give {ENV_SEED} alone")
+        return self
+
+    @property
+    def seeds(self) -> tuple[int, int | None]:
+        return self.seed, self.env_seed if self.luck is None else self.luck
 
 
-async def _body(request: "Request", fields: tuple[str, ...]) -> dict[str, Any]:
-    """The JSON object of a request, with no other fields than these."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Refusal(415, f"the body is declared as '{kind}'; send JSON with Content-Type: application/json")
-    value = _json(await read_body(request, MAX_BODY), "the body")
-    for key in value:
-        if key not in fields:
-            raise Refusal(400, f"unknown field '{key}': {did_you_mean(str(key), fields)}")
-    return value
+class OpenBody(ResetBody):
+    """The first episode of a session, and the options of its environment."""
+
+    options: InstanceOf[dict] = {}  # type: ignore[type-arg]  # pydantic would refuse some texts that JSON can hold
 
 
-def _json(data: bytes, what: str) -> dict[str, Any]:
-    try:
-        value = decode(data)
-    except WireError as error:
-        raise Refusal(400, f"{what} {error}") from error
-    if not isinstance(value, dict):
-        raise Refusal(400, f"{what}: got a {type(value).__name__}; send a JSON object")
-    return value
+class StepBody(Settings):
+    turn: StrictInt
+    answer: InstanceOf[str]
 
 
-def _whole(body: Mapping[str, Any], name: str) -> int:
-    value = body.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise Refusal(400, f"field '{name}': got {value!r}; give a whole number")
-    return value
-
-
-def _env_seed(body: Mapping[str, Any]) -> int | None:
-    """The seed of the randomness inside the episode. Clients of tether 0.1 call it `luck`."""
-    given = [name for name in (ENV_SEED, OLD_ENV_SEED) if body.get(name) is not None]
-    if len(given) > 1:
-        raise Refusal(400, f"got both '{ENV_SEED}' and its old name '{OLD_ENV_SEED}'; give {ENV_SEED} alone")
-    return _whole(body, given[0]) if given else None
+async def _read(request: "Request", kind: type[B]) -> B:
+    """The body of a request, checked field by field."""
+    value = await read_json(request, MAX_BODY, decode)
+    return validate(kind, {key: given for key, given in value.items() if given is not None}, "request")
 
 
 def check(service: Service) -> None:

@@ -124,6 +124,11 @@ class SessionTable:
             if session.last_used < oldest and not session.lock.locked():
                 self.close(name)
 
+    async def keep_dropping_idle(self) -> None:
+        while True:
+            await asyncio.sleep(min(15.0, self.limits.idle_timeout / 4))
+            self.drop_idle()
+
     async def run(self, call: Callable[[], T], on_late: Callable[[T | None], None] | None = None) -> T:
         """The result of a function that runs environment code; `on_late` gets a result that comes after the deadline."""
 

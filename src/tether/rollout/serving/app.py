@@ -16,12 +16,11 @@ from pydantic import BaseModel
 
 from tether.core.config import validate
 from tether.core.enums import FinishReason
-from tether.core.errors import BadInput
 from tether.core.grammar import ANSWER_CLOSE, THINK_OPEN
-from tether.core.http import AccessControl, Refusal, make_server, read_body, run_server, serving_app
+from tether.core.http import AccessControl, Refusal, declared_type, make_server, read_body, read_json, run_server, serving_app, status_of
 from tether.core.version import __version__
 from tether.models.load import LoadedModel
-from tether.rollout.serving.engine_thread import COMPUTE_ERRORS, ServerStopped
+from tether.rollout.serving.engine_thread import COMPUTE_ERRORS
 from tether.rollout.serving.requests import COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, SamplingFields
 from tether.rollout.serving.served import Answer, ServedModel
 
@@ -47,9 +46,9 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
         served.close()
 
     async def failed(_: Request, error: Exception) -> Response:
-        status, message = _status(error)
+        status, message = status_of(error)
         kind = "invalid_request_error" if status < 500 else "server_error"
-        return _reply({"error": {"message": " ".join(message.split()), "type": kind, "code": status}}, status)
+        return _reply({"error": {"message": message, "type": kind, "code": status}}, status)
 
     handlers: dict[Any, Any] = dict.fromkeys((HTTPException, Refusal, *COMPUTE_ERRORS), failed)
     app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=handlers)
@@ -60,19 +59,6 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
     return app
 
 
-def _status(error: Exception) -> tuple[int, str]:
-    """The HTTP status of an error, and what to say."""
-    if isinstance(error, Refusal):
-        return error.status, str(error)
-    if hasattr(error, "status_code"):  # of the framework: no such route, a wrong method
-        return int(error.status_code), str(getattr(error, "detail", error))
-    if isinstance(error, BadInput):
-        return 400, str(error)
-    if isinstance(error, ServerStopped):
-        return 503, str(error)
-    return 500, f"{type(error).__name__}: {error}"
-
-
 def _reply(content: dict[str, Any], status: int = 200) -> "Response":
     from fastapi import Response
 
@@ -81,17 +67,7 @@ def _reply(content: dict[str, Any], status: int = 200) -> "Response":
 
 async def _read(request: "Request", kind: type[B]) -> B:
     """The JSON body of a request, checked field by field."""
-    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if declared != "application/json":
-        raise Refusal(415, f"the body is declared as '{declared}'; send JSON with Content-Type: application/json")
-    try:
-        value = json.loads(await read_body(request, MAX_JSON))
-    except ValueError as error:
-        raise Refusal(400, f"the body is not JSON ({error})") from error
-    except RecursionError:
-        raise Refusal(400, "the body is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise Refusal(400, f"the body is a {type(value).__name__}; send a JSON object")
+    value = await read_json(request, MAX_JSON)
     return validate(kind, {key: given for key, given in value.items() if given is not None}, "request")
 
 
@@ -137,8 +113,9 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
         requests = [one for prompt in prompts for one in body.requests(prompt, served.room(prompt), COMPLETION_TOKENS)]
         answers = await served.respond(requests, request.is_disconnected)
         choices = [_completion_choice(served, body, index, answer) for index, answer in enumerate(answers)]
-        for index, score in enumerate(scores):
-            choices[index * body.n]["prompt_logprobs"] = _prompt_logprobs(prompts[index], score)
+        for index, (prompt, score) in enumerate(zip(prompts, scores, strict=False)):
+            tables = [{str(token): {"logprob": value}} for token, value in zip(prompt[1:], score, strict=True)]
+            choices[index * body.n]["prompt_logprobs"] = [None, *tables]  # as vLLM has them; nothing predicts the first
         return _reply(_envelope(served, "text_completion", choices, prompts, answers))
 
     @app.post("/v1/chat/completions")
@@ -213,11 +190,6 @@ def _completion_choice(served: ServedModel, body: CompletionBody, index: int, an
     return choice
 
 
-def _prompt_logprobs(prompt: tuple[int, ...], scores: list[float]) -> list[dict[str, Any] | None]:
-    """The log-probs of a prompt's own tokens, as vLLM writes them; nothing predicts the first."""
-    return [None, *({str(token): {"logprob": score}} for token, score in zip(prompt[1:], scores, strict=True))]
-
-
 def _chat_choice(served: ServedModel, body: ChatBody, index: int, answer: Answer) -> dict[str, Any]:
     """The reply opens with the think tag that the prompt ended with, so that the conversation can be sent back as it is."""
     message = {"role": "assistant", "content": THINK_OPEN + _text(served, body, answer)}
@@ -262,13 +234,9 @@ def _add_weight_routes(app: "FastAPI", served: ServedModel) -> None:
 
     @app.post("/update_weights")
     async def update(request: Request) -> Response:
-        declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        source: bytes | Path
-        if declared == "application/octet-stream":
-            source = await read_body(request, _most_bytes(served))
-        else:
-            source = Path((await _read(request, PathBody)).path)
-        return _reply({"tensors": await served.update(source)})
+        if declared_type(request) == "application/octet-stream":
+            return _reply({"tensors": await served.update(await read_body(request, _most_bytes(served)))})
+        return _reply({"tensors": await served.update(Path((await _read(request, PathBody)).path))})
 
     @app.post("/finish_weight_update")
     async def finish(request: Request) -> Response:

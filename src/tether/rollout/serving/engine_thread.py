@@ -30,6 +30,8 @@ COMPUTE_ERRORS = (TetherError, RuntimeError, ValueError, MemoryError)
 class ServerStopped(RuntimeError):
     """Raised inside the engine to end a batch when the server stops."""
 
+    status_code = 503
+
 
 class ResponseRequest:
     """A conversation of one response: the tokens of a request, and a future that receives the completion."""
@@ -129,20 +131,20 @@ class EngineThread:
 
     def _work(self) -> None:
         try:
-            while (work := self._next_work()) is not None:
-                work()
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._queue or self._jobs or self._closed)
+                if self._closed:
+                    return
+                if self._queue:
+                    self._play()
+                else:
+                    self._run_job()
         finally:  # also where something unforeseen ends the thread: nobody may wait forever
             self._closed = True
             self._fail_all(ServerStopped("the server stopped"))
             for _, done in self._jobs:
                 done.set_exception(ServerStopped("the server stopped"))
-
-    def _next_work(self) -> Callable[[], None] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._jobs or self._closed)
-            if self._closed:
-                return None
-            return self._play if self._queue else self._run_job
 
     def _play(self) -> None:
         try:
