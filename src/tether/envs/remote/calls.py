@@ -73,12 +73,6 @@ class Reset:
     seed: int
     env_seed: int | None
 
-    def on(self, env: Env) -> Begun:
-        return Begun.of(env, env.reset(self.seed, env_seed=self.env_seed))
-
-    async def on_async(self, env: Any) -> Begun:
-        return Begun.of(env, await env.areset(self.seed, env_seed=self.env_seed))
-
 
 @dataclass(frozen=True, slots=True)
 class Take:
@@ -87,12 +81,6 @@ class Take:
     what: ClassVar[str] = "step"
     answer: str
 
-    def on(self, env: Env) -> Step:
-        return _checked(env.step(self.answer), Step)
-
-    async def on_async(self, env: Any) -> Step:
-        return _checked(await env.astep(self.answer), Step)
-
 
 Call = Reset | Take
 
@@ -100,13 +88,17 @@ Call = Reset | Take
 def perform(env: Env, call: Call) -> Any:
     """Execute a call; EnvironmentFailure if the environment raises or returns a wrong type."""
     with environment_boundary(call.what):
-        return call.on(env)
+        if isinstance(call, Reset):
+            return Begun.of(env, env.reset(call.seed, env_seed=call.env_seed))
+        return _checked(env.step(call.answer), Step)
 
 
-async def perform_async(env: Env, call: Call) -> Any:
+async def perform_async(env: Any, call: Call) -> Any:
     """The same for an environment with `areset` and `astep`."""
     with environment_boundary(call.what):
-        return await call.on_async(env)
+        if isinstance(call, Reset):
+            return Begun.of(env, await env.areset(call.seed, env_seed=call.env_seed))
+        return _checked(await env.astep(call.answer), Step)
 
 
 def build_env(make: Callable[[], Env]) -> Env:
@@ -166,18 +158,18 @@ class Background:
 
     def close(self) -> None:
         """Cancel the calls in progress and end the loop and its thread."""
-        self.submit(_cancel_all()).result()
+
+        async def cancel_all() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=GRACE_SECONDS)
+
+        self.submit(cancel_all()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-async def _cancel_all() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=GRACE_SECONDS)
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

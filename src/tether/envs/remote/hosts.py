@@ -64,7 +64,21 @@ def serve(connection: Connection, make: bytes, environ: dict[str, str]) -> None:
         connection.send(Failed(str(failure)))
         return
     connection.send(None)
-    _answer_calls(env, connection)
+    while True:
+        try:
+            call = connection.recv()
+        except EOFError:  # the other end closed the connection
+            break
+        try:
+            result = perform(env, call)
+            with environment_boundary(f"{call.what}: the result cannot leave the worker process"):
+                reply = pickle.dumps(result)
+        except EnvironmentFailure as failure:
+            reply = pickle.dumps(Failed(str(failure)))
+        try:
+            connection.send_bytes(reply)
+        except OSError:  # the connection was closed meanwhile
+            break
     close_env(env)
 
 
@@ -77,24 +91,6 @@ def _build(make: bytes) -> Env:
             "define it in a module that can be imported from anywhere, not in an interactive session"
         ) from error
     return build_env(maker)
-
-
-def _answer_calls(env: Env, connection: Connection) -> None:
-    while True:
-        try:
-            call = connection.recv()
-        except EOFError:  # the other end closed the connection
-            return
-        try:
-            result = perform(env, call)
-            with environment_boundary(f"{call.what}: the result cannot leave the worker process"):
-                reply = pickle.dumps(result)
-        except EnvironmentFailure as failure:
-            reply = pickle.dumps(Failed(str(failure)))
-        try:
-            connection.send_bytes(reply)
-        except OSError:  # the connection was closed meanwhile
-            return
 
 
 def _leave_with_parent() -> None:
@@ -126,8 +122,7 @@ class Host(ABC):
     def hang_up(self) -> None:
         """Let the environment end. A dead one is killed, or left behind where it cannot be."""
 
-    @abstractmethod
-    def wait_for_end(self) -> None:
+    def wait_for_end(self) -> None:  # noqa: B027  (where `hang_up` has closed it, or its thread was left behind)
         """Return when the environment has ended."""
 
 
@@ -150,9 +145,6 @@ class InlineHost(Host):
     def hang_up(self) -> None:
         if self._env is not None:
             close_logged(self._env)
-
-    def wait_for_end(self) -> None:
-        """`hang_up` has closed it."""
 
 
 class BackgroundHost(Host):
@@ -215,9 +207,6 @@ class ThreadHost(BackgroundHost):
         if self._env is not None and not self.dead:
             close_logged(self._env)
 
-    def wait_for_end(self) -> None:
-        """`hang_up` has closed it, or its thread was left behind."""
-
 
 def fork_server(*modules: str) -> ForkServerContext:
     """The fork server; it loads these modules and the main script when it starts."""
@@ -240,7 +229,15 @@ class ProcessHost(BackgroundHost):
         await in_thread("start", self._start)
 
     async def _perform(self, call: Call) -> Any:
-        return await in_thread(call.what, partial(self._exchange, call))
+        def exchange() -> Any:
+            assert self._connection is not None
+            try:
+                self._connection.send(call)
+            except OSError:
+                raise EnvironmentFailure(f"{call.what}: {self._post_mortem()}") from None
+            return self._receive(call.what)
+
+        return await in_thread(call.what, exchange)
 
     def _start(self) -> None:
         with _BOOKKEEPING, environment_boundary("start"):
@@ -255,14 +252,6 @@ class ProcessHost(BackgroundHost):
             theirs.close()
             self._process, self._connection = process, ours
         self._receive("start")
-
-    def _exchange(self, call: Call) -> Any:
-        assert self._connection is not None
-        try:
-            self._connection.send(call)
-        except OSError:
-            raise EnvironmentFailure(f"{call.what}: {self._post_mortem()}") from None
-        return self._receive(call.what)
 
     def _receive(self, what: str) -> Any:
         assert self._connection is not None

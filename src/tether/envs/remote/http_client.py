@@ -12,24 +12,27 @@ protocol raises `HttpEnvError`. A request that the server refuses as the caller'
 
 import atexit
 import logging
+import math
 import os
 import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, Field, StrictInt, ValidationError
+
 from tether.core.errors import BadInput, TetherError
+from tether.core.grammar import ANSWER_TAGS
 from tether.core.http import checked_token, token_for
 from tether.core.http_client import HttpClient, Reply, Unanswered, check_address
 from tether.core.types import Exchanges, Observation, Step
 from tether.core.version import __version__
 from tether.envs.base import EpisodePhase, Work, whole
-from tether.envs.remote.calls import EnvDescription
-from tether.envs.remote.wire import ENV_SEED, OLD_ENV_SEED, PROTOCOL, WireError, decode, encode, observation_read, step_read
+from tether.envs.remote.wire import OLD_ENV_SEED, PROTOCOL, WireError, decode, encode, observation_read, step_read
 
 _LOG = logging.getLogger(__name__)
 
@@ -155,21 +158,20 @@ class HttpEnv:
         except WireError as error:
             raise BadInput(f"option {error}") from None
         served = _description(place, self._key)
-        described, self._seed_field = served.env, served.seed_field
+        self._seed_field = served.seed_field
         self._pid = os.getpid()
         self._phase = EpisodePhase.UNSET
         self._turn = 0
-        self.name = described.name
-        self.max_turns = described.max_turns
+        self.name, self.max_turns = served.name, served.max_turns
         self.options = served.options
         """The options as the server understood them, defaults included."""
-        self.reward_range = described.reward_range
+        self.reward_range = served.reward_range
         """The smallest and the largest reward of one step."""
-        self.reply_tags = described.reply_tags
+        self.reply_tags = served.reply_tags
         """The tags that an agent may put its answer into."""
-        self.actions = described.actions
+        self.actions = served.actions
         """The names of actions, where answers consist of them."""
-        self._instructions = described.instructions
+        self._instructions = served.instructions
         self.few_shot: Exchanges = ()
         """Examples as turns in front of the first observation, known after a reset."""
 
@@ -260,13 +262,17 @@ def _unparked(key: SessionKey) -> str | None:
 # --- what is served ---
 
 
-@dataclass(frozen=True, slots=True)
-class ServedEnv:
-    """A server's description of its environment, checked."""
+class ServedEnv(BaseModel):
+    """A server's description of its environment, checked. What it leaves out, or gives as null, has its default."""
 
-    env: EnvDescription
-    options: dict[str, Any]
-    seed_field: str
+    name: str
+    max_turns: Annotated[StrictInt, Field(ge=1)]
+    instructions: str = ""
+    options: dict[str, Any] = {}
+    reward_range: tuple[float, float] = (-math.inf, math.inf)
+    reply_tags: Annotated[tuple[str, ...], Field(min_length=1)] = ANSWER_TAGS
+    actions: tuple[str, ...] = ()
+    seed_field: Literal["env_seed", "luck"] = OLD_ENV_SEED
     """The name of the field for `env_seed` in requests. Servers before tether 0.2 know it as `luck`, and refuse any other name."""
 
 
@@ -296,27 +302,10 @@ def _checked(place: EnvServer, told: dict[str, Any]) -> ServedEnv:
     version = str(told.get("version", ""))
     if version.startswith("tether ") and version != f"tether {__version__}":
         _LOG.warning("%s runs %s, this is tether %s: an environment may differ between versions", place.base, version, __version__)
-    given: dict[str, Any] = {field.name: told[field.name] for field in fields(EnvDescription) if told.get(field.name) is not None}
-    options = {} if told.get("options") is None else told["options"]
-    seed_field = told.get("seed_field", OLD_ENV_SEED)
-    span = given.get("reward_range", [0, 0])
-    right = {
-        "name": isinstance(given.get("name"), str),
-        "max_turns": isinstance(given.get("max_turns"), int) and given["max_turns"] >= 1,
-        "instructions": isinstance(given.get("instructions", ""), str),
-        "options": isinstance(options, dict),
-        "reward_range": isinstance(span, list) and len(span) == 2 and all(isinstance(end, int | float) for end in span),
-        "reply_tags": _are_texts(given.get("reply_tags", [""])) and bool(given.get("reply_tags", [""])),
-        "actions": _are_texts(given.get("actions", [])),
-        "seed_field": seed_field in (ENV_SEED, OLD_ENV_SEED),
-    }
-    for key in right:
-        if not right[key]:
-            raise place.garbled(f"has no usable '{key}'")
-    if "reward_range" in given:
-        given["reward_range"] = (float(span[0]), float(span[1]))
-    given |= {key: tuple(given[key]) for key in ("reply_tags", "actions") if key in given}
-    return ServedEnv(EnvDescription(**given), options, seed_field)
+    try:
+        return ServedEnv.model_validate({key: value for key, value in told.items() if value is not None})
+    except ValidationError as error:
+        raise place.garbled(f"has no usable '{error.errors()[0]['loc'][0]}'") from None
 
 
 def _are_texts(value: Any) -> bool:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar, get_args
 
 from tether.core.errors import BadInput, EnvironmentFailure
@@ -169,7 +168,7 @@ class VectorEnv:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- for the members ---
@@ -221,7 +220,9 @@ def work_of(env: Env, plan: EnvFactory | None = None) -> Work:
     One that does not say (`work`) and is not Tether's own runs in a process, so that a step that hangs, crashes or exits ends an episode and
     not the run. Where another process cannot build it, it runs in a thread: then a hang still ends at `step_timeout`.
     """
-    work: Work | None = getattr(env, "work", None) if _says_where(env) else None
+    kind = type(env)
+    says_where = kind.__module__.startswith("tether.") or getattr(kind, "work", None) is not TurnEnv.work
+    work: Work | None = getattr(env, "work", None) if says_where else None
     if work is None:
         problem = None if plan is None else _unfit_for_processes(plan)
         if problem is None:
@@ -231,13 +232,6 @@ def work_of(env: Env, plan: EnvFactory | None = None) -> Work:
     if work not in get_args(Work):
         raise BadInput(f"environment '{env.name}' has work '{work}'; use one of {', '.join(get_args(Work))}")
     return work
-
-
-def _says_where(env: Env) -> bool:
-    kind = type(env)
-    if kind.__module__.startswith("tether."):
-        return True
-    return hasattr(env, "work") and getattr(kind, "work", None) is not TurnEnv.work
 
 
 def _unfit_for_processes(plan: EnvFactory) -> str | None:
@@ -282,7 +276,7 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

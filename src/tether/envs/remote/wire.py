@@ -8,7 +8,7 @@ import base64
 import io
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from tether.core.types import Observation, Step
 
 PROTOCOL = 1
 """Grows when an old client would no longer understand the server; also the v1 of the paths."""
-ENV_SEED, OLD_ENV_SEED = "env_seed", "luck"
+ENV_SEED: Final = "env_seed"
+OLD_ENV_SEED: Final = "luck"
 """The field that seeds the randomness inside an episode. Until tether 0.1 it was called `luck`. A server that knows the new name says so in
 its description (`seed_field`) and accepts the old one for one release; a client sends the name that the server knows."""
 
