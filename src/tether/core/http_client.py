@@ -201,7 +201,7 @@ class HttpClient:
     def _attempt(
         self, method: str, path: str, content: bytes | None, content_type: str, query: Mapping[str, str] | None, deadline: float
     ) -> Reply:
-        client = self._own or _shared.connections(self.base)
+        client = self._own or _shared_connections(self.base)
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         body: bytes | Iterator[bytes] | None = content
         if content is not None:
@@ -269,38 +269,31 @@ def _connections(base: str, limits: httpx.Limits) -> httpx.Client:
     return httpx.Client(limits=limits, trust_env=not is_loopback(parts.hostname or ""), verify=parts.scheme == "https")
 
 
-class _SharedConnections:
-    """Those of this process, by server."""
-
-    def __init__(self, inherited: "_SharedConnections | None" = None) -> None:
-        self._clients: dict[str, httpx.Client] = {}
-        self._inherited = inherited  # its sockets belong to the parent process; this reference keeps them from being closed here
-
-    def connections(self, base: str) -> httpx.Client:
-        parts = urlsplit(base)
-        origin = f"{parts.scheme}://{parts.netloc}"
-        client = self._clients.get(origin)
-        if client is None:  # if another thread is faster, the one made here is dropped; it holds no connection
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=KEEP_ALIVE)
-            client = self._clients.setdefault(origin, _connections(base, limits))
-        return client
-
-    def close(self) -> None:
-        while self._clients:
-            self._clients.popitem()[1].close()
+_shared: dict[str, httpx.Client] = {}
+"""Those of this process, by server."""
+_inherited: list[httpx.Client] = []
+"""Their sockets belong to the parent process; these references keep them from being closed here."""
 
 
-_shared = _SharedConnections()
+def _shared_connections(base: str) -> httpx.Client:
+    parts = urlsplit(base)
+    origin = f"{parts.scheme}://{parts.netloc}"
+    client = _shared.get(origin)
+    if client is None:  # if another thread is faster, the one made here is dropped; it holds no connection
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=KEEP_ALIVE)
+        client = _shared.setdefault(origin, _connections(base, limits))
+    return client
 
 
 def close_connections() -> None:
     """Close every connection that the clients of this process share; the next request opens new ones."""
-    _shared.close()
+    while _shared:
+        _shared.popitem()[1].close()
 
 
 def _start_from_scratch() -> None:
-    global _shared
-    _shared = _SharedConnections(inherited=_shared)
+    _inherited.extend(_shared.values())
+    _shared.clear()
 
 
 os.register_at_fork(after_in_child=_start_from_scratch)

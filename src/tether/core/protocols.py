@@ -99,6 +99,11 @@ PromptFuture = Callable[[], PromptTokens]
 """Prompt tokens that are not there yet: calling it waits for the environment. An engine calls it when it would feed the conversation."""
 
 
+def settled(prompt: PromptTokens | PromptFuture) -> PromptTokens:
+    """Prompt tokens, once the environment has answered."""
+    return prompt() if callable(prompt) else prompt
+
+
 class Conversation(Protocol):
     """A multi-turn exchange that an engine drives: it receives completions and returns the next tokens to feed."""
 

@@ -4,19 +4,24 @@ A row is a prompt and everything that followed it. The mask tells tokens that th
 stretch of written tokens is a turn. `flatten` is the way back: an episode with its full history as one row.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tether.core.enums import FinishReason, StopReason
-from tether.core.protocols import Env, Sampling, few_shot_of
+from tether.core.errors import BadInput
+from tether.core.protocols import Sampling, few_shot_of
 from tether.core.seeding import derive_seed
 from tether.core.types import Completion, Group, Trajectory, Turn
 from tether.diagnostics.logger import Generations, reasoning_span
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
+from tether.envs.registry import make_env
 from tether.rollout.engines.stop_rule import StopRule
 
 Ids = tuple[int, ...]
+
+TRIES = 20
+"""Instances looked at for each prompt of a data set, before the environment counts as too small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +123,28 @@ def cut_response(
     stop: StopRule, ids: Sequence[int], logprobs: Sequence[float] | None, sampling: Sampling, closing_tags: tuple[str, ...]
 ) -> Completion:
     """What another engine wrote, up to the token that ends a response by Tether's rule."""
-    tail = StopRule.tail_tokens(sampling)
-    end, finish = 0, None
-    while end < len(ids) and finish is None:
-        end += 1
-        start = max(0, end - tail)
-        finish = stop.finished(list(ids[start:end]), sampling, closing_tags, start)
+    end, finish = stop.first_end([int(token) for token in ids], 0, sampling, closing_tags)
     known = tuple(float(value) for value in logprobs[:end]) if logprobs is not None else ()
     return Completion(tuple(int(token) for token in ids[:end]), known, finish or FinishReason.LENGTH)
 
 
-def opening_texts(env: Env, observation: str) -> tuple[str, ...]:
-    """The texts of a first prompt: the instructions, the examples that are shown as turns, the first observation."""
-    return (str(env.instructions), *(text for exchange in few_shot_of(env) for text in exchange), observation)
+def distinct_instances(
+    name: str, options: Mapping[str, Any], num_prompts: int, seed_of: Callable[[int], int]
+) -> dict[tuple[str, ...], int]:
+    """The texts of each instance's first prompt (instructions, examples that are shown as turns, first observation) to its seed."""
+    env = make_env(name, **options)
+    found: dict[tuple[str, ...], int] = {}
+    for number in range(TRIES * num_prompts):
+        seed = seed_of(number)
+        observation = env.reset(seed).text
+        examples = [text for exchange in few_shot_of(env) for text in exchange]
+        found.setdefault((str(env.instructions), *examples, observation), seed)
+        if len(found) == num_prompts:
+            return found
+    raise BadInput(
+        f"environment '{name}' has only {len(found)} different first observations among {TRIES * num_prompts} instances; "
+        f"give num_prompts={len(found)} or less, or options with more variety"
+    )
 
 
 def opening_roles(count: int) -> list[str]:

@@ -4,19 +4,28 @@ With a folder to write to, three files of one name are left there: the record (.
 (.conversations.jsonl). A model behind an endpoint plays the same prompts, with the same seeds, and gets the same numbers as one that is loaded here.
 Every conversation with it is written to the file when it ends. The same command continues that file: a conversation that ended is never asked
 again, one that failed is. The file holds what was said and counted, and no key.
+
+The fields of the record are listed in docs/evaluation.md; `tether.runs.evaluations` reads and compares records. No key is among them, and data files
+are named without their folder.
 """
 
 import dataclasses
+import hashlib
+import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tether.core.enums import ERRORED
+from tether.core.config import Settings
+from tether.core.enums import ERRORED, FinishReason
 from tether.core.errors import BadInput, EnvironmentFailure
-from tether.core.types import Trajectory
+from tether.core.types import Group, Trajectory
+from tether.core.version import __version__
+from tether.envs.registry import env_factory, make_env
 from tether.models.chat_endpoint import ChatEndpoint, RemoteModel, api_key, is_endpoint
 from tether.models.load import load_model
 from tether.models.policy import Policy
@@ -24,17 +33,23 @@ from tether.rollout.engines.registry import DEFAULT_ENGINE
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.remote import RemotePlayer
 from tether.rollout.sampler import EnvPool, EnvSpec, error_note, group_trajectories
-from tether.runs.evaluations import file_stem, prepare_folder, write_result
+from tether.runs.evaluations import KIND, SCHEMA, file_digest, file_stem, prepare_folder, write_result
 from tether.runs.pages import write_result_page
 from tether.runs.schema import conversation_record, read_conversation
 from tether.runs.store import append_records, read_records
 from tether.training.build import build_sampler, compute_dtype, env_specs
 from tether.training.callbacks import Callback, CallbackList
 from tether.training.evaluate import Evaluation, evaluate, evaluation_plan, validation_specs
-from tether.training.evaluation_record import Price, evaluation_record, identity
 from tether.training.replies import few_valid_note
 from tether.training.settings import RunSettings
 
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "httpx")
+EXAMPLES = 3
+"""Of each kind: episodes that solved their task, and episodes that did not."""
+DECIMALS = 6
+
+Price = tuple[float, float]
+"""Of a million tokens: of prompts, of completions."""
 CONVERSATIONS = ".conversations.jsonl"
 DEFAULT_CONCURRENCY = 8
 
@@ -77,9 +92,14 @@ def run_evaluation(
         prepare_folder(out)
     if is_endpoint(target):
         journal = out / f"{stem}{CONVERSATIONS}" if out is not None else None
-        result, precision = evaluate_endpoint(settings, specs, options, CallbackList(callbacks), journal), None
+        precision = None
+        result = evaluate_endpoint(settings, specs, options, CallbackList(callbacks), journal)
     else:
-        result, precision = _evaluate_here(settings, specs, callbacks), compute_dtype(settings)
+        precision = compute_dtype(settings)
+        loaded = load_model(settings.model.name, device=settings.model.device, dtype=precision)
+        policy = Policy(loaded.model, loaded.tokenizer, max_positions=settings.rollout.max_context)
+        sampler, asked = build_sampler(settings, policy, CallbackList(callbacks)), settings.evaluation
+        result = evaluate(sampler, asked.prompts, settings.evaluation_sampling(), samples=asked.samples, specs=specs)
     if not any(group.trajectories for group in result.groups):
         raise EnvironmentFailure(f"nothing was measured: {error_note(result.groups)}")
     env = "+".join(spec.name for spec in specs)
@@ -90,14 +110,6 @@ def run_evaluation(
         write_result(record, out / f"{stem}.json")
         write_result_page(record, out / f"{stem}.html")
     return dataclasses.replace(result, record=record, files=out / stem if out is not None else None)
-
-
-def _evaluate_here(settings: RunSettings, specs: Sequence[EnvSpec], callbacks: Sequence[Callback]) -> Evaluation:
-    loaded = load_model(settings.model.name, device=settings.model.device, dtype=compute_dtype(settings))
-    policy = Policy(loaded.model, loaded.tokenizer, max_positions=settings.rollout.max_context)
-    sampler = build_sampler(settings, policy, CallbackList(callbacks))
-    evaluation = settings.evaluation
-    return evaluate(sampler, evaluation.prompts, settings.evaluation_sampling(), samples=evaluation.samples, specs=specs)
 
 
 def evaluated_specs(settings: RunSettings) -> list[EnvSpec]:
@@ -189,3 +201,156 @@ class _Journal:
         """Those that others took the place of."""
         kept = set(map(id, last))
         return [trajectory for trajectory in self._every if id(trajectory) not in kept]
+
+
+# ------------------------------------------------------------------------------------------------------------------ the record
+
+
+def identity(settings: RunSettings, specs: Sequence[EnvSpec], target: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes an evaluation this one: equal for a command that is given again, different where anything that matters differs."""
+    return {
+        "model": _model(target)["name"],
+        "address": _model(target)["address"],
+        "environments": [environment(spec) for spec in specs],
+        "protocol": protocol(settings, specs, body),
+    }
+
+
+def environment(spec: EnvSpec) -> dict[str, Any]:
+    """An environment with every option, and the hashes of the files that its options name."""
+    options = getattr(make_env(spec.name, **spec.options), "options", None)
+    values = options.model_dump(mode="json") if isinstance(options, Settings) else dict(spec.options)
+    known = env_factory(spec.name).options
+    secret = {"token"} if known is None else {name for name, field in known.model_fields.items() if not field.repr}
+    data = {}
+    for name, value in values.items():
+        if name not in secret and _names_a_file(value, getattr(options, name, None)):
+            path = Path(value).expanduser()
+            data[name] = {"name": path.name, "sha256": file_digest(path)}
+    shown = {name: value for name, value in values.items() if name not in secret and name not in data}
+    return {"name": spec.name, "options": shown, "data": data}
+
+
+def _names_a_file(value: Any, option: Any) -> bool:
+    """Whether the value of an option is a file or folder that is there. A plain word, such as the name of a split, never is."""
+    if not isinstance(value, str) or not value:
+        return False
+    return (isinstance(option, Path) or "/" in value or bool(Path(value).suffix)) and Path(value).expanduser().exists()
+
+
+def protocol(settings: RunSettings, specs: Sequence[EnvSpec], body: Mapping[str, Any]) -> dict[str, Any]:
+    """How prompts were played and responses drawn."""
+    rollout, evaluation = settings.rollout, settings.evaluation
+    sampling = {name: getattr(rollout, name) for name in ("max_tokens", "top_p", "top_k", "min_p", "stop_strings")}
+    episodes = {name: getattr(rollout, name) for name in ("context", "last_k", "format_penalty", "max_context")}
+    return {
+        "prompts": evaluation.prompts,
+        "samples": evaluation.samples,
+        "temperature": evaluation.temperature,
+        **sampling,
+        **episodes,
+        "weights": [spec.weight for spec in specs],
+        "body": dict(body),
+    }
+
+
+def evaluation_record(
+    result: Evaluation,
+    identified: Mapping[str, Any],
+    target: str,
+    *,
+    precision: str | None = None,
+    seconds: float,
+    price: Price | None = None,
+) -> dict[str, Any]:
+    """The whole record.
+
+    Args:
+        result: what was found.
+        identified: its `identity`.
+        target: the model or run as the user named it.
+        precision: what a model that was loaded here computes in.
+        seconds: that it took.
+        price: of a million tokens.
+    """
+    tokens: dict[str, Any] = dict(result.tokens)
+    if price is not None:
+        cost = (tokens["prompt"] * price[0] + tokens["completion"] * price[1]) / 1e6
+        tokens |= {"price": list(price), "cost": None if tokens["uncounted"] else round(cost, DECIMALS)}
+    return {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "seconds": round(seconds, 1),
+        "model": {**_model(target), "precision": precision},
+        "environments": identified["environments"],
+        "protocol": {**identified["protocol"], "prompts": len(result.groups)},
+        "versions": {"tether": __version__, "python": platform.python_version(), **_versions()},
+        "metrics": {name: float(value) for name, value in result.metrics.items()},
+        "intervals": {name: None if ends is None else list(ends) for name, ends in result.intervals.items()},
+        "by_environment": result.environments if result.mixed else {},
+        "tokens": tokens,
+        "cut_responses": sum(turn.finish is FinishReason.LENGTH for group in result.groups for t in group.trajectories for turn in t.turns),
+        "instances": [_instance(group) for group in result.groups],
+        "failed": [
+            {"env": group.env, "prompt": group.index, "sample": t.member, "reason": t.error}
+            for group in result.groups
+            for t in group.errored
+        ],
+        "examples": {
+            "successes": _examples(result.groups, success=True),
+            "failures": _examples(result.groups, success=False),
+        },
+        "notes": list(result.notes),
+    }
+
+
+def _model(target: str) -> dict[str, Any]:
+    """The name of a model for people, and its address where it has one."""
+    if "://" not in target:
+        return {"name": target, "address": None}
+    url, _, name = target.partition("#")
+    return {"name": name or url, "address": url}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue  # an optional one
+    return found
+
+
+def _instance(group: Group) -> dict[str, Any]:
+    """The outcomes on one prompt. Its key is a hash of what was shown first: equal wherever the same instance is played."""
+    shown = next((t.turns[0].observation for t in (*group.trajectories, *group.errored) if t.turns), f"prompt {group.index}")
+    played = group.trajectories
+    return {
+        "env": group.env,
+        "prompt": group.index,
+        "seed": group.seed,
+        "key": hashlib.sha256(f"{group.env}\n{shown}".encode()).hexdigest()[:16],
+        "categories": next((dict(t.categories) for t in played if t.categories), {}),
+        "successes": [int(t.success) for t in played],
+        "rewards": [round(t.reward, DECIMALS) for t in played],
+        "failed": len(group.errored),
+    }
+
+
+def _examples(groups: Sequence[Group], *, success: bool) -> list[dict[str, Any]]:
+    """The first episodes of their kind, of different prompts."""
+    found = [next((t for t in group.trajectories if t.success is success and t.turns), None) for group in groups]
+    return [
+        {
+            "env": t.env,
+            "prompt": t.group,
+            "sample": t.member,
+            "reward": round(t.reward, DECIMALS),
+            "stop_reason": str(t.stop_reason),
+            "turns": [{"observation": turn.observation, "response": turn.text, "valid": turn.valid} for turn in t.turns],
+        }
+        for t in found
+        if t is not None
+    ][:EXAMPLES]

@@ -11,8 +11,7 @@ import torch
 from tether.core.protocols import Sampling
 from tether.core.types import Completion
 from tether.models.policy import Policy
-from tether.rollout.engines.kept_slots import KeptSlots
-from tether.rollout.engines.native import Admission, NativeEngine
+from tether.rollout.engines.native import Admission, KeptSlots, NativeEngine
 
 
 def test_the_longest_beginning_of_a_prompt_is_found() -> None:

@@ -299,8 +299,7 @@ def test_one_conversation_that_fails_is_in_no_number(tmp_path: Path) -> None:
 def _continue(folder: Path, url: str, journal: Path, prompts: int, **more: Any) -> tether.Evaluation:
     """The same evaluation at another port: the file of conversations gets the name that belongs to this address."""
     from tether.runs.evaluations import file_stem
-    from tether.training.evaluation_record import identity
-    from tether.training.evaluation_run import evaluated_specs
+    from tether.training.evaluation_run import evaluated_specs, identity
     from tether.training.resolve import evaluation_settings
 
     given = {"evaluation": {"prompts": prompts, "temperature": 0.5, "samples": 1}, "env": {"options": LAKE}}

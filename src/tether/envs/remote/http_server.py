@@ -184,7 +184,7 @@ class ResetBody(Settings):
 class OpenBody(ResetBody):
     """The first episode of a session, and the options of its environment."""
 
-    options: InstanceOf[dict] = {}  # type: ignore[type-arg]  # pydantic would refuse some texts that JSON can hold
+    options: InstanceOf[dict] = {}  # pydantic would refuse some texts that JSON can hold
 
 
 class StepBody(Settings):

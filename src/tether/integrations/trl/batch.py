@@ -67,7 +67,7 @@ def gather_batch(
     local = []
     for row, key in enumerate(keys):
         prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()]
-        length = _length(output, row)
+        length = int(output["completion_mask"][row].sum())  # `mask_truncated_completions` zeroes the mask of a whole row
         sampled = [True] * length if tool_mask is None else tool_mask[row][:length].bool().tolist()
         spans = inputs[row].get(SPANS)
         local.append(
@@ -97,11 +97,6 @@ def gather_batch(
     elif all(row.success is not None for row in rows):
         successes = [bool(row.success) for row in rows]
     return GenerationBatch(rows, totals.double().tolist(), successes, group_size)
-
-
-def _length(output: dict[str, Any], row: int) -> int:
-    """Tokens of a completion. `mask_truncated_completions` zeroes the mask of a whole row: such a row has none that count."""
-    return int(output["completion_mask"][row].sum())
 
 
 def check_order(keys: Sequence[str], group_size: int) -> None:

@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from tether.algorithms.filters.select import Selection
-from tether.core.alarms import Alarm, AlarmName, Severity
+from tether.core.alarms import AlarmName, Severity
 from tether.core.enums import Scope
 from tether.core.errors import BadInput, did_you_mean
 from tether.diagnostics.alarms.repetition import rollout_repetition
@@ -84,7 +84,7 @@ class TetherCallback(TrainerCallback):
             about: what the run is, for its report.
         """
         known = [*AlarmName, *Severity]
-        self._stop_on = list(stop_on)
+        self._stop_on = set(stop_on)
         for name in self._stop_on:
             if name not in known:
                 raise BadInput(f"stop_on holds '{name}', which is no alarm: {did_you_mean(str(name), known)}")
@@ -202,16 +202,13 @@ class TetherCallback(TrainerCallback):
         """Write the run folder, say what is new, and remember an alarm that ends training."""
         for text in (*health.notes, *(alarm.sentence() for alarm in health.new_alarms)):
             self._tell(text)
-        ending = next((alarm for alarm in health.alarms if self._ends(alarm)), None)
+        ending = next((alarm for alarm in health.alarms if {str(alarm.name), str(alarm.severity)} & self._stop_on), None)
         if ending is not None and self.stopped is None:
             self.stopped = ending.sentence()
             self._tell(f"training stops after this step: {self.stopped}")
         if self._logger is not None:
             self._logger.write(found, self._records[step], selection)
             self._logger.store.append_timings(step, {"seconds": {"diagnosis": seconds}})
-
-    def _ends(self, alarm: Alarm) -> bool:
-        return str(alarm.name) in self._stop_on or str(alarm.severity) in self._stop_on
 
     def _tell(self, text: str) -> None:
         """Say it once, on the main process."""

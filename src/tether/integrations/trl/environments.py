@@ -22,11 +22,11 @@ from datasets import Dataset
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput, UnknownName, did_you_mean
-from tether.core.protocols import Conversation, Engine, EngineCapabilities, EngineStatistics, PromptTokens, Sampling
+from tether.core.protocols import Conversation, Engine, EngineCapabilities, EngineStatistics, Sampling, settled
 from tether.core.seeding import derive_seed, env_seed, sampling_seed, validation_seed
 from tether.core.types import Trajectory
 from tether.envs.registry import make_env
-from tether.integrations.rows import cut_response, flatten, opening_messages, opening_roles, opening_texts
+from tether.integrations.rows import cut_response, distinct_instances, flatten, opening_messages, opening_roles
 from tether.integrations.trl.batch import SPANS, SUCCESS, plain_forward, policy_module
 from tether.models.chat import ChatFormat
 from tether.models.policy import Policy
@@ -38,8 +38,6 @@ from tether.rollout.sampler import EnvPool, EnvSpec, play_plan
 ENGINES = ("native", "trl")
 REWARD = "tether_reward"
 """The column of the episodes' returns."""
-TRIES = 20
-"""Instances looked at for each prompt of a data set, before the environment counts as too small."""
 
 
 class TetherEnvironment:
@@ -90,18 +88,11 @@ class TetherEnvironment:
     @cached_property
     def instances(self) -> dict[tuple[str, ...], int]:
         """The texts of each instance's first prompt to its seed: instructions, examples as turns, first observation."""
-        env = make_env(self.name, **self._options)
-        found: dict[tuple[str, ...], int] = {}
-        for number in range(TRIES * self._num_prompts):
-            seed = validation_seed(number) if self._validation else derive_seed("instance", "trl", self._seed, number)
-            observation = env.reset(seed).text
-            found.setdefault(opening_texts(env, observation), seed)
-            if len(found) == self._num_prompts:
-                return found
-        raise BadInput(
-            f"environment '{self.name}' has only {len(found)} different first observations among {TRIES * self._num_prompts} instances; "
-            f"give num_prompts={len(found)} or less, or options with more variety"
-        )
+
+        def seed_of(number: int) -> int:
+            return validation_seed(number) if self._validation else derive_seed("instance", "trl", self._seed, number)
+
+        return distinct_instances(self.name, self._options, self._num_prompts, seed_of)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -255,7 +246,7 @@ class TrainerEngine:
         live: list[tuple[Conversation, list[int]]] = []
         filler: list[int] = []
         for conversation in conversations:
-            first = _now(conversation.begin())
+            first = settled(conversation.begin())
             if first is not None:
                 live.append((conversation, list(first)))
                 filler = filler or list(first)
@@ -271,7 +262,7 @@ class TrainerEngine:
                 )
                 self.statistics.sampled_tokens += len(completion.token_ids)
                 self.statistics.dropped_tokens += len(written[row]) - len(completion.token_ids)
-                fed = _now(conversation.receive(completion))
+                fed = settled(conversation.receive(completion))
                 if fed is not None:
                     following.append((conversation, [*tokens, *completion.token_ids, *fed]))
                 elif on_finished is not None:
@@ -284,12 +275,6 @@ class TrainerEngine:
 
     def free(self) -> None:
         """Nothing to do: the memory is TRL's."""
-
-
-def _now(prompt: Any) -> PromptTokens:
-    """Prompt tokens, once the environment has answered."""
-    tokens: PromptTokens = prompt() if callable(prompt) else prompt
-    return tokens
 
 
 def _first_prompt(chat: ChatFormat, texts: tuple[str, ...]) -> tuple[int, ...]:

@@ -17,10 +17,10 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput, EnvironmentFailure
-from tether.core.protocols import Sampling
+from tether.core.protocols import Sampling, settled
 from tether.core.seeding import derive_seed
 from tether.envs.registry import make_env
-from tether.integrations.rows import cut_response, flatten, opening_messages, opening_texts
+from tether.integrations.rows import cut_response, distinct_instances, flatten, opening_messages
 from tether.models.chat import ChatFormat
 from tether.rollout.engines.stop_rule import StopRule
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
@@ -46,7 +46,7 @@ class TetherAgentLoop(AgentLoopBase):
         episode = Episode(env, chat, seeds, rules, str(row["env"]))
         sampling = Sampling(max_tokens=budget)
         request = uuid.uuid4().hex  # one server for all turns: its prefix cache holds the earlier ones
-        fed = await self.loop.run_in_executor(None, lambda: _now(episode.begin()))
+        fed = await self.loop.run_in_executor(None, lambda: settled(episode.begin()))
         tokens: list[int] = []
         while fed is not None:
             tokens += fed
@@ -55,7 +55,7 @@ class TetherAgentLoop(AgentLoopBase):
             written = await self.server_manager.generate(request_id=request, prompt_ids=list(tokens), sampling_params=asked)
             completion = cut_response(stop, written.token_ids, written.log_probs, sampling, episode.closing_tags)
             tokens += completion.token_ids
-            fed = await self.loop.run_in_executor(None, lambda done=completion: _now(episode.receive(done)))
+            fed = await self.loop.run_in_executor(None, lambda done=completion: settled(episode.receive(done)))
         return self._output(episode, length)
 
     def _output(self, episode: Episode, length: int) -> AgentLoopOutput:
@@ -77,33 +77,16 @@ class TetherAgentLoop(AgentLoopBase):
         )
 
 
-def _now(prompt: Any) -> Any:
-    """Prompt tokens, once the environment has answered."""
-    return prompt() if callable(prompt) else prompt
-
-
 def write_prompts(path: str | Path, env: str, num_prompts: int, *, seed: int = 0, options: Mapping[str, Any] | None = None) -> Path:
     """A parquet file of prompts for verl's `data.train_files`: different first observations of one environment."""
     import pyarrow
     import pyarrow.parquet
 
-    task = make_env(env, **dict(options or {}))
-    rows: list[dict[str, Any]] = []
-    seen: set[str] = set()
-    number = 0
-    while len(rows) < num_prompts:
-        if number >= 20 * num_prompts:
-            raise BadInput(f"environment '{env}' has only {len(rows)} different first observations; give num_prompts={len(rows)} or less")
-        instance = derive_seed("instance", "verl", seed, number)
-        number += 1
-        observation = task.reset(instance).text
-        if observation in seen:
-            continue
-        seen.add(observation)
-        messages = opening_messages(opening_texts(task, observation))
-        rows.append(
-            {"prompt": messages, "agent_name": "tether", "data_source": f"tether/{env}", "env": env, "seed": instance,
-             "env_options": json.dumps(dict(options or {})), "reward_model": {"style": "rule", "ground_truth": ""}}
-        )  # fmt: skip
+    instances = distinct_instances(env, options or {}, num_prompts, lambda number: derive_seed("instance", "verl", seed, number))
+    rows = [
+        {"prompt": opening_messages(texts), "agent_name": "tether", "data_source": f"tether/{env}", "env": env, "seed": instance,
+         "env_options": json.dumps(dict(options or {})), "reward_model": {"style": "rule", "ground_truth": ""}}
+        for texts, instance in instances.items()
+    ]  # fmt: skip
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), str(path))
     return Path(path)

@@ -52,7 +52,6 @@ from tether.models.fast.decoding.choose import decoder_for
 from tether.models.fast.decoding.drafts import DraftPause
 from tether.models.fast.decoding.protocol import Decoder, DraftPlan, PrefillRequest, Sampled
 from tether.models.policy import Policy
-from tether.rollout.engines.kept_slots import KeptSlots
 from tether.rollout.engines.stop_rule import StopRule
 
 FEED_SHARE = 8
@@ -213,6 +212,47 @@ def build(
     return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb, speculative_tokens=speculative_tokens)
 
 
+class KeptSlots:
+    """Slots of conversations that have ended, kept for the request that continues them.
+
+    A client of `tether serve` sends a conversation turn by turn, each time from its beginning. What the turns before left in the cache is found
+    again by their tokens. Slots are given up in the order in which they were last used.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, list[int]] = {}
+        """Of each slot; the one last used is at the end."""
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __contains__(self, slot: object) -> bool:
+        return slot in self._tokens
+
+    def keep(self, slot: int, tokens: list[int]) -> None:
+        """A slot holds these tokens, and its conversation has ended."""
+        self._tokens[slot] = tokens
+
+    def take(self, prompt: list[int]) -> tuple[int, int] | None:
+        """The slot that holds the longest beginning of a prompt, and how long that is. At least one token is left to be computed."""
+        # The last token is compared first: it tells most conversations apart that begin with the same instructions.
+        slots = [
+            slot
+            for slot, tokens in self._tokens.items()
+            if len(tokens) < len(prompt) and tokens[-1] == prompt[len(tokens) - 1] and tokens == prompt[: len(tokens)]
+        ]
+        if not slots:
+            return None
+        slot = max(slots, key=lambda slot: len(self._tokens[slot]))
+        return slot, len(self._tokens.pop(slot))
+
+    def give_up(self) -> int:
+        """The slot that was not used for longest; the caller releases it."""
+        slot = next(iter(self._tokens))
+        del self._tokens[slot]
+        return slot
+
+
 class _Batch:
     """The rows of one run and the moves on them: admit, feed what waits, decode, evict."""
 
@@ -281,20 +321,16 @@ class _Batch:
                 row.pending = feed
             else:
                 row.tokens = list(feed)
-        self._take_slot(row)
-        row.admitted = self._num_admitted
-        self._num_admitted += 1
-        self._waiting.append(row)
-
-    def _take_slot(self, row: _Row) -> None:
-        """The slot of an ended conversation that this one continues, an empty one, or that of the conversation that ended longest ago."""
-        if self._kept and (found := self._kept.take(row.tokens)) is not None:
+        if self._kept and (found := self._kept.take(row.tokens)) is not None:  # it continues a conversation that has ended
             row.slot, row.filled = found
             self._statistics.shared_tokens += row.filled
         else:
             if not self._slots_free:
                 self._give_up_kept()
             row.slot = self._slots_free.pop()
+        row.admitted = self._num_admitted
+        self._num_admitted += 1
+        self._waiting.append(row)
 
     def _give_up_kept(self) -> bool:
         """Free the slot of the conversation that ended longest ago, if one was kept."""

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput
-from tether.core.protocols import ContextReset, Conversation, EngineCapabilities, EngineStatistics, PromptFuture, PromptTokens, Sampling
+from tether.core.protocols import ContextReset, Conversation, EngineCapabilities, EngineStatistics, Sampling, settled
 from tether.core.types import Completion
 
 Respond = Callable[[str, int, int], str]
@@ -51,7 +51,7 @@ class ScriptedEngine:
 
     def _play(self, conversation: Conversation, number: int, sampling: Sampling) -> None:
         seen: list[int] = []
-        prompt, turn = _settled(conversation.begin()), 0
+        prompt, turn = settled(conversation.begin()), 0
         while prompt is not None:
             seen = [*prompt] if isinstance(prompt, ContextReset) else [*seen, *prompt]
             self.statistics.fed_tokens += len(prompt)
@@ -61,11 +61,7 @@ class ScriptedEngine:
             self.statistics.sampled_tokens += len(ids)
             seen, turn = [*seen, *ids], turn + 1
             finish = FinishReason.LENGTH if cut else FinishReason.STOP_TEXT
-            prompt = _settled(conversation.receive(Completion(tuple(ids), (0.0,) * len(ids), finish)))
-
-
-def _settled(prompt: PromptTokens | PromptFuture) -> PromptTokens:
-    return prompt() if callable(prompt) else prompt
+            prompt = settled(conversation.receive(Completion(tuple(ids), (0.0,) * len(ids), finish)))
 
 
 def read_script(path: Path) -> Respond:

@@ -48,10 +48,9 @@ from tether.core.protocols import (
 from tether.core.types import Completion
 from tether.models.endpoint import ServerUnreachable
 from tether.models.policy import Policy
-from tether.rollout.engines.connection import ServerConnection
+from tether.rollout.engines.connection import NO_SCORES, Probe, ProbeScores, ServerConnection, default_tolerance
 from tether.rollout.engines.dialects import UNVERSIONED, Malformed, SampledTokens, TokenRequest
 from tether.rollout.engines.driver import ConversationDriver, Track
-from tether.rollout.engines.probe import NO_SCORES, Probe, ProbeScores, default_tolerance
 from tether.rollout.engines.publish import named_weights, with_head
 from tether.rollout.engines.stop_rule import StopRule
 from tether.rollout.engines.vllm_server import VllmOptions, VllmServer
@@ -249,7 +248,7 @@ class ServerEngine:
         if self._ranks.rank:
             return None
         with self._connections():
-            difference = self._prepare()
+            difference = self.recover()
         return _Published(self._name, difference, [(server.is_alive and server.is_current, server.problem) for server in self.servers])
 
     def cancel(self) -> None:
@@ -269,12 +268,18 @@ class ServerEngine:
         weights = named_weights(self._policy)
         return with_head(weights, self._policy) if any(server.dialect.weights == "vllm" for server in self.servers) else weights
 
-    def _prepare(self) -> float:
-        """Give every server that can be reached the present weights, if it has others; returns the largest difference on the probe."""
+    def recover(self) -> float:
+        """Give every server that can be reached the present weights, if it has others; returns the largest difference on the probe.
+
+        Where none can be reached, waits for one, and gives up after `patience`.
+        """
         deadline = time.monotonic() + self.options.patience
         outdated_until, wait = math.inf, 0.1
         while True:
-            self._follow_moves()
+            if self.options.find is not None and not all(server.is_alive for server in self.servers):
+                for server, address in zip(self.servers, self.options.find(), strict=True):
+                    if address is not None and address != server.address:  # the server was replaced
+                        server.move(address)
             for server in self.servers:
                 if not server.is_alive or not server.is_current:
                     self._bring_back(server)
@@ -282,7 +287,9 @@ class ServerEngine:
                 return max(server.difference for server in self.servers if server.is_alive)
             if self._started is not None:
                 self._started.check_lives()
-            if self._replacements_start():
+            if (
+                self.options.find is not None and None in self.options.find()
+            ):  # somebody starts a server, and decides how long that may take
                 deadline = time.monotonic() + wait + self.options.patience
             if any(server.is_outdated for server in self.servers):  # the rank that publishes may be about to
                 outdated_until = min(outdated_until, deadline, time.monotonic() + OUTDATED_SECONDS)
@@ -293,18 +300,6 @@ class ServerEngine:
             self._cancelled.wait(wait)
             self.check_cancelled()
             wait = min(2 * wait, LONGEST_WAIT)
-
-    def _replacements_start(self) -> bool:
-        """Whether somebody else starts a server in the place of one that is gone; they decide how long that may take."""
-        return self.options.find is not None and None in self.options.find()
-
-    def _follow_moves(self) -> None:
-        """A server that was replaced has another address."""
-        if self.options.find is None or all(server.is_alive for server in self.servers):
-            return
-        for server, address in zip(self.servers, self.options.find(), strict=True):
-            if address is not None and address != server.address:
-                server.move(address)
 
     def _bring_back(self, server: ServerConnection) -> None:
         try:
@@ -337,7 +332,7 @@ class ServerEngine:
         """Drive every conversation to its end."""
         self.statistics = EngineStatistics()
         with self._connections():
-            self._prepare()
+            self.recover()
             _Run(self, sampling, on_finished, self._max_rows).drive(partial(_Row, conversation) for conversation in conversations)
 
     def least_loaded(self) -> ServerConnection:
@@ -345,10 +340,6 @@ class ServerEngine:
         first = self._ranks.rank % len(self.servers)
         alive = [server for server in (*self.servers[first:], *self.servers[:first]) if server.is_alive]
         return min(alive, key=lambda server: server.load)
-
-    def recover(self) -> None:
-        """Look for servers that can be used; waits, and gives up after `patience`."""
-        self._prepare()
 
     def number_of(self, label: str) -> int | None:
         """Which step's weights a label stands for; None for the weights of somebody else."""

@@ -72,8 +72,10 @@ class VllmServer:
         with tempfile.TemporaryDirectory(prefix="vllm-model-", dir=self._folder) as model:
             save_untied(policy, Path(model))
             started = [*command, *arguments(policy, Path(model), port, max_context, options)]
+            key = {} if options.token is None else {TOKEN_VARIABLE: options.token}
+            environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **key}
             with self.log.open("ab") as log:
-                self._guard = Child(started, "guard", environment=_environment(options.token), stdout=log, stderr=log)
+                self._guard = Child(started, "guard", environment=environment, stdout=log, stderr=log)
             self.stop = weakref.finalize(self, self._guard.close)
             _LOG.warning("vLLM starts, which takes a minute or more; its output is in '%s'", self.log)
             try:
@@ -146,11 +148,6 @@ def save_untied(policy: Policy, folder: Path) -> None:
     model.save_pretrained(folder)
     assert policy.tokenizer is not None
     policy.tokenizer.save_pretrained(folder)
-
-
-def _environment(token: str | None) -> dict[str, str]:
-    key = {} if token is None else {TOKEN_VARIABLE: token}
-    return {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **key}
 
 
 def _last_error(log: Path) -> str:
