@@ -5,12 +5,14 @@ outgrow the context, and groups whose members all earn the same. They are read f
 only while they are at hand: the note of that step, which holds an example, stands in for the general words.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tether.core.shares import percent
+from tether.runs.panels import WORDS
 from tether.runs.schema import StepRecord
 
 FEW_VALID = 0.1
@@ -46,15 +48,33 @@ class Cause:
 def find_causes(metrics: Mapping[str, float], notes: Sequence[str] = ()) -> list[Cause]:
     """The causes in the metrics of a training step, which make it useless or nearly so; none for other steps.
 
-    Groups without reward variance are a cause only where there is no other: replies that are not valid all earn the same as well.
-
     Args:
         metrics: by catalogued name; what is missing is no cause.
         notes: of the step, among which the words on its replies may be.
     """
-    found = [cause for cause in (_errors(metrics), _format(metrics, notes), _context(metrics)) if cause is not None]
-    flat = _no_variance(metrics)
-    return [flat] if flat is not None and not found else found
+    found = []
+    errors, episodes = metrics.get("rollout/errors", 0.0), metrics.get("rollout/episodes")
+    if errors and episodes is not None and errors >= MOST_EPISODES * (errors + episodes):
+        found.append(_cause(CauseKind.ERRORS, failed=f"{errors:.0f} of {errors + episodes:.0f}"))
+    valid = metrics.get("rollout/format_valid")
+    if valid is not None and valid < FEW_VALID and metrics.get("rollout/tokens_sampled"):
+        said = next((note for note in notes if REPLIES.match(note)), None)
+        found.append(_cause(CauseKind.FORMAT, share=percent(valid)) if said is None else Cause(CauseKind.FORMAT, said, ""))
+    full = metrics.get("rollout/context_full", 0.0)
+    if full >= MOST_EPISODES:
+        found.append(_cause(CauseKind.CONTEXT, share=percent(full)))
+    variance = metrics.get("groups/rv_mean")
+    # Only where there is no other cause: replies that are not valid all earn the same as well.
+    if not found and variance is not None and variance <= ZERO_VARIANCE and episodes != 0:
+        words = {0.0: "all_fail", 1.0: "all_succeed"}.get(metrics.get("rollout/success", math.nan), "no_variance")
+        found.append(_cause(CauseKind.NO_VARIANCE, words))
+    return found
+
+
+def _cause(kind: CauseKind, words: str = "", **values: str) -> Cause:
+    """A cause in the words of words.yaml, by default those of its kind."""
+    said = WORDS["causes"][words or kind.value]
+    return Cause(kind, said["what"].format(**values), said["remedy"])
 
 
 def cause_words(records: Sequence[StepRecord]) -> list[str]:
@@ -72,57 +92,3 @@ def cause_words(records: Sequence[StepRecord]) -> list[str]:
             said = next((item for item in held if REPLIES.match(item.what)), cause)
             sentences.append(f"Hardly anything could be learned {when}: {said.sentence().rstrip('.')}.")
     return sentences
-
-
-def _errors(metrics: Mapping[str, float]) -> Cause | None:
-    errors, episodes = metrics.get("rollout/errors", 0.0), metrics.get("rollout/episodes")
-    if not errors or episodes is None or errors < MOST_EPISODES * (errors + episodes):
-        return None
-    return Cause(
-        CauseKind.ERRORS,
-        f"{errors:.0f} of {errors + episodes:.0f} episodes were ended by an environment error",
-        "the notes of the step name it; check the environment with tether envs --check",
-    )
-
-
-def _format(metrics: Mapping[str, float], notes: Sequence[str]) -> Cause | None:
-    valid = metrics.get("rollout/format_valid")
-    if valid is None or valid >= FEW_VALID or not metrics.get("rollout/tokens_sampled"):
-        return None
-    said = next((note for note in notes if REPLIES.match(note)), None)
-    if said is not None:
-        return Cause(CauseKind.FORMAT, said, "")
-    return Cause(
-        CauseKind.FORMAT,
-        f"{percent(valid)} of the replies were in the expected format",
-        "teach the model the form first (tether sft), or word the instructions for it (env.options.instructions)",
-    )
-
-
-def _context(metrics: Mapping[str, float]) -> Cause | None:
-    full = metrics.get("rollout/context_full", 0.0)
-    if full < MOST_EPISODES:
-        return None
-    return Cause(
-        CauseKind.CONTEXT,
-        f"{percent(full)} of the episodes ran out of context before they ended",
-        "raise rollout.max_context where the model allows it, lower rollout.max_tokens, keep fewer turns (rollout.context last_k), "
-        "or show fewer examples (env.options.few_shot=0)",
-    )
-
-
-def _no_variance(metrics: Mapping[str, float]) -> Cause | None:
-    """Groups without a difference between their members have no task gradient."""
-    variance, success = metrics.get("groups/rv_mean"), metrics.get("rollout/success")
-    if variance is None or variance > ZERO_VARIANCE or metrics.get("rollout/episodes", 1.0) == 0:
-        return None
-    if success == 1:
-        return Cause(
-            CauseKind.NO_VARIANCE, "every episode succeeds, so no group has reward variance", "play harder tasks (env.options), or stop"
-        )
-    failing = "no episode succeeds and " if success == 0 else ""
-    return Cause(
-        CauseKind.NO_VARIANCE,
-        f"{failing}the members of every group earn the same reward",
-        "play easier or more varied tasks (env.options), raise rollout.group_size or rollout.temperature, or start from a stronger model",
-    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from tether.runs.figures import MUTED, Chart, dress, mixed, pushed_apart
-from tether.runs.panels import BLUE, ORANGE
+from tether.runs.panels import BLUE, ORANGE, WORDS
 from tether.runs.schema import StepRecord
 
 _METRIC = re.compile(r"gradients/(?P<name>[a-z_]+)_(?P<bucket>\d+)")
@@ -59,24 +59,12 @@ def decompositions(records: Sequence[StepRecord]) -> list[Decomposition]:
     return found
 
 
-_NORM_READING = (
-    "Prompts in buckets of equal size, least reward variance on the left. In the paper the task gradient rises with the variance and the "
-    "regularisers' stays flat. A hollow dot on the floor is zero or next to it."
-)
-_SHARE_CHARTS = (
-    (
-        "dominance",
-        "Share of the regularisers",
-        "Regulariser norm over the sum of both norms. Where it is near 1, updates are not about the task; a filter on reward variance drops these prompts first.",
-    ),
-    (
-        "snr",
-        "Signal-to-noise ratio of the task gradient",
-        "From two independent halves of each group: what the halves agree on over what they do not. Near 0 the task gradient is noise.",
-    ),
-)
-GRADIENTS = ("norms_first", "norms_last", *(name for name, _, _ in _SHARE_CHARTS))
+_SHARES: dict[str, list[str]] = WORDS["gradients"]["shares"]
+"""The charts of one number by bucket: metric to title and how to read it."""
+GRADIENTS = ("norms_first", "norms_last", *_SHARES)
 """The names of the charts."""
+COLUMNS: dict[str, str] = WORDS["gradients"]["columns"]
+"""Of the table: metric to title."""
 
 
 def gradient_chart(name: str, found: Sequence[Decomposition], first: int | None = None, last: int | None = None, run: str = "") -> Chart:
@@ -91,8 +79,8 @@ def gradient_chart(name: str, found: Sequence[Decomposition], first: int | None 
     key = f"gradients-{name}-{run}"
     if name.startswith("norms"):
         shown = compared[0] if name == "norms_first" else compared[-1]
-        return Chart(key, f"Gradient norms at step {shown.step}", _NORM_READING, norm_figure(shown, compared))
-    title, reading = next((title, words) for metric, title, words in _SHARE_CHARTS if metric == name)
+        return Chart(key, f"Gradient norms at step {shown.step}", WORDS["gradients"]["norms"], norm_figure(shown, compared))
+    title, reading = _SHARES[name]
     return Chart(key, title, reading, share_figure(name, compared, percent=name == "dominance"), f"Not recorded: gradients/{name}_1, ...")
 
 
@@ -114,7 +102,7 @@ def norm_figure(shown: Decomposition, beside: Sequence[Decomposition]) -> go.Fig
         heights = [value if value > smallest else 10.0**floor for value in values]
         figure.add_trace(
             go.Scatter(
-                x=[_axis_label(bucket) for bucket in held], y=heights, customdata=values, mode="lines+markers", name=label,
+                x=[f"{bucket.number}<br>{_plain(bucket.values.get('rv_mean'))}" for bucket in held], y=heights, customdata=values, mode="lines+markers", name=label,
                 line={"color": colour, "width": 2.2},
                 marker={"size": 8, "color": colour, "symbol": ["circle" if value > smallest else "circle-open" for value in values]},
                 hovertemplate=f"{label} %{{customdata:.3~g}}<extra></extra>",
@@ -182,22 +170,9 @@ def reading(found: Decomposition) -> str:
     return " ".join(words)
 
 
-TABLE = (
-    ("rv_mean", "reward variance"),
-    ("task_norm", "task norm"),
-    ("regulariser_norm", "regulariser norm"),
-    ("kl_norm", "KL norm"),
-    ("entropy_norm", "entropy norm"),
-    ("dominance", "dominance"),
-    ("snr", "SNR"),
-    ("task_cosine", "cosine with the batch"),
-    ("bound_used", "bound used"),
-)
-
-
 def table(found: Decomposition) -> list[list[str]]:
-    """A row per bucket: its number, then the values of TABLE; a dash where one could not be measured."""
-    return [[str(bucket.number), *(_plain(bucket.values.get(name)) for name, _ in TABLE)] for bucket in found.buckets]
+    """A row per bucket: its number, then the values of COLUMNS; a dash where one could not be measured."""
+    return [[str(bucket.number), *(_plain(bucket.values.get(name)) for name in COLUMNS)] for bucket in found.buckets]
 
 
 def _both(name: str, lowest: BucketRow, highest: BucketRow) -> str:
@@ -206,10 +181,6 @@ def _both(name: str, lowest: BucketRow, highest: BucketRow) -> str:
 
 def _plain(value: float | None) -> str:
     return "—" if value is None else f"{value:.3g}".replace("-", "−")
-
-
-def _axis_label(bucket: BucketRow) -> str:
-    return f"{bucket.number}<br>{_plain(bucket.values.get('rv_mean'))}"
 
 
 def _dress_buckets(figure: go.Figure, title: str) -> None:

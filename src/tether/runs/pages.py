@@ -23,24 +23,13 @@ from tether.core.shares import exact_percent, interval_words, percent, range_wor
 from tether.runs.evaluations import Board, Difference, Result, categories, task_title
 from tether.runs.figures import Chart, panel_chart
 from tether.runs.files import write_whole
-from tether.runs.panels import AUDIT
+from tether.runs.panels import AUDIT, WORDS
 from tether.runs.schema import StepRecord
 from tether.runs.verdict import Tile, number
 
 Document = Mapping[str, Any]
 MARKS = {"tied": "good", "weakly_tied": "unsure", "cannot_be_told": "unsure"}
 """How a verdict is coloured; the others are bad news."""
-
-EVIDENCE = {
-    "retrieval": ("Retrieval by the model", "the own prompt explains the reasoning best among all prompts"),
-    "adjusted_retrieval": ("Adjusted retrieval", "the same, after what each prompt gives to any text is taken away"),
-    "information": ("Information", "MI-Seq-Est as a share of log P"),
-    "agreement": ("Agreement", "reasonings of one prompt agree more than those of different prompts; 1: the prompt decides the text"),
-    "neighbours": ("Neighbours", "the reasoning is most similar to others of its own prompt"),
-    "prompt_overlap": ("Prompt overlap", "the reasoning uses words that only its own prompt holds"),
-    "recorded_retrieval": ("Retrieval, as the run recorded it", "the same as retrieval, by the run's own scorer at this step"),
-    "recorded_information": ("Information, as the run recorded it", "the same as information, by the run's own scorer at this step"),
-}
 
 _HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 _WORD = re.compile(r"[a-z0-9]+")
@@ -143,9 +132,11 @@ def write_result_page(result: Result, out: Path) -> Path:
     """Write the page of one result and return its path."""
     metrics, protocol = result["metrics"], result["protocol"]
     low, high = result["intervals"]["success"]
+    rewards = result["intervals"]["reward_mean"]
+    spread = "no interval: the instances show no spread" if rewards is None else f"95% interval {rewards[0]:.3f} to {rewards[1]:.3f}"
     tiles = [
         Tile("Success", rate(metrics["success"]), f"95% interval {rate(low)} to {rate(high)}"),
-        Tile("Mean reward", f"{metrics['reward_mean']:.3f}", _interval(result["intervals"]["reward_mean"])),
+        Tile("Mean reward", f"{metrics['reward_mean']:.3f}", spread),
         *(
             Tile(f"pass@{k}", rate(metrics[f"pass_at_{k}"]), f"{rate(ends[0])} to {rate(ends[1])}")
             for k in pass_names([result])
@@ -211,16 +202,15 @@ def _row(board: Board, rank: int, result: dict[str, Any], ks: Sequence[str]) -> 
     ]
 
 
-def _interval(ends: Sequence[float] | None) -> str:
-    return "no interval: the instances show no spread" if ends is None else f"95% interval {ends[0]:.3f} to {ends[1]:.3f}"
-
-
 # ---------------------------------------------------------------------------------------------------------------- audits
 
 
 def write_audit_report(document: Document, out: Path) -> Path:
     """Write the page and return its path."""
     last = next(window for window in document["windows"] if window["name"] == document["verdict_step"])
+    records = _records(document)
+    # Rollouts of one window have no curve.
+    charts = [panel_chart(panel, {"audit": records}) for panel in AUDIT.panels] if len(records) > 1 else []
     return write_page(
         "audit.html",
         out,
@@ -228,8 +218,8 @@ def write_audit_report(document: Document, out: Path) -> Path:
         last=last,
         mark=MARKS.get(document["verdict"]["code"], "bad"),
         tiles=_tiles(last),
-        evidence=[(*EVIDENCE[item["name"]], item) for item in document["verdict"]["evidence"]],
-        charts=_charts(document),
+        evidence=[(*WORDS["evidence"][item["name"]], item) for item in document["verdict"]["evidence"]],
+        charts=[chart for chart in charts if chart.figure is not None],
     )
 
 
@@ -273,13 +263,6 @@ def _tiles(window: Document) -> list[Tile]:
         low, high = window["success_interval"]
         tiles.append(Tile("Success", percent(window["success"]), range_words(low, high)))
     return tiles
-
-
-def _charts(document: Document) -> list[Chart]:
-    """The curves; none where the rollouts are of one window."""
-    records = _records(document)
-    charts = [panel_chart(panel, {"audit": records}) for panel in AUDIT.panels] if len(records) > 1 else []
-    return [chart for chart in charts if chart.figure is not None]
 
 
 def _records(document: Document) -> list[StepRecord]:

@@ -79,11 +79,6 @@ class Section:
     panels: tuple[Panel, ...]
 
 
-def _log(prompts: float) -> float:
-    """The most information a choice among so many prompts can carry."""
-    return math.log(max(1.0, prompts))
-
-
 def _section(given: Mapping[str, Any]) -> Section:
     """A section as panels.yaml has it."""
     panels = []
@@ -91,15 +86,22 @@ def _section(given: Mapping[str, Any]) -> Section:
         lines = []
         for line in panel["series"]:
             read = {"style": Style(line.get("style", "main")), "colour": COLOURS.get(line.get("colour", "blue"), line.get("colour"))}
-            read |= {"band": tuple(line["band"]) if "band" in line else None, "transform": _log if "transform" in line else None}
+            read |= {"band": tuple(line["band"]) if "band" in line else None, "transform": None}
+            if "transform" in line:  # the most information that a choice among so many prompts can carry
+                read["transform"] = lambda prompts: math.log(max(1.0, prompts))
             lines.append(Series(**{**line, **read}))
         panels.append(Panel(**{**panel, "series": tuple(lines)}))
     return Section(given["question"], tuple(panels))
 
 
-_PANELS = yaml.load(
-    resources.files("tether.runs").joinpath("panels.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-)
+def _read(name: str) -> Any:
+    text = resources.files("tether.runs").joinpath(name).read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+WORDS: dict[str, Any] = _read("words.yaml")
+"""What the pages say beside the charts, by the part of the page."""
+_PANELS = _read("panels.yaml")
 SECTIONS: tuple[Section, ...] = tuple(map(_section, _PANELS["report"]))
 """Of a report: drawn from the metrics of a run."""
 COST = _section(_PANELS["cost"])

@@ -12,25 +12,13 @@ from typing import Any
 
 from tether.core.errors import BadInput
 from tether.core.text import short_repr
-from tether.runs.panels import COST, Style
+from tether.runs.panels import COST, WORDS, Style
 from tether.runs.schema import StepRecord
 
 GB = 1e9
 
 STAGES = tuple(series.label for series in COST.panels[0].series if series.style is Style.SHARE)
 """The stages of a step in their order."""
-
-ENGINE_WORDS = {
-    "sampled_tokens": "tokens sampled",
-    "fed_tokens": "tokens fed",
-    "shared_tokens": "prompt tokens that a group had in common, computed once",
-    "dropped_tokens": "tokens drawn after the end of a response",
-    "recomputed_tokens": "tokens computed again after an eviction",
-    "evictions": "conversations evicted from the cache",
-    "decode_calls": "decode calls",
-    "drafts": "drafts of the next tokens",
-    "accepted_tokens": "tokens of drafts that were right",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +55,17 @@ class StepTimings:
         """From a line of timings.jsonl; keys that are not known are passed over, as older and newer versions write others."""
         given = {name: data[name] for name in cls.__dataclass_fields__ if data.get(name) is not None}
         for name, value in given.items():
-            numbers = value.values() if isinstance(value, dict) else [value]
-            if isinstance(value, dict) != (name not in _NUMBERS) or not all(map(_is_number, numbers)):
-                raise BadInput(
-                    f"timings.jsonl, step {data.get('step')}: {name} is {short_repr(value)}; expected {_form(name)}; delete that line"
-                )
+            is_one, numbers = name in _NUMBERS, value.values() if isinstance(value, dict) else [value]
+            # A line may have come from anywhere, and JSON has whole numbers that no float holds.
+            if isinstance(value, dict) == is_one or not all(
+                type(one) in (int, float) and abs(one) <= sys.float_info.max for one in numbers
+            ):
+                form = "a number" if is_one else "numbers by name"
+                raise BadInput(f"timings.jsonl, step {data.get('step')}: {name} is {short_repr(value)}; expected {form}; delete that line")
         return cls(**given)
 
 
 _NUMBERS = ("tokens_per_second", "update_tokens_per_second", "unused_memory")
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a number that a float can hold: a line may have come from anywhere, and JSON has whole numbers of any size."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-
-def _form(name: str) -> str:
-    return "a number" if name in _NUMBERS else "numbers by name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +131,7 @@ def mean_rates(timings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for stage in STAGES:
         shares = [step.share_of_peak[stage] for step in found if stage in step.share_of_peak]
         rows += [(f"share of the device's peak in the {stage}", f"{_mean(shares):.1%}")] if shares else []
-    for name, words in ENGINE_WORDS.items():
+    for name, words in WORDS["engine"].items():
         counts = [step.engine[name] for step in found if name in step.engine]
         rows += [(f"{words}, per step", f"{_mean(counts):,.0f}")] if counts else []
     return rows
@@ -165,9 +146,6 @@ def machine_words(machine: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-FAST_PATH_PARTS = {"decoder": "decoder", "learner_attention": "attention in the learner", "scorer": "scorer", "head": "head"}
-
-
 def fast_path_words(machine: Mapping[str, Any]) -> list[str]:
     """The fast-path report of a run, a line for the choices and one for each reason that a slow way was taken; empty where none is on record.
 
@@ -176,7 +154,7 @@ def fast_path_words(machine: Mapping[str, Any]) -> list[str]:
     found = machine.get("fast_path")
     if not isinstance(found, Mapping):
         return []
-    parts = [f"{words} {found[name]}" for name, words in FAST_PATH_PARTS.items() if found.get(name)]
+    parts = [f"{words} {found[name]}" for name, words in WORDS["fast_path"].items() if found.get(name)]
     reasons = found.get("reasons") or []
     listed = (
         [f"{part}: {reason}" for part, reason in reasons.items()] if isinstance(reasons, Mapping) else [str(reason) for reason in reasons]

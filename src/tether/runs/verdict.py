@@ -211,8 +211,7 @@ def tiles(records: Sequence[StepRecord]) -> list[Tile]:
         first = Tile("Validation success", percent(rates[-1].value), f"{interval}; {percent(rates[0].value)} at the start")
     else:
         first = _tile(records, "Training success", "rollout/success", percent)
-    judged = step_verdicts(records)
-    labels = [found.verdict.label for found in judged]
+    labels = [judged.label for _, judged in step_verdicts(records)]
     return [
         first,
         _tile(records, "Retrieval accuracy", "information/retrieval_acc", exact_percent, _retrieval_note(records)),
@@ -230,8 +229,8 @@ def _retrieval_note(records: Sequence[StepRecord]) -> str:
     last = next((record.metrics for record in reversed(records) if "information/retrieval_acc" in record.metrics), {})
     words = []
     if {"information/retrieval_acc_low", "information/retrieval_acc_high"} <= last.keys():
-        ends = (last["information/retrieval_acc_low"], last["information/retrieval_acc_high"])
-        words.append(interval_words(last["information/retrieval_acc"], *ends, last.get("information/num_prompts")))
+        found, low, high = (last[f"information/retrieval_acc{end}"] for end in ("", "_low", "_high"))
+        words.append(interval_words(found, low, high, last.get("information/num_prompts")))
     if "information/chance" in last:
         words.append(f"{exact_percent(last['information/chance'])} is chance")
     return "; ".join(words)
@@ -301,22 +300,14 @@ def _sign(value: int) -> str:
 # -------------------------------------------------------------------------------------------------------------- reasoning
 
 
-@dataclass(frozen=True, slots=True)
-class StepVerdict:
-    """The verdict on one step."""
-
-    step: int
-    verdict: Verdict
-
-
-def step_verdicts(records: Sequence[StepRecord]) -> list[StepVerdict]:
-    """The verdict on every step that measured information, in order."""
-    found: list[StepVerdict] = []
+def step_verdicts(records: Sequence[StepRecord]) -> list[tuple[StepRecord, Verdict]]:
+    """Every record that measured information, in order, with the verdict on it."""
+    found: list[tuple[StepRecord, Verdict]] = []
     start: Start | None = None
     for record in records:
         if (evidence := recorded_evidence(record.metrics)) is not None:
             start = start or evidence.start
-            found.append(StepVerdict(record.step, judge(evidence, start)))
+            found.append((record, judge(evidence, start)))
     return found
 
 
@@ -337,12 +328,13 @@ def reasoning_words(records: Sequence[StepRecord]) -> list[str]:
     found = step_verdicts(records)
     if not found:
         return [NOT_MEASURED]
-    last = found[-1].verdict
+    (first_record, first), (last_record, last) = found[0], found[-1]
     words = list(last.reasons)
     if last.code is VerdictCode.CANNOT_BE_TOLD:
         words.append("tether diagnose measures several steps together where each has few prompts.")
     if len(found) > 1:
-        words.append(f"This is step {found[-1].step}; {_start_words(records, found[0])}.")
+        start = f"at step {first_record.step} the prompts of {first_record.metrics['information/retrieval_acc']:.0%} were found"
+        words.append(f"This is step {last_record.step}; {start} ({first.label}).")
     warned = [
         alarm.title for alarm in alarm_history(records) if alarm.stands and alarm.is_about_input and alarm.spans[-1].severity == CRITICAL
     ]
@@ -353,8 +345,3 @@ def reasoning_words(records: Sequence[StepRecord]) -> list[str]:
         )
     regime = f" Regime: {last.regime}." if last.regime is not None else ""
     return [f"{last.headline}{regime}", " ".join(words)]
-
-
-def _start_words(records: Sequence[StepRecord], first: StepVerdict) -> str:
-    accuracy = next(record.metrics["information/retrieval_acc"] for record in records if record.step == first.step)
-    return f"at step {first.step} the prompts of {accuracy:.0%} were found ({first.verdict.label})"

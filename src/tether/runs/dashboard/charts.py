@@ -147,11 +147,6 @@ def _bars(groups: Sequence[GroupRow], kept: bool, label: str, colour: str) -> go
     )
 
 
-def gradient_steps(run: LiveRun) -> list[int]:
-    """The steps whose gradients were decomposed."""
-    return [found.step for found in decompositions(run.records())]
-
-
 # ------------------------------------------------------------------------------------------------------------------- seeds
 
 

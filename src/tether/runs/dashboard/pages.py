@@ -9,9 +9,9 @@ from tether.core.errors import BadInput, StorageError
 from tether.runs.alarms import alarm_history
 from tether.runs.compare import compare_runs, settings_difference, shown
 from tether.runs.dashboard.catalogue import Catalogue, LiveRun
-from tether.runs.dashboard.charts import MOST_LINES, PAGE_SECTIONS, PANELS, gradient_steps, lines_of
+from tether.runs.dashboard.charts import MOST_LINES, PAGE_SECTIONS, PANELS, lines_of
 from tether.runs.dashboard.episodes import episode, find, neighbours, standing_alarms, step_groups, train_steps
-from tether.runs.gradient_buckets import GRADIENTS, TABLE, decompositions, reading, table
+from tether.runs.gradient_buckets import COLUMNS, GRADIENTS, decompositions, reading, table
 from tether.runs.index import ORDERS, TRAJECTORIES
 from tether.runs.reasoning_view import StepTemplates, template_views, turn_views
 from tether.runs.schema import StepRecord
@@ -292,12 +292,12 @@ def found_templates(run: LiveRun, words: Words, search: StepTemplateSearch) -> d
 
 def gradients_page(run: LiveRun, words: Words) -> dict[str, Any]:
     """The gradients by reward variance at two steps, the first and the last by default."""
-    steps = gradient_steps(run)
+    by_step = {each.step: each for each in decompositions(run.records())}
+    steps = list(by_step)
     first, last = words.whole("first"), words.whole("last")
     for step in (first, last):
         if step is not None and step not in steps:
             raise BadInput(f"run '{run.name}' has no gradient decomposition at step {step}; it has steps {_range(steps)}")
-    by_step = {each.step: each for each in decompositions(run.records())}
     shown_step = last if last is not None else steps[-1] if steps else None
     return {
         "steps": steps,
@@ -305,7 +305,7 @@ def gradients_page(run: LiveRun, words: Words) -> dict[str, Any]:
         "last": shown_step,
         "charts": GRADIENTS if len(steps) > 1 else GRADIENTS[1:],
         "reading": reading(by_step[shown_step]) if shown_step is not None else "",
-        "columns": [title for _, title in TABLE],
+        "columns": list(COLUMNS.values()),
         "table": table(by_step[shown_step]) if shown_step is not None else [],
     }
 
