@@ -12,7 +12,7 @@ pauses, or after the pause that the server asks for. Servers differ in what they
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from tether.core.errors import BadInput, ModelUnavailable
@@ -92,15 +92,6 @@ class ChatReply:
     """None where the server does not count."""
 
 
-@dataclass(slots=True)
-class _Accepted:
-    """What was found out about the fields that the server takes."""
-
-    limit: str = "max_tokens"
-    seed: bool = True
-    notes: list[str] = field(default_factory=list)
-
-
 class ChatEndpoint:
     """Asks one model for replies; several threads may ask at the same time. Use it as a context.
 
@@ -127,17 +118,14 @@ class ChatEndpoint:
             model.url, token=key, token_source=key_source, timeout=timeout, parallel=parallel, longest_pause=LONGEST_PAUSE
         )
         self._root, self._wanted, self._body = "/v1", model.name, dict(body or {})
-        self._accepted = _Accepted()
+        self._limit_field, self._takes_seed = "max_tokens", True  # until a refusal says otherwise
+        self.notes: list[str] = []
+        """What the server does not take, one sentence each."""
         self.name = model.name or ""
 
     @property
     def address(self) -> str:
         return self._endpoint.base
-
-    @property
-    def notes(self) -> list[str]:
-        """What the server does not take, one sentence each."""
-        return list(self._accepted.notes)
 
     def __enter__(self) -> Self:
         self._endpoint.__enter__()
@@ -178,9 +166,9 @@ class ChatEndpoint:
             "model": self.name,
             "messages": [dict(message) for message in messages],
             "temperature": sampling.temperature,
-            self._accepted.limit: sampling.max_tokens,
+            self._limit_field: sampling.max_tokens,
         }
-        if self._accepted.seed:
+        if self._takes_seed:
             body["seed"] = seed
         for name, value, default in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0), ("min_p", sampling.min_p, 0.0)):
             if value != default:
@@ -191,13 +179,12 @@ class ChatEndpoint:
 
     def _adapt(self, body: Mapping[str, Any], words: str) -> bool:
         """Whether a refusal names a field that can be done without; it is then not sent again."""
-        accepted = self._accepted
         if "max_tokens" in body and "max_completion_tokens" in words:
-            accepted.limit = "max_completion_tokens"
+            self._limit_field = "max_completion_tokens"
         elif "seed" in body and re.search(r"\bseed\b", words):
-            if accepted.seed:
-                accepted.notes.append("the server takes no seed: the same command will not sample the same replies")
-            accepted.seed = False
+            if self._takes_seed:
+                self.notes.append("the server takes no seed: the same command will not sample the same replies")
+            self._takes_seed = False
         else:
             return False
         return True

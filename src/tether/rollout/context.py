@@ -8,6 +8,7 @@ observation. `markov` begins a new context at every turn with the present observ
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from tether.core.errors import UnknownName, did_you_mean
 from tether.core.protocols import ContextReset
@@ -24,8 +25,9 @@ SUMMARY_CHARS = 80
 class Context(ABC):
     """The prompts of one episode, turn by turn."""
 
-    def __init__(self, chat: PromptFormat) -> None:
-        self._chat = chat
+    def __init__(self, chat: PromptFormat, last_k: int) -> None:
+        """`last_k`: earlier turns that the mode of that name shows."""
+        self._chat, self._last_k = chat, last_k
         self._instructions = ""
         self._few_shot: Exchanges = ()
         self._first = ""
@@ -56,8 +58,7 @@ class LastTurns(Context):
     """The first observation and the last k turns."""
 
     def __init__(self, chat: PromptFormat, last_k: int) -> None:
-        super().__init__(chat)
-        self._last_k = last_k
+        super().__init__(chat, last_k)
         self._turns: list[Turn] = []
         self._joints: list[tuple[int, ...]] = []
         """What was fed after each turn, up to the next response."""
@@ -76,8 +77,8 @@ class LastTurns(Context):
 class SingleTurn(Context):
     """One message a turn, with a summary of the turns behind."""
 
-    def __init__(self, chat: PromptFormat) -> None:
-        super().__init__(chat)
+    def __init__(self, chat: PromptFormat, last_k: int) -> None:
+        super().__init__(chat, last_k)
         self._lines: list[str] = []
 
     def advance(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
@@ -106,17 +107,16 @@ def _count(turns: int) -> str:
     return f"{turns} turn{'' if turns == 1 else 's'}"
 
 
-CONTEXTS = ("full", "last_k", "single_turn", "markov")
+CONTEXTS: dict[str, Callable[[PromptFormat, int], Context]] = {
+    "full": FullContext,
+    "last_k": LastTurns,
+    "single_turn": SingleTurn,
+    "markov": PresentTurn,
+}
 
 
 def make_context(mode: str, last_k: int, chat: PromptFormat) -> Context:
     """The context of an episode; `last_k` is for the mode of that name."""
-    if mode == "full":
-        return FullContext(chat)
-    if mode == "last_k":
-        return LastTurns(chat, last_k)
-    if mode == "single_turn":
-        return SingleTurn(chat)
-    if mode == "markov":
-        return PresentTurn(chat)
-    raise UnknownName(f"unknown context '{mode}': {did_you_mean(mode, CONTEXTS)}")
+    if mode not in CONTEXTS:
+        raise UnknownName(f"unknown context '{mode}': {did_you_mean(mode, CONTEXTS)}")
+    return CONTEXTS[mode](chat, last_k)

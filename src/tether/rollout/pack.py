@@ -11,7 +11,7 @@ import torch
 
 from tether.algorithms.batch import Batch
 from tether.core.enums import TRUNCATED
-from tether.core.types import TokenSequence, Trajectory
+from tether.core.types import Trajectory
 
 
 def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu") -> Batch:
@@ -28,18 +28,12 @@ def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu")
         ids_BT[b, :size] = torch.tensor(sequence.token_ids)
         mask_BT[b, :size] = torch.tensor(sequence.loss_mask)
         behavior_BT[b, :size] = torch.tensor(sequence.sampled_logprobs)
-        ends, rewards = _turn_rewards(sequence)
-        turn_ends_BT[b, ends] = True
-        rewards_BT[b, ends] = torch.tensor(rewards, dtype=torch.float64)
+        earned = {end: turn.earned for end, turn in zip(sequence.turn_ends, sequence.turns, strict=True) if turn.response_ids}
+        turn_ends_BT[b, list(earned)] = True
+        rewards_BT[b, list(earned)] = torch.tensor(list(earned.values()), dtype=torch.float64)
     indices = [index for index, _ in rows]
     of_rows = [torch.tensor(values, dtype=torch.long) for values in (lengths, indices, [sampled[index].group for index in indices])]
     last_rows = {index: b for b, index in enumerate(indices)}
     truncated = [b == last_rows[index] and sampled[index].stop_reason in TRUNCATED for b, index in enumerate(indices)]
     batch = Batch(*(part.to(device) for part in (ids_BT, mask_BT, behavior_BT, rewards_BT, turn_ends_BT, *of_rows)))
     return replace(batch, truncated_B=torch.tensor(truncated, dtype=torch.bool, device=device))
-
-
-def _turn_rewards(sequence: TokenSequence) -> tuple[list[int], list[float]]:
-    """Where the turns that sampled anything end, and what they earned."""
-    ends = [(end, turn.earned) for end, turn in zip(sequence.turn_ends, sequence.turns, strict=True) if turn.response_ids]
-    return [end for end, _ in ends], [earned for _, earned in ends]

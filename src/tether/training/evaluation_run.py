@@ -155,7 +155,7 @@ def evaluate_endpoint(
         )
         player.play(left, ended)
     last = [book.last[seeds.group, seeds.member] for seeds in plan]
-    notes = endpoint.notes
+    notes = list(endpoint.notes)
     if len(left) < len(plan):
         notes.append(f"{len(plan) - len(left)} of {len(plan)} conversations were found in {journal} and not asked again")
     return Evaluation(group_trajectories(last), mixed=len(specs) > 1, attempts=book.attempts(last), notes=notes)

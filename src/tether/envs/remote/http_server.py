@@ -115,13 +115,7 @@ def make_app(service: Service) -> "FastAPI":
         return Response(encode({"error": said}), status, headers, media_type="application/json")
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=dict.fromkeys((Refusal, BadInput, HTTPException), refused))
-    _add_routes(app, service, table)
     app.add_middleware(AccessControl, token=service.token)
-    return app
-
-
-def _add_routes(app: "FastAPI", service: Service, table: SessionTable) -> None:
-    from fastapi import Request, Response
 
     def answer(content: bytes) -> Response:
         return Response(content, media_type="application/json")
@@ -157,6 +151,8 @@ def _add_routes(app: "FastAPI", service: Service, table: SessionTable) -> None:
     async def close(name: str) -> Response:
         table.close(name)
         return answer(encode({}))
+
+    return app
 
 
 # --- the bodies of requests ---

@@ -66,7 +66,10 @@ class TetherMixin:
         if self.group_filter is not None and (foreign := self.group_filter.model_fields_set & {"members", "reweight", "refill"}):
             raise BadInput(f"group_filter sets {', '.join(sorted(foreign))}, which only Tether's own trainer has; leave it out")
         self._tether_ratios: list[float] = []
-        self._tether_success = _success_column(trainer, success_reward or getattr(trainer.args, "tether_success_reward", None))
+        name, known = success_reward or getattr(trainer.args, "tether_success_reward", None), trainer.reward_func_names
+        if name is not None and name not in known:
+            raise BadInput(f"success_reward is '{name}', which is no reward function here: {did_you_mean(name, known)}")
+        self._tether_success: int | None = None if name is None else known.index(name)
         self._tether_rewards: torch.Tensor | None = None
         self._tether_window: list[int] = []
         self._tether_scale = 1.0
@@ -245,15 +248,6 @@ class _EmptyUpdates(TrainerCallback):
             for group in kwargs["optimizer"].param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
-
-
-def _success_column(trainer: Any, name: str | None) -> int | None:
-    if name is None:
-        return None
-    if name not in trainer.reward_func_names:
-        raise BadInput(f"success_reward is '{name}', which is no reward function here: {did_you_mean(name, trainer.reward_func_names)}")
-    column: int = trainer.reward_func_names.index(name)
-    return column
 
 
 def _check_loss(trainer: Any) -> None:

@@ -104,10 +104,21 @@ def _drawing(request: TokenRequest) -> dict[str, Any]:
     }
 
 
-class TetherDialect(Dialect):
+class TokenRoute(Dialect):
+    """The route of token ids that `tether serve` and vLLM have."""
+
+    path = "/inference/v1/generate"
+
+    def read(self, answer: Mapping[str, Any]) -> SampledTokens:
+        choice = _choice(answer)
+        content = (choice.get("logprobs") or {}).get("content") or []
+        return _checked(choice.get("token_ids"), [entry.get("logprob") for entry in content], choice.get("weight_versions"))
+
+
+class TetherDialect(TokenRoute):
     """`tether serve`: the native engine's own draws."""
 
-    name, path, draws_natively, weights = "tether", "/inference/v1/generate", True, "tether"
+    name, draws_natively, weights = "tether", True, "tether"
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
         single = [sequence[0] for sequence in request.sampling.stop_ids if len(sequence) == 1]
@@ -117,20 +128,14 @@ class TetherDialect(Dialect):
             "sampling_params": {**_drawing(request), "stop_token_ids": single, "generator": dict(request.generator)},
         }
 
-    def read(self, answer: Mapping[str, Any]) -> SampledTokens:
-        return _read_token_route(answer)
 
-
-class VllmDialect(Dialect):
+class VllmDialect(TokenRoute):
     """vLLM's route of token ids."""
 
-    name, path, weights = "vllm", "/inference/v1/generate", "vllm"
+    name, weights = "vllm", "vllm"
 
     def body(self, model: str, request: TokenRequest) -> dict[str, Any]:
         return {"model": model, "token_ids": list(request.ids), "sampling_params": _vllm_sampling(request)}
-
-    def read(self, answer: Mapping[str, Any]) -> SampledTokens:
-        return _read_token_route(answer)
 
 
 class CompletionsDialect(Dialect):
@@ -203,12 +208,6 @@ def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise Malformed("no choices")
     return choices[0]
-
-
-def _read_token_route(answer: Mapping[str, Any]) -> SampledTokens:
-    choice = _choice(answer)
-    content = (choice.get("logprobs") or {}).get("content") or []
-    return _checked(choice.get("token_ids"), [entry.get("logprob") for entry in content], choice.get("weight_versions"))
 
 
 def _checked(ids: Any, logprobs: Any, spans: Any, turn_ended: bool = False) -> SampledTokens:

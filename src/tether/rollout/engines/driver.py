@@ -60,7 +60,12 @@ class ConversationDriver(ABC, Generic[T]):
                     self.begin(waiting.popleft()())
                 self.check_cancelled()
                 if self._num_sent and (not self._pending or not self._answers.empty()):
-                    self._take_answer()
+                    try:
+                        track, answer = self._answers.get(timeout=LOOK_SECONDS)
+                    except queue.Empty:
+                        continue
+                    self._num_sent -= 1
+                    self.settle(track, answer)
                 elif self._pending:
                     track, future = self._pending.popleft()
                     self.feed(track, future())
@@ -112,14 +117,6 @@ class ConversationDriver(ABC, Generic[T]):
     @abstractmethod
     def settle(self, track: T, answer: Any) -> None:
         """Take what a job returned, or the error that it raised."""
-
-    def _take_answer(self) -> None:
-        try:
-            track, answer = self._answers.get(timeout=LOOK_SECONDS)
-        except queue.Empty:
-            return
-        self._num_sent -= 1
-        self.settle(track, answer)
 
     def _carry(self) -> None:
         """One thread: do what waits until there is no more. Errors are judged by the thread that drives, which must not wait for ever."""

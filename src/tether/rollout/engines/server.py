@@ -228,7 +228,16 @@ class ServerEngine:
         self._probe.adopt(snapshot.scores)
         for server in self.servers:
             server.is_current = False
-        found = self._ranks.share(self._publish_own)[0]
+
+        def publish() -> _Published | None:
+            """The part of this rank."""
+            if self._ranks.rank:
+                return None
+            with self._connections():
+                difference = self.recover()
+            return _Published(self._name, difference, [(server.is_alive and server.is_current, server.problem) for server in self.servers])
+
+        found = self._ranks.share(publish)[0]
         assert found is not None  # the first rank's
         if self._ranks.rank:
             self._name = found.name
@@ -242,14 +251,6 @@ class ServerEngine:
         """Give every server the weights again that were published last."""
         assert self._published is not None  # a run publishes before it samples
         return self.publish(self._published)
-
-    def _publish_own(self) -> _Published | None:
-        """The part of this rank."""
-        if self._ranks.rank:
-            return None
-        with self._connections():
-            difference = self.recover()
-        return _Published(self._name, difference, [(server.is_alive and server.is_current, server.problem) for server in self.servers])
 
     def cancel(self) -> None:
         """End what another thread does with this engine at its next look; requests that it waits for fail."""
