@@ -159,9 +159,9 @@ def _model(model: str, pairs: list[str]) -> Iterator[Finding]:
 def _fast_path(settings: Any) -> Iterator[Finding]:
     """Which decoder, attention, scorer and head serve the model; it is loaded as a run would load it, and probed."""
     from tether.models.chat import ChatFormat
+    from tether.models.fast_path import fast_path_report
     from tether.models.load import load_model
     from tether.models.policy import Policy
-    from tether.models.report import fast_path_report
     from tether.training.build import compute_dtype
 
     what = f"computing {settings.model.name}"

@@ -31,14 +31,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.objective import TASK, PolicyTokens, active_terms, loss_terms, token_weights
+from tether.algorithms.objective import TASK, active_terms, loss_terms, token_weights
 from tether.algorithms.objective import TERMS as REGULARISERS
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput, DivergedModel, UnknownName
 from tether.core.protocols import Communicator, SingleProcess
 from tether.diagnostics.buckets import NUM_BUCKETS, Agreement, Bucket, SignalNoise, Vector, dot, split_halves, variance_buckets
 from tether.models.hardware import memory_boundary
-from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
+from tether.models.logprobs import MicroBatchTokens, cut_batch, forward, logprobs_and_entropy
 from tether.models.policy import Policy
 from tether.models.probing import evaluating
 
@@ -315,40 +315,19 @@ class _Loss:
         return [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False) for p in self.parameters]
 
     def add(self, batch: Batch, weights_BT: Tensor, into: Mapping[str, Vector]) -> None:
-        """Add the gradient of sum(weight * loss) to the vector of the loss's name, for the losses that have one (`_losses`)."""
+        """Add the gradient of sum(weight * loss) to the vector of the loss's name: a term, their "total", or the "score"."""
         for micro in cut_batch(self.policy, batch.ids_BT, batch.lengths_B, self.micro_tokens):
-            index_M = micro.index_M.to(batch.ids_BT.device)
-            mask_MT = batch.loss_mask_BT[index_M]
+            part = MicroBatchTokens.select(batch, micro)
             chosen = forward(self.policy, batch.ids_BT, batch.loss_mask_BT, micro)
             logprobs_N, entropy_N = logprobs_and_entropy(self.policy, *chosen, self.temperature)
-            losses = self._losses(batch, (index_M, mask_MT), logprobs_N, entropy_N)
+            found = loss_terms(self.algorithm, part.policy_tokens(logprobs_N, entropy_N))
+            losses = {**found.terms, "total": found.total_N, "score": logprobs_N}  # the gradient of the log-prob itself is the score
             wanted = [name for name in into if name in losses]
             for name in wanted:
-                weighted = (weights_BT[index_M][mask_MT] * losses[name]).sum()
-                parts = torch.autograd.grad(weighted, list(self.parameters), retain_graph=name != wanted[-1], materialize_grads=True)
-                for whole, part in zip(into[name], parts, strict=True):
-                    whole.add_(part)
-
-    def _losses(self, batch: Batch, tokens: tuple[Tensor, Tensor], logprobs_N: Tensor, entropy_N: Tensor) -> dict[str, Tensor]:
-        """Per token: every term, their "total", and the log-prob itself, whose gradient is the "score"."""
-        index_M, mask_MT = tokens
-
-        def selected(field_BT: Tensor) -> Tensor:
-            return field_BT[index_M][mask_MT]
-
-        assert batch.advantages_BT is not None  # checked on the way in
-        losses = loss_terms(
-            self.algorithm,
-            PolicyTokens(
-                logprobs_N=logprobs_N,
-                entropy_N=entropy_N,
-                old_N=selected(batch.old_BT),
-                behavior_N=selected(batch.behavior_logprobs_BT),
-                advantages_N=selected(batch.advantages_BT),
-                reference_N=None if batch.reference_BT is None else selected(batch.reference_BT),
-            ),
-        )
-        return {**losses.terms, "total": losses.total_N, "score": logprobs_N}
+                weighted = (part.gather(weights_BT) * losses[name]).sum()
+                gradients = torch.autograd.grad(weighted, list(self.parameters), retain_graph=name != wanted[-1], materialize_grads=True)
+                for whole, gradient in zip(into[name], gradients, strict=True):
+                    whole.add_(gradient)
 
 
 def _decompose_bucket(loss: _Loss, batch: Batch, bucket: Bucket, batch_total: Vector, with_bound: bool, seed: int) -> BucketGradients:

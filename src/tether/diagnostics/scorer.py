@@ -21,8 +21,7 @@ from tether.models.hardware import memory_boundary
 from tether.models.lora import as_at_start, is_lora
 from tether.models.policy import Policy
 from tether.models.scoring.local import PrefixScorer, scorer_for
-from tether.models.scoring.make import make_scorer, ready_scorer
-from tether.models.scoring.tokens import RetokenizedScorer, same_tokens
+from tether.models.scoring.make import RetokenizedScorer, make_scorer, ready_scorer
 
 
 class StartScorer:
@@ -31,12 +30,8 @@ class StartScorer:
     def __init__(self, policy: Policy, start_model: str) -> None:
         self._at_start, self._scorer = as_at_start(policy.module, start_model), scorer_for(policy)
 
-    def score(self, prompt: Sequence[int], reasoning: Sequence[int]) -> float:
-        """log p(reasoning | prompt) of the model before the run trained its adapters."""
-        return float(self.score_many(prompt, [reasoning])[0])
-
     def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
-        """log p of every reasoning after one prompt."""
+        """log p of every reasoning after one prompt, of the model before the run trained its adapters."""
         with self._at_start():
             return self._scorer.score_many(prompt, reasonings)
 
@@ -102,10 +97,7 @@ def build_scorer(
         raise ModelUnavailable(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
     except BadInput as error:
         raise BadInput(f"diagnosis.scorer: {error}; or take {POLICY} or {REFERENCE}") from error
-    written_with = tokenizer if tokenizer is not None else policy.tokenizer
-    if ready.tokenizer is None or written_with is None or same_tokens(written_with, ready.tokenizer):
-        return ready.scorer
-    return RetokenizedScorer(ready.scorer, written_with, ready.tokenizer)
+    return ready.reading(tokenizer if tokenizer is not None else policy.tokenizer)
 
 
 def resolve_scorer(scorer: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -117,9 +109,7 @@ def resolve_scorer(scorer: Any, tokenizer: Any) -> tuple[Any, Any]:
     """
     if isinstance(scorer, str):
         ready = make_scorer(scorer)
-        if tokenizer is None or ready.tokenizer is None or same_tokens(tokenizer, ready.tokenizer):
-            return ready.scorer, tokenizer if tokenizer is not None else ready.tokenizer
-        return RetokenizedScorer(ready.scorer, tokenizer, ready.tokenizer), tokenizer
+        return ready.reading(tokenizer), tokenizer if tokenizer is not None else ready.tokenizer
     embeddings = scorer.get_input_embeddings() if hasattr(scorer, "get_input_embeddings") else None
     known = getattr(embeddings, "num_embeddings", None)
     if known is not None and tokenizer is not None and hasattr(tokenizer, "get_vocab") and len(tokenizer) > known:

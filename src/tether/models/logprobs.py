@@ -5,24 +5,38 @@ one, a value head. Models of the Llama family compute a flat row without padding
 right, where causal attention hides it from every real token, so no attention mask is needed. Results of a micro-batch are in the order of its
 rows of the batch, token by token: they line up with `field_BT[micro.index_M][mask_BT[micro.index_M]]`.
 
+Gradient checkpointing: layers keep only their input during an update and are computed again in the backward pass. The transformers switch for
+this works only in training mode, where dropout is on and the gradient is another one. Here every layer's forward is wrapped for the length of
+a block (`checkpointed`) and the model stays as it is: the same gradients in less memory, and an engine that runs outside the block notices
+nothing. Models of the Llama family have a forward pass of their own that does the same (`LlamaBackbone.features`). What keeping everything
+would cost is estimated from the shape of the layers (`kept_bytes`), so that it is done where it fits.
+
 Shape legend: B rows of the batch, M of a micro-batch, T tokens, N selected tokens, D width, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tether.algorithms.batch import Batch
+from tether.algorithms.objective import PolicyTokens
 from tether.core.errors import BadInput
 from tether.models.fast.linear_logprobs import linear_logprobs
 from tether.models.packing import FlatBatch, MicroBatch, flat_batches, micro_batches
 from tether.models.policy import Policy
-from tether.models.recompute import checkpointed
 
 AnyMicroBatch = MicroBatch | FlatBatch
 """Padded rows for the module itself, or a flat row for the family's own forward pass."""
+UNFUSED = 1.7
+"""Plain torch keeps about so many times what fused kernels keep: copies in float32, and the inputs of every small step."""
 
 
 class Selected(NamedTuple):
@@ -32,6 +46,38 @@ class Selected(NamedTuple):
     """The last hidden state before each token: it predicts the token, and is the state whose value a critic estimates."""
     targets_N: Tensor
     """The tokens themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchTokens:
+    """The selected tokens of a micro-batch, to look up fields of its minibatch by."""
+
+    batch: Batch
+    positions_N: Tensor
+    """Their positions in a flattened [B, T] field."""
+
+    @staticmethod
+    def select(batch: Batch, micro: AnyMicroBatch) -> "MicroBatchTokens":
+        index_M = micro.index_M.to(batch.ids_BT.device)
+        sequence_N, column_N = batch.loss_mask_BT[index_M].nonzero(as_tuple=True)
+        return MicroBatchTokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N)
+
+    def policy_tokens(self, logprobs_N: Tensor, entropy_N: Tensor) -> PolicyTokens:
+        """What the loss looks at, for the selected tokens."""
+        batch = self.batch
+        return PolicyTokens(
+            logprobs_N=logprobs_N,
+            entropy_N=entropy_N,
+            old_N=self.gather(batch.old_BT),
+            behavior_N=self.gather(batch.behavior_logprobs_BT),
+            advantages_N=self.gather(batch.advantages_BT),
+            reference_N=None if batch.reference_BT is None else self.gather(batch.reference_BT),
+        )
+
+    def gather(self, field_BT: Tensor | None) -> Tensor:
+        """The selected tokens' part of a [B, T] field."""
+        assert field_BT is not None  # the estimator of advantages has filled it in
+        return field_BT.flatten()[self.positions_N]
 
 
 def cut_batch(
@@ -156,3 +202,39 @@ def check_same_vocabulary(model: Policy, policy: Policy, what: str) -> None:
     got, want = (int(each.config.vocab_size) for each in (model, policy))
     if got != want:
         raise BadInput(f"{what} has a vocabulary of {got} tokens, the policy one of {want}; take a model with the policy's tokenizer")
+
+
+def can_recompute(model: PreTrainedModel) -> bool:
+    """Whether the model says which layers may be computed again."""
+    return any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
+
+
+def kept_bytes(model: PreTrainedModel, tokens: int, *, fused: bool) -> int:
+    """About how much memory the layers keep for the backward pass over so many tokens, through the family's fused kernels or without them.
+
+    Per layer, fused: four times the width (the stream and its norms, twice), queries and outputs, keys and values, each once more where they are
+    normed, and three times the width of the MLP.
+    """
+    config = model.config.get_text_config()
+    width, heads = int(config.hidden_size), int(config.num_attention_heads)
+    head_width = int(getattr(config, "head_dim", None) or width // heads)
+    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    inner = int(getattr(config, "intermediate_size", None) or 4 * width)
+    elements = 4 * width + 3 * heads * head_width + 3 * key_heads * head_width + 3 * inner
+    return int(tokens * int(config.num_hidden_layers) * elements * model.dtype.itemsize * (1 if fused else UNFUSED))
+
+
+@contextmanager
+def checkpointed(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the block, backward passes compute the model's layers again instead of keeping what they put out."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise BadInput(f"models of type '{model.config.model_type}' do not say which layers to recompute; turn gradient checkpointing off")
+    for layer in layers:
+        # Nothing random happens in a layer: dropout is off. So there is no random state to keep.
+        vars(layer)["forward"] = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]

@@ -35,7 +35,7 @@ HEAD_TOKENS = 4
 PACKED_LENGTHS = ((4, 3), (5, 2))
 """Two rows of two texts each: as many tokens in both, the border elsewhere."""
 SCORER_PROBES = ("report", "shared prefix", "cache")
-"""Names of the probes that decide how texts are scored (models/scoring/local.py), and of the report on all (models/report.py)."""
+"""Names of the probes that decide how texts are scored (models/scoring/local.py), and of the report on all (models/fast_path.py)."""
 UNLIMITED = 2**31
 """Positions of a model that names no limit."""
 

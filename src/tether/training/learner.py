@@ -27,12 +27,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.objective import LossTerms, PolicyTokens, clipped_value_loss, loss_terms, reported, token_mean, token_weights
+from tether.algorithms.objective import LossTerms, clipped_value_loss, loss_terms, reported, token_mean, token_weights
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import OutOfMemory, RankFailure
 from tether.models.critic import Critic
 from tether.models.hardware import forget_failed, memory_boundary
-from tether.models.logprobs import AnyMicroBatch, Selected, cut_batch, forward, logprobs_and_entropy
+from tether.models.logprobs import AnyMicroBatch, MicroBatchTokens, Selected, cut_batch, forward, logprobs_and_entropy
 from tether.models.policy import Policy
 from tether.training.distributed.ranks import Ranks, balanced
 from tether.training.memory import MicroBudget
@@ -290,7 +290,7 @@ class Learner:
         )
         return (part.gather(weights_BT) * self._value_losses(values_N, part, totals)).sum()
 
-    def policy_losses(self, policy: Policy, selected: Selected, part: "MicroBatchTokens", totals: TokenTotals) -> Tensor:
+    def policy_losses(self, policy: Policy, selected: Selected, part: MicroBatchTokens, totals: TokenTotals) -> Tensor:
         """The loss of every token, all terms together; another objective on the same engine overrides this (training/sft/trainer.py)."""
         logprobs_N, entropy_N = logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, self._temperature)
         losses = loss_terms(self._algorithm, part.policy_tokens(logprobs_N, entropy_N))
@@ -298,13 +298,13 @@ class Learner:
         return losses.total_N
 
     @staticmethod
-    def _count(losses: LossTerms, logprobs_N: Tensor, part: "MicroBatchTokens", totals: TokenTotals) -> None:
+    def _count(losses: LossTerms, logprobs_N: Tensor, part: MicroBatchTokens, totals: TokenTotals) -> None:
         log_ratio_N = logprobs_N.detach() - reported(logprobs_N.detach(), part.gather(part.batch.behavior_logprobs_BT))
         totals.add(**losses.metrics, mismatch=log_ratio_N.abs())
         totals.add_ratios(losses.policy.ratio_N)
         totals.add_mismatch_ratios(log_ratio_N.exp())
 
-    def _value_losses(self, values_N: Tensor, part: "MicroBatchTokens", totals: TokenTotals) -> Tensor:
+    def _value_losses(self, values_N: Tensor, part: MicroBatchTokens, totals: TokenTotals) -> Tensor:
         losses = clipped_value_loss(
             values_N, part.gather(part.batch.values_BT), part.gather(part.batch.returns_BT), self._critic_settings.value_clip
         )
@@ -327,35 +327,3 @@ class Learner:
             totals.nonfinite += 1
         for optimizer in self._optimizers.values():
             optimizer.zero_grad()
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatchTokens:
-    """The selected tokens of a micro-batch, to look up fields of its minibatch by."""
-
-    batch: Batch
-    positions_N: Tensor
-    """Their positions in a flattened [B, T] field."""
-
-    @staticmethod
-    def select(batch: Batch, micro: AnyMicroBatch) -> "MicroBatchTokens":
-        index_M = micro.index_M.to(batch.ids_BT.device)
-        sequence_N, column_N = batch.loss_mask_BT[index_M].nonzero(as_tuple=True)
-        return MicroBatchTokens(batch, index_M[sequence_N] * batch.ids_BT.shape[1] + column_N)
-
-    def policy_tokens(self, logprobs_N: Tensor, entropy_N: Tensor) -> PolicyTokens:
-        """What the loss looks at, for the selected tokens."""
-        batch = self.batch
-        return PolicyTokens(
-            logprobs_N=logprobs_N,
-            entropy_N=entropy_N,
-            old_N=self.gather(batch.old_BT),
-            behavior_N=self.gather(batch.behavior_logprobs_BT),
-            advantages_N=self.gather(batch.advantages_BT),
-            reference_N=None if batch.reference_BT is None else self.gather(batch.reference_BT),
-        )
-
-    def gather(self, field_BT: Tensor | None) -> Tensor:
-        """The selected tokens' part of a [B, T] field."""
-        assert field_BT is not None  # the estimator of advantages has filled it in
-        return field_BT.flatten()[self.positions_N]

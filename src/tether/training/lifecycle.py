@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tether.core.errors import EngineUnavailable, EnvironmentFailure, OutOfMemory, TetherError
+from tether.models.fast_path import fast_path_report
 from tether.models.hardware import device_name
 from tether.models.policy import Policy
-from tether.models.report import fast_path_report
 from tether.runs.checkpoints import newest_checkpoint
 from tether.runs.schema import StepRecord
 from tether.runs.verdict import every_episode_failed

@@ -28,9 +28,9 @@ from tether.diagnostics.settings import POLICY, REFERENCE
 from tether.models.catalog import smollm2_folder, tiny_folder
 from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.hardware import available_memory, check_device, default_device
+from tether.models.logprobs import can_recompute, kept_bytes
 from tether.models.lora import ADAPTER_WEIGHTS, ALL_LINEAR, adapter_folder, base_name
 from tether.models.policy import Policy
-from tether.models.recompute import can_recompute, kept_bytes
 from tether.training.distributed.ranks import Ranks
 from tether.training.settings import RunSettings, TrainedModel
 

@@ -15,9 +15,9 @@ from tether.algorithms.presets import Algorithm, preset
 from tether.core.errors import BadInput, DivergedModel
 from tether.diagnostics.buckets import split_halves
 from tether.diagnostics.gradients import GradientDecomposition, agreement, decompose_gradients
+from tether.models.logprobs import checkpointed
 from tether.models.lora import add_lora
 from tether.models.policy import Policy
-from tether.models.recompute import checkpointed
 from tether.training.learner import Learner, Rates
 from tether.training.settings import LearnerSettings
 

@@ -86,7 +86,7 @@ def test_the_reference_of_adapters_is_the_model_without_them(tiny: Any, tiny_mod
     assert np.abs(trained - start).max() > 1
     assert cross_score(scorer, *_encoded(tiny.tokenizer)) == pytest.approx(start, rel=1e-4)
     prompts, reasonings = _encoded(tiny.tokenizer)
-    assert scorer.score(prompts[1], reasonings[2]) == pytest.approx(start[2, 1], rel=1e-4)
+    assert scorer.score_many(prompts[1], reasonings[2:3]) == pytest.approx(start[2:3, 1], rel=1e-4)
     assert _by_hand(tiny_model, tiny.tokenizer) == pytest.approx(trained, rel=1e-6), "the adapters are on again"
     assert all(p.requires_grad == ("lora_" in name) for name, p in tiny_model.named_parameters())
 

@@ -12,10 +12,9 @@ import transformers as hf
 from tether.core.errors import BadInput
 from tether.models.critic import Critic
 from tether.models.fast import backbone as backbone_module
-from tether.models.fast.decoding.choose import DecoderChoice, decoder_for
+from tether.models.fast_path import DecoderChoice, FastPathReport, decoder_for, fast_path_report
 from tether.models.logprobs import cut_batch, forward, logprobs_and_entropy
 from tether.models.policy import Policy
-from tether.models.report import FastPathReport, fast_path_report
 from tether.models.scoring.local import PrefixScorer, scorer_for
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0]])

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.core.errors import BadInput
+from tether.models.logprobs import checkpointed
 from tether.models.lora import add_lora
-from tether.models.recompute import checkpointed
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 Build = Callable[..., Any]

@@ -14,8 +14,8 @@ from tether.algorithms.presets import preset
 from tether.core.errors import OutOfMemory
 from tether.models import packing as packing_module
 from tether.models.critic import Critic
+from tether.models.logprobs import kept_bytes
 from tether.models.policy import Policy
-from tether.models.recompute import kept_bytes
 from tether.training import memory
 from tether.training.learner import Learner, Rates
 from tether.training.memory import MicroBudget

@@ -23,7 +23,7 @@ from tether.core.types import Group, Observation, Step, Trajectory, Turn
 from tether.diagnostics import monitor
 from tether.envs.base import ActionOptions
 from tether.envs.registry import ENVIRONMENTS
-from tether.models.report import fast_path_report
+from tether.models.fast_path import fast_path_report
 from tether.runs.checkpoints import best_checkpoint, list_checkpoints
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore

@@ -69,7 +69,7 @@ def loaded_scorer(loaded: "LoadedModel", *, tokenizer: str | None = None, name: 
     """A scorer over a model that is already loaded, with its tokenizer."""
     from tether.models.policy import model_positions
     from tether.models.scoring.local import PrefixScorer
-    from tether.models.scoring.tokens import RetokenizedScorer, same_tokens
+    from tether.models.scoring.make import RetokenizedScorer, same_tokens
 
     model, own = loaded
     scorer = PrefixScorer(model)

@@ -10,7 +10,7 @@ reasonings instead of N * P times both. There are three backends, and a model ge
 Log-probs come from float32 logits at temperature 1 and are summed in float64. `precision` names what the layers compute in.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +25,6 @@ from tether.models.fast.linear_logprobs import float32_product, linear_logprobs
 from tether.models.policy import Policy
 from tether.models.probing import HALF_TYPES, evaluating
 from tether.models.scoring.shared_prefix import SharedPrefix, shares_prefix
-from tether.models.scoring.tokens import check_ids
 
 Ids = Sequence[int]
 Scores = npt.NDArray[np.float64]
@@ -195,6 +194,18 @@ class PrefixScorer:
         logprobs_S = self._tokens.of(predict(ids_BT)[inside_BT], ids_BT[inside_BT])
         sums: Scores = np.add.reduceat(logprobs_S.cpu().numpy().astype(np.float64), np.cumsum(lengths) - lengths)
         return sums
+
+
+def check_ids(texts: Iterable[Sequence[int]], vocabulary_size: int | None) -> None:
+    """Refuse texts with token ids that a vocabulary does not hold; None, an unknown size, refuses only negative ones."""
+    for text in texts:
+        if len(text) and (min(text) < 0 or (vocabulary_size is not None and max(text) >= vocabulary_size)):
+            wrong = int(min(text) if min(text) < 0 else max(text))
+            holds = "token ids from 0" if vocabulary_size is None else f"token ids 0 to {vocabulary_size - 1}"
+            raise BadInput(
+                f"the rollouts' tokens do not fit the scorer: found token id {wrong}, its vocabulary holds {holds}; "
+                "score with a model that has the tokenizer of the rollouts, or give the rollouts as text"
+            )
 
 
 def cuts(lengths: Sequence[int], budget: int, padded: bool = False) -> Iterator[range]:

@@ -1,12 +1,19 @@
-"""`make_scorer`: one door for everything that scores.
+"""`make_scorer`: one door for everything that scores, and scorers that read another model's tokens.
 
 A name that begins with http:// or https:// is an OpenAI-compatible server (`URL#model` names one of its models); any other is a model
-that `load_model` knows, computed here.
+that `load_model` knows, computed here. Where the scorer's tokenizer is not the one that the ids were made with, text is decoded with the
+latter and encoded with the scorer's (`RetokenizedScorer`). The boundary between prompt and reasoning stays where it was, because the two are
+encoded apart. Special tokens that only the first tokenizer has become plain text for the scorer.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from tether.core.errors import BadInput
+from tether.core.protocols import BatchScorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +31,12 @@ class ReadyScorer(NamedTuple):
     """None for a server, which does not hand out its tokenizer."""
     vocabulary_size: int | None
     """None for a server: it refuses ids that it does not know by itself."""
+
+    def reading(self, written_with: Any) -> "PrefixScorer | ServerScorer | RetokenizedScorer":
+        """The scorer for token ids of this tokenizer; None: they are the scorer's own."""
+        if self.tokenizer is None or written_with is None or same_tokens(written_with, self.tokenizer):
+            return self.scorer
+        return RetokenizedScorer(self.scorer, written_with, self.tokenizer)
 
 
 def make_scorer(name: str, *, device: str | None = None, dtype: str | None = None) -> ReadyScorer:
@@ -53,3 +66,26 @@ def ready_scorer(policy: "Policy") -> ReadyScorer:
 
     scorer = scorer_for(policy)
     return ReadyScorer(scorer, policy.tokenizer, scorer.vocabulary_size)
+
+
+def same_tokens(first: "PreTrainedTokenizerBase", second: "PreTrainedTokenizerBase") -> bool:
+    """Whether a token id means the same to both."""
+    return bool(first.get_vocab() == second.get_vocab())
+
+
+class RetokenizedScorer:
+    """Scores token ids of `source` with a scorer that reads the ids of `target`."""
+
+    def __init__(self, scorer: BatchScorer, source: "PreTrainedTokenizerBase", target: "PreTrainedTokenizerBase") -> None:
+        self.scorer, self._source, self._target = scorer, source, target
+
+    def score_many(self, prompt: Sequence[int], reasonings: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+        """log p of every reasoning after one prompt."""
+        return np.asarray(self.scorer.score_many(self._read(prompt), [self._read(reasoning) for reasoning in reasonings]))
+
+    def _read(self, ids: Sequence[int]) -> list[int]:
+        text = self._source.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        read: list[int] = self._target.encode(text, add_special_tokens=False)
+        if not read:
+            raise BadInput(f"the scorer's tokenizer makes no tokens of {text!r}; choose another diagnosis.scorer")
+        return read

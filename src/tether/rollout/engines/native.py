@@ -48,9 +48,9 @@ from tether.core.protocols import (
     Sampling,
 )
 from tether.core.types import Completion
-from tether.models.fast.decoding.choose import decoder_for
 from tether.models.fast.decoding.drafts import DraftPause
 from tether.models.fast.decoding.protocol import Decoder, DraftPlan, PrefillRequest, Sampled
+from tether.models.fast_path import decoder_for
 from tether.models.policy import Policy
 from tether.rollout.engines.stop_rule import StopRule
 

@@ -34,10 +34,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.core.errors import BadInput, RankFailure
 from tether.models.fast.backbone import called
+from tether.models.fast_path import fast_path_report
 from tether.models.hardware import forget_failed
 from tether.models.load import LoadedModel
 from tether.models.policy import Policy
-from tether.models.report import fast_path_report
 from tether.training.distributed.ranks import Ranks
 from tether.training.optim import FUSED_DEVICES, HALVES, MOMENTS, MasterOptimizer, check_saved, clip_gradients
 

@@ -13,9 +13,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tether.models.catalog import models_folder
 from tether.models.fast.layers import UnsupportedLayout, find_layers
+from tether.models.fast_path import fast_path_report
 from tether.models.load import load_model
 from tether.models.policy import Policy, probe_backbone
-from tether.models.report import fast_path_report
 
 TAKEN = ""
 SIZES: dict[str, Any] = {

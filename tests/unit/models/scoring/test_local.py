@@ -12,10 +12,9 @@ from tether.core.errors import BadInput
 from tether.models.fast.prefix_attention import NAME
 from tether.models.policy import Policy
 from tether.models.scoring import shared_prefix
-from tether.models.scoring.local import PrefixScorer, cuts, tokens_per_call
+from tether.models.scoring.local import PrefixScorer, check_ids, cuts, tokens_per_call
 from tether.models.scoring.make import make_scorer
 from tether.models.scoring.shared_prefix import attention_reach
-from tether.models.scoring.tokens import check_ids
 
 WORDS = 97
 SMALL: dict[str, Any] = {

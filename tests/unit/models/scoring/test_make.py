@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tether.core.errors import BadInput
 from tether.models.scoring.local import PrefixScorer
-from tether.models.scoring.tokens import RetokenizedScorer, same_tokens
+from tether.models.scoring.make import RetokenizedScorer, same_tokens
 
 
 @pytest.fixture
@@ -47,7 +47,6 @@ def test_the_same_text_in_other_tokens(tiny: Any, letters: Any) -> None:
     assert letters.decode(read_prompt, clean_up_tokenization_spaces=False) == PROMPT and len(read_prompt) == len(PROMPT)
     assert [letters.decode(ids, clean_up_tokenization_spaces=False) for ids in read_reasonings] == REASONINGS
     assert found.tolist() == [-24.0, -16.5] and isinstance(found, np.ndarray)
-    assert scorer.score(prompt, reasonings[1]) == -16.5
 
 
 def test_a_model_as_the_judge(tiny: Any, letters: Any, small_model: Any) -> None:
@@ -58,7 +57,8 @@ def test_a_model_as_the_judge(tiny: Any, letters: Any, small_model: Any) -> None
     with torch.inference_mode():
         table = torch.log_softmax(model(input_ids=torch.tensor([ids[0] + ids[1]])).logits[0].double(), dim=-1)
     expected = sum(float(table[len(ids[0]) + place - 1, token]) for place, token in enumerate(ids[1]))
-    assert RetokenizedScorer(PrefixScorer(model), tiny.tokenizer, letters).score(prompt, reasoning) == pytest.approx(expected, rel=1e-5)
+    found = RetokenizedScorer(PrefixScorer(model), tiny.tokenizer, letters).score_many(prompt, [reasoning])
+    assert found == pytest.approx([expected], rel=1e-5)
 
 
 def test_whether_tokens_are_the_same(tiny: Any, letters: Any) -> None:
@@ -70,4 +70,4 @@ def test_text_that_the_judge_cannot_read(tiny: Any, letters: Any) -> None:
     scorer = RetokenizedScorer(_Remembering(), tiny.tokenizer, letters)
     accented = tiny.tokenizer.encode("é", add_special_tokens=False)
     with pytest.raises(BadInput, match=r"the scorer's tokenizer makes no tokens of 'é'; choose another diagnosis\.scorer"):
-        scorer.score(tiny.tokenizer.encode("Up", add_special_tokens=False), accented)
+        scorer.score_many(tiny.tokenizer.encode("Up", add_special_tokens=False), [accented])
