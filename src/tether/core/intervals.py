@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def difference_interval(differences: Sequence[float], samples: int, *, level: fl
     count = len(differences)
     if count < 2:
         return -1.0, 1.0
-    mean = _mean(differences)
+    mean = fmean(differences)
     half = student_t(count - 1, level) * math.sqrt(_variance(differences) / count + 1 / (samples * count) ** 2)
     return max(-1.0, mean - half), min(1.0, mean + half)
 
@@ -130,7 +130,7 @@ def level(values: Sequence[float], how: str = "seeds", bounds: Interval | None =
     logit, where the error is error / slope at the mean (the delta method). So it stays within the range, and two seeds, whose quantile is 12.7,
     show how little they say: 0.712 +- 0.063 is [0.047, 0.992], not [-0.091, 1.514]. With one end, the interval is cut there.
     """
-    num, mean = len(values), _mean(values)
+    num, mean = len(values), fmean(values)
     if num < 2:
         return Estimate(mean, -math.inf, math.inf, num, how)
     found = _student(mean, _variance(values) / num, num - 1, num, how)
@@ -158,7 +158,7 @@ def contrast(arms: Sequence[tuple[float, Mapping[int, float]]], bounds: Interval
     if len(shared) >= 2 or len(arms) == 1:
         sums = [math.fsum(weight * values[seed] for weight, values in arms) for seed in shared]
         return level(sums, "paired" if len(arms) > 1 else "seeds")
-    total = math.fsum(weight * _mean(list(values.values())) for weight, values in arms)
+    total = math.fsum(weight * fmean(list(values.values())) for weight, values in arms)
     fewest = min(len(values) for _, values in arms)
     if fewest < 2:
         return Estimate(total, -math.inf, math.inf, fewest, "unpaired")
@@ -179,7 +179,7 @@ def sum_bounds(weights: Sequence[float], bounds: Interval) -> Interval:
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     """The mean of independent estimates (one per environment), its error from theirs, with Welch's degrees of freedom, rounded down."""
     num = len(estimates)
-    mean = _mean([estimate.value for estimate in estimates])
+    mean = fmean([estimate.value for estimate in estimates])
     fewest, how = min(estimate.num for estimate in estimates), estimates[0].how
     if not all(estimate.has_interval for estimate in estimates):
         return Estimate(mean, -math.inf, math.inf, fewest, how)
@@ -215,11 +215,7 @@ def _logistic(value: float) -> float:
     return 1 / (1 + math.exp(-value)) if value > -700 else 0.0
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _variance(values: Sequence[float]) -> float:
     """With ddof 1."""
-    mean = _mean(values)
+    mean = fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
