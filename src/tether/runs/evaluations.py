@@ -153,15 +153,14 @@ def categories(result: Result) -> dict[str, list[dict[str, Any]]]:
             if instance["successes"]:
                 played = kinds.setdefault(kind, {}).setdefault(value, {}).setdefault(instance["key"], [])
                 played += map(float, instance["successes"])
-    return {
-        kind: [_category_row(value, list(found[value].values())) for value in sorted(found, key=_order)] for kind, found in kinds.items()
-    }
-
-
-def _category_row(value: str, outcomes: list[list[float]]) -> dict[str, Any]:
-    low, high = clustered_interval(outcomes)
-    rate = sum(map(sum, outcomes)) / sum(map(len, outcomes))
-    return {"value": value, "instances": len(outcomes), "success": rate, "low": low, "high": high}
+    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for kind, found in kinds.items():
+        for value in sorted(found, key=_order):
+            outcomes = list(found[value].values())
+            low, high = clustered_interval(outcomes)
+            rate = sum(map(sum, outcomes)) / sum(map(len, outcomes))
+            rows[kind].append({"value": value, "instances": len(outcomes), "success": rate, "low": low, "high": high})
+    return rows
 
 
 def _order(value: str) -> tuple[float, str]:

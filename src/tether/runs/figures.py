@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from tether.core.enums import REGIME_FRACTION, Regime
 from tether.core.reasoning import recorded_evidence
 from tether.core.shares import percent as as_percent
-from tether.runs.alarms import AlarmSpan, AlarmSummary, alarm_history
+from tether.runs.alarms import alarm_history
 from tether.runs.panels import Panel, Series, Style, drawn
 from tether.runs.schema import StepRecord
 from tether.runs.verdict import change_words
@@ -127,9 +127,12 @@ def curve(panel: Panel, runs: Runs) -> go.Figure | None:
     figure.update_yaxes(range=[low, high], tickformat="~g", nticks=5)
     if panel.percent:
         figure.update_yaxes(tickformat=".0%", dtick=0.25)
-    first, last = _step_range(runs)
-    figure.update_xaxes(title_text="step", range=[first, last])
-    if last - first < 8:
+    # The same x axis in every chart, so that they compare down the page.
+    recorded = [record.step for records in runs.values() for record in records]
+    first, last = min(recorded), max(recorded)
+    room = 0.02 * (last - first) or 0.5
+    figure.update_xaxes(title_text="step", range=[first - room, last + room])
+    if last - first + 2 * room < 8:
         # Left alone, plotly would put ticks between the steps.
         figure.update_xaxes(dtick=1)
     if not several:
@@ -193,31 +196,25 @@ def _mark_alarms(figure: go.Figure, shown: Sequence[Series], records: Sequence[S
     drawn_metrics = {series.metric for series in shown}
     low, high = value_range
     telling = [alarm for alarm in alarm_history(records) if drawn_metrics & alarm.metrics]
-    # All at once: plotly's add_vrect takes milliseconds each, and a long run has many spans.
-    figure.update_layout(shapes=[_alarm_shade(span) for alarm in telling for span in alarm.spans])
+    shapes = []
     for row, alarm in enumerate(telling):
-        figure.add_trace(_alarm_strip(alarm, records, high - (0.02 + 0.045 * row) * (high - low)))
-
-
-def _alarm_shade(span: AlarmSpan) -> dict[str, Any]:
-    """The steps of a span over the whole height of a chart."""
-    return {
-        "type": "rect", "xref": "x", "x0": span.first - 0.5, "x1": span.last + 0.5, "yref": "y domain", "y0": 0, "y1": 1,
-        "fillcolor": ALARM_COLOURS.get(span.severity, MUTED), "opacity": 0.07, "line": {"width": 0}, "layer": "below",
-    }  # fmt: skip
-
-
-def _alarm_strip(alarm: AlarmSummary, records: Sequence[StepRecord], height: float) -> go.Scatter:
-    stood = [(record.step, span) for span in alarm.spans for record in records if span.first <= record.step <= span.last]
-    return go.Scatter(
-        x=[step for step, _ in stood],
-        y=[height] * len(stood),
-        mode="markers",
-        name=alarm.title,
-        marker={"symbol": "square", "size": 5, "color": [ALARM_COLOURS.get(span.severity, MUTED) for _, span in stood]},
-        customdata=[span.severity for _, span in stood],
-        hovertemplate=f"{html.escape(alarm.title)} (%{{customdata}})<extra></extra>",
-    )
+        shapes += [
+            {
+                "type": "rect", "xref": "x", "x0": span.first - 0.5, "x1": span.last + 0.5, "yref": "y domain", "y0": 0, "y1": 1,
+                "fillcolor": ALARM_COLOURS.get(span.severity, MUTED), "opacity": 0.07, "line": {"width": 0}, "layer": "below",
+            }
+            for span in alarm.spans
+        ]  # fmt: skip
+        stood = [(record.step, span.severity) for span in alarm.spans for record in records if span.first <= record.step <= span.last]
+        colours = [ALARM_COLOURS.get(severity, MUTED) for _, severity in stood]
+        figure.add_trace(
+            go.Scatter(
+                x=[step for step, _ in stood], y=[high - (0.02 + 0.045 * row) * (high - low)] * len(stood), mode="markers", name=alarm.title,
+                marker={"symbol": "square", "size": 5, "color": colours}, customdata=[severity for _, severity in stood],
+                hovertemplate=f"{html.escape(alarm.title)} (%{{customdata}})<extra></extra>",
+            )
+        )  # fmt: skip
+    figure.update_layout(shapes=shapes)  # all at once: plotly's add_vrect takes milliseconds each, and a long run has many spans
 
 
 def _value_range(panel: Panel, shown: Sequence[Series], runs: Runs) -> tuple[float, float]:
@@ -230,14 +227,6 @@ def _value_range(panel: Panel, shown: Sequence[Series], runs: Runs) -> tuple[flo
     low, high = min(0.0, *values), max(0.0, *values)
     room = 0.1 * (high - low) or 1.0
     return low - (room if low < 0 else 0.02 * room), high + room
-
-
-def _step_range(runs: Runs) -> tuple[float, float]:
-    """The same x axis in every chart, so that they compare down the page."""
-    steps = [record.step for records in runs.values() for record in records]
-    first, last = min(steps), max(steps)
-    room = 0.02 * (last - first) or 0.5
-    return first - room, last + room
 
 
 def _label_ends(
@@ -325,13 +314,9 @@ def _add_path(figure: go.Figure, path: dict[str, list[float]], colour: str, name
     """A thin line through dots that darken with the steps; hollow at the start, a large solid dot at the end."""
     count = len(path["x"])
     shades = [mixed(colour, "#ffffff", _PALEST * (1 - index / max(1, count - 1))) for index in range(count)]
-    shades[-1] = colour
-    sizes = [7.0] * count
-    sizes[-1] = 14
-    sizes[0] = 13
-    symbols = ["circle"] * count
-    symbols[0] = "circle-open"
-    shades[0] = colour
+    sizes, symbols = [7] * count, ["circle"] * count
+    sizes[-1], shades[-1] = 14, colour
+    sizes[0], shades[0], symbols[0] = 13, colour, "circle-open"
     figure.add_trace(
         go.Scatter(
             x=path["x"], y=path["y"], mode="lines+markers", name=name,

@@ -1,4 +1,4 @@
-"""Writing the files of a run folder: whole or by appending, never through a link, and with one line where that fails.
+"""The files of a run folder, written whole or by appending, never through a link, and with one line where that fails.
 
 A run folder may have come from somebody else. A file in it that is a symbolic link would turn a write into the run folder into a write
 anywhere, so no link is followed: a file that is replaced is written under a fresh name and renamed, one that is appended to is opened with
@@ -6,9 +6,11 @@ O_NOFOLLOW.
 """
 
 import errno
+import json
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 from tether.core.errors import StorageError
 
@@ -56,6 +58,15 @@ def append_whole(path: Path, content: bytes) -> int:
         return size + torn
     except OSError as error:
         raise storage_error(path, error) from error
+
+
+def parsed_line(line: bytes) -> dict[str, Any] | None:
+    """The object on a line of a JSONL file; None if a kill tore the line."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def storage_error(path: Path, error: OSError, doing: str = "write") -> StorageError:

@@ -11,7 +11,6 @@ that the database lacks in a temporary table. A database that is missing, damage
 anew by whoever writes next. So nothing is forced to the disk, and a reader works on a folder that it cannot write.
 """
 
-import json
 import math
 import os
 import re
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from tether.runs.files import DRAFT, storage_error
+from tether.runs.files import DRAFT, parsed_line, storage_error
 
 TRAJECTORIES, INDEX = "trajectories.jsonl", "trajectories.sqlite"
 ORDERS = {
@@ -191,10 +190,12 @@ class TrajectoryIndex:
         draft.unlink(missing_ok=True)
         try:
             with self._guard:
-                rows, blocks = (self._query(f"SELECT * FROM {name}") for name in ("all_rows", "last"))
-            made = _created(draft)
+                rows = self._query("SELECT * FROM all_rows")
+            made = sqlite3.connect(draft)
+            made.execute("PRAGMA synchronous = OFF")
+            made.executescript(_TABLES.format(schema="main") + f"PRAGMA user_version = {_VERSION};")
             with made:
-                _insert(made, rows, blocks)
+                _insert(made, rows)
             made.close()
             self._path.with_name(f"{INDEX}-journal").unlink(missing_ok=True)  # of a change to the old one that a kill broke off
             draft.replace(self._path)
@@ -256,12 +257,8 @@ class TrajectoryIndex:
         """Whether the file has these lines where the rows say."""
         for row, line in zip(rows, self.read_lines(rows), strict=True):
             found = _BLOCK.match(line[:128])
-            same = found is not None and (int(found[1]), found[2].decode(errors="replace"), int(found[3])) == (
-                row.step,
-                row.split,
-                row.attempt,
-            )
-            if not line.endswith(b"\n") or not (same or row.step is None):
+            block = (int(found[1]), found[2].decode(errors="replace"), int(found[3])) if found is not None else None
+            if not line.endswith(b"\n") or (row.step is not None and block != (row.step, row.split, row.attempt)):
                 return False
         return True
 
@@ -285,7 +282,7 @@ class TrajectoryIndex:
         if found:
             self.is_complete = False
             with self._guard:
-                _insert(self._connection, found, _blocks(found), schema="temp")
+                _insert(self._connection, found, schema="temp")
 
 
 class IndexWriter:
@@ -310,7 +307,7 @@ class IndexWriter:
             start += len(line)
         try:
             with self._connection:
-                _insert(self._connection, rows, _blocks(rows))
+                _insert(self._connection, rows)
             self._covered = start
         except sqlite3.Error:
             self._covered = -1  # the next call makes it anew
@@ -341,24 +338,13 @@ class IndexWriter:
         self._covered = index.covered
 
 
-def _created(path: Path) -> sqlite3.Connection:
-    """A new database."""
-    made = sqlite3.connect(path)
-    made.execute("PRAGMA synchronous = OFF")
-    made.executescript(_TABLES.format(schema="main") + f"PRAGMA user_version = {_VERSION};")
-    return made
-
-
-def _insert(connection: sqlite3.Connection, rows: Sequence[Any], blocks: Sequence[Any], schema: str = "main") -> None:
+def _insert(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], schema: str = "main") -> None:
+    """Add rows, and the (step, split, attempt) that are new with them."""
+    blocks = dict.fromkeys((row[2], row[3], row[4]) for row in rows if row[2] is not None)
     connection.executemany(f"INSERT INTO {schema}.rows VALUES ({', '.join('?' * 11)})", rows)
     connection.executemany(
-        f"INSERT INTO {schema}.blocks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET attempt = max(attempt, excluded.attempt)", blocks
+        f"INSERT INTO {schema}.blocks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET attempt = max(attempt, excluded.attempt)", list(blocks)
     )
-
-
-def _blocks(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, str, int]]:
-    """The (step, split, attempt) of some rows."""
-    return [block for block in dict.fromkeys((row[2], row[3], row[4]) for row in rows) if block[0] is not None]
 
 
 def _condition(wanted: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -388,15 +374,6 @@ def _head_of(line: bytes) -> dict[str, Any]:
         return {}
     turns = line.find(_TURNS)
     return parsed_line(line[:turns] + b"}" if turns > 0 else line) or {}
-
-
-def parsed_line(line: bytes) -> dict[str, Any] | None:
-    """The object on a line; None if the line is torn."""
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
-        return None
-    return data if isinstance(data, dict) else None
 
 
 def _row(start: int, length: int, record: Mapping[str, Any]) -> tuple[Any, ...]:

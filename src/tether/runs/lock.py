@@ -12,6 +12,7 @@ other machines, or has none.
 Readers need no lock. Of several ranks the first holds it.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput
-from tether.runs.files import storage_error
+from tether.runs.files import parsed_line, storage_error
 
 LOCK = "run.lock"
 BEAT_SECONDS = 5.0
@@ -43,7 +44,7 @@ class RunLock:
         self._path, self._handle = path, handle
         self._owner, self._users = os.getpid(), 1
         self._released = threading.Event()
-        threading.Thread(target=_beat, args=(handle, self._released), name="run lock", daemon=True).start()
+        threading.Thread(target=self._beat, name="run lock", daemon=True).start()
 
     @classmethod
     def acquire(cls, folder: Path, *, patience: float = STALE_SECONDS) -> "RunLock":
@@ -56,6 +57,12 @@ class RunLock:
                 return held
             _HELD[path] = cls(path, _opened(path, patience))
             return _HELD[path]
+
+    def _beat(self) -> None:
+        """Move the file's time until the lock is released."""
+        while not self._released.wait(BEAT_SECONDS):
+            with contextlib.suppress(OSError):  # a disk that is gone for a while: the flock still holds, and the next beat may come through
+                os.utime(self._handle)
 
     def release(self) -> None:
         """Give the folder back."""
@@ -86,7 +93,8 @@ def _opened(path: Path, patience: float) -> int:
             has_flock = _flock(handle, path)
             if os.fstat(handle).st_ino == _inode(path):
                 _check_record(handle, path, has_flock=has_flock, patience=patience)
-                _write(handle, own_record())
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, json.dumps(own_record()).encode() + b"\n", 0)
                 return handle
             os.close(handle)  # its owner removed it just now
         except OSError as error:
@@ -204,16 +212,7 @@ def _words(record: dict[str, Any]) -> str:
 
 
 def _read(handle: int) -> dict[str, Any]:
-    try:
-        data = json.loads(os.pread(handle, _LONGEST, 0) or b"{}")
-    except (ValueError, RecursionError):  # a kill while it was written
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _write(handle: int, record: dict[str, Any]) -> None:
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps(record).encode() + b"\n", 0)
+    return parsed_line(os.pread(handle, _LONGEST, 0)) or {}  # empty where a kill tore it
 
 
 def _inode(path: Path) -> int | None:
@@ -221,12 +220,3 @@ def _inode(path: Path) -> int | None:
         return os.lstat(path).st_ino
     except FileNotFoundError:
         return None
-
-
-def _beat(handle: int, released: threading.Event) -> None:
-    """Move the file's time until the lock is released."""
-    while not released.wait(BEAT_SECONDS):
-        try:
-            os.utime(handle)
-        except OSError:  # a disk that is gone for a while: the flock still holds, and the next beat may come through
-            continue

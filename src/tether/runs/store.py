@@ -19,16 +19,16 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
 
 from tether.core.errors import BadInput
+from tether.core.version import __version__
 from tether.runs.checkpoints import MODEL, find_checkpoint
-from tether.runs.files import DRAFT, append_whole, storage_error, write_whole
-from tether.runs.index import INDEX, TRAJECTORIES, IndexWriter, TrajectoryIndex, parsed_line
+from tether.runs.files import DRAFT, append_whole, parsed_line, storage_error, write_whole
+from tether.runs.index import INDEX, TRAJECTORIES, IndexWriter, TrajectoryIndex
 from tether.runs.lock import LOCK, RunLock, RunLocked
 from tether.runs.schema import SCHEMA_VERSION, StepRecord, check_schema
 
@@ -81,7 +81,7 @@ class RunStore:
             raise storage_error(folder, error) from error
         store._replace(CONFIG, config_yaml)
         # Last, because run.json is what makes a folder a run.
-        store._replace(ABOUT, _pretty({"schema": SCHEMA_VERSION, "tether": _version(), "about": dict(about), "finished": None}))
+        store._replace(ABOUT, _pretty({"schema": SCHEMA_VERSION, "tether": __version__, "about": dict(about), "finished": None}))
         return store
 
     @classmethod
@@ -200,10 +200,8 @@ class RunStore:
         written = []
         for record in records:
             block = (int(record["step"]), str(record["split"]))
-            # The key order is what the index reads.
-            written.append(
-                {"step": block[0], "split": block[1], "attempt": attempts[block], **_without(record, "step", "split", "attempt")}
-            )
+            head = {"step": block[0], "split": block[1], "attempt": attempts[block]}  # first: the index reads the beginning of a line
+            written.append({**head, **record, **head})
         # Counted even if the write fails half-way: what it left behind is then an earlier attempt.
         known.update(attempts)
         lines = _lines_of(written)
@@ -433,16 +431,5 @@ def _lines_of(records: Sequence[Mapping[str, Any]]) -> list[bytes]:
     return [json.dumps(record, allow_nan=False).encode() + b"\n" for record in records]
 
 
-def _without(record: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in keys}
-
-
 def _pretty(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tether-agents")
-    except metadata.PackageNotFoundError:
-        return "not installed"  # run from a source tree

@@ -30,7 +30,7 @@ from typing import IO, Any
 import yaml
 
 from tether.core.errors import BadInput, TetherError
-from tether.runs.files import write_whole
+from tether.runs.files import parsed_line, write_whole
 from tether.runs.store import ABOUT, METRICS, TIMINGS
 from tether.training.sweep import Trial, is_finished
 
@@ -293,15 +293,8 @@ def _tail(path: Path, size: int = 1 << 17) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - size))
         lines = file.read().split(b"\n")
-    records = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            continue  # the first line may be cut, the last may be being written
-        if isinstance(record, dict):
-            records.append(record)
-    return records
+    # The first line may be cut, the last may be being written.
+    return [record for line in lines if (record := parsed_line(line)) is not None]
 
 
 # ---------------------------------------------------------------------------------------------------------------- capacity

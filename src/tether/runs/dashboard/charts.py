@@ -13,7 +13,7 @@ import dataclasses
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ from tether.core.config import flattened
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.intervals import mean_interval
 from tether.runs.dashboard.catalogue import LiveRun, Stamp, file_stamp
-from tether.runs.dashboard.episodes import GroupRow, step_groups
-from tether.runs.figures import RUN_COLOURS, Chart, Runs, dress, panel_chart, plane_chart
+from tether.runs.dashboard.episodes import step_groups
+from tether.runs.figures import RUN_COLOURS, Chart, dress, panel_chart, plane_chart
 from tether.runs.gradient_buckets import GRADIENTS, decompositions, gradient_chart
 from tether.runs.index import TRAJECTORIES
 from tether.runs.panels import BLUE, COST, FAIL, SECTIONS, Panel, Section, Style
@@ -102,21 +102,16 @@ class Charts:
 
 
 def _curves(name: str, lines: Lines) -> Chart:
+    """A chart of steps. A line without records keeps its place, because colours go by it."""
     panel = PANELS.get(name)
-    records = _records(lines, (lambda run: as_records(run.timings())) if name in _COST_KEYS else LiveRun.records)
-    if panel is None:
-        return plane_chart(records)
-    return panel_chart(over_seeds(panel) if lines.has_seeds else panel, records)
-
-
-def _records(lines: Lines, read: Callable[[LiveRun], Any]) -> Runs:
-    """The records to draw by the name of the line. A line without any keeps its place, because colours go by it."""
     share = shares(list(PANELS.values()))
-    found = {}
-    for name, runs in lines.groups.items():
-        records = [read(run) for run in runs]
-        found[name] = records[0] if len(records) == 1 else pooled(records, share=share)
-    return found
+    drawn: dict[str, Sequence[StepRecord]] = {}
+    for line, runs in lines.groups.items():
+        records = [as_records(run.timings()) if name in _COST_KEYS else run.records() for run in runs]
+        drawn[line] = records[0] if len(records) == 1 else pooled(records, share=share)
+    if panel is None:
+        return plane_chart(drawn)
+    return panel_chart(over_seeds(panel) if lines.has_seeds else panel, drawn)
 
 
 def _groups_chart(run: LiveRun, step: int | None) -> Chart:
@@ -126,7 +121,10 @@ def _groups_chart(run: LiveRun, step: int | None) -> Chart:
         return Chart(GROUPS, "", "", None, "No training episodes are on record for this step.")
     figure = go.Figure()
     for kept, label, colour in ((True, "kept", BLUE), (False, "dropped", FAIL)):
-        figure.add_trace(_bars(measured, kept, label, colour))
+        held = [group for group in measured if group.kept is kept]
+        numbers, heights = [str(group.number) for group in held], [group.reward_variance for group in held]
+        hover = "group %{x}: %{y:.4~g}<extra></extra>"
+        figure.add_trace(go.Bar(x=numbers, y=heights, name=label, marker={"color": colour}, hovertemplate=hover))
     dress(figure, right_margin=20)
     figure.update_layout(barmode="overlay", bargap=0.25, hovermode="closest", showlegend=True)
     figure.update_layout(legend={"orientation": "h", "y": 1.14, "x": 0})
@@ -134,17 +132,6 @@ def _groups_chart(run: LiveRun, step: int | None) -> Chart:
     figure.update_xaxes(categoryarray=[str(group.number) for group in measured])
     figure.update_yaxes(rangemode="tozero", tickformat="~g", nticks=5)
     return Chart(GROUPS, "Reward variance by group", "Reward variance of each group of the step, and what the filter kept of them.", figure)
-
-
-def _bars(groups: Sequence[GroupRow], kept: bool, label: str, colour: str) -> go.Bar:
-    held = [group for group in groups if group.kept is kept]
-    return go.Bar(
-        x=[str(group.number) for group in held],
-        y=[group.reward_variance for group in held],
-        name=label,
-        marker={"color": colour},
-        hovertemplate="group %{x}: %{y:.4~g}<extra></extra>",
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------------- seeds

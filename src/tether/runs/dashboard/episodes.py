@@ -19,6 +19,7 @@ from typing import Any
 from tether.core.enums import ERRORED, Split
 from tether.core.errors import BadInput
 from tether.runs.dashboard.catalogue import LiveRun
+from tether.runs.files import parsed_line
 from tether.runs.index import IndexRow
 from tether.runs.schema import StepRecord
 
@@ -100,11 +101,7 @@ def _excerpt(line: bytes, raw: bytes, text: str) -> str:
     """
     if raw not in line.lower():
         return ""
-    try:
-        record = json.loads(line)
-    except ValueError:  # a line that a kill tore
-        return ""
-    for turn in record.get("turns", []):
+    for turn in (parsed_line(line) or {}).get("turns", []):
         for part in (str(turn.get("response", "")), str(turn.get("observation", ""))):
             place = part.lower().find(text.lower())
             if place >= 0:
