@@ -141,7 +141,10 @@ def check_checkpoint(checkpoint: Path, *, only: str = "") -> None:
     found = damage(checkpoint, only=only)
     if not found:
         return
-    whole = next((path for path in reversed(_others(checkpoint)) if not damage(path)), None)
+    others = step_folders(checkpoint.parent)
+    if checkpoint in others:  # the best one is none of them
+        others = others[: others.index(checkpoint)]
+    whole = next((path for path in reversed(others) if not damage(path)), None)
     if whole is None:
         advice = f"no other checkpoint of this run is whole; move '{checkpoint}' away to start from scratch"
     else:
@@ -196,29 +199,18 @@ def _altered(checkpoint: Path, expected: dict[str, tuple[int, str]]) -> list[str
         else:
             to_read.append(name)
     with ThreadPoolExecutor(_THREADS) as threads:
-        sums = threads.map(_sum_of, (checkpoint / name for name in to_read))
-        found += [words for name, got in zip(to_read, sums, strict=True) if (words := _difference(name, got, expected[name][1]))]
+        found += filter(None, threads.map(lambda name: _content_damage(checkpoint, name, expected[name][1]), to_read))
     return found
 
 
-def _difference(name: str, got: str | OSError, expected: str) -> str | None:
-    if isinstance(got, OSError):
-        return f"{name} cannot be read ({(got.strerror or str(got)).lower()})"
-    return None if got == expected else f"{name} is not what was written (its sha256 differs)"
-
-
-def _sum_of(path: Path) -> str | OSError:
+def _content_damage(checkpoint: Path, name: str, sha256: str) -> str | None:
+    """What is wrong with the content of a file, None where it is what was written."""
+    path = checkpoint / name
     try:
         stat = path.stat()
         seen = (str(path.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if seen not in _WHOLE:
             _WHOLE[seen] = str(file_sum(path)["sha256"])
-        return _WHOLE[seen]
-    except OSError as error:  # a disk that cannot read it: said with the file's name
-        return error
-
-
-def _others(checkpoint: Path) -> list[Path]:
-    """The checkpoints of the run that are older; for the best one all."""
-    numbered = step_folders(checkpoint.parent)
-    return numbered[: numbered.index(checkpoint)] if checkpoint in numbered else numbered
+    except OSError as error:  # a disk that cannot read it
+        return f"{name} cannot be read ({(error.strerror or str(error)).lower()})"
+    return None if _WHOLE[seen] == sha256 else f"{name} is not what was written (its sha256 differs)"

@@ -20,6 +20,9 @@ SCHEMA_VERSION = 1
 """Raised whenever a file of the run folder changes its meaning."""
 
 LOGPROB_DECIMALS = 6
+_CONVERSATION_FIELDS = ("env", "group", "member", "seed", "success", "error", "retries")
+_TURN_FIELDS = ("observation", "reward", "penalty", "valid", "lenient")
+"""Fields of a conversation and of its turns that are recorded as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +100,15 @@ def conversation_record(trajectory: Trajectory) -> dict[str, Any]:
     """One episode with a model whose tokens are not known, ready for JSON."""
     turns = [
         {
-            "observation": turn.observation,
+            **{name: getattr(turn, name) for name in _TURN_FIELDS},
             "response": turn.text,
-            "reward": turn.reward,
-            "penalty": turn.penalty,
-            "valid": turn.valid,
-            "lenient": turn.lenient,
             "finish": str(turn.finish),
             "usage": None if turn.usage is None else dataclasses.asdict(turn.usage),
         }
         for turn in trajectory.turns
     ]
-    plain = {name: getattr(trajectory, name) for name in ("env", "group", "member", "seed", "success", "error", "retries")}
     return {
-        **plain,
+        **{name: getattr(trajectory, name) for name in _CONVERSATION_FIELDS},
         "stop_reason": str(trajectory.stop_reason),
         "measures": dict(trajectory.measures),
         "categories": dict(trajectory.categories),
@@ -123,22 +121,13 @@ def read_conversation(record: Mapping[str, Any]) -> Trajectory:
     try:
         turns = [
             Turn(
-                (),
-                (),
-                (),
-                FinishReason(turn["finish"]),
-                turn["response"],
-                None,
-                reward=turn["reward"],
-                penalty=turn["penalty"],
-                valid=turn["valid"],
-                observation=turn["observation"],
-                lenient=turn["lenient"],
+                *((), (), (), FinishReason(turn["finish"]), turn["response"], None),
                 usage=None if turn["usage"] is None else Usage(**turn["usage"]),
+                **{name: turn[name] for name in _TURN_FIELDS},
             )
             for turn in record["turns"]
         ]
-        plain = {name: record[name] for name in ("env", "group", "member", "seed", "success", "error", "retries", "measures", "categories")}
+        plain = {name: record[name] for name in (*_CONVERSATION_FIELDS, "measures", "categories")}
         return Trajectory(turns=turns, stop_reason=StopReason(record["stop_reason"]), **plain)
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"not the record of a conversation: {error!r}") from error

@@ -19,7 +19,7 @@ import hmac
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
-from functools import cache
+from functools import cache, partial
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,11 @@ def make_app(catalogue: Catalogue, search_templates: StepTemplateSearch, token: 
     render = _renderer()
 
     def refused(request: Request, error: Exception) -> Response:
-        status, message = _status(error)
+        status, message = 400 if isinstance(error, BadInput) else 500, str(error)
+        if isinstance(error, Refusal):
+            status = error.status
+        elif isinstance(error, HTTPException):
+            status, message = error.status_code, "there is no such page" if error.status_code == 404 else str(error.detail)
         if "text/html" in request.headers.get("accept", ""):
             return Response(render("error.html", title="Error", message=message), status, media_type="text/html")
         from starlette.responses import JSONResponse
@@ -148,13 +152,8 @@ def _add_pages(app: "FastAPI", catalogue: Catalogue, search_templates: StepTempl
     of_run("/groups", "groups.html", "groups", pages.groups_page, is_live=False)
     of_run("/templates", "templates.html", "templates", pages.templates_page, is_live=False)
     of_run("/gradients", "gradients.html", "gradients", pages.gradients_page, is_live=True)
-    of_run(
-        "/templates/found",
-        "found_templates.html",
-        "templates found",
-        lambda run, words: pages.found_templates(run, words, search_templates),
-        is_live=False,
-    )
+    found_templates = partial(pages.found_templates, search=search_templates)
+    of_run("/templates/found", "found_templates.html", "templates found", found_templates, is_live=False)
 
 
 def _add_data(app: "FastAPI", catalogue: Catalogue) -> None:
@@ -213,18 +212,6 @@ def _stamps(catalogue: Catalogue, names: frozenset[str]) -> dict[str, tuple[Stam
 
 def _words(request: Any) -> Words:
     return Words(request.query_params.multi_items())
-
-
-def _status(error: Exception) -> tuple[int, str]:
-    """The HTTP status of an error, and what to say."""
-    if isinstance(error, Refusal):
-        return error.status, str(error)
-    if isinstance(error, BadInput):
-        return 400, str(error)
-    if isinstance(error, StorageError):
-        return 500, str(error)
-    status = int(getattr(error, "status_code", 500))
-    return status, "there is no such page" if status == 404 else str(getattr(error, "detail", error))
 
 
 @cache

@@ -1,7 +1,6 @@
 """What each page shows, as plain values for its template. Nothing here knows HTTP: a page takes the catalogue and the words of its address."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tether.core.config import flattened
@@ -27,29 +26,6 @@ MOST_NOTES = 200
 
 StepTemplateSearch = Callable[[int, str, Any], StepTemplates]
 """Finds the templates in the episodes of a step; given by the command line, because diagnosis is not known here."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """One line of the list of runs."""
-
-    name: str
-    state: str
-    env: str
-    model: str
-    algorithm: str
-    seed: str
-    tags: list[str]
-    step: int
-    steps: int | None
-    """How many it is to have."""
-    success: float | None
-    """Of the last validation, or of training where there was none."""
-    retrieval: float | None
-    regime: str
-    alarms: int
-    """That stand at its last step."""
-    started: str
 
 
 class Words:
@@ -98,17 +74,17 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
             unreadable[run.name] = str(error)
     state, tag, sort = words.choice("state", ("", *STATES)), words.text("tag"), words.choice("sort", SORTS, "started")
     wanted = words.text("q").lower().split()
-    shown_rows = [
-        row
-        for row in rows
-        if all(word in _searched(row) for word in wanted) and (not state or row.state == state) and (not tag or tag in row.tags)
-    ]
+    shown_rows = []
+    for row in rows:
+        searched = " ".join([*(row[name] for name in ("name", "state", "env", "model", "algorithm", "regime")), *row["tags"]]).lower()
+        if all(word in searched for word in wanted) and (not state or row["state"] == state) and (not tag or tag in row["tags"]):
+            shown_rows.append(row)
     falling = words.text("order", "falling" if sort in ("started", "success", "retrieval", "step", "alarms") else "rising") == "falling"
     # Rows without a value come last in either order.
-    shown_rows.sort(key=lambda row: row.name)
-    shown_rows.sort(key=lambda row: _sort_key(getattr(row, sort)), reverse=falling)
-    shown_rows.sort(key=lambda row: getattr(row, sort) is None)
-    chosen = [runs[row.name] for row in shown_rows]
+    shown_rows.sort(key=lambda row: str(row["name"]))
+    shown_rows.sort(key=lambda row: _sort_key(row[sort]), reverse=falling)
+    shown_rows.sort(key=lambda row: row[sort] is None)
+    chosen = [runs[row["name"]] for row in shown_rows]
     panel = words.choice("panel", PANELS, "success")
     pool = words.text("pool", "yes") == "yes"
     lines = lines_of(chosen, pool=pool)
@@ -116,7 +92,7 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
         "rows": shown_rows,
         "num_runs": len(rows),
         "unreadable": unreadable,
-        "tags": sorted({tag for row in rows for tag in row.tags}),
+        "tags": sorted({tag for row in rows for tag in row["tags"]}),
         "states": STATES,
         "panels": [(key, each.title) for key, each in PANELS.items()],
         "panel": panel,
@@ -133,29 +109,28 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
     }
 
 
-def _run_row(run: LiveRun) -> RunRow:
+def _run_row(run: LiveRun) -> dict[str, Any]:
+    """One line of the list of runs."""
     about, config = run.about(), run.config()
-    facts = run.once("row", (METRICS,), lambda: _last_facts(run.records()))
-    steps = config.get("steps")
-    model = str(about.get("model", ""))
+    model, steps = str(about.get("model", "")), config.get("steps")
     if model.startswith(("/", ".", "~")):  # a file or folder
         model = model.rstrip("/").rpartition("/")[2]
-    return RunRow(
-        name=run.name,
-        state=run.state(),
-        env=str(about.get("env", "")),
-        model=model,
-        algorithm=str(about.get("algorithm", "")),
-        seed=shown(about.get("seed", config.get("seed", ""))),
-        tags=run.tags(),
-        steps=steps if isinstance(steps, int) else None,
-        started=str(about.get("started", ""))[:19].replace("T", " "),
-        **facts,
-    )
+    return {
+        "name": run.name,
+        "state": run.state(),
+        "env": str(about.get("env", "")),
+        "model": model,
+        "algorithm": str(about.get("algorithm", "")),
+        "seed": shown(about.get("seed", config.get("seed", ""))),
+        "tags": run.tags(),
+        "steps": steps if isinstance(steps, int) else None,
+        "started": str(about.get("started", ""))[:19].replace("T", " "),
+        **run.once("row", (METRICS,), lambda: _last_facts(run.records())),
+    }
 
 
 def _last_facts(records: Sequence[StepRecord]) -> dict[str, Any]:
-    """The latest value of what the list shows of a run."""
+    """The latest value of what the list shows of a run: success of the last validation (of training where there was none), alarms that stand."""
 
     def last(*metrics: str) -> float | None:
         return next((record.metrics[name] for name in metrics for record in reversed(records) if name in record.metrics), None)
@@ -167,10 +142,6 @@ def _last_facts(records: Sequence[StepRecord]) -> dict[str, Any]:
         "regime": next((record.regime for record in reversed(records) if record.regime), ""),
         "alarms": len(records[-1].alarms) if records else 0,
     }
-
-
-def _searched(row: RunRow) -> str:
-    return " ".join([row.name, row.state, row.env, row.model, row.algorithm, row.regime, *row.tags]).lower()
 
 
 def _sort_key(value: Any) -> tuple[int, Any]:
@@ -251,18 +222,14 @@ def episode_page(run: LiveRun, words: Words) -> dict[str, Any]:
 def groups_page(run: LiveRun, words: Words) -> dict[str, Any]:
     """The groups of a training step, the last one by default."""
     steps = train_steps(run)
-    step = words.whole("step")
-    if step is None:
-        step = steps[-1] if steps else None
-    elif step not in steps:
-        raise BadInput(f"run '{run.name}' has no training episodes at step {step}; it has steps {_range(steps)}")
-    groups = step_groups(run, step) if step is not None else []
-    record = next((record for record in run.records() if record.step == step), None)
+    step = _asked_step(words, "step", run, steps, "training episodes")
+    if step is None and steps:
+        step = steps[-1]
     return {
         "steps": steps,
         "step": step,
-        "groups": groups,
-        "notes": record.notes if record else [],
+        "groups": step_groups(run, step) if step is not None else [],
+        "notes": next((record.notes for record in run.records() if record.step == step), []),
         "filter": run.config().get("filter") or {},
     }
 
@@ -270,11 +237,8 @@ def groups_page(run: LiveRun, words: Words) -> dict[str, Any]:
 def templates_page(run: LiveRun, words: Words) -> dict[str, Any]:
     """Which steps can be searched for templates; the first and the last by default."""
     steps = train_steps(run)
-    asked = [step for step in (words.whole("first"), words.whole("last")) if step is not None]
-    for step in asked:
-        if step not in steps:
-            raise BadInput(f"run '{run.name}' has no training episodes at step {step}; it has steps {_range(steps)}")
-    chosen = asked or list(dict.fromkeys((steps[0], steps[-1]))) if steps else []
+    asked = [_asked_step(words, name, run, steps, "training episodes") for name in ("first", "last")]
+    chosen = [step for step in asked if step is not None] or list(dict.fromkeys((steps[0], steps[-1]))) if steps else []
     return {"steps": steps, "chosen": chosen}
 
 
@@ -294,10 +258,7 @@ def gradients_page(run: LiveRun, words: Words) -> dict[str, Any]:
     """The gradients by reward variance at two steps, the first and the last by default."""
     by_step = {each.step: each for each in decompositions(run.records())}
     steps = list(by_step)
-    first, last = words.whole("first"), words.whole("last")
-    for step in (first, last):
-        if step is not None and step not in steps:
-            raise BadInput(f"run '{run.name}' has no gradient decomposition at step {step}; it has steps {_range(steps)}")
+    first, last = (_asked_step(words, name, run, steps, "gradient decomposition") for name in ("first", "last"))
     shown_step = last if last is not None else steps[-1] if steps else None
     return {
         "steps": steps,
@@ -331,5 +292,10 @@ def compare_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
     }
 
 
-def _range(steps: Sequence[int]) -> str:
-    return f"{steps[0]} to {steps[-1]}" if steps else "none"
+def _asked_step(words: Words, name: str, run: LiveRun, steps: Sequence[int], what: str) -> int | None:
+    """The step that the address names, if any, which must be one of those that have something to show."""
+    step = words.whole(name)
+    if step is not None and step not in steps:
+        known = f"{steps[0]} to {steps[-1]}" if steps else "none"
+        raise BadInput(f"run '{run.name}' has no {what} at step {step}; it has steps {known}")
+    return step

@@ -260,7 +260,7 @@ def test_the_list_of_runs_sorts_what_is_missing_last(tmp_path: Path) -> None:
     catalogue = Catalogue(tmp_path)
 
     def names(**words: str) -> list[str]:
-        return [row.name for row in runs_page(catalogue, Words(list(words.items())))["rows"]]
+        return [row["name"] for row in runs_page(catalogue, Words(list(words.items())))["rows"]]
 
     assert names(sort="success") == ["high", "low", "none"]
     assert names(sort="success", order="rising") == ["low", "high", "none"]
