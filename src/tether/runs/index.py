@@ -49,6 +49,8 @@ CREATE TABLE {schema}.rows (
 CREATE INDEX {schema}.by_block ON rows (step, split);
 CREATE TABLE {schema}.blocks (step INTEGER, split TEXT, attempt INTEGER, PRIMARY KEY (step, split)) WITHOUT ROWID;
 """
+_COMPARISONS = {"group": "grp = ?", "reward_at_least": "reward >= ?", "reward_at_most": "reward <= ?"}
+"""What a row is asked for, where it is not that a column has the value."""
 # While the run adds rows to the database, the lines that a reader has scanned itself are in both: those of the database count.
 _VIEWS = """
 CREATE TEMP VIEW all_rows AS SELECT * FROM main.rows UNION ALL
@@ -359,11 +361,8 @@ def _condition(wanted: Mapping[str, Any]) -> tuple[str, list[Any]]:
         if name == "steps":
             parts.append(f"step IN ({', '.join('?' * len(value))})")
             values += value
-        elif name in ("reward_at_least", "reward_at_most"):
-            parts.append(f"reward {'>=' if name == 'reward_at_least' else '<='} ?")
-            values.append(value)
         else:
-            parts.append(f"{'grp' if name == 'group' else name} = ?")
+            parts.append(_COMPARISONS.get(name, f"{name} = ?"))
             values.append(value)
     return " AND ".join(parts), values
 

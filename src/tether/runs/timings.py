@@ -8,6 +8,7 @@ form of a step's metrics, under names that no metric has.
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from tether.core.errors import BadInput
@@ -127,13 +128,13 @@ def mean_rates(timings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         "tokens sampled per second": [step.tokens_per_second for step in found if step.tokens_per_second is not None],
         "tokens trained per second": [step.update_tokens_per_second for step in found if step.update_tokens_per_second is not None],
     }
-    rows = [(label, f"{_mean(seen):,.0f}") for label, seen in values.items() if seen]
+    rows = [(label, f"{fmean(seen):,.0f}") for label, seen in values.items() if seen]
     for stage in STAGES:
         shares = [step.share_of_peak[stage] for step in found if stage in step.share_of_peak]
-        rows += [(f"share of the device's peak in the {stage}", f"{_mean(shares):.1%}")] if shares else []
+        rows += [(f"share of the device's peak in the {stage}", f"{fmean(shares):.1%}")] if shares else []
     for name, words in WORDS["engine"].items():
         counts = [step.engine[name] for step in found if name in step.engine]
-        rows += [(f"{words}, per step", f"{_mean(counts):,.0f}")] if counts else []
+        rows += [(f"{words}, per step", f"{fmean(counts):,.0f}")] if counts else []
     return rows
 
 
@@ -160,10 +161,6 @@ def fast_path_words(machine: Mapping[str, Any]) -> list[str]:
         [f"{part}: {reason}" for part, reason in reasons.items()] if isinstance(reasons, Mapping) else [str(reason) for reason in reasons]
     )
     return ([f"Fast path: {'; '.join(parts)}."] if parts else []) + [f"Slow way: {reason}" for reason in listed]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _duration(seconds: float) -> str:
