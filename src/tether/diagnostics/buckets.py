@@ -123,14 +123,10 @@ def variance_buckets(variances: Mapping[int, float], count: int = NUM_BUCKETS) -
     start = 0
     while start < len(order):
         stop = start + size + (len(buckets) < larger)
-        buckets.append(_bucket(order[start:stop], variances))
+        values = [float(variances[group]) for group in order[start:stop]]
+        buckets.append(Bucket(tuple(order[start:stop]), values[0], values[-1], math.fsum(values) / len(values)))
         start = stop
     return buckets
-
-
-def _bucket(groups: Sequence[int], variances: Mapping[int, float]) -> Bucket:
-    values = [float(variances[group]) for group in groups]
-    return Bucket(tuple(groups), values[0], values[-1], math.fsum(values) / len(values))
 
 
 def split_halves(groups: Sequence[int], seed: int) -> Halves:

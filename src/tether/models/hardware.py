@@ -135,12 +135,10 @@ def memory_boundary(stage: str, remedy: str, kind: type[Exception] = OutOfMemory
     """Turn a failed allocation of the block into an error of this kind that names the stage and the remedy."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise kind(_put_into_words(stage, remedy, error)) from error
     except RuntimeError as error:
-        if not any(text in str(error) for text in _ON_CPU):
+        if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in _ON_CPU):
             raise
-        raise kind(_put_into_words(stage, remedy, error)) from error
+        raise kind(f"out of memory in the {stage} ({' '.join(str(error).split())[:120]}); {remedy}") from error
 
 
 def forget_failed(device: torch.device) -> None:
@@ -148,8 +146,3 @@ def forget_failed(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _put_into_words(stage: str, remedy: str, error: RuntimeError) -> str:
-    said = " ".join(str(error).split())[:120]
-    return f"out of memory in the {stage} ({said}); {remedy}"

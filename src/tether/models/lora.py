@@ -60,7 +60,13 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: int, targets: str | Seque
     chosen = ALL_LINEAR if targets == ALL_LINEAR else _checked(model, [targets] if isinstance(targets, str) else list(targets))
     transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2 keeps its linear layers the other way round
     _inject(model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, fan_in_fan_out=transposed))
-    _draw_start(model, seed)
+    # peft's own start (uniform first matrix, zero second), but each layer from a stream of its own, on the CPU.
+    for name, parameter in _adapter_parameters(model):
+        if ".lora_A." in name:
+            start = torch.empty(parameter.shape)
+            generator = torch.Generator().manual_seed(derive_seed("lora", seed, name))
+            torch.nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
+            parameter.data.copy_(start)
 
 
 def _require_peft() -> None:
@@ -90,16 +96,6 @@ def _inject(model: PreTrainedModel, config: Any) -> None:
 
 def _adapter_parameters(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if ".lora_" in name]
-
-
-def _draw_start(model: PreTrainedModel, seed: int) -> None:
-    """peft's own start (uniform first matrix, zero second), but each layer from a stream of its own, on the CPU."""
-    for name, parameter in _adapter_parameters(model):
-        if ".lora_A." in name:
-            start = torch.empty(parameter.shape)
-            generator = torch.Generator().manual_seed(derive_seed("lora", seed, name))
-            torch.nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
-            parameter.data.copy_(start)
 
 
 @contextmanager

@@ -329,7 +329,11 @@ def _common_runs(ids_BT: npt.NDArray[np.int64], lengths: Sequence[int]) -> list[
     # In the order of their ids, the common prefix of a range of sequences is the shortest of the common prefixes of its neighbours. So a
     # run is a range of this order, and the best cut into ranges is found from left to right.
     order = sorted(range(len(lengths)), key=lambda row: (ids_BT[row, : lengths[row]].tolist(), row))
-    common = [_common(ids_BT[a], ids_BT[b], min(lengths[a], lengths[b])) for a, b in pairwise(order)]
+    common = []  # tokens that neighbours have in common before they differ
+    for a, b in pairwise(order):
+        length = min(lengths[a], lengths[b])
+        differ = np.flatnonzero(ids_BT[a, :length] != ids_BT[b, :length])
+        common.append(int(differ[0]) if len(differ) else length)
     # best[n]: the most tokens that can be saved among the first n sequences; first[n]: where the last of their runs begins.
     best, first = [0], [0]
     for stop in range(1, len(order) + 1):
@@ -352,9 +356,3 @@ def _common_runs(ids_BT: npt.NDArray[np.int64], lengths: Sequence[int]) -> list[
         runs.append(Run(tuple(sorted(order[start:stop])), shared))
         stop = start
     return runs[::-1]
-
-
-def _common(one: Ints, other: Ints, length: int) -> int:
-    """How many tokens two sequences have in common before they differ."""
-    differ = np.flatnonzero(one[:length] != other[:length])
-    return int(differ[0]) if len(differ) else length

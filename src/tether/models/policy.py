@@ -22,13 +22,14 @@ from tether.models.fast.backbone import LlamaBackbone, plain_causal
 from tether.models.fast.layers import UnsupportedLayout, find_layers
 from tether.models.probing import (
     HALF_TYPES,
-    attempt,
     disagreement,
+    disagreement_with,
     evaluating,
     float32_disagreement,
     float32_parts,
     probe_ids,
     probe_positions,
+    reason_against,
 )
 
 HEAD_TOKENS = 4
@@ -179,7 +180,7 @@ class Policy:
         """Why the head is not separable; "" where it is."""
         if self._head_found is None:  # a matter of the architecture, not of device and number type
             with evaluating(self.module):
-                self._head_found = _reason(self._probe_head)
+                self._head_found = reason_against(self._probe_head)
         return self._head_found
 
     @torch.inference_mode()
@@ -223,7 +224,7 @@ class Policy:
     @property
     def packing_reason(self) -> str:
         """Why they do not; "" where they do."""
-        return self.once("packing", lambda: _reason(self._probe_packing))
+        return self.once("packing", lambda: reason_against(self._probe_packing))
 
     @torch.inference_mode()
     def _probe_packing(self) -> str:
@@ -243,15 +244,10 @@ class Policy:
             texts = ids_1T.split(lengths, dim=1)
             return torch.cat([self.features(input_ids=text, use_cache=False) for text in texts], dim=1).view_as(packed)
 
-        def alone_in_float32() -> Tensor:
-            with float32_parts(self.module):
-                return alone()
-
-        expected = alone()
-        moved = float((packed - with_others).abs()[~is_first_2W].max()) / max(1.0, float(expected.abs().max()))
+        moved = float((packed - with_others).abs()[~is_first_2W].max()) / max(1.0, float(alone().abs().max()))
         if moved > 1e-5:
             return "texts that share a row see each other"
-        return disagreement(packed, expected, alone_in_float32, self.dtype)
+        return disagreement_with(self.module, packed, alone, self.dtype)
 
 
 def model_positions(model: PreTrainedModel) -> int:
@@ -260,12 +256,6 @@ def model_positions(model: PreTrainedModel) -> int:
     positions = int(getattr(config, "max_position_embeddings", 0) or UNLIMITED)
     window = getattr(config, "sliding_window", None)
     return min(positions, int(window)) if window and getattr(config, "use_sliding_window", True) else positions
-
-
-def _reason(probe: Callable[[], str]) -> str:
-    """The reason that a probe gives, or what it raised."""
-    reason, raised = attempt(probe)
-    return raised or reason or ""
 
 
 @torch.no_grad()
@@ -277,8 +267,8 @@ def probe_backbone(model: PreTrainedModel, max_positions: int | None = None) -> 
         return None, str(error)
     backbone = LlamaBackbone(model, layers, max_positions)
     with evaluating(model):
-        reason, raised = attempt(lambda: _disagreement(backbone))
-    return (None, raised or reason or "") if raised or reason else (backbone, "")
+        reason = reason_against(lambda: _disagreement(backbone))
+    return (None, reason) if reason else (backbone, "")
 
 
 def _disagreement(backbone: LlamaBackbone) -> str:

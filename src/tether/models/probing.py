@@ -51,14 +51,17 @@ def attempt(compute: Callable[[], T]) -> tuple[T | None, str]:
         return compute(), ""
     except torch.OutOfMemoryError:
         raise
-    except (*PROBE_ERRORS, *_triton_errors()) as error:
+    except Exception as error:
+        errors: Any = sys.modules.get("triton.errors")  # only a process that has loaded triton can see one of them
+        if not isinstance(error, PROBE_ERRORS) and not (errors is not None and isinstance(error, errors.TritonError)):
+            raise
         return None, error_in_words(error)
 
 
-def _triton_errors() -> tuple[type[Exception], ...]:
-    """The base class of triton's errors; only a process that has loaded triton can see one."""
-    errors: Any = sys.modules.get("triton.errors")
-    return (errors.TritonError,) if errors is not None else ()
+def reason_against(probe: Callable[[], str]) -> str:
+    """The reason that a probe gives, or what it raised; "" where there is none."""
+    reason, raised = attempt(probe)
+    return raised or reason or ""
 
 
 def error_in_words(error: BaseException) -> str:
@@ -171,6 +174,16 @@ def disagreement(fast: Tensor, module: Tensor, exact: Callable[[], Tensor], dtyp
     if ours <= WORSE * theirs + FLOOR:
         return ""
     return f"differs from float32 by {ours:.2g} where the module differs by {theirs:.2g}"
+
+
+def disagreement_with(model: nn.Module, fast: Tensor, compute: Callable[[], Tensor], dtype: torch.dtype) -> str:
+    """`disagreement` of a fast result with what `compute` makes of the model's own code."""
+
+    def in_float32() -> Tensor:
+        with float32_parts(model):
+            return compute()
+
+    return disagreement(fast, compute(), in_float32, dtype)
 
 
 def float32_disagreement(fast: Tensor, module: Tensor) -> str:

@@ -45,7 +45,11 @@ def reference_for(
     model = policy.module
     if name is not None:
         try:
-            other = divide(name) if divide else _frozen(name, policy)
+            if divide is not None:
+                other = divide(name)
+            else:
+                loaded = load_model(name, device=str(policy.device), dtype=str(policy.dtype).removeprefix("torch."))
+                other = Policy(loaded.model.requires_grad_(False), loaded.tokenizer, max_positions=policy.max_positions)
         except ModelUnavailable as error:
             raise ModelUnavailable(f"algorithm.reference: {error}") from error
         check_same_vocabulary(other, policy, f"algorithm.reference '{name}'")
@@ -54,8 +58,3 @@ def reference_for(
         return Reference(policy, as_at_start(model, start_model))
     frozen = copy.deepcopy(model).eval().requires_grad_(False)
     return Reference(Policy(frozen, policy.tokenizer, max_positions=policy.max_positions))
-
-
-def _frozen(name: str, policy: Policy) -> Policy:
-    loaded = load_model(name, device=str(policy.device), dtype=str(policy.dtype).removeprefix("torch."))
-    return Policy(loaded.model.requires_grad_(False), loaded.tokenizer, max_positions=policy.max_positions)

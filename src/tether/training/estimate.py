@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.advantages import ESTIMATORS, penalize, place_rewards
-from tether.algorithms.batch import Batch, Episodes
+from tether.algorithms.batch import Batch
 from tether.algorithms.objective import DIVERGENCES
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import BadInput
@@ -67,7 +67,8 @@ class AdvantageEstimator:
             reference_BT = self._by_row(batch, lambda ids, mask, lengths: reference.logprobs(ids, mask, lengths, temperature, micro_tokens))
         episodes = place_rewards(batch.episodes(values_BT, final_values_B), self.algorithm.reward_placement)
         if reference_BT is not None and self.algorithm.kl_mode == "reward":
-            episodes = self._penalized(batch, episodes, reference_BT)
+            divergence_BT = DIVERGENCES[self.algorithm.divergence](batch.behavior_logprobs_BT, reference_BT)
+            episodes = penalize(episodes, batch.aligned(divergence_BT, episodes.mask_RT), self.algorithm.kl_coef)
         estimates = ESTIMATORS[self.algorithm.advantages](episodes, self.algorithm)
         returns_BT = None if estimates.returns_RT is None else batch.spread(estimates.returns_RT, episodes)
         completed = dataclasses.replace(
@@ -110,10 +111,6 @@ class AdvantageEstimator:
 
         values_N = torch.cat(self._ranks.share(compute_own)).to(batch.ids_BT.device)
         return torch.zeros(batch.ids_BT.shape, device=batch.ids_BT.device).masked_scatter(batch.loss_mask_BT, values_N.float())
-
-    def _penalized(self, batch: Batch, episodes: Episodes, reference_BT: Tensor) -> Episodes:
-        divergence_BT = DIVERGENCES[self.algorithm.divergence](batch.behavior_logprobs_BT, reference_BT)
-        return penalize(episodes, batch.aligned(divergence_BT, episodes.mask_RT), self.algorithm.kl_coef)
 
 
 def _summary(batch: Batch) -> dict[str, float]:

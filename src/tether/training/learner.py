@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.algorithms.batch import Batch
-from tether.algorithms.objective import LossTerms, clipped_value_loss, loss_terms, reported, token_mean, token_weights
+from tether.algorithms.objective import clipped_value_loss, loss_terms, reported, token_mean, token_weights
 from tether.algorithms.presets import Algorithm
 from tether.core.errors import OutOfMemory, RankFailure
 from tether.models.critic import Critic
@@ -294,15 +294,11 @@ class Learner:
         """The loss of every token, all terms together; another objective on the same engine overrides this (training/sft/trainer.py)."""
         logprobs_N, entropy_N = logprobs_and_entropy(policy, selected.features_ND, selected.targets_N, self._temperature)
         losses = loss_terms(self._algorithm, part.policy_tokens(logprobs_N, entropy_N))
-        self._count(losses, logprobs_N, part, totals)
-        return losses.total_N
-
-    @staticmethod
-    def _count(losses: LossTerms, logprobs_N: Tensor, part: MicroBatchTokens, totals: TokenTotals) -> None:
         log_ratio_N = logprobs_N.detach() - reported(logprobs_N.detach(), part.gather(part.batch.behavior_logprobs_BT))
         totals.add(**losses.metrics, mismatch=log_ratio_N.abs())
         totals.add_ratios(losses.policy.ratio_N)
         totals.add_mismatch_ratios(log_ratio_N.exp())
+        return losses.total_N
 
     def _value_losses(self, values_N: Tensor, part: MicroBatchTokens, totals: TokenTotals) -> Tensor:
         losses = clipped_value_loss(

@@ -120,8 +120,10 @@ def counted(settings: RunSettings, device: torch.device, available: int, shapes:
     }
     if divided and device.type == "cpu":  # the first rank keeps what it published in host memory, which is here the memory it trains in
         needs["published weights"] = width * policy.parameters
-    if (loading := _loading(settings, policy, num_ranks) - sum(needs.values())) > 0:
-        needs["loading"] = loading
+    if settings.learner.sharding == "fsdp" and num_ranks > 1 and not trains_adapters(settings) and not divided:
+        # While fsdp divides a model that is whole on the device it holds all float32 weights, and its part of them.
+        loading = 4 * (policy.parameters + policy.parameters // num_ranks) - sum(needs.values())
+        needs |= {"loading": loading} if loading > 0 else {}
     spare = max(0, available - sum(needs.values()))
     activations = int(MARGIN * policy.kept * width * settings.learner.micro_tokens)
     # On a CPU the copy that a checkpoint is written from lies in the memory that the model trains in; elsewhere in the host's.
@@ -186,13 +188,6 @@ def trained_needs(shape: Shape, parameters: int, width: int, num_ranks: int, sha
         return {**held, "optimiser": 12 * part, "gradients": 4 * part, "gathered": gathered}
     owned = max(-(-parameters // num_ranks), min(shape.largest, parameters))
     return {"weights": width * parameters, "optimiser": (12 if width < 4 else 8) * owned, "gradients": 4 * parameters}
-
-
-def _loading(settings: RunSettings, policy: Shape, num_ranks: int) -> int:
-    """What fsdp holds while it divides a model that is whole on the device: all float32 weights, and its part of them."""
-    divides = settings.learner.sharding == "fsdp" and num_ranks > 1 and not trains_adapters(settings)
-    whole = divides and not settings.divides_weights(num_ranks)
-    return 4 * (policy.parameters + policy.parameters // num_ranks) if whole else 0
 
 
 def _other_needs(settings: RunSettings, shapes: Mapping[str, Shape], width: int, num_ranks: int) -> dict[str, int]:
@@ -402,16 +397,16 @@ class MicroBudget:
 
 
 def _fits(policies: Sequence[Policy], tokens: int, packing: bool, room: int | None) -> bool:
-    return room is None or max(_needed(policy, tokens, packing) for policy in policies) <= room
-
-
-def _needed(policy: Policy, tokens: int, packing: bool) -> int:
-    """Memory of one micro-batch with its activations kept."""
-    device_type = policy.module.device.type
-    logits = 2 * LOGIT_BYTES.get(device_type, LOGIT_BYTES["cpu"])
-    fused = packing and policy.backbone is not None and device_type == "cuda"
-    kept = kept_bytes(policy.module, tokens, fused=fused) * policy.dtype.itemsize // policy.module.dtype.itemsize
-    return int(MARGIN * kept) + logits
+    """Whether there is room for one micro-batch of each with its activations kept."""
+    if room is None:
+        return True
+    for policy in policies:
+        device_type = policy.module.device.type
+        fused = packing and policy.backbone is not None and device_type == "cuda"
+        kept = kept_bytes(policy.module, tokens, fused=fused) * policy.dtype.itemsize // policy.module.dtype.itemsize
+        if int(MARGIN * kept) + 2 * LOGIT_BYTES.get(device_type, LOGIT_BYTES["cpu"]) > room:
+            return False
+    return True
 
 
 def _recomputes(policy: Policy) -> bool:

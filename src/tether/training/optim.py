@@ -135,7 +135,8 @@ class FP32MasterAdamW(MasterOptimizer):
     def step(self) -> None:
         """Update the master weights by their gradients, and set the parameters to the rounded master weights, on every rank."""
         self._adam.step()
-        self._round()
+        if owned := [n for n in self._rounded if n in self._masters]:
+            torch._foreach_copy_([self._parameters[n] for n in owned], [self._masters[n] for n in owned])
         self._ranks.broadcast(self._parameters, self._owners)
 
     def zero_grad(self) -> None:
@@ -188,12 +189,6 @@ class FP32MasterAdamW(MasterOptimizer):
         """Let go of the parameters: their gradients are their own again."""
         for hook in self._hooks:
             hook.remove()
-
-    @torch.no_grad()
-    def _round(self) -> None:
-        owned = [n for n in self._rounded if n in self._masters]
-        if owned:
-            torch._foreach_copy_([self._parameters[n] for n in owned], [self._masters[n] for n in owned])
 
     def _reduce(self) -> None:
         """Sum every gradient to the owner of its parameter; the others let go of theirs."""

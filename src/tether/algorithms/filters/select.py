@@ -151,8 +151,10 @@ def select_groups(
     ids = _ids(groups)
     _check_lengths(columns, len(ids))
 
-    names, index = _numbered(ids)
-    grouped = _grouped(columns, index, len(names))
+    numbers: dict[Hashable, int] = {}  # of the groups, in the order in which they first appear
+    index = np.array([numbers.setdefault(group, len(numbers)) for group in ids])
+    names, together, sizes = list(numbers), np.argsort(index, kind="stable"), np.bincount(index)
+    grouped = GroupedColumns(np.cumsum(sizes) - sizes, sizes, **{name: values[together] for name, values in columns.items()})
     scores = _with_exact_ties(find_score(score)(grouped))
     variances = grouped.variances(grouped.rewards)
 
@@ -214,19 +216,6 @@ def _taking_turns(lists: Sequence[list[Hashable]]) -> list[Hashable]:
     """One list in which every input list appears evenly spread, in its own order: entry k of n stands at (k + 1/2) / n."""
     placed = [((place + 0.5) / len(names), number, name) for number, names in enumerate(lists) for place, name in enumerate(names)]
     return [name for _, _, name in sorted(placed, key=lambda entry: entry[:2])]
-
-
-def _numbered(ids: Sequence[Hashable]) -> tuple[list[Hashable], Numbers]:
-    """The distinct ids in the order in which they first appear, and the number of each trajectory's."""
-    numbers: dict[Hashable, int] = {}
-    index = np.array([numbers.setdefault(group, len(numbers)) for group in ids])
-    return list(numbers), index
-
-
-def _grouped(columns: dict[str, Floats], index: Numbers, num_groups: int) -> GroupedColumns:
-    together = np.argsort(index, kind="stable")
-    sizes = np.bincount(index, minlength=num_groups)
-    return GroupedColumns(np.cumsum(sizes) - sizes, sizes, **{name: values[together] for name, values in columns.items()})
 
 
 def _with_exact_ties(scores: Floats) -> Floats:

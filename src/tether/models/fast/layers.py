@@ -193,13 +193,13 @@ def _layer(module: Any) -> Layer:
     if (found := {name for name, _ in module.named_children()}) != LAYER_PARTS:
         raise UnsupportedLayout(f"a layer has other parts than a Llama's: {_difference(found, LAYER_PARTS)}")
     attention, mlp = module.self_attn, module.mlp
-    parts = {name for name, child in attention.named_children() if not _is_rotary(child)}
+    parts = {name for name, child in attention.named_children() if not type(child).__name__.endswith("RotaryEmbedding")}
     has_norms = parts >= HEAD_NORMS
     if parts - HEAD_NORMS != ATTENTION_PARTS or (parts & HEAD_NORMS and not has_norms):
         raise UnsupportedLayout(f"attention has other parts than a Llama's: {_difference(parts, ATTENTION_PARTS)}")
     if not (found := {name for name, _ in mlp.named_children()}) >= MLP_PARTS:
         raise UnsupportedLayout(f"the MLP has other parts than a Llama's: {_difference(found, MLP_PARTS)}")
-    if not _is_silu(mlp.act_fn):
+    if mlp.act_fn is not nn.functional.silu and type(mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
         raise UnsupportedLayout(f"the MLP's activation is {type(mlp.act_fn).__name__}, not SiLU")
     norms = [module.input_layernorm, module.post_attention_layernorm, *([attention.q_norm, attention.k_norm] if has_norms else [])]
     for norm in norms:
@@ -225,14 +225,6 @@ def _difference(found: set[str], expected: set[str]) -> str:
     """Example: "more pre_feedforward_layernorm, without mlp"."""
     more, less = sorted(found - expected), sorted(expected - found)
     return ", ".join([*(f"more {name}" for name in more), *(f"without {name}" for name in less)])
-
-
-def _is_rotary(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("RotaryEmbedding")
-
-
-def _is_silu(activation: Any) -> bool:
-    return activation is nn.functional.silu or type(activation).__name__ in ("SiLU", "SiLUActivation")
 
 
 def rms_norm(x: Tensor, weight_N: Tensor, eps: float) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tether.models.probing import attempt
+from tether.models.probing import reason_against
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -318,8 +318,8 @@ def packed_kernel(device_type: str, dtype: torch.dtype, width: int) -> KernelCho
     fused = FUSED.get(device_type)
     if fused is None:
         return KernelChoice(PLAIN, f"torch has no flash kernel for device type '{device_type}'")
-    reason, raised = attempt(lambda: kernel_disagreement(fused, torch.device(device_type), dtype, width))
-    return KernelChoice(PLAIN if raised or reason else fused, raised or reason or "")
+    reason = reason_against(lambda: kernel_disagreement(fused, torch.device(device_type), dtype, width))
+    return KernelChoice(PLAIN if reason else fused, reason)
 
 
 @torch.no_grad()

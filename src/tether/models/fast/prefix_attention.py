@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from tether.models.probing import attempt
+from tether.models.probing import reason_against
 
 NAME = "tether_shared_prefix"
 BEYOND_DOT_PRODUCTS = ("softcap", "s_aux", "position_bias", "head_mask")
@@ -199,10 +199,10 @@ def prefix_kernel(device_type: str, dtype: torch.dtype, width: int, value_width:
         return PrefixKernelChoice(plain_attention, f"keys are {width} wide and values {value_width}; fused kernels need them equal")
     reasons = []
     for kernel in FUSED.get(device_type, ()):
-        reason, raised = attempt(lambda kernel=kernel: _kernel_disagreement(kernel, device_type, dtype, width))  # type: ignore[misc]
-        if not raised and not reason:
+        reason = reason_against(partial(_kernel_disagreement, kernel, device_type, dtype, width))
+        if not reason:
             return PrefixKernelChoice(kernel, "")
-        reasons.append(raised or reason or "")
+        reasons.append(reason)
     return PrefixKernelChoice(plain_attention, "; ".join(reasons) or f"torch has no fused attention for device type '{device_type}'")
 
 

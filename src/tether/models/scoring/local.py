@@ -99,7 +99,9 @@ class PrefixScorer:
         texts = [reasonings[n] for n in rows]
         with evaluating(self._model):  # dropout would make scores random
             if near:
-                scores[np.ix_(rows, near)] = self._share([prompts[j] for j in near], texts, budget)
+                # Nothing waits for the device before the end of a block.
+                blocks = [[prompts[j] for j in near[block.start : block.stop]] for block in cuts([len(prompts[j]) for j in near], budget)]
+                scores[np.ix_(rows, near)] = np.concatenate([self._share(block, texts, budget) for block in blocks], axis=1)
             for j in columns[len(near) :]:
                 scores[rows, j] = self._one_prompt(prompts[j], texts, budget)
         return scores
@@ -123,11 +125,7 @@ class PrefixScorer:
     # ------------------------------------------------------------------------------------------------------------- shared
 
     def _share(self, prompts: Sequence[Ids], texts: Sequence[Ids], budget: int) -> Scores:
-        """Both ascending in length. Nothing waits for the device before the end of a block."""
-        columns = [self._share_block(prompts[block.start : block.stop], texts, budget) for block in cuts([len(p) for p in prompts], budget)]
-        return np.concatenate(columns, axis=1)
-
-    def _share_block(self, prompts: Sequence[Ids], texts: Sequence[Ids], budget: int) -> Scores:
+        """Both ascending in length."""
         prefix = SharedPrefix(self.policy, prompts)
         firsts = torch.tensor([text[0] for text in texts], device=self._model.device)
         first_PN = self._tokens.of_words(prefix.last_PD, firsts)

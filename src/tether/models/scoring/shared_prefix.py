@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tether.models.fast.backbone import LlamaBackbone
 from tether.models.fast.prefix_attention import NotShared, Pass, PrefixSpan, attending, prefix_kernel
 from tether.models.policy import Policy
-from tether.models.probing import attempt, disagreement, float32_parts, probe_ids
+from tether.models.probing import attempt, disagreement_with, probe_ids
 
 Ids = Sequence[int]
 Counts = npt.NDArray[np.int64]
@@ -175,11 +175,7 @@ def _probe(policy: Policy) -> SharedReach:
                 plain.append(policy.features(input_ids=ids_1T, use_cache=False)[0, len(prompt) :])
         return torch.cat(plain)
 
-    def in_float32() -> Tensor:
-        with float32_parts(policy.module):
-            return plainly()
-
-    reason = disagreement(found_SD, plainly(), in_float32, policy.dtype)
+    reason = disagreement_with(policy.module, found_SD, plainly, policy.dtype)
     return SharedReach(None, reason) if reason else SharedReach(attention_reach(policy, prefix.window), _slow_kernel(policy))
 
 

@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tether.core.errors import BadInput
 from tether.models.fast.backbone import Attend, LlamaBackbone
 from tether.models.policy import Policy
-from tether.models.probing import attempt, disagreement, float32_parts, probe_ids
+from tether.models.probing import disagreement_with, probe_ids, reason_against
 
 INITIAL_POSITIONS = 256
 PROBE_TOKENS = 6
@@ -146,12 +146,7 @@ def decodes_with_cache(policy: Policy) -> str:
 
     It does not for recurrent models and some attention biases.
     """
-
-    def probe() -> str:
-        reason, raised = attempt(lambda: _pieces_disagree(policy))
-        return raised or reason or ""
-
-    return policy.once("cache", probe)
+    return policy.once("cache", lambda: reason_against(lambda: _pieces_disagree(policy)))
 
 
 @torch.inference_mode()
@@ -163,13 +158,9 @@ def _pieces_disagree(policy: Policy) -> str:
     def whole() -> Tensor:
         return policy.features(input_ids=ids_1T, use_cache=False)
 
-    def whole_in_float32() -> Tensor:
-        with float32_parts(policy.module):
-            return whole()
-
     first = decoder.extend(slice(0, 1), ids_1T[:, :half], torch.zeros_like(half))
     second = decoder.extend(slice(0, 1), ids_1T[:, half:], half)
-    return disagreement(torch.cat([first, second], dim=1), whole(), whole_in_float32, policy.dtype)
+    return disagreement_with(policy.module, torch.cat([first, second], dim=1), whole, policy.dtype)
 
 
 def position_bytes(policy: Policy) -> int:
