@@ -43,7 +43,14 @@ def cross_score(scorer: Any, prompts: Sequence[Ids], reasonings: Sequence[Ids]) 
     distinct = _scored(as_scorer(scorer), distinct_columns, distinct_rows)
     place_of_column, place_of_row = ({ids: place for place, ids in enumerate(sequences)} for sequences in (distinct_columns, distinct_rows))
     scores: npt.NDArray[np.float64] = distinct[np.ix_([place_of_row[ids] for ids in rows], [place_of_column[ids] for ids in columns])]
-    _check_finite(scores)
+    wrong = np.argwhere(~np.isfinite(scores))
+    if len(wrong):
+        row, column = wrong[0]
+        others = f" and {len(wrong) - 1} other pairs" if len(wrong) > 1 else ""
+        raise BadInput(
+            f"the scorer gave log p = {scores[row, column]} for reasoning {row} after prompt {column}{others}; "
+            "check the model's weights for non-finite values (float16 overflows: score in float32 or bfloat16), or leave out that reasoning"
+        )
     return scores
 
 
@@ -63,17 +70,6 @@ def _scored(
             "score_many must return one number per reasoning, score_all one row per reasoning with one number per prompt"
         )
     return scores
-
-
-def _check_finite(scores: npt.NDArray[np.float64]) -> None:
-    wrong = np.argwhere(~np.isfinite(scores))
-    if len(wrong):
-        row, column = wrong[0]
-        others = f" and {len(wrong) - 1} other pairs" if len(wrong) > 1 else ""
-        raise BadInput(
-            f"the scorer gave log p = {scores[row, column]} for reasoning {row} after prompt {column}{others}; "
-            "check the model's weights for non-finite values (float16 overflows: score in float32 or bfloat16), or leave out that reasoning"
-        )
 
 
 def as_scorer(scorer: Any) -> Scorer | BatchScorer | MatrixScorer:

@@ -12,7 +12,8 @@ of the ranks' gradients is the gradient of one rank. What was counted is combine
 repeat it in smaller parts, together.
 
 With learner.sharding=fsdp the gradient is computed on a divided copy of the policy, or on the policy itself where no rank holds it whole
-(training/distributed/fsdp.py). Every pass is then an exchange: ranks with fewer micro-batches than others repeat one with a loss of zero, and a rank that runs out of memory ends the run.
+(training/distributed/fsdp.py). Every pass is then an exchange: ranks with fewer micro-batches than others repeat one with a loss of zero,
+and a rank that runs out of memory ends the run.
 """
 
 import math

@@ -1,8 +1,9 @@
 """Prompts computed once, and passes over everything that may follow them.
 
 `SharedPrefix` feeds the prompts of a block through the model, keeps the keys and values of every layer, and then feeds continuations:
-all pairs of some of its prompts and some texts in one row. How they see what they may see, and nothing else, is for one of two: a kernel over
-the family's forward pass on a CUDA device (`text_attention` of models/fast/kernels/attention.py), and models/fast/prefix_attention.py for all other models.
+all pairs of some of its prompts and some texts in one row. How they see what they may see, and nothing else, is for one of two: a kernel
+over the family's forward pass on a CUDA device (`text_attention` of models/fast/kernels/attention.py), and models/fast/prefix_attention.py
+for all other models.
 `shares_prefix` finds out whether a model computes in this way what it computes plainly.
 
 Shape legend: S tokens of a row, B texts in it, T tokens of the longest, D width of the features.
@@ -24,8 +25,9 @@ from tether.models.probing import attempt, disagreement_with, probe_ids
 Ids = Sequence[int]
 Counts = npt.NDArray[np.int64]
 PROBE_PROMPT_LENGTHS, PROBE_TEXT_LENGTHS = (5, 3), (4, 2)
-"""Two short prompts and texts, within small attention windows; their words come from all over the vocabulary (`probe_ids`). The first words of a vocabulary are often special
-tokens, whose features in half precision are far from float32 whichever code computes them (seen: 0.29 with real SmolLM2 weights)."""
+"""Two short prompts and texts, within small attention windows; their words come from all over the vocabulary (`probe_ids`). The first words
+of a vocabulary are often special tokens, whose features in half precision are far from float32 whichever code computes them (seen: 0.29 with
+real SmolLM2 weights)."""
 
 
 class Continuations(NamedTuple):

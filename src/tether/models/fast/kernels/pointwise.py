@@ -1,8 +1,9 @@
 """The steps between a layer's matrix products, one pass over memory each, and their gradients: norm, SwiGLU, rotary positions.
 
-Norm: a row is normalised in float32, rounded to its own precision, and then scaled by the weight, as transformers does it; the addition of the
-residual stream happens in the same pass, and where that comes in parts (kernels/products.py) their sum too. Rows are addressed as heads of tokens, so that the norm of queries and keys reads them where the
-projection wrote them: row r starts at `(r // heads) * token_stride + (r % heads) * width`.
+Norm: a row is normalised in float32, rounded to its own precision, and then scaled by the weight, as transformers does it; the addition of
+the residual stream happens in the same pass, and where that comes in parts (kernels/products.py) their sum too. Rows are addressed as heads
+of tokens, so that the norm of queries and keys reads them where the projection wrote them: row r starts at
+`(r // heads) * token_stride + (r % heads) * width`.
 
 SwiGLU: silu(gate) * up. The two halves may lie in one matrix, beside each other.
 
