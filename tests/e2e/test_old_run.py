@@ -54,7 +54,7 @@ def test_it_opens_and_reports(old_run: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_what_a_run_had_before_a_setting_was_added_stays(old_run: Path) -> None:
-    """In effect nothing followed a truncated episode; a new run counts what the critic expects there."""
+    """In effect nothing followed a truncated episode."""
     from tether.training.resolve import run_settings
 
     assert "bootstrap_truncated" not in (old_run / "config.yaml").read_text()

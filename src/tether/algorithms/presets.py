@@ -66,8 +66,9 @@ class Algorithm(Settings):
     """Lambda of GAE."""
     turn_gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """bilevel_gae: discount from turn to turn; gamma and gae_lambda then hold within a turn."""
-    bootstrap_truncated: bool = True
-    """gae, bilevel_gae: after an episode cut by the turn limit or a full context, count what the critic expects there; false: 0, the paper's way."""
+    bootstrap_truncated: bool = False
+    """gae, bilevel_gae: after an episode cut by the turn limit or a full context, count what the critic expects there; false: 0, the paper's way.
+    For limits that the agent cannot see: an environment that shows the turns left has its limit as a part of the task."""
     reward_placement: Literal["turn", "trajectory"] = "turn"
     """gae, bilevel_gae: rewards stand at the end of the turn that earned them, or all at the last token."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2

@@ -357,8 +357,6 @@ def _stored_config(store: RunStore, given: Mapping[str, Any]) -> dict[str, Any]:
     config = store.config()
     if "invalid_steps" not in (config.get("early_stop") or {}):  # a rule that the run's version did not have
         config = merge(config, {"early_stop": {"invalid_steps": 0}})
-    if "bootstrap_truncated" not in (config.get("algorithm") or {}):  # nothing followed a truncated episode then
-        config = merge(config, {"algorithm": {"bootstrap_truncated": False}})
     for name in sorted(_named_environments(config) - _named_environments(given)):
         check_received(name, f"'{store.folder / CONFIG}'")
     environments = [config.get("env"), *config.get("also", [])]

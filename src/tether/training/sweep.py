@@ -22,7 +22,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from tether.algorithms.presets import preset
 from tether.core.config import flattened, merge, parse_overrides
 from tether.core.errors import BadInput, ConfigError
 from tether.core.intervals import Estimate, contrast
@@ -85,9 +84,6 @@ def identity_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     defaults = flattened(resolve_settings(None, plain, {}).model_dump(mode="json"))
     if resolved.get("env.options.instructions") == EXAMPLE:
         defaults |= {"env.options.few_shot": 0}  # none, as in cells that are older than the option; other wordings show none by themselves
-    # Likewise: nothing followed a truncated episode in trials that are older than this setting.
-    bootstraps = preset(resolved["algorithm.name"]).has_critic and resolved["algorithm.bootstrap_truncated"] is not False
-    resolved["algorithm.bootstrap_truncated"], defaults["algorithm.bootstrap_truncated"] = bootstraps, False
     return {
         key: value
         for key, value in sorted(resolved.items())

@@ -122,14 +122,6 @@ def test_defaults_of_an_algorithm_are_not_part_of_an_identity() -> None:
     assert not any(key.startswith("filter.") for key in dapo)
 
 
-def test_a_value_behind_truncated_episodes_makes_another_trial_than_the_one_of_before_there_was_such_a_setting() -> None:
-    ppo = {**PLAIN, "algorithm": {"name": "ppo"}}
-    former = identity_of({**ppo, "algorithm": {"name": "ppo", "bootstrap_truncated": False}})
-    assert not any("bootstrap" in key for key in former)
-    assert identity_of(ppo) == former | {"algorithm.bootstrap_truncated": True}
-    assert not any("bootstrap" in key for key in identity_of(PLAIN)), "GRPO has no critic"
-
-
 @pytest.mark.parametrize(
     "change", [{"seed": 2}, {"steps": 7}, {"algorithm": {"kl_coef": 0.1}}, {"env": {"name": "sokoban", "options": {"boxes": 2}}}]
 )
