@@ -84,10 +84,12 @@ def identity_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     defaults = flattened(resolve_settings(None, plain, {}).model_dump(mode="json"))
     if resolved.get("env.options.instructions") == EXAMPLE:
         defaults |= {"env.options.few_shot": 0}  # none, as in cells that are older than the option; other wordings show none by themselves
+    # A value of the algorithm that is given counts, also where it is the preset's own: it did when the first cells were published.
+    always = {*ALWAYS, *(f"algorithm.{key}" for key in settings.get("algorithm") or {})}
     return {
         key: value
         for key, value in sorted(resolved.items())
-        if key in ALWAYS or (value != defaults.get(key) and not any(key == name or key.startswith(f"{name}.") for name in WITHOUT_EFFECT))
+        if key in always or (value != defaults.get(key) and not any(key == name or key.startswith(f"{name}.") for name in WITHOUT_EFFECT))
     }
 
 
