@@ -302,9 +302,9 @@ for seed in range(3):
 
 def test_connections_are_shared(lake: str) -> None:
     def client() -> httpx.Client:
-        return http_client._shared.connections(lake)
+        return http_client._shared_connections(lake)
 
-    assert client() is http_client._shared.connections(f"{lake}/some/prefix")
+    assert client() is http_client._shared_connections(f"{lake}/some/prefix")
     found: list[httpx.Client] = []
     threads = [threading.Thread(target=lambda: found.append(client())) for _ in range(8)]
     for thread in threads:
