@@ -105,26 +105,26 @@ def memory_table(shapes: dict[str, Shape], card: float) -> list[str]:
         return f"**{size:,.0f}**" if size <= ROOM * card else f"{size:,.0f}"
 
     lines = [
-        f"| model | `learner.sharding` | {' | '.join('1 GPU' if cards == 1 else f'{cards} GPUs' for cards in CARDS)} |",
+        f"|model|`learner.sharding`|{'|'.join('1 GPU' if cards == 1 else f'{cards} GPUs' for cards in CARDS)}|",
         "|---" * (len(CARDS) + 2) + "|",
     ]
     for name, sizes in shapes.items():
-        lines.append(f"| {name} | `zero1` | {' | '.join(cell(sizes, cards, 'zero1') for cards in CARDS)} |")
+        lines.append(f"|{name}|`zero1`|{'|'.join(cell(sizes, cards, 'zero1') for cards in CARDS)}|")
         for words, engine in (("`fsdp`", "native"), ("`fsdp`, servers sample", "ray")):
-            lines.append(f"| {name} | {words} | - | {' | '.join(cell(sizes, cards, 'fsdp', engine) for cards in CARDS[1:])} |")
+            lines.append(f"|{name}|{words}|-|{'|'.join(cell(sizes, cards, 'fsdp', engine) for cards in CARDS[1:])}|")
     return lines
 
 
 def rate_table(shapes: dict[str, Shape], machine: Machine) -> list[str]:
     """Tokens a second of a card, and seconds of the exchanges."""
     lines = [
-        "| model | parameters | decoded tokens/s | trained tokens/s | `zero1`: s an update | `fsdp`: s a micro-batch | `fsdp`: s a step |",
+        "|model|parameters|decoded tokens/s|trained tokens/s|`zero1`: s an update|`fsdp`: s a micro-batch|`fsdp`: s a step|",
         "|---" * 7 + "|",
     ]
     for name, sizes in shapes.items():
         found = rates(sizes, machine)
-        seconds = " | ".join(f"{each:.2f}" for each in (found.zero1, found.fsdp, found.publish))
-        lines.append(f"| {name} | {sizes.parameters / 1e9:.2f}e9 | {found.decoded:,.0f} | {found.trained:,.0f} | {seconds} |")
+        seconds = "|".join(f"{each:.2f}" for each in (found.zero1, found.fsdp, found.publish))
+        lines.append(f"|{name}|{sizes.parameters / 1e9:.2f}e9|{found.decoded:,.0f}|{found.trained:,.0f}|{seconds}|")
     return lines
 
 
