@@ -38,7 +38,7 @@ test-long: set-up-dev ## the tests that are too long for every time: more kills,
 GPU_PYTHON = $(if $(filter no,$(SET_UP)),"$(PYTHON)",$(BIN)/python)
 test-gpu: $(if $(filter no,$(SET_UP)),,set-up-dev) ## every test that can use a GPU, on the GPU of this machine (SET_UP=no: with PYTHON as it is)
 	@PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch finds no GPU here')"
-	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $$(grep -rlE "^DEVICE|(gpu|device): str" tests --include="test_*.py")
+	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $$(grep -rlE "^DEVICE|(gpu|device): str|tiny_on_device" tests --include="test_*.py")
 
 torture: set-up-dev ## kills, faults, damage, fuzz, hostile clients and programs, a long run, with figures (TORTURE_MINUTES=n, an hour by default)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/torture.py $(TORTURE_MINUTES)

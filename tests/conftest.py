@@ -63,6 +63,14 @@ def tiny() -> Any:
     return load_model("tiny", device="cpu")
 
 
+@pytest.fixture(scope="session")
+def tiny_on_device(tiny: Any, device: str) -> Any:
+    """The embedded model on the GPU if there is one, for a test that computes with it."""
+    from tether.models.load import load_model
+
+    return tiny if device == "cpu" else load_model("tiny", device=device)
+
+
 @pytest.fixture
 def tiny_model(tiny: Any) -> Any:
     """A copy of the embedded model that a test may change."""

@@ -125,9 +125,9 @@ def logprobs(groups: list[Group]) -> list[float]:
     ],
 )
 @pytest.mark.usefixtures("everywhere")
-def test_trajectories_are_the_same_in_fewer_calls(tiny: Any, chat: Any, env: str, rollout: dict[str, Any]) -> None:
-    plain, without = play(tiny, chat, env, 0, **rollout)
-    drafted, engine = play(tiny, chat, env, 4, **rollout)
+def test_trajectories_are_the_same_in_fewer_calls(tiny_on_device: Any, chat: Any, env: str, rollout: dict[str, Any]) -> None:
+    plain, without = play(tiny_on_device, chat, env, 0, **rollout)
+    drafted, engine = play(tiny_on_device, chat, env, 4, **rollout)
     assert turns(drafted) == turns(plain)
     assert logprobs(drafted) == pytest.approx(logprobs(plain), abs=1e-4)
     found, before = engine.statistics, without.statistics

@@ -72,9 +72,9 @@ def _turns(engine: NativeEngine, chat: Any, turns: int, conversations: int) -> t
 
 
 @pytest.mark.parametrize("max_rows", [4, 2])
-def test_a_continued_conversation_computes_its_new_tokens_alone(tiny: Any, chat: Any, max_rows: int) -> None:
+def test_a_continued_conversation_computes_its_new_tokens_alone(tiny_on_device: Any, chat: Any, max_rows: int) -> None:
     """With the tokens and log-probs of an engine that begins anew; also where there are more conversations than slots."""
-    engine, plain = (NativeEngine(Policy(*tiny), max_rows=max_rows, keeps_slots=keeps) for keeps in (True, False))
+    engine, plain = (NativeEngine(Policy(*tiny_on_device), max_rows=max_rows, keeps_slots=keeps) for keeps in (True, False))
     (said, fed), (expected, all_fed) = _turns(engine, chat, 3, 4), _turns(plain, chat, 3, 4)
     for mine, theirs in zip(said, expected, strict=True):
         assert [response.tokens for response in mine] == [response.tokens for response in theirs]
@@ -84,11 +84,11 @@ def test_a_continued_conversation_computes_its_new_tokens_alone(tiny: Any, chat:
     assert fed[1:] == [4 * new] * 2 if max_rows == 4 else all(new < count for count in fed[1:])
 
 
-def test_memory_is_taken_from_what_was_kept_before_rows_are_evicted(tiny: Any, chat: Any) -> None:
-    config = tiny.model.config
+def test_memory_is_taken_from_what_was_kept_before_rows_are_evicted(tiny_on_device: Any, chat: Any) -> None:
+    config = tiny_on_device.model.config
     position = 2 * config.num_hidden_layers * config.num_key_value_heads * (config.hidden_size // config.num_attention_heads) * 4
-    engine = NativeEngine(Policy(*tiny), max_rows=4, max_context=256, cache_gb=position * 150 / 2**30, keeps_slots=True)
-    plain = NativeEngine(Policy(*tiny), max_rows=4)
+    engine = NativeEngine(Policy(*tiny_on_device), max_rows=4, max_context=256, cache_gb=position * 150 / 2**30, keeps_slots=True)
+    plain = NativeEngine(Policy(*tiny_on_device), max_rows=4)
     for first in range(0, 12, 2):
         prompts = [chat.encode(f"Number {number} " + "has a long tale to tell " * 8) for number in range(first, first + 2)]
         mine, theirs = _ask(engine, prompts, first), _ask(plain, prompts, first)
@@ -96,9 +96,9 @@ def test_memory_is_taken_from_what_was_kept_before_rows_are_evicted(tiny: Any, c
         assert engine.statistics.evictions == 0
 
 
-def test_new_weights_forget_it(tiny: Any, chat: Any) -> None:
-    model = copy.deepcopy(tiny.model)
-    engine = NativeEngine(Policy(model, tiny.tokenizer), max_rows=4, keeps_slots=True)
+def test_new_weights_forget_it(tiny_on_device: Any, chat: Any) -> None:
+    model = copy.deepcopy(tiny_on_device.model)
+    engine = NativeEngine(Policy(model, tiny_on_device.tokenizer), max_rows=4, keeps_slots=True)
     prompt = list(chat.encode("Once upon a time"))
     (first,) = _ask(engine, [prompt])
     engine.forget()
@@ -106,5 +106,8 @@ def test_new_weights_forget_it(tiny: Any, chat: Any) -> None:
         for parameter in model.parameters():
             parameter.mul_(0.7)
     continued = [*prompt, *first.tokens, *chat.encode(" and then")]
-    (mine,), (theirs,) = _ask(engine, [continued], 5), _ask(NativeEngine(Policy(model, tiny.tokenizer), max_rows=4), [continued], 5)
+    (mine,), (theirs,) = (
+        _ask(engine, [continued], 5),
+        _ask(NativeEngine(Policy(model, tiny_on_device.tokenizer), max_rows=4), [continued], 5),
+    )
     assert mine.tokens == theirs.tokens and mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)

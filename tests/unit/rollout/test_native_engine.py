@@ -95,18 +95,18 @@ def _talk(tiny: Any, talks: list[Talk], sampling: Sampling, max_rows: int = 128)
 
 
 @pytest.fixture(scope="module")
-def generated(tiny: Any, contexts: list[list[tuple[int, ...]]]) -> list[list[tuple[int, ...]]]:
+def generated(tiny_on_device: Any, contexts: list[list[tuple[int, ...]]]) -> list[list[tuple[int, ...]]]:
     """What `generate` answers greedily, with the whole conversation given anew for each turn."""
     answers = []
-    ends = [tiny.tokenizer.eos_token_id, tiny.tokenizer.convert_tokens_to_ids("</answer>")]
+    ends = [tiny_on_device.tokenizer.eos_token_id, tiny_on_device.tokenizer.convert_tokens_to_ids("</answer>")]
     for conversation in contexts:
         so_far: list[int] = []
         said = []
         for context in conversation:
             so_far += context
-            ids = torch.tensor([so_far])
+            ids = torch.tensor([so_far], device=tiny_on_device.model.device)
             with torch.inference_mode():
-                full = tiny.model.generate(
+                full = tiny_on_device.model.generate(
                     ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=45, eos_token_id=ends, pad_token_id=ends[0]
                 )
             said.append(tuple(full[0, len(so_far) :].tolist()))
@@ -116,19 +116,19 @@ def generated(tiny: Any, contexts: list[list[tuple[int, ...]]]) -> list[list[tup
 
 
 @pytest.mark.parametrize("max_rows", [128, 2, pytest.param(1, marks=pytest.mark.long)])
-def test_greedy_equals_generate(tiny: Any, contexts: Any, generated: Any, max_rows: int) -> None:
-    talks = _talk(tiny, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows)
+def test_greedy_equals_generate(tiny_on_device: Any, contexts: Any, generated: Any, max_rows: int) -> None:
+    talks = _talk(tiny_on_device, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows)
     assert [talk.said for talk in talks] == generated
     assert {len(talk.said) for talk in talks} == {1, 2, 3}
 
 
 @pytest.mark.parametrize(("share", "prefill_tokens"), [(1, 8192), (10**9, 8192), (8, 1), (2, 400)])
 def test_when_and_how_much_is_fed_changes_nothing(
-    tiny: Any, contexts: Any, generated: Any, share: int, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
+    tiny_on_device: Any, contexts: Any, generated: Any, share: int, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "FEED_SHARE", share)
     monkeypatch.setattr(contiguous, "PREFILL_TOKENS", prefill_tokens)
-    talks = _talk(tiny, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows=4)
+    talks = _talk(tiny_on_device, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows=4)
     assert [talk.said for talk in talks] == generated
 
 
@@ -185,17 +185,19 @@ def test_few_answers_are_not_waited_for_while_others_decode(
 
 
 @pytest.mark.parametrize("max_rows", [pytest.param(128, marks=pytest.mark.long), 2, pytest.param(1, marks=pytest.mark.long)])
-def test_answers_that_have_to_be_asked_for_change_nothing(tiny: Any, contexts: Any, generated: Any, max_rows: int) -> None:
+def test_answers_that_have_to_be_asked_for_change_nothing(tiny_on_device: Any, contexts: Any, generated: Any, max_rows: int) -> None:
     SlowTalk.most_on_their_way = 0
-    talks = _talk(tiny, [SlowTalk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows)
+    talks = _talk(tiny_on_device, [SlowTalk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows)
     assert [talk.said for talk in talks] == generated
     assert SlowTalk.on_their_way == 0
     assert SlowTalk.most_on_their_way == min(max_rows, len(contexts))  # all were at work before the first was asked
 
 
-def test_slow_and_quick_dialogues_share_a_batch(tiny: Any, contexts: Any, generated: Any) -> None:
+def test_slow_and_quick_dialogues_share_a_batch(tiny_on_device: Any, contexts: Any, generated: Any) -> None:
     kinds = [Talk, SlowTalk, Talk, SlowTalk, SlowTalk]
-    talks = _talk(tiny, [kind(conversation, key) for key, (kind, conversation) in enumerate(zip(kinds, contexts, strict=True))], GREEDY, 3)
+    talks = _talk(
+        tiny_on_device, [kind(conversation, key) for key, (kind, conversation) in enumerate(zip(kinds, contexts, strict=True))], GREEDY, 3
+    )
     assert [talk.said for talk in talks] == generated
 
 
@@ -203,19 +205,21 @@ def test_slow_and_quick_dialogues_share_a_batch(tiny: Any, contexts: Any, genera
     ("kind", "max_rows"),
     [(Talk, 128), (SlowTalk, 2), pytest.param(Talk, 2, marks=pytest.mark.long), pytest.param(SlowTalk, 128, marks=pytest.mark.long)],
 )
-def test_a_conversation_begun_anew_is_a_conversation_of_its_own(tiny: Any, contexts: Any, generated: Any, kind: Any, max_rows: int) -> None:
+def test_a_conversation_begun_anew_is_a_conversation_of_its_own(
+    tiny_on_device: Any, contexts: Any, generated: Any, kind: Any, max_rows: int
+) -> None:
     """Long after short, short after long, appended to afterwards, beside others that go on: the answers are those of the parts alone."""
     first, second, third, _, fifth = ([ContextReset(conversation[0]), *conversation[1:]] for conversation in contexts)
     talks = [kind(first + third, 0), kind(third + second + fifth, 1), kind(contexts[2], 2), kind(second, 3), kind(fifth + fifth, 4)]
-    _talk(tiny, talks, GREEDY, max_rows)
+    _talk(tiny_on_device, talks, GREEDY, max_rows)
     said = generated
     assert [talk.said for talk in talks] == [said[0] + said[2], said[2] + said[1] + said[4], said[2], said[1], said[4] + said[4]]
 
 
-def test_prompts_begun_anew_are_computed_once_for_a_group(tiny: Any, contexts: Any) -> None:
+def test_prompts_begun_anew_are_computed_once_for_a_group(tiny_on_device: Any, contexts: Any) -> None:
     """Three members come to the same second prompt at the same time."""
     talks = [Talk([contexts[0][0], ContextReset(contexts[2][0])], 0) for _ in range(3)]
-    engine = NativeEngine(Policy(tiny.model, tiny.tokenizer))
+    engine = NativeEngine(Policy(tiny_on_device.model, tiny_on_device.tokenizer))
     engine.run(talks, GREEDY)
     prompts = len(contexts[0][0]) + len(contexts[2][0])
     assert (engine.statistics.fed_tokens, engine.statistics.shared_tokens) == (prompts, 2 * prompts)
@@ -229,30 +233,30 @@ class SlowToBegin(SlowTalk):
         return Talk.receive(self, completion)
 
 
-def test_a_dialogue_is_asked_once_for_each_answer(tiny: Any, contexts: Any, generated: Any) -> None:
-    talks = _talk(tiny, [SlowToBegin(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, 2)
+def test_a_dialogue_is_asked_once_for_each_answer(tiny_on_device: Any, contexts: Any, generated: Any) -> None:
+    talks = _talk(tiny_on_device, [SlowToBegin(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, 2)
     assert [talk.said for talk in talks] == generated
     assert SlowTalk.on_their_way == 0
 
 
-def test_a_slow_dialogue_that_has_nothing_to_say_is_finished(tiny: Any) -> None:
-    talks = _talk(tiny, [SlowTalk([], 0), SlowTalk([], 1)], GREEDY)
+def test_a_slow_dialogue_that_has_nothing_to_say_is_finished(tiny_on_device: Any) -> None:
+    talks = _talk(tiny_on_device, [SlowTalk([], 0), SlowTalk([], 1)], GREEDY)
     assert [talk.said for talk in talks] == [[], []]
 
 
-def test_a_response_ends_at_its_dialogues_own_tag(tiny: Any, contexts: Any, generated: Any) -> None:
+def test_a_response_ends_at_its_dialogues_own_tag(tiny_on_device: Any, contexts: Any, generated: Any) -> None:
     talk = Talk(contexts[1], 0)
     talk.closing_tags = ("</think>", "</answer>")
-    _talk(tiny, [talk], GREEDY)
+    _talk(tiny_on_device, [talk], GREEDY)
     (said,) = talk.said
-    assert tiny.tokenizer.decode(said).endswith("</think>")
+    assert tiny_on_device.tokenizer.decode(said).endswith("</think>")
     assert said == generated[1][0][: len(said)] and len(said) < len(generated[1][0])
 
 
-def test_a_sample_does_not_depend_on_its_batch(tiny: Any, contexts: Any) -> None:
-    together = _talk(tiny, [Talk(conversation, key, seed=key) for key, conversation in enumerate(contexts)], WARM, max_rows=3)
+def test_a_sample_does_not_depend_on_its_batch(tiny_on_device: Any, contexts: Any) -> None:
+    together = _talk(tiny_on_device, [Talk(conversation, key, seed=key) for key, conversation in enumerate(contexts)], WARM, max_rows=3)
     for key in (0, 2, 4):
-        alone = _talk(tiny, [Talk(contexts[key], 0, seed=key)], WARM)[0]
+        alone = _talk(tiny_on_device, [Talk(contexts[key], 0, seed=key)], WARM)[0]
         assert alone.said == together[key].said
         for a, b in zip(alone.completions, together[key].completions, strict=True):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4) and a.finish is b.finish
@@ -263,8 +267,8 @@ def _group(contexts: Any, keys: list[int]) -> list[Talk]:
     return [Talk(contexts[(0, 2)[n // 3]], key, seed=50 + n) for n, key in enumerate(keys)]
 
 
-def test_a_shared_prefill_gives_the_same(tiny: Any, contexts: Any) -> None:
-    engine = NativeEngine(Policy(tiny.model, tiny.tokenizer))
+def test_a_shared_prefill_gives_the_same(tiny_on_device: Any, contexts: Any) -> None:
+    engine = NativeEngine(Policy(tiny_on_device.model, tiny_on_device.tokenizer))
     shared, apart = _group(contexts, [0, 0, 0, 1, 1, 1]), _group(contexts, [0, 1, 2, 3, 4, 5])
     engine.run(shared, WARM)
     with_groups = engine.statistics
@@ -276,56 +280,57 @@ def test_a_shared_prefill_gives_the_same(tiny: Any, contexts: Any) -> None:
     assert engine.statistics.fed_tokens - with_groups.fed_tokens == saved
 
 
-def test_sampled_log_probs_are_the_learners(tiny: Any, contexts: Any) -> None:
-    split = Policy(tiny.model)
-    for talk in _talk(tiny, [Talk(conversation, key, seed=key) for key, conversation in enumerate(contexts)], WARM, max_rows=3):
+def test_sampled_log_probs_are_the_learners(tiny_on_device: Any, contexts: Any) -> None:
+    split = Policy(tiny_on_device.model)
+    for talk in _talk(tiny_on_device, [Talk(conversation, key, seed=key) for key, conversation in enumerate(contexts)], WARM, max_rows=3):
         ids: list[int] = []
         mask: list[bool] = []
         for context, completion in zip(talk.contexts, talk.completions, strict=True):
             ids += [*context, *completion.token_ids]
             mask += [False] * len(context) + [True] * len(completion.token_ids)
         with torch.inference_mode():
-            want = token_logprobs(split, torch.tensor([ids]), torch.tensor([mask]), torch.tensor([len(ids)]), 0.9, max_tokens=2000)
+            batch = (torch.tensor(part, device=split.device) for part in ([ids], [mask], [len(ids)]))
+            want = token_logprobs(split, *batch, 0.9, max_tokens=2000)
         got = [value for completion in talk.completions for value in completion.logprobs]
         assert got == pytest.approx(want.tolist(), abs=1e-4)
 
 
-def test_a_dialogue_with_nothing_to_say_does_not_stop_the_others(tiny: Any, contexts: Any, generated: Any) -> None:
-    talks = _talk(tiny, [Talk([], 0), Talk(contexts[1], 1), Talk([], 2), Talk(contexts[0], 3), Talk([], 4)], GREEDY, max_rows=1)
+def test_a_dialogue_with_nothing_to_say_does_not_stop_the_others(tiny_on_device: Any, contexts: Any, generated: Any) -> None:
+    talks = _talk(tiny_on_device, [Talk([], 0), Talk(contexts[1], 1), Talk([], 2), Talk(contexts[0], 3), Talk([], 4)], GREEDY, max_rows=1)
     assert [talk.said for talk in talks] == [[], generated[1], [], generated[0], []]
 
 
-def test_nobody_to_talk_to(tiny: Any) -> None:
-    assert _talk(tiny, [], GREEDY) == []
+def test_nobody_to_talk_to(tiny_on_device: Any) -> None:
+    assert _talk(tiny_on_device, [], GREEDY) == []
 
 
-def test_the_budget_of_a_response(tiny: Any, contexts: Any, generated: Any) -> None:
-    talk = _talk(tiny, [Talk(contexts[1], 0)], Sampling(0.0, 7))[0]
+def test_the_budget_of_a_response(tiny_on_device: Any, contexts: Any, generated: Any) -> None:
+    talk = _talk(tiny_on_device, [Talk(contexts[1], 0)], Sampling(0.0, 7))[0]
     assert talk.said == [generated[1][0][:7]]
     assert str(talk.completions[0].finish) == "length"
 
 
-def test_a_long_conversation_beside_a_new_prompt_stays_within_the_positions(tiny: Any) -> None:
+def test_a_long_conversation_beside_a_new_prompt_stays_within_the_positions(tiny_on_device: Any) -> None:
     """900 tokens here, a new prompt of 300 there: neither is longer than the 1024 positions of the model, so neither may fail."""
     long = [tuple(range(10, 310)), tuple(range(10, 300)), tuple(range(10, 300)), (7, 8)]
     short = [tuple(range(20, 320))]
     talks = [Talk(long, 0)] + [Talk(short, key) for key in range(1, 12)]
-    _talk(tiny, talks, Sampling(0.0, 3), max_rows=2)
+    _talk(tiny_on_device, talks, Sampling(0.0, 3), max_rows=2)
     assert [len(talk.said) for talk in talks] == [4] + [1] * 11
 
 
-def test_the_same_with_a_table_of_positions(tiny: Any) -> None:
+def test_the_same_with_a_table_of_positions(tiny_on_device: Any) -> None:
     """A model that looks its 64 positions up in a table cannot even be asked for the 65th."""
-    size = {"vocab_size": len(tiny.tokenizer), "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 64}
+    size = {"vocab_size": len(tiny_on_device.tokenizer), "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 64}
     model = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0)).eval()
     talks = [Talk([tuple(range(10, 30)), tuple(range(10, 28)), (7, 8)], 0)] + [Talk([tuple(range(20, 44))], key) for key in range(1, 9)]
-    NativeEngine(Policy(model, tiny.tokenizer), max_rows=2).run(talks, Sampling(0.0, 3))
+    NativeEngine(Policy(model, tiny_on_device.tokenizer), max_rows=2).run(talks, Sampling(0.0, 3))
     assert [len(talk.said) for talk in talks] == [3] + [1] * 8
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
-def test_a_model_that_has_diverged_is_said_so(chat: Any, contexts: list[list[tuple[int, ...]]], sampling: Sampling) -> None:
-    loaded = tether.load_model("tiny", device="cpu")
+def test_a_model_that_has_diverged_is_said_so(device: str, contexts: list[list[tuple[int, ...]]], sampling: Sampling) -> None:
+    loaded = tether.load_model("tiny", device=device)
     engine = NativeEngine(Policy(loaded.model, loaded.tokenizer))
     loaded.model.get_output_embeddings().weight.data.fill_(float("nan"))
     with pytest.raises(DivergedModel, match="the model's log-probs are not finite: its weights have diverged"):

@@ -98,11 +98,14 @@ def hand_made() -> Callable[..., Batch]:
         logprobs = torch.zeros(shape)
         for row, length in enumerate(lengths):
             with torch.inference_mode():
-                table = torch.log_softmax(model(input_ids=ids[row : row + 1, :length]).logits[0].float() / TEMPERATURE, dim=-1)
+                table = torch.log_softmax(
+                    model(input_ids=ids[row : row + 1, :length].to(model.device)).logits[0].float() / TEMPERATURE, dim=-1
+                )
             for place in range(1, length):
                 if mask[row, place]:
                     logprobs[row, place] = float(table[place - 1, ids[row, place]]) + draw.uniform(-noise, noise)
         owners = torch.tensor([owner for owner, _ in rolled])
-        return Batch(ids, mask, logprobs, rewards, ends, torch.tensor(lengths), owners, torch.tensor(GROUPS)[owners])
+        columns = (ids, mask, logprobs, rewards, ends, torch.tensor(lengths), owners, torch.tensor(GROUPS)[owners])
+        return Batch(*(column.to(model.device) for column in columns))
 
     return build

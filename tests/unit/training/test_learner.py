@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -29,6 +29,12 @@ PLAIN_PPO = preset("ppo")
 Build = Callable[..., Any]
 
 
+@pytest.fixture
+def small_llama(small_llama: Build, device: str) -> Build:
+    """The model where updates are computed: on the GPU if there is one."""
+    return lambda seed=0: small_llama(seed).to(device)
+
+
 def _learner(model: Any, algorithm: Algorithm = NO_BONUS, critic: Critic | None = None, **settings: Any) -> Learner:
     split = critic.policy if critic is not None and critic.shared else Policy(model)
     chosen = LearnerSettings(**{"learning_rate": 1e-3, **settings})
@@ -37,23 +43,29 @@ def _learner(model: Any, algorithm: Algorithm = NO_BONUS, critic: Critic | None 
 
 
 def _update(learner: Learner, batch: Batch, scale: float = 1.0, rates: Rates = RATES) -> dict[str, float]:
-    return learner.update(batch, [torch.arange(batch.num_trajectories)], scale, rates)
+    return learner.update(batch, [_order(batch, range(batch.num_trajectories))], scale, rates)
+
+
+def _order(batch: Batch, trajectories: Iterable[int]) -> Tensor:
+    return torch.tensor(list(trajectories), device=batch.ids_BT.device)
 
 
 def _with_advantages(batch: Batch, advantages: list[float]) -> Batch:
     """One advantage a trajectory, at all its tokens."""
-    return dataclasses.replace(batch, advantages_BT=torch.tensor(advantages)[batch.trajectory_index_B, None] * batch.loss_mask_BT)
+    return dataclasses.replace(
+        batch, advantages_BT=torch.tensor(advantages, device=batch.ids_BT.device)[batch.trajectory_index_B, None] * batch.loss_mask_BT
+    )
 
 
 def _two_rows(model: Any, advantages: tuple[float, float]) -> Batch:
     """Two texts of 7 and 8 tokens, of which the last 3 and 5 were sampled, by this very model."""
-    ids = torch.tensor([[5, 9, 2, 7, 30, 31, 32, 0], [8, 1, 4, 40, 41, 42, 43, 44]])
-    mask = torch.tensor([[False] * 4 + [True] * 3 + [False], [False] * 3 + [True] * 5])
-    lengths = torch.tensor([7, 8])
-    logprobs = torch.zeros(2, 8)
+    with model.device:
+        ids = torch.tensor([[5, 9, 2, 7, 30, 31, 32, 0], [8, 1, 4, 40, 41, 42, 43, 44]])
+        mask = torch.tensor([[False] * 4 + [True] * 3 + [False], [False] * 3 + [True] * 5])
+        lengths, index, groups = torch.tensor([7, 8]), torch.tensor([0, 1]), torch.tensor([0, 0])
+        logprobs, zeros, ends = torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.float64), torch.zeros(2, 8, dtype=torch.bool)
     logprobs[mask] = token_logprobs(Policy(model), ids, mask, lengths, TEMPERATURE, max_tokens=100)
-    zeros, ends = torch.zeros(2, 8, dtype=torch.float64), torch.zeros(2, 8, dtype=torch.bool)
-    batch = Batch(ids, mask, logprobs, zeros, ends, lengths, torch.tensor([0, 1]), torch.tensor([0, 0]))
+    batch = Batch(ids, mask, logprobs, zeros, ends, lengths, index, groups)
     return _with_advantages(batch, list(advantages))
 
 
@@ -102,7 +114,9 @@ def test_a_model_that_knows_nothing(small_llama: Build) -> None:
     model = small_llama()
     torch.nn.init.zeros_(model.lm_head.weight)
     batch = _two_rows(model, (1.0, -1.0))
-    sampled = torch.where(batch.loss_mask_BT, torch.tensor([[-4.610874], [-3.610874]]), 0.0)  # half a nat less and more than the model says
+    sampled = torch.where(
+        batch.loss_mask_BT, torch.tensor([[-4.610874], [-3.610874]], device=model.device), 0.0
+    )  # half a nat less and more than the model says
     batch = dataclasses.replace(batch, behavior_logprobs_BT=sampled)
     metrics = _update(_learner(model, preset("dapo", entropy_coef=0.1)), batch)
     assert metrics["entropy"] == pytest.approx(4.110874, abs=1e-5)
@@ -120,7 +134,7 @@ def test_a_model_that_knows_nothing(small_llama: Build) -> None:
 def test_clipped_tokens_have_no_gradient(small_llama: Build) -> None:
     model = small_llama()
     batch = _two_rows(model, (1.0, -1.0))
-    shift = torch.tensor([[-math.log(3)], [math.log(3)]])
+    shift = torch.tensor([[-math.log(3)], [math.log(3)]], device=model.device)
     batch = dataclasses.replace(batch, behavior_logprobs_BT=batch.behavior_logprobs_BT + shift * batch.loss_mask_BT)
     before = _weights(model)
     metrics = _update(_learner(model), batch)
@@ -166,12 +180,13 @@ def _whole_update(name: str, build: Build, hand_made: Build, rows: int, cut: dic
     critic = None
     if algorithm.has_critic:
         critic = Critic(split, shared=True) if name == "ppo shared" else Critic(Policy(build(1)), shared=False)
-        torch.nn.init.normal_(critic.head.linear.weight, std=0.2, generator=torch.Generator().manual_seed(4))
+        drawn = torch.randn(critic.head.linear.weight.shape, generator=torch.Generator().manual_seed(4))
+        critic.head.linear.weight.data.copy_(0.2 * drawn)
     reference = reference_for(Policy(build(2))) if algorithm.has_reference else None
     estimator = AdvantageEstimator(algorithm, critic, reference, temperature=TEMPERATURE, micro_tokens=cut["micro_tokens"])
     batch, estimates = estimator.complete(hand_made(model, rows))
     learner = _learner(model, algorithm, critic, update_batch=4, **cut)
-    metrics = learner.update(batch, [torch.tensor([3, 5, 0, 4, 1, 2])], 0.7, Rates(1e-5, 1e-5))
+    metrics = learner.update(batch, [_order(batch, [3, 5, 0, 4, 1, 2])], 0.7, Rates(1e-5, 1e-5))
     for name in ("padding", "micro_tokens", "recompute"):
         metrics.pop(name)
     return {**metrics, **estimates}, [*_weights(model), *(p.detach() for p in (critic.parameters() if critic else []))]
@@ -220,10 +235,10 @@ def test_minibatches_make_one_update_each_in_the_given_order(small_llama: Build,
     model = small_llama()
     batch = _with_advantages(hand_made(model), [1.0, -1.0, 0.5, 0.2, 2.0, -0.3])
     by_hand = copy.deepcopy(model)
-    metrics = _learner(model, update_batch=4).update(batch, [torch.tensor([5, 0, 3, 1, 2, 4])], 1.0, RATES)
+    metrics = _learner(model, update_batch=4).update(batch, [_order(batch, [5, 0, 3, 1, 2, 4])], 1.0, RATES)
     assert metrics["num_updates"] == 2
     learner = _learner(by_hand)
-    parts = [batch.trajectories(torch.tensor(chosen)) for chosen in ([0, 1, 3, 5], [2, 4])]
+    parts = [batch.trajectories(_order(batch, chosen)) for chosen in ([0, 1, 3, 5], [2, 4])]
     losses = [_update(learner, part)["loss"] for part in parts]
     assert metrics["loss"] == pytest.approx(sum(losses) / 2, abs=1e-6) and abs(sum(losses)) > 0.1
     for got, want in zip(model.parameters(), by_hand.parameters(), strict=True):
@@ -233,7 +248,7 @@ def test_minibatches_make_one_update_each_in_the_given_order(small_llama: Build,
 def test_epochs_go_over_the_batch_again(small_llama: Build) -> None:
     model = small_llama()
     batch = _two_rows(model, (1.0, -1.0))
-    metrics = _learner(model, learning_rate=1e-4).update(batch, [torch.tensor([0, 1]), torch.tensor([1, 0])], 1.0, Rates(1e-4))
+    metrics = _learner(model, learning_rate=1e-4).update(batch, [_order(batch, [0, 1]), _order(batch, [1, 0])], 1.0, Rates(1e-4))
     assert (metrics["num_updates"], metrics["tokens_trained"]) == (2, 16)
     assert metrics["mismatch"] < 1e-5  # of the first minibatch alone, before anything was updated
     assert metrics["ratio_max"] > 1.001 and metrics["ratio_min"] < 0.999
@@ -375,7 +390,7 @@ def test_what_is_left_out_does_not_spoil_the_numbers_nor_the_rest(small_llama: B
     assert (metrics["num_updates"], metrics["nonfinite"], metrics["tokens_trained"], metrics["nonfinite_streak"]) == (1, 1, 3, 1)
     assert all(math.isfinite(value) for value in metrics.values()), metrics
     assert metrics["loss"] == pytest.approx(-1.0, abs=1e-5)
-    _update(_learner(alone), batch.trajectories(torch.tensor([0])))
+    _update(_learner(alone), batch.trajectories(_order(batch, [0])))
     assert _equal(_weights(alone), model)
 
 

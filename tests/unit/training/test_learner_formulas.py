@@ -28,6 +28,12 @@ FREE = 1e9
 BOTH = Rates(policy=1e-3, critic=1e-3)
 
 
+@pytest.fixture
+def small_llama(small_llama: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """The model where updates are computed: on the GPU if there is one."""
+    return lambda seed=0: small_llama(seed).to(device)
+
+
 class Token(NamedTuple):
     """A sampled token, and what its row's model says of it."""
 
@@ -48,7 +54,7 @@ def _filled(batch: Batch) -> Batch:
     mask = batch.loss_mask_BT
 
     def column(scale: float) -> Tensor:
-        return scale * torch.randn(mask.shape, generator=draw) * mask
+        return scale * torch.randn(mask.shape, generator=draw).to(mask.device) * mask
 
     return dataclasses.replace(
         batch,
@@ -167,7 +173,7 @@ def _learner(model: Any, algorithm: Algorithm, critic: Critic | None = None, **c
 
 
 def _update(learner: Learner, batch: Batch, scale: float = 1.0, rates: Rates = BOTH) -> dict[str, float]:
-    return learner.update(batch, [torch.arange(batch.num_trajectories)], scale, rates)
+    return learner.update(batch, [torch.arange(batch.num_trajectories, device=batch.ids_BT.device)], scale, rates)
 
 
 def _gradients(learner: Learner, name: str) -> list[Tensor]:

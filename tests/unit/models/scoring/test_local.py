@@ -16,6 +16,7 @@ from tether.models.scoring.local import PrefixScorer, check_ids, cuts, tokens_pe
 from tether.models.scoring.make import make_scorer
 from tether.models.scoring.shared_prefix import attention_reach
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WORDS = 97
 SMALL: dict[str, Any] = {
     "vocab_size": WORDS,
@@ -46,7 +47,7 @@ def plain(model: Any, prompts: list[list[int]] = PROMPTS, reasonings: list[list[
     with torch.inference_mode():
         for n, z in enumerate(reasonings):
             for j, x in enumerate(prompts):
-                logprobs = exact(torch.tensor([x + z]), use_cache=False).logits[0].double().log_softmax(-1)
+                logprobs = exact(torch.tensor([x + z], device=exact.device), use_cache=False).logits[0].double().log_softmax(-1)
                 scores[n, j] = sum(float(logprobs[len(x) - 1 + t, token]) for t, token in enumerate(z))
     return scores
 
@@ -58,20 +59,20 @@ def random_model(config: Any) -> Any:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(6)  # large enough that who sees whom changes every number
-    return model
+    return model.to(DEVICE)
 
 
 # ----------------------------------------------------------------------------------------------------------------- exact
 
 
-def test_tiny_is_exact(tiny: Any) -> None:
+def test_tiny_is_exact(tiny_on_device: Any) -> None:
     prompts, reasonings = texts([40, 7, 7, 150], seed=2, words=500), texts([12, 1, 70, 3], seed=3, words=500)
     prompts.append(prompts[1])
-    scorer = PrefixScorer(tiny.model)
+    scorer = PrefixScorer(tiny_on_device.model)
     assert (scorer.backend, scorer.precision, scorer.vocabulary_size) == ("shared", "float32", 578)
     scores = scorer.score_all(prompts, reasonings)
     assert scores.shape == (4, 5) and scores.dtype == np.float64
-    assert np.abs(scores - plain(tiny.model, prompts, reasonings)).max() < 1e-4
+    assert np.abs(scores - plain(tiny_on_device.model, prompts, reasonings)).max() < 1e-4
     assert scores[:, 4].tolist() == pytest.approx(scores[:, 1].tolist(), abs=1e-4)
 
 
@@ -249,7 +250,7 @@ def test_half_precision_keeps_the_head_in_float32() -> None:
     scorer = PrefixScorer(model)
     assert scorer.precision == "bfloat16"
     with torch.inference_mode():
-        last = model.model(torch.tensor([PROMPTS[0]]), use_cache=False).last_hidden_state[0, -1].double()
+        last = model.model(torch.tensor([PROMPTS[0]], device=DEVICE), use_cache=False).last_hidden_state[0, -1].double()
         logprobs = (model.lm_head.weight.double() @ last).log_softmax(-1)
     for word in (0, 50, 96):
         assert scorer.score(PROMPTS[0], [word]) == pytest.approx(float(logprobs[word]), abs=1e-4)
@@ -330,7 +331,7 @@ def test_cuts(lengths: list[int], budget: int, padded: bool, expected: list[tupl
 
 def test_tokens_per_call_on_a_cpu(tiny: Any) -> None:
     assert tokens_per_call(Policy(tiny.model)) == 4096
-    unsplit = random_model(hf.GraniteConfig(**{**SMALL, "vocab_size": 262144}, logits_scaling=4.0))
+    unsplit = random_model(hf.GraniteConfig(**{**SMALL, "vocab_size": 262144}, logits_scaling=4.0)).cpu()
     assert tokens_per_call(Policy(unsplit)) == 512  # of 262,144 logits of four bytes
 
 

@@ -75,8 +75,8 @@ class Journal:
     @torch.inference_mode()
     def plain(self, said: list[int], uniform: np.float32) -> tuple[int, float]:
         """What a plain pass over a whole conversation draws next, and its log-prob."""
-        logits_1V = self.model(input_ids=torch.tensor([said]), use_cache=False).logits[:, -1].float()
-        ids_1, logprobs_1 = sample(logits_1V, WARM, torch.tensor([uniform]))
+        logits_1V = self.model(input_ids=torch.tensor([said], device=self.model.device), use_cache=False).logits[:, -1].float()
+        ids_1, logprobs_1 = sample(logits_1V, WARM, torch.tensor([uniform], device=self.model.device))
         return int(ids_1), float(logprobs_1)
 
     def compare(self, slots: Any, drawn: SampleOutput, uniforms_BK: np.ndarray) -> None:
@@ -90,9 +90,9 @@ class Journal:
 
 
 @pytest.fixture(params=["grouped", "padded", "gpt2"])
-def journal(request: Any, tiny: Any, small_model: Callable[..., Any]) -> Callable[..., Journal]:
+def journal(request: Any, tiny_on_device: Any, device: str, small_model: Callable[..., Any]) -> Callable[..., Journal]:
     """Journals over the embedded model both ways, and over one that the family's pass does not know."""
-    model = small_model("gpt2") if request.param == "gpt2" else tiny.model
+    model = small_model("gpt2").to(device) if request.param == "gpt2" else tiny_on_device.model
     policy = Policy(model)
     backbone = policy.backbone if request.param == "grouped" else None
     assert (backbone is not None) == (request.param == "grouped")

@@ -31,12 +31,13 @@ CONFIGS = {
     "cohere": CohereConfig(**GROUPED, logit_scale=0.25),
     "granite": GraniteConfig(**GROUPED, logits_scaling=4.0),
 }
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 POST_PROCESS = ("gemma2", "cohere", "granite")
 
 
 def _random_model(name: str) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval().to(DEVICE)
     for parameter in model.parameters():  # large enough weights that a missing scale or cap shows
         if parameter.ndim > 1:
             parameter.data.normal_(0, 0.3)
@@ -44,7 +45,7 @@ def _random_model(name: str) -> Any:
 
 
 def _ids(length: int, seed: int, vocabulary: int = 64) -> Tensor:
-    return torch.randint(3, vocabulary, (length,), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(3, vocabulary, (length,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 @torch.inference_mode()
@@ -56,10 +57,10 @@ def _plain(model: Any, ids: Tensor) -> Tensor:
 def _feed(decoder: CachedDecoder, first: int, pieces: list[Tensor], starts: list[int], pad: int) -> list[Tensor]:
     """Feed pieces of any lengths to consecutive rows, padded on the right with `pad`; the logits of each row's own tokens."""
     longest = max(len(piece) for piece in pieces)
-    ids = torch.full((len(pieces), longest), pad)
+    ids = torch.full((len(pieces), longest), pad, device=DEVICE)
     for row, piece in enumerate(pieces):
         ids[row, : len(piece)] = piece
-    features = decoder.extend(slice(first, first + len(pieces)), ids, torch.tensor(starts))
+    features = decoder.extend(slice(first, first + len(pieces)), ids, torch.tensor(starts, device=DEVICE))
     return [decoder.logits(features[row, : len(piece)]) for row, piece in enumerate(pieces)]
 
 
@@ -67,55 +68,55 @@ def _assert_close(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-4)
 
 
-def test_prefill_in_pieces(tiny: Any) -> None:
+def test_prefill_in_pieces(tiny_on_device: Any) -> None:
     ids = _ids(60, seed=1, vocabulary=400)
-    decoder = CachedDecoder(Policy(tiny.model), num_rows=1)
+    decoder = CachedDecoder(Policy(tiny_on_device.model), num_rows=1)
     cuts = [0, 7, 8, 30, 31, 60]
     got = [_feed(decoder, 0, [ids[a:b]], [a], pad=0)[0] for a, b in pairwise(cuts)]
-    _assert_close(torch.cat(got), _plain(tiny.model, ids))
+    _assert_close(torch.cat(got), _plain(tiny_on_device.model, ids))
 
 
-def test_mixed_lengths_with_any_padding(tiny: Any) -> None:
+def test_mixed_lengths_with_any_padding(tiny_on_device: Any) -> None:
     first = [_ids(n, seed=n, vocabulary=400) for n in (5, 23, 11)]
     second = [_ids(n, seed=10 + n, vocabulary=400) for n in (17, 2, 9)]
-    decoder = CachedDecoder(Policy(tiny.model), num_rows=5)
+    decoder = CachedDecoder(Policy(tiny_on_device.model), num_rows=5)
     for row, logits in enumerate(_feed(decoder, 1, first, [0, 0, 0], pad=399)):
-        _assert_close(logits, _plain(tiny.model, first[row]))
+        _assert_close(logits, _plain(tiny_on_device.model, first[row]))
     for row, logits in enumerate(_feed(decoder, 1, second, [5, 23, 11], pad=77)):
         whole = torch.cat([first[row], second[row]])
-        _assert_close(logits, _plain(tiny.model, whole)[len(first[row]) :])
+        _assert_close(logits, _plain(tiny_on_device.model, whole)[len(first[row]) :])
 
 
 @torch.inference_mode()
-def test_copied_rows_continue_alone(tiny: Any) -> None:
+def test_copied_rows_continue_alone(tiny_on_device: Any) -> None:
     prompt = _ids(20, seed=2, vocabulary=400)
     ends = [_ids(6, seed=seed, vocabulary=400) for seed in (3, 4, 5)]
-    decoder = CachedDecoder(Policy(tiny.model), num_rows=3)
+    decoder = CachedDecoder(Policy(tiny_on_device.model), num_rows=3)
     _feed(decoder, 0, [prompt], [0], pad=0)
     decoder.cache.copy_row(0, slice(1, 3), len(prompt))
     for row, logits in enumerate(_feed(decoder, 0, ends, [20, 20, 20], pad=0)):
-        _assert_close(logits, _plain(tiny.model, torch.cat([prompt, ends[row]]))[20:])
+        _assert_close(logits, _plain(tiny_on_device.model, torch.cat([prompt, ends[row]]))[20:])
 
 
 @torch.inference_mode()
-def test_swapped_rows_change_places(tiny: Any) -> None:
+def test_swapped_rows_change_places(tiny_on_device: Any) -> None:
     prompts, end = [_ids(12, seed=6, vocabulary=400), _ids(30, seed=7, vocabulary=400)], _ids(4, seed=8, vocabulary=400)
-    decoder = CachedDecoder(Policy(tiny.model), num_rows=3)
+    decoder = CachedDecoder(Policy(tiny_on_device.model), num_rows=3)
     _feed(decoder, 0, prompts, [0, 0], pad=0)
     decoder.cache.swap_rows(0, 1, 30)
     longer, shorter = _feed(decoder, 0, [end, end], [30, 12], pad=0)
-    _assert_close(longer, _plain(tiny.model, torch.cat([prompts[1], end]))[30:])
-    _assert_close(shorter, _plain(tiny.model, torch.cat([prompts[0], end]))[12:])
+    _assert_close(longer, _plain(tiny_on_device.model, torch.cat([prompts[1], end]))[30:])
+    _assert_close(shorter, _plain(tiny_on_device.model, torch.cat([prompts[0], end]))[12:])
 
 
-def test_the_cache_grows_and_keeps_what_it_holds(tiny: Any) -> None:
+def test_the_cache_grows_and_keeps_what_it_holds(tiny_on_device: Any) -> None:
     rows = [_ids(INITIAL_POSITIONS - 6, seed=9, vocabulary=400), _ids(40, seed=10, vocabulary=400)]
     more = [_ids(30, seed=11, vocabulary=400), _ids(25, seed=12, vocabulary=400)]
-    decoder = CachedDecoder(Policy(tiny.model), num_rows=2)
+    decoder = CachedDecoder(Policy(tiny_on_device.model), num_rows=2)
     _feed(decoder, 0, rows, [0, 0], pad=0)
     assert decoder.cache.capacity == 256
     for row, logits in enumerate(_feed(decoder, 0, more, [len(part) for part in rows], pad=0)):
-        _assert_close(logits, _plain(tiny.model, torch.cat([rows[row], more[row]]))[len(rows[row]) :])
+        _assert_close(logits, _plain(tiny_on_device.model, torch.cat([rows[row], more[row]]))[len(rows[row]) :])
     assert decoder.cache.capacity == 512
 
 
@@ -152,7 +153,7 @@ def test_a_weak_soft_cap_is_not_taken_for_none() -> None:
     """A fresh model has small logits, on which a cap hardly shows; training makes them large."""
     config = Gemma2Config(**GROUPED, head_dim=16, final_logit_softcapping=30.0, sliding_window=64)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval().to(DEVICE)
     policy, ids = Policy(model), _ids(10, seed=5)
     with torch.inference_mode():
         model.get_output_embeddings().weight.mul_(50)
@@ -160,10 +161,10 @@ def test_a_weak_soft_cap_is_not_taken_for_none() -> None:
     assert float(_plain(model, ids).abs().max()) > 5  # large enough for the cap to matter
 
 
-def test_tiny_splits(tiny: Any) -> None:
+def test_tiny_splits(tiny_on_device: Any) -> None:
     ids = _ids(12, seed=1, vocabulary=400)
-    policy = Policy(tiny.model)
+    policy = Policy(tiny_on_device.model)
     with torch.inference_mode():
         features = policy.features(input_ids=ids[None], use_cache=False)
-        assert features.shape == (1, 12, tiny.model.config.hidden_size)
-        _assert_close(policy.logits(features[0, 3:5]), _plain(tiny.model, ids)[3:5])
+        assert features.shape == (1, 12, tiny_on_device.model.config.hidden_size)
+        _assert_close(policy.logits(features[0, 3:5]), _plain(tiny_on_device.model, ids)[3:5])
