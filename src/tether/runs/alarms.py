@@ -74,30 +74,21 @@ def alarm_history(records: Sequence[StepRecord]) -> list[AlarmSummary]:
     for place, record in enumerate(records):
         for data in record.alarms:
             standing.setdefault(str(data["name"]), []).append((place, data))
-    alarms = [_alarm(name, found, records) for name, found in standing.items()]
+    alarms = []
+    for name, found in standing.items():
+        last_place, last = found[-1]
+        metrics = {str(item["metric"]).partition(" ")[0] for item in last["evidence"]}
+        if name == AlarmName.REPEATED_TEXT:  # its evidence pools several steps; this metric is the same of one step
+            metrics = {"rollout/repeated_text"}
+        evidence = tuple(Evidence.from_json(item).words("–") for item in last["evidence"])
+        said = (evidence, str(last["cause"]), str(last["remedy"]), frozenset(metrics), _actions(name, records))
+        alarms.append(AlarmSummary(name, _spans(found, records), last_place == len(records) - 1, *said))
     return sorted(alarms, key=lambda alarm: (alarm.severity != CRITICAL, not alarm.stands, alarm.spans[0].first))
 
 
 def are_recorded(records: Sequence[StepRecord]) -> bool:
     """Whether the run checked for alarms at all; runs of old versions did not."""
     return any(f"alarms/{CRITICAL}" in record.metrics for record in records)
-
-
-def _alarm(name: str, found: Sequence[tuple[int, Mapping[str, Any]]], records: Sequence[StepRecord]) -> AlarmSummary:
-    last_place, last = found[-1]
-    metrics = {str(item["metric"]).partition(" ")[0] for item in last["evidence"]}
-    if name == AlarmName.REPEATED_TEXT:  # its evidence pools several steps; this metric is the same of one step
-        metrics = {"rollout/repeated_text"}
-    return AlarmSummary(
-        name=name,
-        spans=_spans(found, records),
-        stands=last_place == len(records) - 1,
-        evidence=tuple(Evidence.from_json(item).words("–") for item in last["evidence"]),
-        cause=str(last["cause"]),
-        remedy=str(last["remedy"]),
-        metrics=frozenset(metrics),
-        actions=_actions(name, records),
-    )
 
 
 def _spans(found: Sequence[tuple[int, Mapping[str, Any]]], records: Sequence[StepRecord]) -> tuple[AlarmSpan, ...]:
@@ -115,12 +106,10 @@ def _spans(found: Sequence[tuple[int, Mapping[str, Any]]], records: Sequence[Ste
 
 def _actions(name: str, records: Sequence[StepRecord]) -> tuple[tuple[int, str], ...]:
     """The notes on the actions of an alarm, at the steps it stood."""
-    done = []
-    for record in records:
-        if not any(data["name"] == name for data in record.alarms):
-            continue
-        for note in record.notes:
-            found = _ACTION.fullmatch(note)
-            if found and found["alarm"] == name:
-                done.append((record.step, f"{found['action'].replace('_', ' ')}: {found['outcome']}"))
-    return tuple(done)
+    return tuple(
+        (record.step, f"{found['action'].replace('_', ' ')}: {found['outcome']}")
+        for record in records
+        if any(data["name"] == name for data in record.alarms)
+        for note in record.notes
+        if (found := _ACTION.fullmatch(note)) and found["alarm"] == name
+    )

@@ -56,7 +56,11 @@ def compare_runs(
     """The runs by name: ranked where they are of one task, with the settings that differ. `prompts` are those of a run's last validation; they
     are asked for only where the settings allow a ranking."""
     differences = settings_difference(configs)
-    reasons = why_not_ranked(configs, differences) or _prompts_differ({name: prompts(name) for name in configs})
+    reasons = why_not_ranked(configs, differences)
+    # As far as prompts are on record.
+    if not reasons and len(played := {found for name in configs if (found := prompts(name))}) > 1:
+        shared, most = frozenset.intersection(*played), max(map(len, played))
+        reasons = [f"the runs were not evaluated on the same prompts, they share {len(shared)} of {most}"]
     if not reasons:
         return Comparison(comparison(records), True, differences)
     ends = [f"{name} {percent(rates[-1].value)}" for name in configs if (rates := validation(records[name]))]
@@ -69,11 +73,12 @@ def settings_difference(configs: Mapping[str, Config]) -> tuple[SettingDifferenc
     flat = [DEFAULTS | flattened(config) for config in configs.values()]
     mixed = any(values.get("also") != [] for values in flat)
     keys = dict.fromkeys(key for values in flat for key in values)
-    found = [
-        SettingDifference(key, tuple(shown(values[key]) if key in values else NOT_RECORDED for values in flat), _is_task(key, mixed))
-        for key in keys
-        if any(key not in values or values[key] != flat[0].get(key, NOT_RECORDED) for values in flat)
-    ]
+    found = []
+    for key in keys:
+        if any(key not in values or values[key] != flat[0].get(key, NOT_RECORDED) for values in flat):
+            of_task = key.startswith(("env.", "also", "evaluation.env.")) or key in SAME_EVALUATION
+            is_task = of_task and (key not in NOT_THE_TASK or (mixed and key == "env.weight"))
+            found.append(SettingDifference(key, tuple(shown(values[key]) if key in values else NOT_RECORDED for values in flat), is_task))
     return tuple(sorted(found, key=lambda difference: not difference.is_task))
 
 
@@ -97,22 +102,6 @@ def shown(value: Any) -> str:
     ('true', 'null', 'top_p', '[1, 2]', '1e-06')
     """
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _is_task(key: str, mixed: bool) -> bool:
-    if key in NOT_THE_TASK:
-        return mixed and key == "env.weight"
-    return key.startswith(("env.", "also", "evaluation.env.")) or key in SAME_EVALUATION
-
-
-def _prompts_differ(prompts: Mapping[str, frozenset[str]]) -> list[str]:
-    """Why the runs were not evaluated on the same prompts, as far as they are on record; empty where they were, or where it is unknown."""
-    played = {found for found in prompts.values() if found}
-    if len(played) <= 1:
-        return []
-    shared = frozenset.intersection(*played)
-    most = max(len(found) for found in played)
-    return [f"the runs were not evaluated on the same prompts, they share {len(shared)} of {most}"]
 
 
 def evaluation_prompts(store: RunStore, records: Sequence[StepRecord]) -> frozenset[str]:

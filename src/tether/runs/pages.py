@@ -24,6 +24,7 @@ from tether.runs.evaluations import Board, Difference, Result, categories, task_
 from tether.runs.figures import Chart, panel_chart
 from tether.runs.files import write_whole
 from tether.runs.panels import AUDIT, WORDS
+from tether.runs.reasoning_view import turn_views
 from tether.runs.schema import StepRecord
 from tether.runs.verdict import Tile, number
 
@@ -48,7 +49,7 @@ def write_page(template: str, out: Path, *, charts_inside: bool = True, **values
     """Render a template of this package to a file and return its path; a page without charts needs no library (`charts_inside` False)."""
     # A closing tag inside the library would end its script element; the library ships none, which the tests hold.
     page = (
-        template_environment("templates").get_template(template).render(plotly_js=Markup(get_plotlyjs() if charts_inside else ""), **values)
+        template_environment().get_template(template).render(plotly_js=Markup(get_plotlyjs() if charts_inside else ""), **values)
     )
     write_whole(out, page)
     return out
@@ -74,10 +75,10 @@ def linked(content: Markup) -> Markup:
     return Markup(_HEADING.sub(lambda heading: f'<h2 id="{next(places)[0]}">{heading[1]}</h2>', str(content)))
 
 
-def template_environment(folder: str) -> jinja2.Environment:
-    """The templates of a folder of this package, with everything escaped."""
+def template_environment(*folders: str) -> jinja2.Environment:
+    """The templates of this package, and of further folders of it, with everything escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tether.runs", folder),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader("tether.runs", folder) for folder in ("templates", *folders)]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -155,51 +156,60 @@ def write_result_page(result: Result, out: Path) -> Path:
         tiles=tiles,
         spent=spent(result),
         categories={kind: rows for kind, rows in categories(result).items() if len(rows) > 1},
+        examples={
+            kind: [{**each, "success": kind == "successes", "error": None, "turns": turn_views(each)} for each in shown]
+            for kind, shown in result["examples"].items()
+        },
         rate=rate,
     )
 
 
 def write_leaderboard(boards: Sequence[Board], out: Path) -> Path:
     """Write the page of all results and return its path."""
-    return write_page(
-        "leaderboard.html",
-        out,
-        charts_inside=False,
-        boards=[(board, pass_names(board.results)) for board in boards],
-        rate=rate,
-        spent=spent,
-        difference_words=difference_words,
-    )
+    views = [(board, board_rows(board)) for board in boards]
+    return write_page("leaderboard.html", out, charts_inside=False, boards=views, words=WORDED, difference_words=difference_words)
+
+
+WORDED = ("model", "spent", "beyond chance from")
+"""Columns of words; the others are numbers."""
+
+
+def board_rows(board: Board) -> list[dict[str, str]]:
+    """The table of a board: the cells of each result by the title of their column."""
+    rows = []
+    for rank, result in enumerate(board.results, start=1):
+        metrics, protocol, (low, high) = result["metrics"], result["protocol"], result["intervals"]["success"]
+        rows.append(
+            {
+                "#": str(rank),
+                "model": str(result["model"]["name"]),
+                "success": rate(metrics["success"]),
+                "95% interval": f"{rate(low)} to {rate(high)}",
+                **{f"pass@{k}": rate(metrics.get(f"pass_at_{k}")) for k in pass_names(board.results)},
+                "reward": f"{metrics['reward_mean']:.3f}",
+                "temperature": str(protocol["temperature"]),
+                "samples": str(protocol["samples"]),
+                "failed": f"{metrics['errors']:.0f}",
+                "spent": spent(result),
+                "beyond chance from": ", ".join(board.beyond(result)) or "none",
+            }
+        )
+    return rows
 
 
 def markdown(boards: Sequence[Board]) -> str:
     """The leaderboard as Markdown."""
     parts = []
     for board in boards:
-        ks = pass_names(board.results)
-        heading = ["", "model", "success", "95% interval", *(f"pass@{k}" for k in ks), "reward", "failed", "beyond chance from"]
-        rows = [heading, ["---:", "---", *["---:"] * (len(heading) - 3), "---"]]
-        rows += [_row(board, rank, result, ks) for rank, result in enumerate(board.results, start=1)]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        rows = board_rows(board)
+        titles = [title for title in rows[0] if title not in ("temperature", "samples", "spent")]
+        lines = [["" if title == "#" else title for title in titles], ["---" if title in WORDED else "---:" for title in titles]]
+        lines += [[row[title].replace("|", "\\|") for title in titles] for row in rows]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         parts.append(f"## {board.title}\n\n{table}")
         if board.differences:
             parts.append("\n".join(f"- {difference_words(difference)}" for difference in board.differences))
     return "\n\n".join(parts)
-
-
-def _row(board: Board, rank: int, result: dict[str, Any], ks: Sequence[str]) -> list[str]:
-    metrics, (low, high) = result["metrics"], result["intervals"]["success"]
-    name = str(result["model"]["name"]).replace("|", "\\|")
-    return [
-        str(rank),
-        name,
-        rate(metrics["success"]),
-        f"{rate(low)} to {rate(high)}",
-        *(rate(metrics.get(f"pass_at_{k}")) for k in ks),
-        f"{metrics['reward_mean']:.3f}",
-        f"{metrics['errors']:.0f}",
-        ", ".join(board.beyond(result)) or "none",
-    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------- audits

@@ -153,11 +153,12 @@ def _training_words(records: Sequence[StepRecord]) -> str:
 def _alarm_words(records: Sequence[StepRecord]) -> list[str]:
     """One sentence each on the critical and on the other alarms that stand at the end; nothing where none does."""
     began = {str(data["name"]): int(data["began"]) for data in records[-1].alarms}
-    standing = [alarm for alarm in alarm_history(records) if alarm.stands]
-    grave = [f"{alarm.title} (since step {began[alarm.name]})" for alarm in standing if alarm.spans[-1].severity == CRITICAL]
-    mild = [f"{alarm.title} (since step {began[alarm.name]})" for alarm in standing if alarm.spans[-1].severity != CRITICAL]
-    sentences = [f"Critical at the end: {_listed(grave)}."] if grave else []
-    return [*sentences, f"Warning at the end: {_listed(mild)}."] if mild else sentences
+    by_word: dict[str, list[str]] = {"Critical": [], "Warning": []}
+    for alarm in alarm_history(records):
+        if alarm.stands:
+            word = "Critical" if alarm.spans[-1].severity == CRITICAL else "Warning"
+            by_word[word].append(f"{alarm.title} (since step {began[alarm.name]})")
+    return [f"{word} at the end: {_listed(names)}." for word, names in by_word.items() if names]
 
 
 def _error_words(records: Sequence[StepRecord]) -> list[str]:
@@ -212,6 +213,11 @@ def tiles(records: Sequence[StepRecord]) -> list[Tile]:
     else:
         first = _tile(records, "Training success", "rollout/success", percent)
     labels = [judged.label for _, judged in step_verdicts(records)]
+    alarms = alarm_history(records)
+    standing = [alarm for alarm in alarms if alarm.stands]
+    critical = sum(alarm.spans[-1].severity == CRITICAL for alarm in standing)
+    ever = "none was ever raised" if not alarms else f"{len(alarms)} raised in the whole run"
+    alarm_tile = Tile("Alarms at the end", str(len(standing)), f"{critical} critical; {ever}" if standing else ever)
     return [
         first,
         _tile(records, "Retrieval accuracy", "information/retrieval_acc", exact_percent, _retrieval_note(records)),
@@ -220,7 +226,7 @@ def tiles(records: Sequence[StepRecord]) -> list[Tile]:
         _tile(records, "Diversity H(Z|X), nats", "information/h_conditional", number, _ends_words(records, "information/h_conditional")),
         _tile(records, "Reward variance", "groups/rv_mean", number),
         _tile(records, "Valid turns", "rollout/format_valid", percent),
-        _alarm_tile(records),
+        alarm_tile if are_recorded(records) else Tile("Alarms at the end", "—", "not recorded"),
     ]
 
 
@@ -234,16 +240,6 @@ def _retrieval_note(records: Sequence[StepRecord]) -> str:
     if "information/chance" in last:
         words.append(f"{exact_percent(last['information/chance'])} is chance")
     return "; ".join(words)
-
-
-def _alarm_tile(records: Sequence[StepRecord]) -> Tile:
-    if not are_recorded(records):
-        return Tile("Alarms at the end", "—", "not recorded")
-    alarms = alarm_history(records)
-    standing = [alarm for alarm in alarms if alarm.stands]
-    critical = sum(alarm.spans[-1].severity == CRITICAL for alarm in standing)
-    ever = "none was ever raised" if not alarms else f"{len(alarms)} raised in the whole run"
-    return Tile("Alarms at the end", str(len(standing)), f"{critical} critical; {ever}" if standing else ever)
 
 
 def _tile(records: Sequence[StepRecord], label: str, metric: str, show: Callable[[float], str], note: str = "") -> Tile:

@@ -156,7 +156,7 @@ def test_the_page_has_a_dark_look_by_system_and_by_switch(tmp_path: Path) -> Non
     assert names - {"--mono"} == set(re.findall(r"(--[a-z-]+):", dark)), "every colour has a dark one"
     used = set(re.findall(r"var\((--[a-z-]+)\)", page))
     assert used <= names
-    assert ':root[data-theme="dark"] .plotly-graph-div' in dark and 'id="theme"' in page
+    assert ':root[data-theme="dark"] .js-plotly-plot' in dark and 'id="theme"' in page
 
 
 def test_several_runs_are_compared(tmp_path: Path) -> None:

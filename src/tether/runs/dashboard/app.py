@@ -221,7 +221,8 @@ def _static_file(name: str) -> bytes:
 
         return str(get_plotlyjs()).encode()
     text = resources.files("tether.runs.dashboard").joinpath("static", name).read_text(encoding="utf-8")
-    if name == STYLE:  # the colours of the charts; a style attribute would need a weaker policy
+    if name == STYLE:  # with the colours of the charts: a style attribute would need a weaker policy
+        text = template_environment().get_template("look.css").render() + text
         text += "".join(f".line-{place} {{ background: {colour}; }}\n" for place, colour in enumerate(RUN_COLOURS))
         text += "".join(f".{regime.name.lower()} {{ background: {tint}; }}\n" for regime, tint in REGIME_TINTS.items())
     return text.encode()
