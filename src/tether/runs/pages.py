@@ -48,9 +48,7 @@ def figure_html(chart: Chart) -> Markup:
 def write_page(template: str, out: Path, *, charts_inside: bool = True, **values: Any) -> Path:
     """Render a template of this package to a file and return its path; a page without charts needs no library (`charts_inside` False)."""
     # A closing tag inside the library would end its script element; the library ships none, which the tests hold.
-    page = (
-        template_environment().get_template(template).render(plotly_js=Markup(get_plotlyjs() if charts_inside else ""), **values)
-    )
+    page = template_environment().get_template(template).render(plotly_js=Markup(get_plotlyjs() if charts_inside else ""), **values)
     write_whole(out, page)
     return out
 
