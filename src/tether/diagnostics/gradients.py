@@ -210,28 +210,17 @@ def gradient_metrics(found: GradientDecomposition) -> dict[str, float]:
     """The "gradients/" metrics of a decomposition; what could not be measured is left out."""
     values: dict[str, float] = {"failed": 0}
     for number, row in enumerate(found.buckets, start=1):
-        values.update(
-            {f"{name}_{number}": value for name, value in _bucket_metrics(row).items() if value is not None and np.isfinite(value)}
-        )
+        named: dict[str, float | None] = {
+            "rv_mean": row.bucket.rv_mean,
+            **{name: getattr(row, name) for name in ("task_norm", "kl_norm", "entropy_norm", "regulariser_norm", "dominance")},
+            **{f"{term}_cosine": getattr(row.with_batch, term) for term in ("task", "kl", "entropy")},
+            "task_with_regulariser": row.task_with_regulariser,
+            "snr": row.snr,
+            "bound_used": row.bound.tightness if row.bound else None,
+        }
+        values.update({f"{name}_{number}": value for name, value in named.items() if value is not None and np.isfinite(value)})
     bounds = [row.bound for row in found.buckets if row.bound is not None]
     return {**values, "bound_broken": sum(not bound.holds for bound in bounds)} if bounds else values
-
-
-def _bucket_metrics(row: BucketGradients) -> dict[str, float | None]:
-    return {
-        "rv_mean": row.bucket.rv_mean,
-        "task_norm": row.task_norm,
-        "kl_norm": row.kl_norm,
-        "entropy_norm": row.entropy_norm,
-        "regulariser_norm": row.regulariser_norm,
-        "dominance": row.dominance,
-        "task_cosine": row.with_batch.task,
-        "kl_cosine": row.with_batch.kl,
-        "entropy_cosine": row.with_batch.entropy,
-        "task_with_regulariser": row.task_with_regulariser,
-        "snr": row.snr,
-        "bound_used": row.bound.tightness if row.bound else None,
-    }
 
 
 def agreement(exact: GradientDecomposition, cheap: GradientDecomposition) -> dict[str, Agreement]:
@@ -337,7 +326,9 @@ def _decompose_bucket(loss: _Loss, batch: Batch, bucket: Bucket, batch_total: Ve
     bound = _check_bound(loss, own) if with_bound else None  # first: its vectors are gone when the others come
     vectors = {term: loss.zeros() for term in loss.terms(own)}
     halves = _add_halves(loss, own, vectors, seed)
-    products = _inner_products({**vectors, "batch": batch_total})
+    known, names = {**vectors, "batch": batch_total}, (*TERMS, "batch")
+    dots = [[dot(known[one], known[other]) if {one, other} <= known.keys() else 0.0 for other in names] for one in names]
+    products = torch.tensor(dots, dtype=torch.float64)  # of the terms and the batch's total with one another; an absent term is zero
     if not bool(products.isfinite().all()):
         raise DivergedModel(f"the gradients of groups {bucket.groups} are not finite; look at the batch's log-probs and at the weights")
     return _measure(bucket, own, products, halves, bound)
@@ -370,13 +361,6 @@ def _add_halves(loss: _Loss, own: Batch, into: Mapping[str, Vector], seed: int) 
         estimates.append(task)
         shares.append(share)
     return SignalNoise.from_halves(estimates[0], estimates[1], shares[0], shares[1]) if shares and all(shares) else None
-
-
-def _inner_products(vectors: Mapping[str, Vector]) -> Tensor:
-    """[terms + 1, terms + 1], of the terms and the batch's total with one another; an absent term is zero."""
-    names = (*TERMS, "batch")
-    products = [[dot(vectors[one], vectors[other]) if {one, other} <= vectors.keys() else 0.0 for other in names] for one in names]
-    return torch.tensor(products, dtype=torch.float64)
 
 
 def _measure(bucket: Bucket, own: Batch, products: Tensor, halves: SignalNoise | None, bound: Bound | None) -> BucketGradients:

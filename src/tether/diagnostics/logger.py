@@ -142,7 +142,8 @@ class _Reader:
         logprobs: Sequence[float] | None,
     ) -> Turn:
         context = self.prompt(prompt, f"prompts[{row}]")
-        seen = _tokens_so_far(earlier)
+        start = max((index for index, turn in enumerate(earlier) if turn.new_context), default=0)
+        seen = tuple(token for turn in earlier[start:] for token in (*turn.context_ids, *turn.response_ids))
         appended = bool(seen) and context[: len(seen)] == seen
         if whole:
             ids, text, span = self._response(written if written is not None else (), f"responses[{row}]")
@@ -204,16 +205,6 @@ def reasoning_span(decode: Any, ids: Ids, text: str, rule: ReasoningRule = THINK
     return (start, end) if start < end else None
 
 
-def _tokens_so_far(turns: Sequence[Turn]) -> Ids:
-    """Every token of the present context."""
-    start = max((index for index, turn in enumerate(turns) if turn.new_context), default=0)
-    return tuple(token for turn in turns[start:] for token in (*turn.context_ids, *turn.response_ids))
-
-
-_FROM_ROWS = ("turns", "reasoning_tokens")
-_FROM_RESPONSES = ("response_tokens", "response_tokens_max", "tokens_sampled")
-_FROM_REWARDS = ("reward_mean", "reward_std")
-_FROM_SUCCESSES = ("success",)
 _GROUPS_FROM_SUCCESSES = ("all_fail", "mixed", "all_succeed", "fail_but_varied")
 
 
@@ -299,9 +290,10 @@ class TetherLogger:
             checked.put(section, {short: value})
         names = dict(zip((group.index for group in found.groups), found.names, strict=True))
         kept = None if selection is None else set(selection.kept)
+        unknown = {**({} if found.has_rewards else {"reward": None}), **({} if found.has_successes else {"success": None})}
         self.store.append_trajectories(
             [
-                _known(trajectory_record(trajectory, record.step, split, kept is None or names[group.index] in kept), found)
+                trajectory_record(trajectory, record.step, split, kept is None or names[group.index] in kept) | unknown
                 for group in found.groups
                 for trajectory in (*group.trajectories, *group.errored)
             ]
@@ -319,12 +311,10 @@ class TetherLogger:
 
 def generation_metrics(found: Generations, selection: Selection | None = None) -> dict[str, float]:
     """The "rollout/" and "groups/" metrics that follow from the rows; by the functions that Tether's own trainer uses."""
-    names = [
-        *_FROM_ROWS,
-        *(_FROM_RESPONSES if found.has_responses else ()),
-        *(_FROM_REWARDS if found.has_rewards else ()),
-        *(_FROM_SUCCESSES if found.has_successes else ()),
-    ]
+    names = ["turns", "reasoning_tokens"]
+    names += ["response_tokens", "response_tokens_max", "tokens_sampled"] if found.has_responses else []
+    names += ["reward_mean", "reward_std"] if found.has_rewards else []
+    names += ["success"] if found.has_successes else []
     rollout = rollout_summary(found.groups)
     metrics = {f"rollout/{name}": rollout[name] for name in names}
     if found.has_rewards and any(group.trajectories for group in found.groups):
@@ -338,9 +328,3 @@ def generation_metrics(found: Generations, selection: Selection | None = None) -
         groups |= {"sampled": len(chosen.scores), "kept": len(chosen.kept)}
         metrics |= {f"groups/{name}": value for name, value in groups.items()}
     return metrics
-
-
-def _known(record: dict[str, Any], found: Generations) -> dict[str, Any]:
-    """The record of an episode without what the trainer did not say."""
-    unknown = {**({} if found.has_rewards else {"reward": None}), **({} if found.has_successes else {"success": None})}
-    return {**record, **unknown}

@@ -369,7 +369,7 @@ class Monitor:
         if len(pairs.prompts) >= FEWEST_PROMPTS:  # else there is no verdict, however many reasonings there are
             fewest = max(fewest, FEWEST_REASONINGS)
         count = min(len(pairs.reasonings), max(fewest, int(affordable)))
-        return pairs.only(sample_reasonings(pairs.source, count, self._rng(scope, step)).rows)
+        return pairs.only(sample_reasonings(pairs.source, count, self._rng(scope, step)))
 
     def _draw_contexts(self, scope: Scope, step: int, rows: Rows, budget: float) -> Pairs:
         """Draw contexts; where they cost too much, draw fewer, now and at every later step, so that the steps compare."""

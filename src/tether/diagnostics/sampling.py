@@ -10,7 +10,6 @@ Leaving out prompts would change the estimand.
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,26 +17,8 @@ import numpy.typing as npt
 from tether.core.errors import BadInput
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The rows that were drawn.
-
-    Example: Sample(rows=(0, 3, 5), population=8) are three of eight reasonings.
-    """
-
-    rows: tuple[int, ...]
-    """Ascending, without repetition."""
-    population: int
-    """How many there were to draw from."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing was left out."""
-        return len(self.rows) == self.population
-
-
-def sample_reasonings(source: Sequence[Hashable], count: int, rng: np.random.Generator) -> Sample:
-    """`count` of the rows, every one with probability count / N; all of them where there are no more.
+def sample_reasonings(source: Sequence[Hashable], count: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """`count` of the rows, ascending, every one with probability count / N; all of them where there are no more.
 
     Args:
         source: the prompt of each of the N rows.
@@ -47,12 +28,12 @@ def sample_reasonings(source: Sequence[Hashable], count: int, rng: np.random.Gen
     if count < 1:
         raise BadInput(f"count must be at least 1, got {count}; draw at least one")
     if count >= len(source):
-        return Sample(tuple(range(len(source))), len(source))
+        return tuple(range(len(source)))
     rank_of = {prompt: rank for rank, prompt in enumerate(dict.fromkeys(source))}
     rank = rng.permutation(len(rank_of))[[rank_of[prompt] for prompt in source]]
     shuffled = rng.permutation(len(source))
     order = shuffled[np.argsort(rank[shuffled], kind="stable")]  # prompts in random order, rows in random order inside each
-    return Sample(tuple(sorted(systematic(order, count, int(rng.integers(len(source)))))), len(source))
+    return tuple(sorted(systematic(order, count, int(rng.integers(len(source))))))
 
 
 def systematic(order: npt.NDArray[np.int64], count: int, start: int) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from tether.core.errors import BadInput
 from tether.core.seeding import generator
 from tether.diagnostics.information import measure_information
-from tether.diagnostics.sampling import Sample, sample_reasonings, sampling_error, systematic
+from tether.diagnostics.sampling import sample_reasonings, sampling_error, systematic
 
 
 def every_start(order: list[int], count: int) -> list[tuple[Fraction, tuple[int, ...]]]:
@@ -56,15 +56,15 @@ def test_prompts_keep_their_shares() -> None:
     source = ["a"] * 20 + ["b"] * 10 + ["c"] * 6 + ["d"] * 4
     for seed in range(30):
         sample = sample_reasonings(source, 20, generator("test", seed))
-        assert len(sample.rows) == len(set(sample.rows)) == 20 and list(sample.rows) == sorted(sample.rows)
-        drawn = [source[row] for row in sample.rows]
+        assert len(sample) == len(set(sample)) == 20 and list(sample) == sorted(sample)
+        drawn = [source[row] for row in sample]
         assert all(abs(drawn.count(prompt) - share) <= 1 for prompt, share in (("a", 10), ("b", 5), ("c", 3), ("d", 2)))
 
 
 def test_interleaved_rows_keep_their_shares_too() -> None:
     source = [n % 3 for n in range(12)]
     for seed in range(20):
-        rows = sample_reasonings(source, 6, generator("test", seed)).rows
+        rows = sample_reasonings(source, 6, generator("test", seed))
         assert sorted([source[row] for row in rows].count(prompt) for prompt in range(3)) == [2, 2, 2]
 
 
@@ -74,7 +74,7 @@ def test_how_often_rows_are_drawn() -> None:
     counts = np.zeros(7)
     pairs = np.zeros((7, 7))
     for seed in range(draws):
-        rows = list(sample_reasonings(source, 3, generator("test", seed)).rows)
+        rows = list(sample_reasonings(source, 3, generator("test", seed)))
         counts[rows] += 1
         pairs[np.ix_(rows, rows)] += 1
     error = math.sqrt(3 / 7 * 4 / 7 / draws)
@@ -85,14 +85,14 @@ def test_how_often_rows_are_drawn() -> None:
 def test_the_draw_is_the_seeds() -> None:
     source = [n // 4 for n in range(32)]
     assert sample_reasonings(source, 9, generator("a", 1)) == sample_reasonings(source, 9, generator("a", 1))
-    assert len({sample_reasonings(source, 9, generator("a", seed)).rows for seed in range(10)}) > 5
+    assert len({sample_reasonings(source, 9, generator("a", seed)) for seed in range(10)}) > 5
 
 
 @pytest.mark.parametrize("count", [3, 4, 100])
 def test_nothing_to_leave_out(count: int) -> None:
     sample = sample_reasonings([0, 0, 1], count, generator("x"))
-    assert sample == Sample((0, 1, 2), 3) and sample.is_whole
-    assert not sample_reasonings([0, 0, 1], 2, generator("x")).is_whole
+    assert sample == (0, 1, 2)
+    assert len(sample_reasonings([0, 0, 1], 2, generator("x"))) == 2
 
 
 def test_a_row_of_the_matrix_says_the_same_in_any_company() -> None:
@@ -130,7 +130,7 @@ def test_the_spread_over_prompts_makes_the_error_smaller() -> None:
     values = np.array([10.0 * prompt for prompt in source]) + np.tile([0.0, 1.0], 16)
     means, stated = [], []
     for seed in range(300):
-        rows = list(sample_reasonings(source, 8, generator("test", seed)).rows)
+        rows = list(sample_reasonings(source, 8, generator("test", seed)))
         means.append(values[rows].mean())
         stated.append(sampling_error(values[rows], 32))
     assert np.std(means) < 0.2 * np.mean(stated)

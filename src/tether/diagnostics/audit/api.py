@@ -259,7 +259,7 @@ def _window(
         num_episodes=sum(step.num_episodes for step in counts),
         num_in_scope=sum(step.num_scope for step in counts),
         num_empty=sum(step.num_empty for step in counts),
-        missing=dict(sum((Counter(step.missing) for step in counts), Counter[str]())),
+        missing=dict(sum((step.missing for step in counts), Counter[str]())),
         reward_mean=sum(step.reward.mean * step.reward.count for step in counts) / num_rewards if num_rewards else None,
         num_judged=sum(step.num_judged for step in counts),
         num_success=sum(step.num_success for step in counts),
@@ -272,7 +272,7 @@ def _window(
 
 def _missing(counts: Sequence[StepCounts]) -> MissingReasoning:
     """The responses without reasoning, as shares of all in scope."""
-    causes = sum((Counter(step.missing) for step in counts), Counter[str]())
+    causes = sum((step.missing for step in counts), Counter[str]())
     total = sum(step.num_scope for step in counts)
     blank = causes.pop(BLANK, 0)
     words = ", ".join(f"{count} {MISSING[cause]}" for cause, count in sorted(causes.items()))

@@ -95,7 +95,12 @@ class Encoder:
             pairs.texts.append(text)
             pairs.source.append(column)
             pairs.drawn.append(member)
-        self._check_foreign()
+        if self._checked and len(self._foreign) > FOREIGN_SHARE * self._checked:
+            where, decoded, written = self._foreign[0]
+            raise BadInput(
+                f"{where}: tokens do not fit the model's tokenizer: they decode to {_shown(decoded)}, the text beside them is "
+                f"{_shown(written)}; give --model the model that wrote the rollouts"
+            )
         return pairs
 
     def notes(self) -> list[str]:
@@ -121,7 +126,13 @@ class Encoder:
             self._check_vocabulary(ids, member.where)
             text = self._decoded(ids)
             if member.reasoning is not None:
-                self._compare(text, member)
+                self._checked += 1
+                ours, theirs = "".join(text.split()), "".join(member.reasoning.split())
+                both = min(
+                    len(ours), len(theirs)
+                )  # the span of ids may end a token before the text, and of a long text only a part is kept
+                if ours[:both] != theirs[:both] or len(ours) + BORDER_CHARS < len(theirs):
+                    self._foreign.append((member.where, text, member.reasoning))
         elif member.response_ids is not None and (found := self._within(tuple(member.response_ids), member)):
             self.num_from_ids += 1
             text, ids = member.reasoning or "", found
@@ -189,21 +200,6 @@ class Encoder:
             raise BadInput(
                 f"{where}: tokens do not fit the model's tokenizer: id {worst}, but the model knows ids from 0 to {self.vocabulary - 1}; "
                 "give --model the model that wrote the rollouts"
-            )
-
-    def _compare(self, decoded: str, member: Rollout) -> None:
-        self._checked += 1
-        ours, theirs = "".join(decoded.split()), "".join((member.reasoning or "").split())
-        both = min(len(ours), len(theirs))  # the span of ids may end a token before the text, and of a long text only a part is kept
-        if ours[:both] != theirs[:both] or len(ours) + BORDER_CHARS < len(theirs):
-            self._foreign.append((member.where, decoded, member.reasoning or ""))
-
-    def _check_foreign(self) -> None:
-        if self._checked and len(self._foreign) > FOREIGN_SHARE * self._checked:
-            where, decoded, written = self._foreign[0]
-            raise BadInput(
-                f"{where}: tokens do not fit the model's tokenizer: they decode to {_shown(decoded)}, the text beside them is "
-                f"{_shown(written)}; give --model the model that wrote the rollouts"
             )
 
 

@@ -101,7 +101,10 @@ def measure(pairs: EncodedPairs, scorer: object, *, bootstrap: int, seed: int, a
     scores = np.concatenate(blocks, axis=1)
     lengths = np.array([len(reasoning) for reasoning in pairs.reasonings], dtype=np.float64)
     own = np.asarray(pairs.source, dtype=np.int64)
-    templates = _templates(pairs)
+    try:
+        templates = find_templates(pairs.texts, pairs.source)
+    except BadInput:  # no word in any reasoning, or all words under one prompt
+        templates = None
     information = measure_information(scores, lengths, own, bootstrap=bootstrap, permutations=PERMUTATIONS, seed=seed)
     return Measurement(
         num_prompts=len(pairs.prompts),
@@ -157,13 +160,6 @@ def unigram_nats(reasonings: Sequence[Sequence[int]]) -> float:
         others = total - len(reasoning) + kinds / 2
         nats.append(-sum(count * math.log((counts[token] - count + 0.5) / others) for token, count in own.items()) / len(reasoning))
     return sum(nats) / len(nats)
-
-
-def _templates(pairs: EncodedPairs) -> Templates | None:
-    try:
-        return find_templates(pairs.texts, pairs.source)
-    except BadInput:  # no word in any reasoning, or all words under one prompt
-        return None
 
 
 def loose_share(templates: Templates) -> float:

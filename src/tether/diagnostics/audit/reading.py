@@ -17,6 +17,7 @@ import dataclasses
 import heapq
 import math
 from array import array
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -82,7 +83,7 @@ class StepCounts:
     num_scope: int = 0
     num_empty: int = 0
     """Rollouts in scope without reasoning."""
-    missing: dict[str, int] = field(default_factory=dict)
+    missing: Counter[str] = field(default_factory=Counter)
     """The same by cause, a key of record.MISSING."""
     reasoning_chars: Running = field(default_factory=Running)
     reward: Running = field(default_factory=Running)
@@ -110,14 +111,11 @@ class StepCounts:
             self.num_scope += 1
             if not rollout.has_reasoning:
                 self.num_empty += 1
-                cause = rollout.missing or "blank"
-                self.missing[cause] = self.missing.get(cause, 0) + 1
+                self.missing[rollout.missing or "blank"] += 1
             if rollout.has_reasoning and rollout.reasoning is not None:
                 self.reasoning_chars.add(len(rollout.reasoning))
-        if rollout.turn == 0:  # the reward is that of the episode: counted once
-            self._add_episode(rollout, group)
-
-    def _add_episode(self, rollout: Rollout, group: int) -> None:
+        if rollout.turn:  # the reward is that of the episode: counted once
+            return
         self.num_episodes += 1
         if rollout.success is not None:
             self.num_judged += 1

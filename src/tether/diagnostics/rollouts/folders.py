@@ -119,7 +119,12 @@ def _of_split(paths: list[Path], place: Path, split: str | None) -> tuple[list[P
             f"{len(effective)} files of folders named effective were passed over: the folders named all beside them hold the same episodes and more"
         )
     paths = [path for path in paths if path not in effective]
-    evaluations = {path for path in paths if _is_evaluation(path.relative_to(place))}
+    evaluations = set()
+    for path in paths:  # the innermost name that says training or evaluation counts
+        parts = path.relative_to(place).parts
+        named = (part for part in (path.name.split(".")[0], *parts[-2::-1]) if _EVALUATION.fullmatch(part) or _TRAINING.fullmatch(part))
+        if _EVALUATION.fullmatch(next(named, "")):
+            evaluations.add(path)
     if split is None or not 0 < len(evaluations) < len(paths):
         return paths, notes
     wants_training = split == "train"
@@ -127,14 +132,6 @@ def _of_split(paths: list[Path], place: Path, split: str | None) -> tuple[list[P
     other, name = ("evaluation", "eval") if wants_training else ("training", "train")
     notes.append(f"{len(paths) - len(kept)} files of {other} were passed over; --split {name} reads them")
     return kept, notes
-
-
-def _is_evaluation(path: Path) -> bool:
-    """Whether the innermost name that says training or evaluation says evaluation."""
-    for part in (path.name.split(".")[0], *reversed(path.parts[:-1])):
-        if _EVALUATION.fullmatch(part) or _TRAINING.fullmatch(part):
-            return _EVALUATION.fullmatch(part) is not None
-    return False
 
 
 def _order(path: Path, place: Path) -> list[list[tuple[int, str]]]:

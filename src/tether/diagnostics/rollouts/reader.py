@@ -181,7 +181,7 @@ class RolloutReader:
         record = item.record()
         if self.format.name == "tether":
             if self._split is not None and (split := record.get("split", self._split)) != self._split:
-                tally.other_splits[str(split)] = tally.other_splits.get(str(split), 0) + 1
+                tally.other_splits[str(split)] += 1
                 return []
             if record.get("stop_reason") == StopReason.ENV_ERROR:
                 tally.num_errored += 1

@@ -71,22 +71,15 @@ class ReasoningRule:
 
     def cut(self, response: str) -> Cut:
         """Start and end of the reasoning in a response."""
-        cut = self._by_tags(response) if self._regex is None else self._by_pattern(self._regex, response)
-        if cut.missing is None and not response[cut.start : cut.end].strip():
-            return Cut(missing="blank")
-        return cut
-
-    @staticmethod
-    def _by_tags(response: str) -> Cut:
-        end = response.find(THINK_CLOSE)
-        opening = _OPENING.search(response, 0, len(response) if end < 0 else end)
-        if end < 0:
-            return Cut(missing="unclosed" if opening else "untagged")
-        return Cut(opening.end() if opening else 0, end, implied=opening is None)
-
-    @staticmethod
-    def _by_pattern(regex: re.Pattern[str], response: str) -> Cut:
-        match = regex.search(response)
-        if match is None or match.group(1) is None:
-            return Cut(missing="unmatched")
-        return Cut(match.start(1), match.end(1))
+        if self._regex is None:
+            end = response.find(THINK_CLOSE)
+            opening = _OPENING.search(response, 0, len(response) if end < 0 else end)
+            if end < 0:
+                return Cut(missing="unclosed" if opening else "untagged")
+            cut = Cut(opening.end() if opening else 0, end, implied=opening is None)
+        else:
+            match = self._regex.search(response)
+            if match is None or match.group(1) is None:
+                return Cut(missing="unmatched")
+            cut = Cut(match.start(1), match.end(1))
+        return cut if response[cut.start : cut.end].strip() else Cut(missing="blank")

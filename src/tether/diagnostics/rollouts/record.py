@@ -8,6 +8,7 @@ there are none. Nothing is dropped without being counted: bad lines, empty reaso
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +115,7 @@ class Tally:
     """Records that could not be used; more than zero only with bad_lines="skip"."""
     bad_examples: list[str] = field(default_factory=list)
     """The first few of them, in words."""
-    other_splits: dict[str, int] = field(default_factory=dict)
+    other_splits: Counter[str] = field(default_factory=Counter)
     """Episodes of a Tether run that were left out, by their split."""
     num_superseded: int = 0
     """Episodes of a Tether run that it played again after resuming."""
@@ -128,15 +129,15 @@ class Tally:
     """Rollouts whose step is that of a file's or folder's name."""
     num_without_group: int = 0
     """Rollouts whose group is the hash of their prompt."""
-    missing: dict[str, int] = field(default_factory=dict)
+    missing: Counter[str] = field(default_factory=Counter)
     """Rollouts without reasoning, by reason."""
-    other_tags: dict[str, int] = field(default_factory=dict)
+    other_tags: Counter[str] = field(default_factory=Counter)
     """Rollouts without think tags that have another kind, by its name."""
 
     @property
     def num_empty(self) -> int:
         """Rollouts without reasoning."""
-        return sum(self.missing.values())
+        return self.missing.total()
 
     def add_bad(self, message: str) -> None:
         self.num_bad += 1
@@ -149,9 +150,9 @@ class Tally:
         self.num_without_step += rollout.step is None
         self.num_without_group += isinstance(rollout.group, str) and rollout.group.startswith(PROMPT_GROUP)
         if rollout.missing is not None:
-            self.missing[rollout.missing] = self.missing.get(rollout.missing, 0) + 1
+            self.missing[rollout.missing] += 1
         if rollout.missing == "untagged" and (tag := _OTHER_TAGS.search(rollout.response or "")):
-            self.other_tags[tag[1]] = self.other_tags.get(tag[1], 0) + 1
+            self.other_tags[tag[1]] += 1
 
     def notes(self) -> list[str]:
         """One sentence for everything a reader of the result should know; none where all was well."""

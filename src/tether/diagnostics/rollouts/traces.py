@@ -1,6 +1,5 @@
 """Records that a field map cannot describe: Tether's own episodes, slime's samples with their token ids, and the traces of verifiers v1 and prime-rl."""
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,7 +57,11 @@ def tether_rollouts(record: Record, where: str) -> Iterator[Rollout]:
         response = values.text(turn.get("response"), f"{named}.response") or ""
         start, found = 0, dict[str, Any](missing="unclosed")
         if (span := values.token_ids(turn.get("reasoning_span"), f"{named}.reasoning_span")) is not None:
-            start, found = _recorded_reasoning(span, sampled, response, named)
+            if len(span) != 2 or not span[0] <= span[1] <= len(sampled):
+                raise BadRecord(f"{named}.reasoning_span is {list(span)}; expected start and end within {len(sampled)} response ids")
+            ids, end = sampled[slice(*span)], parse_response(response).reasoning_end
+            text = response[_TAGS.cut(response).start if span[0] else 0 : end] if ids and end is not None else None
+            start, found = span[0], {"reasoning": text, "reasoning_ids": ids, "missing": None if ids else "blank"}
         yield Rollout(
             **shared,
             turn=index,
@@ -69,16 +72,6 @@ def tether_rollouts(record: Record, where: str) -> Iterator[Rollout]:
             **found,
         )
         seen += sampled
-
-
-def _recorded_reasoning(span: tuple[int, ...], sampled: tuple[int, ...], response: str, named: str) -> tuple[int, dict[str, Any]]:
-    """Where the reasoning starts in the sampled ids, and the reasoning."""
-    if len(span) != 2 or not span[0] <= span[1] <= len(sampled):
-        raise BadRecord(f"{named}.reasoning_span is {list(span)}; expected start and end within {len(sampled)} response ids")
-    ids = sampled[slice(*span)]
-    start, end = _TAGS.cut(response).start if span[0] else 0, parse_response(response).reasoning_end
-    text = response[start:end] if ids and end is not None else None
-    return span[0], {"reasoning": text, "reasoning_ids": ids, "missing": None if ids else "blank"}
 
 
 def slime_rollouts(record: Record, where: str) -> Iterator[Rollout]:
@@ -217,13 +210,13 @@ def _node_ids(before: Sequence[Record], node: Record, place: str) -> tuple[tuple
 
 def _uploaded(record: Record, where: str) -> Iterator[Rollout]:
     step = values.step(record["step"])
-    info = _parsed(record["info"], "info") or {}
+    info = values.parsed(record["info"], "info") or {}
     episode = info.get("native_wrapper")
     if isinstance(episode, Mapping) and {"id", "env", "task", "traces"} <= episode.keys():
         for rollout in prime_rl_rollouts(episode, where):
             yield replace(rollout, step=step) if rollout.step is None else rollout
         return
-    branches = _parsed(record["trajectory"], "trajectory")
+    branches = values.parsed(record["trajectory"], "trajectory")
     field = "trajectory[-1].messages"
     prompt, answers = split_conversation(values.messages(branches[-1].get("messages") if branches else None, field), field)
     yield from conversation_turns(
@@ -235,12 +228,3 @@ def _uploaded(record: Record, where: str) -> Iterator[Rollout]:
         group=f"{record['env_name']}/{record['problem_id']}",
         reward=values.number(record.get("reward"), "reward"),
     )
-
-
-def _parsed(value: Any, field: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise BadRecord(f"{field} is {values.shown(value)}; expected JSON") from error

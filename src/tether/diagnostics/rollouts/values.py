@@ -147,19 +147,24 @@ def with_tool_calls(conversation: Any) -> Any:
     if not isinstance(conversation, list):
         return conversation
     return [
-        {**message, "tool_calls": [_tool_call(call) for call in message["tool_calls"]]}
+        {**message, "tool_calls": [_tool_call(parsed(call, "a tool call")) for call in message["tool_calls"]]}
         if isinstance(message, Mapping) and isinstance(message.get("tool_calls"), list)
         else message
         for message in conversation
     ]
 
 
+def parsed(value: Any, field: str) -> Any:
+    """What a text of JSON says; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise BadRecord(f"{field} is {shown(value)}; expected JSON") from error
+
+
 def _tool_call(call: Any) -> Any:
-    if isinstance(call, str):
-        try:
-            call = json.loads(call)
-        except ValueError as error:
-            raise BadRecord(f"a tool call is {shown(call)}; expected JSON") from error
     if isinstance(call, Mapping) and "function" not in call and "name" in call:
         return {"type": "function", "id": call.get("id"), "function": {"name": call["name"], "arguments": call.get("arguments", "")}}
     return call

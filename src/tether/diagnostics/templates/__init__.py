@@ -19,7 +19,6 @@ from tether.core.errors import BadInput
 from tether.diagnostics.templates.skeletons import SUPPORT, Candidates, Corpus, find_skeletons, read_corpus, shared_words
 from tether.diagnostics.templates.slots import (
     Agreement,
-    Explained,
     Slot,
     SlotKind,
     Template,
@@ -63,13 +62,16 @@ def find_templates(
     template_of_T, skeletons = _assign(corpus, _search(corpus, min_share, max_templates), min_share)
     found = [explain(skeleton, corpus, np.flatnonzero(template_of_T == index)) for index, skeleton in enumerate(skeletons)]
     found.sort(key=lambda explained: (-explained.template.num_traces, explained.template.skeleton))
+    total = sum(corpus.texts[text].num_words for text in corpus.text_of_T.tolist())
+    split = [split_words(explained) for explained in found]
+    parts = {part: sum(words[part] for words in split) / total for part in ("template", "tied", "noise", "unknown")}
     return Templates(
         tuple(explained.template for explained in found),
         len(corpus.text_of_T),
         corpus.num_prompts,
         corpus.num_empty,
         float((template_of_T != NO_TEMPLATE).mean()),
-        _shares(corpus, found),
+        TextShares(**parts, rest=max(0.0, 1.0 - sum(parts.values()))),
         measure_agreement([(str(template),) for template in template_of_T.tolist()], corpus.prompt_of_T),
     )
 
@@ -100,13 +102,6 @@ def _assign(corpus: Corpus, skeletons: list[str], min_share: float) -> tuple[Int
         skeletons = skeletons[:rarest] + skeletons[rarest + 1 :]
         shared = shared[:rarest] + shared[rarest + 1 :]
     return np.full(len(corpus.text_of_T), NO_TEMPLATE), []
-
-
-def _shares(corpus: Corpus, found: list[Explained]) -> TextShares:
-    total = sum(corpus.texts[text].num_words for text in corpus.text_of_T.tolist())
-    split = [split_words(explained) for explained in found]
-    parts = {part: sum(words[part] for words in split) / total for part in ("template", "tied", "noise", "unknown")}
-    return TextShares(**parts, rest=max(0.0, 1.0 - sum(parts.values())))
 
 
 def _check(reasonings: Sequence[str], prompts: Sequence[Hashable], min_share: float, max_templates: int) -> None:

@@ -95,7 +95,9 @@ def read_corpus(reasonings: Sequence[str], prompts: Sequence[Hashable], rare_bel
     for text, count in Counter(text for text, _ in traces).items():
         for token in {match.group() for match in cut[spoken[text]]}:
             frequency[token] += count
-    codes = _codes(frequency, max(2.0, rare_below * len(traces)))
+    common = sorted(token for token, count in frequency.items() if count >= max(2.0, rare_below * len(traces)))
+    words, signs = ([token for token in common if is_word(token) is wanted] for wanted in (True, False))
+    codes = {token: chr(code) for code, token in (*enumerate(words, FIRST_WORD), *enumerate(signs, FIRST_PUNCTUATION))}
     return Corpus(
         [_text(cut[line], codes) for line in spoken],
         np.array([text for text, _ in pairs], dtype=np.int64),
@@ -113,14 +115,6 @@ def is_word(token: str) -> bool:
 def words_of(codes: str) -> str:
     """Only the characters that stand for words: no punctuation, no RARE, no WILD."""
     return "".join(code for code in codes if FIRST_WORD <= ord(code) < FIRST_PUNCTUATION)
-
-
-def _codes(frequency: Counter[str], least: float) -> dict[str, str]:
-    common = sorted(token for token, count in frequency.items() if count >= least)
-    words = [token for token in common if is_word(token)]
-    signs = [token for token in common if not is_word(token)]
-    numbered = [*enumerate(words, FIRST_WORD), *enumerate(signs, FIRST_PUNCTUATION)]
-    return {token: chr(code) for code, token in numbered}
 
 
 def _text(matches: list[re.Match[str]], code_of: dict[str, str]) -> Text:

@@ -66,15 +66,21 @@ class TetherMixin:
         if self.group_filter is not None and (foreign := self.group_filter.model_fields_set & {"members", "reweight", "refill"}):
             raise BadInput(f"group_filter sets {', '.join(sorted(foreign))}, which only Tether's own trainer has; leave it out")
         self._tether_ratios: list[float] = []
-        name, known = success_reward or getattr(trainer.args, "tether_success_reward", None), trainer.reward_func_names
-        if name is not None and name not in known:
-            raise BadInput(f"success_reward is '{name}', which is no reward function here: {did_you_mean(name, known)}")
-        self._tether_success: int | None = None if name is None else known.index(name)
+        name, rewards = success_reward or getattr(trainer.args, "tether_success_reward", None), trainer.reward_func_names
+        if name is not None and name not in rewards:
+            raise BadInput(f"success_reward is '{name}', which is no reward function here: {did_you_mean(name, rewards)}")
+        self._tether_success: int | None = None if name is None else rewards.index(name)
         self._tether_rewards: torch.Tensor | None = None
         self._tether_window: list[int] = []
         self._tether_scale = 1.0
         if self.group_filter is not None:
-            _check_loss(trainer)
+            known = (*BY_TOKENS, *BY_ROWS, *BY_MICRO_BATCH)
+            if trainer.loss_type not in known:
+                raise BadInput(f"the filter does not know how loss type '{trainer.loss_type}' is normalised; it knows {', '.join(known)}")
+            if trainer.use_adaptive_entropy:
+                raise BadInput(
+                    "the filter does not work with TRL's adaptive entropy: its controller would count dropped rows; set entropy_coef instead"
+                )
             trainer.add_callback(_EmptyUpdates(self))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -248,13 +254,3 @@ class _EmptyUpdates(TrainerCallback):
             for group in kwargs["optimizer"].param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
-
-
-def _check_loss(trainer: Any) -> None:
-    known = (*BY_TOKENS, *BY_ROWS, *BY_MICRO_BATCH)
-    if trainer.loss_type not in known:
-        raise BadInput(f"the filter does not know how loss type '{trainer.loss_type}' is normalised; it knows {', '.join(known)}")
-    if trainer.use_adaptive_entropy:
-        raise BadInput(
-            "the filter does not work with TRL's adaptive entropy: its controller would count dropped rows; set entropy_coef instead"
-        )
