@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tether.core.config import dump_yaml, merge, validate
 from tether.models.fast.decoding import contiguous
 from tether.models.load import load_model
-from tether.rollout.engines import native
+from tether.rollout.engines import continuous_batch
 from tether.runs.store import RunStore
 from tether.training.loop import Trainer
 from tether.training.settings import RunSettings
@@ -62,7 +62,7 @@ MANNER = {f"update/{name}" for name in ("padding", "micro_tokens", "recompute", 
 def test_memory_and_speed_do_not_change_the_result(case: str, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes, constants = CASES[case]
     for name, value in constants.items():
-        monkeypatch.setattr(contiguous if name == "PREFILL_TOKENS" else native, name, value)
+        monkeypatch.setattr(contiguous if name == "PREFILL_TOKENS" else continuous_batch, name, value)
     sampled, metrics = _one_step(tmp_path / "run", changes)
     assert sampled == reference[0]
     assert metrics["update/loss"] == pytest.approx(reference[1]["update/loss"], abs=1e-5)

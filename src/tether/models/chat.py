@@ -68,18 +68,21 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self.end_of_turn = int(tokenizer.eos_token_id)
         self.end_of_turn_ids = frozenset((self.end_of_turn, *end_of_turn_ids))
-        self._system_role = self._accepts_system_role()
-        self._modes: dict[str, Any] = {name: True for name in REASONING_MODES if self._knows(name)}
+        try:
+            self._rendered([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
+            self._system_role = True
+        except TemplateError:  # some templates refuse the role; its text then goes in front of the first message
+            self._system_role = False
+        opening = self._opening("s", "u")
+        self._modes: dict[str, Any] = {
+            name: True for name in REASONING_MODES if self._rendered(opening, **{name: True}) != self._rendered(opening, **{name: False})
+        }
+        """The arguments of REASONING_MODES that change what the template renders."""
         self.notes = tuple(self._describe())
         """What is worth knowing about the template before the first prompt; empty for one that knows nothing of reasoning."""
         self._decode = text_decoder(tokenizer)
         self._first_prompts = lru_cache(maxsize=CACHED_PROMPTS)(self._first_prompt)
         self._joints = lru_cache(maxsize=CACHED_JOINTS)(self._joint)
-
-    def _knows(self, name: str) -> bool:
-        """Whether an argument changes what the template renders."""
-        messages = self._opening("s", "u")
-        return self._rendered(messages, **{name: True}) != self._rendered(messages, **{name: False})
 
     def _describe(self) -> Iterator[str]:
         prompt = self._rendered(self._opening("s", "u"), **self._modes).rstrip()
@@ -97,13 +100,6 @@ class ChatFormat:
             yield "the chat template opens the think tag itself: prompts end with that one, and none is added"
         elif prompt.endswith(THINK_CLOSE):
             yield "the chat template ends prompts with a think block that is closed already: the closing tag is cut off, so that the model reasons"
-
-    def _accepts_system_role(self) -> bool:
-        try:
-            self._rendered([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
-        except TemplateError:  # some templates refuse the role; its text then goes in front of the first message
-            return False
-        return True
 
     def first_prompt(self, system: str | None, user: str, few_shot: Exchanges = ()) -> tuple[int, ...]:
         """Tokens of a new conversation, up to and including the opening think tag; None leaves the system message to the template.

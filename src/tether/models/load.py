@@ -60,13 +60,13 @@ def load_model(name: str, *, device: str | None = None, dtype: str | None = None
 def _resolve(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     check_name(name)
     path = Path(name).expanduser()
-    exact = name not in EMBEDDED and _check_if_checkpoint(path)  # before any of its files is read
+    exact = name not in EMBEDDED and path.name == MODEL and any((path.parent / file).is_file() for file in (STATE, MANIFEST))
+    if exact:  # a checkpoint's model: verified before any of its files is read
+        check_checkpoint(path.parent, only=f"{MODEL}/")
     if (folder := adapter_folder(name)) is not None:
         return _with_adapters(folder, dtype)
-    if name == "tiny":
-        model, tokenizer = _from_folder(tiny_folder(), dtype)
-    elif name == "smollm2":
-        model, tokenizer = _from_folder(smollm2_folder(), dtype)
+    if name in EMBEDDED:
+        model, tokenizer = _from_folder(tiny_folder() if name == "tiny" else smollm2_folder(), dtype)
     elif path.suffix == ".gguf":
         model, tokenizer = _from_gguf(path, dtype)
     elif path.is_dir():
@@ -101,14 +101,6 @@ def _from_folder(folder: Path, dtype: torch.dtype, *, exact: bool = False) -> tu
     with _reading(folder):
         model = _complete(folder, exact=exact, dtype=dtype, local_files_only=True)
         return model, AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-def _check_if_checkpoint(folder: Path) -> bool:
-    """Verify the files of a checkpoint's model folder; whether it is one."""
-    if folder.name != MODEL or not any((folder.parent / name).is_file() for name in (STATE, MANIFEST)):
-        return False
-    check_checkpoint(folder.parent, only=f"{MODEL}/")
-    return True
 
 
 def _complete(name: Path | str, *, exact: bool = False, **options: Any) -> Any:

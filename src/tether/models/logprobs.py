@@ -113,25 +113,19 @@ def forward(
         raise ValueError("the mask selects the first token of a row, which nothing predicts")
     if bool((column_N >= torch.tensor(micro.lengths_M, device=ids_BT.device)[sequence_N] + after_last).any()):
         raise ValueError("the mask selects padding: a token beyond the length of its row")
-    if isinstance(micro, FlatBatch):
-        features_ND = _flat_features(policy, ids_BT, micro, (sequence_N, column_N - 1), recompute)
-    else:
+    if isinstance(micro, MicroBatch):
         features_ND = _row_features(policy, ids_BT, micro, (sequence_N, column_N - 1), recompute)
+    elif policy.backbone is None:
+        raise ValueError(f"models of type '{policy.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`")
+    else:
+        attend = micro.attention(policy.backbone.scale, ids_BT.device)
+        features_SD = policy.backbone.features(*micro.to_flat(ids_BT), attend, recompute=recompute)
+        features_ND = features_SD[micro.row_positions(sequence_N, column_N - 1)]
     return Selected(features_ND, ids_BT[index_M[sequence_N], column_N])
 
 
-def _flat_features(policy: Policy, ids_BT: Tensor, micro: FlatBatch, tokens: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
-    """Features at (sequence, column), by the model's pass over flat tokens."""
-    if policy.backbone is None:
-        raise ValueError(f"models of type '{policy.model_type}' have no pass over flat tokens; cut micro-batches by `cut_batch`")
-    ids_S, positions_S = micro.to_flat(ids_BT)
-    attend = micro.attention(policy.backbone.scale, ids_BT.device)
-    features_SD = policy.backbone.features(ids_S, positions_S, attend, recompute=recompute)
-    return features_SD[micro.row_positions(*tokens)]
-
-
 def _row_features(policy: Policy, ids_BT: Tensor, micro: MicroBatch, tokens: tuple[Tensor, Tensor], recompute: bool) -> Tensor:
-    """The same by the module itself, over padded rows."""
+    """Features at (sequence, column), by the module itself, over padded rows."""
     if micro.shares_rows and not policy.supports_packing:
         raise ValueError(f"models of type '{policy.model_type}' do not take shared rows; cut micro-batches with together=False")
     ids_RW, positions_RW = micro.to_padded(ids_BT)

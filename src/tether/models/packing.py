@@ -103,7 +103,16 @@ def micro_batches(lengths_B: Tensor, max_tokens: int, together: bool) -> list[Mi
         together: whether sequences may share a row; ask `Policy.supports_packing` whether the model allows it.
     """
     lengths = [int(length) for length in lengths_B.tolist()]
-    return [_micro_batch(rows, lengths) for rows in pack_rows(lengths, max_tokens, together)]
+    batches = []
+    for rows in pack_rows(lengths, max_tokens, together):
+        slices = []
+        for row, numbers in enumerate(rows):
+            start = 0
+            for number in numbers:
+                slices.append(RowSlice(number, row, start, lengths[number]))
+                start += lengths[number]
+        batches.append(MicroBatch(tuple(sorted(slices)), len(rows), max(part.length for part in slices)))
+    return batches
 
 
 def pack_rows(lengths: Sequence[int], max_tokens: int, together: bool) -> list[list[list[int]]]:
@@ -140,16 +149,6 @@ def _fill(waiting: list[int], lengths: Sequence[int], max_tokens: int, together:
         else:
             left.append(number)
     return rows, left
-
-
-def _micro_batch(rows: list[list[int]], lengths: Sequence[int]) -> MicroBatch:
-    slices = []
-    for row, numbers in enumerate(rows):
-        start = 0
-        for number in numbers:
-            slices.append(RowSlice(number, row, start, lengths[number]))
-            start += lengths[number]
-    return MicroBatch(tuple(sorted(slices)), len(rows), max(part.length for part in slices))
 
 
 MIN_SHARED = 64

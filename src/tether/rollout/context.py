@@ -82,7 +82,11 @@ class SingleTurn(Context):
         self._lines: list[str] = []
 
     def advance(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
-        self._lines.append(_summary_line(len(self._lines) + 1, turn, answer))
+        said = " ".join(answer.split())
+        if len(said) > SUMMARY_CHARS:
+            said = f"{said[: SUMMARY_CHARS - 3]}..."
+        validity, reward = "" if turn.valid else " (not valid)", turn.reward + 0.0  # -0.0 reads as 0
+        self._lines.append(f"{len(self._lines) + 1}. {said or 'no answer'}{validity}: reward {reward:.3g}")
         earlier = max(0, len(self._lines) - SUMMARY_TURNS)
         heading = f"Turns so far ({_count(earlier)} before these):" if earlier else "Turns so far:"
         return ContextReset(self._opening("\n".join([heading, *self._lines[earlier:]]), observation))
@@ -93,14 +97,6 @@ class PresentTurn(Context):
 
     def advance(self, turn: Turn, answer: str, observation: str) -> tuple[int, ...]:
         return ContextReset(self._chat.first_prompt(self._instructions, observation, self._few_shot))
-
-
-def _summary_line(number: int, turn: Turn, answer: str) -> str:
-    """One line about a turn: what was answered and what the environment paid for it."""
-    said = " ".join(answer.split())
-    if len(said) > SUMMARY_CHARS:
-        said = f"{said[: SUMMARY_CHARS - 3]}..."
-    return f"{number}. {said or 'no answer'}{'' if turn.valid else ' (not valid)'}: reward {turn.reward + 0.0:.3g}"  # -0.0 reads as 0
 
 
 def _count(turns: int) -> str:

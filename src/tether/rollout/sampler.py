@@ -349,8 +349,13 @@ class Sampler:
                 self.engine.republish()
             else:
                 halved = True
-                self._halve_rows(stage)
-        self.statistics = _summed([statistics for _, statistics in parts])
+                del self.engine
+                forget_failed(self._device)
+                before, self.max_rows = self.max_rows, self.max_rows // 2
+                self.engine = self._build_engine(self.max_rows)
+                self._notes.append(f"out of memory in the {stage} with rollout.max_rows={before}; played again with {self.max_rows}")
+        names = [field.name for field in dataclasses.fields(EngineStatistics)]
+        self.statistics = EngineStatistics(**{name: sum(getattr(found, name) for _, found in parts) for name in names})
         position = {number: n for n, number in enumerate(numbers)}
         return sorted((group for groups, _ in parts for group in groups), key=lambda group: position[group.index])
 
@@ -361,15 +366,3 @@ class Sampler:
 
     def close(self) -> None:
         self.pool.close()
-
-    def _halve_rows(self, stage: str) -> None:
-        del self.engine
-        forget_failed(self._device)
-        before, self.max_rows = self.max_rows, self.max_rows // 2
-        self.engine = self._build_engine(self.max_rows)
-        self._notes.append(f"out of memory in the {stage} with rollout.max_rows={before}; played again with {self.max_rows}")
-
-
-def _summed(parts: Sequence[EngineStatistics]) -> EngineStatistics:
-    names = [field.name for field in dataclasses.fields(EngineStatistics)]
-    return EngineStatistics(**{name: sum(getattr(part, name) for part in parts) for name in names})

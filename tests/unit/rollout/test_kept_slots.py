@@ -11,7 +11,9 @@ import torch
 from tether.core.protocols import Sampling
 from tether.core.types import Completion
 from tether.models.policy import Policy
-from tether.rollout.engines.native import Admission, KeptSlots, NativeEngine
+from tether.rollout.engines.continuous_batch import Admission
+from tether.rollout.engines.kept_slots import KeptSlots
+from tether.rollout.engines.native import NativeEngine
 
 
 def test_the_longest_beginning_of_a_prompt_is_found() -> None:

@@ -14,7 +14,7 @@ from tether.core.types import Completion
 from tether.models.fast.decoding import contiguous
 from tether.models.logprobs import token_logprobs
 from tether.models.policy import Policy
-from tether.rollout.engines import native
+from tether.rollout.engines import continuous_batch
 from tether.rollout.engines.native import NativeEngine
 
 GREEDY = Sampling(temperature=0.0, max_tokens=45)
@@ -126,7 +126,7 @@ def test_greedy_equals_generate(tiny_on_device: Any, contexts: Any, generated: A
 def test_when_and_how_much_is_fed_changes_nothing(
     tiny_on_device: Any, contexts: Any, generated: Any, share: int, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "FEED_SHARE", share)
+    monkeypatch.setattr(continuous_batch, "FEED_SHARE", share)
     monkeypatch.setattr(contiguous, "PREFILL_TOKENS", prefill_tokens)
     talks = _talk(tiny_on_device, [Talk(conversation, key) for key, conversation in enumerate(contexts)], GREEDY, max_rows=4)
     assert [talk.said for talk in talks] == generated
@@ -178,7 +178,7 @@ def test_few_answers_are_not_waited_for_while_others_decode(
     tiny: Any, contexts: Any, under_way: list[tuple[str, ...]], share: int, asked_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A share of 1: only once all rows wait. A large one: as soon as one does."""
-    monkeypatch.setattr(native, "FEED_SHARE", share)
+    monkeypatch.setattr(continuous_batch, "FEED_SHARE", share)
     talks = [SlowTalk(conversation, key, key) for key, conversation in enumerate(contexts)]
     NativeEngine(Policy(tiny.model, tiny.tokenizer), max_rows=4, speculative_tokens=2).run(talks, WARM)
     assert any(len(call) > 1 for call in under_way) == asked_beside

@@ -11,11 +11,11 @@ import transformers as hf
 import tether
 from tether.core.enums import FinishReason
 from tether.core.errors import BadInput, DivergedModel
-from tether.core.protocols import ContextReset, Sampling
+from tether.core.protocols import ContextReset, EngineStatistics, Sampling
 from tether.core.types import Completion
 from tether.models.fast.decoding.contiguous import ContiguousDecoder, position_bytes
 from tether.models.policy import Policy
-from tether.rollout.engines.native import EngineStatistics, NativeEngine
+from tether.rollout.engines.native import NativeEngine
 
 GREEDY = Sampling(temperature=0.0, max_tokens=30)
 WARM = Sampling(temperature=0.9, max_tokens=30)

@@ -151,19 +151,14 @@ def _to_prefixes(spans: Sequence[PrefixSpan], query: Tensor, key: Tensor, value:
 # ------------------------------------------------------------------------------------------------------------------------ kernels
 
 
-def _flash_cpu(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
-    return out, sums
+def _fused(name: str, *before: Any, after: tuple[Any, ...] = ()) -> PrefixKernel:
+    """An attention kernel of torch by its name, with what it takes between the states and `causal`, and behind it."""
 
+    def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        out, sums, *_ = getattr(torch.ops.aten, name)(query, key, value, *before, causal, *after, scale=scale)
+        return out, sums[:, :, : query.shape[2]]  # one of them rounds the number of queries up
 
-def _flash_cuda(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    out, sums, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)
-    return out, sums
-
-
-def _efficient_cuda(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    out, sums, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, None, True, 0.0, causal, scale=scale)
-    return out, sums[:, :, : query.shape[2]]  # the kernel rounds the number of queries up
+    return attend
 
 
 def plain_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -182,7 +177,13 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool, sca
     return torch.cat(outs, dim=2).to(query.dtype), torch.cat(sums, dim=2)
 
 
-FUSED: dict[str, tuple[PrefixKernel, ...]] = {"cpu": (_flash_cpu,), "cuda": (_flash_cuda, _efficient_cuda)}
+FUSED: dict[str, tuple[PrefixKernel, ...]] = {
+    "cpu": (_fused("_scaled_dot_product_flash_attention_for_cpu", 0.0),),
+    "cuda": (
+        _fused("_scaled_dot_product_flash_attention", 0.0, after=(False,)),
+        _fused("_scaled_dot_product_efficient_attention", None, True, 0.0),
+    ),
+}
 
 
 class PrefixKernelChoice(NamedTuple):

@@ -178,7 +178,14 @@ def _probe(policy: Policy) -> SharedReach:
         return torch.cat(plain)
 
     reason = disagreement_with(policy.module, found_SD, plainly, policy.dtype)
-    return SharedReach(None, reason) if reason else SharedReach(attention_reach(policy, prefix.window), _slow_kernel(policy))
+    if reason:
+        return SharedReach(None, reason)
+    slow = ""
+    if _kernel_backbone(policy) is None:  # attention may be computed by its definition
+        config = policy.config
+        width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        slow = prefix_kernel(policy.device.type, policy.dtype, width, width).reason
+    return SharedReach(attention_reach(policy, prefix.window), slow)
 
 
 def attention_reach(policy: Policy, window: int) -> int:
@@ -187,15 +194,6 @@ def attention_reach(policy: Policy, window: int) -> int:
     reach = min(policy.max_positions, window, int(chunk or window))
     backbone = _kernel_backbone(policy)
     return reach if backbone is None else min(reach, backbone.num_positions)
-
-
-def _slow_kernel(policy: Policy) -> str:
-    """Why attention is computed by its definition, where it is."""
-    if _kernel_backbone(policy) is not None:
-        return ""
-    config = policy.config
-    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return prefix_kernel(policy.device.type, policy.dtype, width, width).reason
 
 
 def _kernel_backbone(policy: Policy) -> LlamaBackbone | None:

@@ -19,7 +19,8 @@ from tether.core.errors import TetherError
 from tether.core.http import Refusal
 from tether.core.protocols import PromptTokens, Sampling
 from tether.core.types import Completion
-from tether.rollout.engines.native import Admission, NativeEngine
+from tether.rollout.engines.continuous_batch import Admission
+from tether.rollout.engines.native import NativeEngine
 
 T = TypeVar("T")
 

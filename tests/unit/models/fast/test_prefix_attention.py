@@ -65,7 +65,8 @@ def _pads(query: Any, key: Any, value: Any, causal: bool, scale: float) -> Any:
 
 @pytest.mark.parametrize("kernel", [_refuses, _is_off, _forgets_causality, _pads])
 def test_a_kernel_that_does_not_serve_is_passed_over(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
-    for fused, expected in (((kernel,), plain_attention), ((kernel, prefix_attention._flash_cpu), prefix_attention._flash_cpu)):
+    (flash,) = prefix_attention.FUSED["cpu"]
+    for fused, expected in (((kernel,), plain_attention), ((kernel, flash), flash)):
         monkeypatch.setitem(prefix_attention.FUSED, "cpu", fused)
         prefix_kernel.cache_clear()
         choice = prefix_kernel("cpu", torch.float32, 8, 8)

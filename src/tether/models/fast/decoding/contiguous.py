@@ -70,10 +70,7 @@ class ContiguousDecoder:
 
     @torch.inference_mode()
     def reserve(self, positions: Mapping[int, int], alike: Mapping[int, int] = NO_SHARING) -> bool:
-        """Make room for so many positions in each of these slots. False: memory does not suffice, and nothing has changed.
-
-        Slots that share a prompt have rows of their own here.
-        """
+        """Slots that share a prompt have rows of their own here."""
         reserved = self._reserved | {slot: max(count, self._reserved.get(slot, 0)) for slot, count in positions.items()}
         longest = max(reserved.values(), default=0)
         if self._limit is not None and len(reserved) * longest > self._limit:
@@ -86,7 +83,7 @@ class ContiguousDecoder:
         return True
 
     def release(self, slot: int) -> None:
-        """Forget what a slot holds; the last one gives all memory back."""
+        """The last one gives all memory back."""
         if slot in self._row:
             del self._slot_at[self._row.pop(slot)], self._reserved[slot]
             self._filled.pop(slot, None)
@@ -97,7 +94,6 @@ class ContiguousDecoder:
 
     @torch.inference_mode()
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
-        """Feed tokens and sample the one that follows, for every slot in the order in which the requests name them; room is reserved."""
         order, features = [], []
         for part in self._parts(requests):
             texts = [requests[n] for n in part]
@@ -106,10 +102,12 @@ class ContiguousDecoder:
             features.append(features_SD[torch.tensor([len(request.tokens) for request in texts], device=self._device).cumsum(0) - 1])
             order += part
         for request in requests:
-            self._copy_to_followers(request)
-        if self._drafts is not None:
-            for request in requests:
-                for slot in request.slots:
+            filled = request.start + len(request.tokens)
+            for slot in request.slots:
+                if slot != request.slots[0]:
+                    self._cache.copy_row(self._row[request.slots[0]], self._row[slot], filled)
+                self._filled[slot] = filled
+                if self._drafts is not None:
                     self._drafts.write(slot, request.start, request.tokens)
         place = {n: index for index, n in enumerate(order)}
         source_B = torch.tensor([place[n] for n, request in enumerate(requests) for _ in request.slots], device=self._device)
@@ -125,7 +123,6 @@ class ContiguousDecoder:
         sampling: Sampling,
         uniforms_BK: npt.NDArray[np.float32],
     ) -> Sampled:
-        """Sample K more tokens for each slot, whose last sampled token has not been fed yet and goes to position `starts`; room is reserved."""
         self._bring_to_front(slots)
         place = {slot: index for index, slot in enumerate(slots)}
         order = np.array([place[self._slot_at[row]] for row in range(len(slots))])
@@ -146,11 +143,9 @@ class ContiguousDecoder:
         return lambda: output
 
     def start_drafts(self, most_tokens: int) -> None:
-        """A run begins that drafts at most so many tokens, copied from what is fed and sampled from now on and from nothing before."""
         self._drafts, self._most_drafted = Drafts(), most_tokens
 
     def draft_plan(self, num_slots: int) -> DraftPlan | None:
-        """How to draft for so many slots at once; None where that would not save time."""
         return DraftPlan(1, self._most_drafted) if num_slots <= self.most_drafted_rows else None
 
     @torch.inference_mode()
@@ -163,7 +158,7 @@ class ContiguousDecoder:
         sampling: Sampling,
         uniforms_BK: npt.NDArray[np.float32],
     ) -> Sampled:
-        """Like `decode`, with a draft for each slot. Drafts are as long as the plan says; what none is known for is filled up with zeros."""
+        """Drafts are as long as the plan says; what none is known for is filled up with zeros."""
         assert self._drafts is not None and plan.rounds == 1
         for slot, start, last_id in zip(slots, starts, last_ids, strict=True):
             self._drafts.write(slot, start, [last_id])
@@ -205,13 +200,6 @@ class ContiguousDecoder:
             parts[-1].append(number)
             tokens += lengths[number]
         return parts
-
-    def _copy_to_followers(self, request: PrefillRequest) -> None:
-        leader, *followers = request.slots
-        self._filled[leader] = request.start + len(request.tokens)
-        for slot in followers:
-            self._cache.copy_row(self._row[leader], self._row[slot], self._filled[leader])
-            self._filled[slot] = self._filled[leader]
 
     # -------------------------------------------------------------------------------------------------------------- rows
 

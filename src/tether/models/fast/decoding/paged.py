@@ -61,8 +61,8 @@ class _DraftCall(NamedTuple):
     """A call with drafts whose last round is not launched yet: it can take in what comes back from the environments meanwhile."""
 
     state: DraftState
-    sampling: Sampling
     step: partial[None]
+    sampling: Sampling
 
 
 class PagedDecoder:
@@ -106,8 +106,12 @@ class PagedDecoder:
 
     @torch.inference_mode()
     def prefill(self, requests: Sequence[PrefillRequest], sampling: Sampling, uniforms_B: npt.NDArray[np.float32]) -> Sampled:
-        if any(request.start == 0 for request in requests):
-            self._forget_moved_weights()
+        if any(request.start == 0 for request in requests):  # a conversation begins; weights change between runs
+            addresses = [parameter.data_ptr() for parameter in self._parameters]
+            if addresses != self._addresses:  # what was recorded reads parameters where they no longer are
+                self.forget_recordings()
+                self._backbone.join()
+                self._addresses = addresses
         call = self._open_call
         if call is not None and call.sampling == sampling and (size := _mixed_size(requests, len(call.state.slots_B))) is not None:
             return self._prefill_with(call, size, requests, uniforms_B)
@@ -180,7 +184,7 @@ class PagedDecoder:
         state.drawn.rate_1.fill_(1 / (sampling.temperature or 1.0))
         for _ in range(plan.rounds - 1):
             step()
-        self._open_call = _DraftCall(state, sampling, step)
+        self._open_call = _DraftCall(state, step, sampling)
 
         def wait() -> SampleOutput:
             self._launch_last_round()
@@ -277,14 +281,6 @@ class PagedDecoder:
             self._graphs[key] = self._record(step)
         return partial(self._graphs[key].replay)
 
-    def _forget_moved_weights(self) -> None:
-        """Drop what was recorded where parameters have another place in memory now; asked when a conversation begins, since weights change between runs."""
-        addresses = [parameter.data_ptr() for parameter in self._parameters]
-        if addresses != self._addresses:
-            self.forget_recordings()
-            self._backbone.join()
-            self._addresses = addresses
-
     def _record(self, step: "partial[None]") -> torch.cuda.CUDAGraph:
         """Record a step; what it does meanwhile to the state is undone."""
         state = self._state
@@ -312,27 +308,23 @@ class PagedDecoder:
         When one is first asked for on a GPU, every step that a run may need is recorded, each also with every feed that it takes in: some three
         seconds in the first rollout, instead of a pause now and then in the first ten.
         """
+        is_new = (size, most_each, _shape(sampling)) not in self._drafted
+        drafting = self._one_drafting(texts, size, most_each, sampling)
+        for other in _batch_sizes(self.num_slots) if is_new and self._device.type == "cuda" else ():
+            if (plan := self.draft_plan(other)) is not None:
+                call = _DraftCall(*self._one_drafting(texts, other, 1 + plan.tokens, sampling), sampling)
+                for feed_size in _mixed_sizes(other):
+                    self._mixing(texts, call, (feed_size, feed_size // TOKENS_PER_TEXT))
+        return drafting
+
+    def _one_drafting(self, texts: TextTable, size: int, most_each: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
         key = size, most_each, _shape(sampling)
         if key not in self._drafted:
-            self._drafted[key] = self._new_drafting(texts, size, most_each, sampling)
-            for other in _batch_sizes(self.num_slots) if self._device.type == "cuda" else ():
-                if (plan := self.draft_plan(other)) is not None:
-                    self._record_with_feeds(texts, other, 1 + plan.tokens, sampling)
+            num_pages = self._pages.tables.shape[1]
+            state = DraftState(size, most_each, DRAFT_ROUNDS, num_pages, self._device, _num_fed(size, most_each))
+            step = partial(self._draft_step, texts, state, sampling)
+            self._drafted[key] = state, self._recorded_drafts(texts, state, step) if self._device.type == "cuda" else step
         return self._drafted[key]
-
-    def _new_drafting(self, texts: TextTable, size: int, most_each: int, sampling: Sampling) -> tuple[DraftState, "partial[None]"]:
-        num_pages = self._pages.tables.shape[1]
-        state = DraftState(size, most_each, DRAFT_ROUNDS, num_pages, self._device, _num_fed(size, most_each))
-        step = partial(self._draft_step, texts, state, sampling)
-        return state, self._recorded_drafts(texts, state, step) if self._device.type == "cuda" else step
-
-    def _record_with_feeds(self, texts: TextTable, size: int, most_each: int, sampling: Sampling) -> None:
-        key = size, most_each, _shape(sampling)
-        if key not in self._drafted:
-            self._drafted[key] = self._new_drafting(texts, size, most_each, sampling)
-        state, step = self._drafted[key]
-        for feed_size in _mixed_sizes(size):
-            self._mixing(texts, _DraftCall(state, sampling, step), (feed_size, feed_size // TOKENS_PER_TEXT))
 
     def _recorded_drafts(self, texts: TextTable, state: DraftState, step: "partial[None]") -> "partial[None]":
         """A step on this state, whose rows are on page 0 meanwhile, where no conversation is."""

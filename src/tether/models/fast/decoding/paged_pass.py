@@ -87,7 +87,6 @@ class PagedPass:
 
     def logits_of_new(self, new: NewTokens) -> Tensor:
         """[S, V] behind every new token."""
-
         out = None if new.ragged is None else self._zeros_for(len(new.ids_S))
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -107,7 +106,8 @@ class PagedPass:
                 self._attend_feed(layer, query[num_new:], feed, out[num_new:])
             # It follows a kernel that two streams wait for, and does not start early.
             self._attend_new(layer, (query[:num_new], key[:num_new], value[:num_new]), new, out[:num_new], chained=False)
-            self._wait_for_second_stream()
+            if self._second is not None:
+                torch.cuda.current_stream(self._device).wait_stream(self._second)
             return out
 
         features_SD = self._backbone.features(ids_S, ids_S, attend, apply_positions=_leave_positions)
@@ -143,10 +143,6 @@ class PagedPass:
         self._second.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._second):
             yield
-
-    def _wait_for_second_stream(self) -> None:
-        if self._second is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._second)
 
     def forget_recordings(self) -> None:
         """All graphs are gone, and their memory with them."""

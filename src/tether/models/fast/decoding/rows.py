@@ -240,7 +240,11 @@ class GroupedPass:
         backbone = self._backbone
         texts = list(zip(rows, starts, [0, *ends], ends, strict=False))
         # A text that begins its row needs no mask: the kernel knows that case.
-        seen = [self._causal(start, end - first) if start else None for _, start, first, end in texts]
+        positions_L = torch.arange(max(start + end - first for _, start, first, end in texts), device=self._device)
+        seen = [
+            positions_L[: start + end - first] <= positions_L[start : start + end - first, None] if start else None
+            for _, start, first, end in texts
+        ]
 
         def attend(layer: int, query_SHW: Tensor, key_SKW: Tensor, value_SKW: Tensor) -> Tensor:
             keys, values = self.cache.layer(layer, key_SKW.transpose(0, 1)[None], value_SKW.transpose(0, 1)[None])
@@ -272,8 +276,3 @@ class GroupedPass:
             return scaled_dot_product_attention(query_BKGW, key_BKLW, value_BKLW, attn_mask=seen_B11L, scale=backbone.scale).flatten(1, 2)
 
         return attend
-
-    def _causal(self, start: int, num_new: int) -> Tensor:
-        """[T, L]: what each of the tokens after a start sees."""
-        positions_L = torch.arange(start + num_new, device=self._device)
-        return positions_L <= positions_L[start:, None]
