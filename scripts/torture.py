@@ -8,6 +8,9 @@ kills     training runs are killed at random moments and resumed; each must end 
 faults    the disk is full at a random size of a file; the run must end with one line, and resume to the same end
 damage    checkpoints of a finished run are altered, cut, removed from and added to; `tether doctor`, --resume and `tether eval` must say so, each
           with one line, and name what is whole (scripts/damage_many.py)
+folders   files of a run are replaced by pipes, devices, hostile values and bytes that are no text; every command and the dashboard must end in time, with lines
+          (scripts/foul_folders.py)
+evaluations  evaluations and dashboards are killed at random moments; the same evaluation again must give the same numbers, and leave nothing behind
 fuzz      settings, files, messages and answers made at random; each must be taken or refused with a line, in bounded time
 clients   a served environment under half-open, endless, foreign and wrong requests; an honest client must see none of it, the log must
           stay short, and SIGTERM must stop the server
@@ -38,6 +41,7 @@ import numpy as np
 
 from attack_many import programs
 from damage_many import damage
+from foul_folders import evaluations, folders
 from kill_many import Trial, attempt, differences  # sets the number of threads before torch
 from tether.core.config import merge, parse_overrides, read_file, validate
 from tether.core.errors import TetherError
@@ -49,7 +53,17 @@ from tether.envs.remote.wire import WireError, decode
 from tether.training.settings import RunSettings
 from torture_part import Part
 
-SHARES = {"kills": 0.3, "faults": 0.1, "damage": 0.15, "fuzz": 0.1, "clients": 0.1, "programs": 0.1, "soak": 0.15}
+SHARES = {
+    "kills": 0.2,
+    "faults": 0.1,
+    "damage": 0.1,
+    "folders": 0.1,
+    "evaluations": 0.05,
+    "fuzz": 0.1,
+    "clients": 0.1,
+    "programs": 0.1,
+    "soak": 0.15,
+}
 """Of the time."""
 SLOW_SECONDS = 10.0
 """No input may take longer."""
@@ -302,6 +316,8 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "kills": kills,
     "faults": faults,
     "damage": damage,
+    "folders": folders,
+    "evaluations": evaluations,
     "fuzz": fuzz,
     "clients": clients,
     "programs": programs,
