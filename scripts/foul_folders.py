@@ -249,7 +249,7 @@ def _read_until_killed(api: httpx.Client) -> None:
 
 def _results(folder: Path) -> dict[str, object]:
     """The metrics of every result, times aside."""
-    found = {}
+    found: dict[str, object] = {}
     for path in sorted(folder.rglob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         found[path.name] = {name: value for name, value in record.get("metrics", {}).items() if "seconds" not in name}
