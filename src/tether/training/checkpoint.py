@@ -71,7 +71,9 @@ def save_checkpoint(
         write_manifest(draft, step, sums)
     with _failing_to(f"delete checkpoints older than '{target}'"):
         for old in list_checkpoints(folder)[:-keep]:
-            _delete(old)
+            unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))  # a kill on the way leaves no half of it in its place
+            old.rename(unfinished / old.name)
+            shutil.rmtree(unfinished)
     return target
 
 
@@ -277,13 +279,6 @@ def _failing_to(what: str) -> Iterator[None]:
         raise CheckpointError(
             f"cannot {what}: {_one_line(error)}; earlier checkpoints and records are untouched, free some space and continue with --resume"
         ) from error
-
-
-def _delete(checkpoint: Path) -> None:
-    """Delete a folder so that a kill on the way leaves no half of it in its place."""
-    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=checkpoint.parent))
-    checkpoint.rename(unfinished / checkpoint.name)
-    shutil.rmtree(unfinished)
 
 
 def _link_folder(source: Path, target: Path) -> None:

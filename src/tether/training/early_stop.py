@@ -10,6 +10,7 @@ The rules read the records of the run and nothing else, so a resumed run stops w
 the last few, so that is all that is kept of the records: a step costs the same however long the run is.
 """
 
+import copy
 from collections import deque
 from collections.abc import Iterable
 
@@ -40,7 +41,7 @@ class EarlyStop(Hook):
         for record in actions.counting(run.records[self._read : final]):
             self._evidence.add(record)
         self._read = max(final, 0)
-        now = self._evidence.copy()
+        now = copy.deepcopy(self._evidence)
         for record in actions.counting(run.records[-1:]):
             now.add(record)
         return now.stop_reason()
@@ -82,49 +83,22 @@ class Evidence:
         if metrics.get("rollout/tokens_sampled"):
             self._played.append(record)
 
-    def copy(self) -> "Evidence":
-        """The same evidence, to be added to on its own."""
-        twin = Evidence(self._rules)
-        twin._baseline, twin._nonfinite_streak = self._baseline[:], self._nonfinite_streak
-        twin._variances, twin._successes = self._variances.copy(), self._successes.copy()
-        twin._played, twin._trained = self._played.copy(), self._trained.copy()
-        return twin
-
     def stop_reason(self) -> str | None:
         """Why the run should end, or None."""
-        return self._variance_collapsed() or self._success_too_low() or self._never_valid() or self._nothing_kept() or self._not_finite()
-
-    def _variance_collapsed(self) -> str | None:
-        rules, last = self._rules, self._variances
+        rules, played, streak = self._rules, self._played, self._nonfinite_streak
         bound = rules.variance_share * sum(self._baseline) / max(1, len(self._baseline))
-        if len(last) < rules.variance_steps or max(last) >= bound:
-            return None
-        return (
-            f"the reward variance was below {rules.variance_share:.0%} of its mean over the first {rules.baseline_steps} steps "
-            f"for {rules.variance_steps} steps in a row ({last[-1]:.3g}, the bound is {bound:.3g})"
-        )
-
-    def _success_too_low(self) -> str | None:
-        rules, last = self._rules, self._successes
-        if len(last) < rules.success_evaluations or max(last) >= rules.success_floor:
-            return None
-        return f"validation success was below {rules.success_floor:.1%} in {rules.success_evaluations} evaluations in a row"
-
-    def _never_valid(self) -> str | None:
-        steps, last = self._rules.invalid_steps, self._played
-        if not steps or len(last) < steps or any(record.metrics["rollout/format_valid"] > 0 for record in last):
-            return None
-        said = next((note for note in last[-1].notes if note.startswith(NONE_VALID)), "")
-        return f"no reply was valid for {steps} steps in a row{said and '; in the last one '}{said}"
-
-    def _nothing_kept(self) -> str | None:
-        steps, last = self._rules.empty_steps, self._trained
-        if not steps or len(last) < steps or any(metrics["groups/kept_ratio"] > 0 for metrics in last):
-            return None
-        return f"the filter kept nothing for {steps} steps in a row"
-
-    def _not_finite(self) -> str | None:
-        bound, streak = self._rules.nonfinite_updates, self._nonfinite_streak
-        if not bound or streak < bound:
-            return None
-        return f"the gradient was not finite in {streak} updates in a row; lower learner.learning_rate or learner.max_grad_norm"
+        if len(self._variances) == rules.variance_steps and max(self._variances) < bound:
+            return (
+                f"the reward variance was below {rules.variance_share:.0%} of its mean over the first {rules.baseline_steps} steps "
+                f"for {rules.variance_steps} steps in a row ({self._variances[-1]:.3g}, the bound is {bound:.3g})"
+            )
+        if len(self._successes) == rules.success_evaluations and max(self._successes) < rules.success_floor:
+            return f"validation success was below {rules.success_floor:.1%} in {rules.success_evaluations} evaluations in a row"
+        if 0 < rules.invalid_steps == len(played) and not any(record.metrics["rollout/format_valid"] > 0 for record in played):
+            said = next((note for note in played[-1].notes if note.startswith(NONE_VALID)), "")
+            return f"no reply was valid for {rules.invalid_steps} steps in a row{said and '; in the last one '}{said}"
+        if 0 < rules.empty_steps == len(self._trained) and not any(metrics["groups/kept_ratio"] > 0 for metrics in self._trained):
+            return f"the filter kept nothing for {rules.empty_steps} steps in a row"
+        if 0 < rules.nonfinite_updates <= streak:
+            return f"the gradient was not finite in {streak} updates in a row; lower learner.learning_rate or learner.max_grad_norm"
+        return None

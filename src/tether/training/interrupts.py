@@ -121,7 +121,14 @@ class Interrupts:
         again = self._grace is not None  # a signal that counts once has come before
         self.received = self.received or number
         if number != signal.SIGINT and not again:
-            self._begin_grace()
+
+            def end() -> None:
+                self._grace_is_over = True
+                os.kill(os.getpid(), signal.SIGTERM)  # to the main thread, wherever it waits
+
+            self._grace = threading.Timer(self._seconds, end)
+            self._grace.daemon = True
+            self._grace.start()
         if self._several_ranks:
             first, self._pending = not self._pending, True
             if (first or self._grace_is_over) and self._interruptible:
@@ -134,15 +141,6 @@ class Interrupts:
             raise KeyboardInterrupt
         else:
             self._pending = True
-
-    def _begin_grace(self) -> None:
-        def end() -> None:
-            self._grace_is_over = True
-            os.kill(os.getpid(), signal.SIGTERM)  # to the main thread, wherever it waits
-
-        self._grace = threading.Timer(self._seconds, end)
-        self._grace.daemon = True
-        self._grace.start()
 
 
 def grace_seconds() -> float:

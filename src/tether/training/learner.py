@@ -176,12 +176,23 @@ class Learner:
 
     def _gradient(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
         """Accumulate the gradient of one minibatch, in smaller parts where memory asks for it; returns what all ranks saw."""
-        if self._sharded:
-            return TokenTotals.combined(self.ranks.all_gather(self._sharded_part(minibatch, loss_scale)))
+        part, remedy = TokenTotals(), "lower learner.micro_tokens"
+        if self._sharded:  # every pass is an exchange: a rank that fails in it ends the run, because the others wait for its part
+            remedy += f" (now {self._budget.tokens}), and continue with --resume"
+            with self.ranks.exchanging("the update"), memory_boundary("update", remedy, RankFailure):
+                self._backward(minibatch, loss_scale, part)
+            return TokenTotals.combined(self.ranks.all_gather(part))
+
+        def own_part() -> TokenTotals:
+            part = TokenTotals()
+            with memory_boundary("update", remedy):
+                self._backward(minibatch, loss_scale, part)
+            return part
+
         while True:
             failure = None
             try:
-                return TokenTotals.combined(self.ranks.share(lambda: self._own_part(minibatch, loss_scale)))
+                return TokenTotals.combined(self.ranks.share(own_part))
             except OutOfMemory as error:
                 failure = str(error.__cause__ or error)
             # Only here, where nothing refers to the failed pass any more, is its memory free.
@@ -190,31 +201,14 @@ class Learner:
             forget_failed(minibatch.ids_BT.device)
             lengths = minibatch.lengths_B.tolist()
             if not self._budget.reduce(self._policies, lengths):
-                raise OutOfMemory(self._no_memory_left(max(lengths), failure))
-
-    def _own_part(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
-        """Accumulate the gradient of this rank's micro-batches; returns what they saw."""
-        part = TokenTotals()
-        with memory_boundary("update", "lower learner.micro_tokens"):
-            self._backward(minibatch, loss_scale, part)
-            part.settle()
-        return part
-
-    def _sharded_part(self, minibatch: Batch, loss_scale: float) -> TokenTotals:
-        """The same where every pass is an exchange: a rank that fails in it ends the run, because the others wait for its part."""
-        part, remedy = TokenTotals(), f"lower learner.micro_tokens (now {self._budget.tokens}), and continue with --resume"
-        with self.ranks.exchanging("the update"), memory_boundary("update", remedy, RankFailure):
-            self._backward(minibatch, loss_scale, part)
-            part.settle()
-        return part
-
-    def _no_memory_left(self, longest: int, failure: str) -> str:
-        applied = f"{self.updates_applied} of this step's updates had been applied" if self.updates_applied else "no weight was changed"
-        return (
-            f"out of memory in the update with {self._budget.tokens} tokens at a time, where the longest sequence has {longest}, and "
-            f"activations {'computed again' if self._budget.recompute else 'kept'} ({' '.join(failure.split())[:120]}); {applied}; "
-            "lower rollout.max_tokens or rollout.max_turns, train adapters (lora.rank), or take a smaller model"
-        )
+                applied = (
+                    f"{self.updates_applied} of this step's updates had been applied" if self.updates_applied else "no weight was changed"
+                )
+                raise OutOfMemory(
+                    f"out of memory in the update with {self._budget.tokens} tokens at a time, where the longest sequence has {max(lengths)}, and "
+                    f"activations {'computed again' if self._budget.recompute else 'kept'} ({' '.join(failure.split())[:120]}); {applied}; "
+                    "lower rollout.max_tokens or rollout.max_turns, train adapters (lora.rank), or take a smaller model"
+                )
 
     def _cut(self, name: str, policy: Policy, minibatch: Batch) -> list[tuple[AnyMicroBatch, bool]]:
         """This rank's micro-batches, of those with something to learn from; False stands beside one that is another rank's, to be computed
@@ -243,7 +237,7 @@ class Learner:
         )
 
     def _backward(self, minibatch: Batch, loss_scale: float, totals: TokenTotals) -> None:
-        """Accumulate the gradient of this rank's part of a minibatch."""
+        """Accumulate the gradient of this rank's micro-batches of a minibatch; `totals` get what they saw."""
         weights_BT = token_weights(self._algorithm, minibatch.loss_mask_BT, minibatch.trajectory_index_B, self._max_tokens)
         value_weights_BT = token_mean(minibatch.loss_mask_BT, minibatch.trajectory_index_B, 1.0)
         for micro, is_own in self._cut("policy", self.policy, minibatch):
@@ -256,6 +250,7 @@ class Learner:
                 counted = totals if is_own else TokenTotals()
                 loss = self._computed("critic", partial(self._critic_loss, minibatch, micro, value_weights_BT, counted))
                 (loss if is_own else 0.0 * loss).backward()
+        totals.settle()
 
     def _computed(self, name: str, compute: Callable[[Policy], Tensor]) -> Tensor:
         """What `compute` makes of the model of this name, in its divided form where there is one."""

@@ -66,23 +66,17 @@ class CheckpointSaver:
             self._store.sync()  # after a power cut no checkpoint may be newer than the records of its steps
             state = {"learner": self._learner.state(), **state}
             self.saved_step = step
-            if self._writes:
-                assert model is not None  # the rank that writes has it
-                self._save(step, model, state)
-
-    def _save(self, step: int, model: PreTrainedModel, state: dict[str, Any]) -> None:
-        tokenizer = self._policy.tokenizer
-        assert tokenizer is not None  # loaded with the model
-        self._size = storage_bytes(model, state)
-        taken = self._snapshot(model, state)
-        if taken is None:
-            start = time.perf_counter()
-            save_checkpoint(self._folder, step, model, tokenizer, state, self._keep)
-            self._seconds += time.perf_counter() - start
-        else:
+            if not self._writes:
+                return
+            assert model is not None  # the rank that writes has it
+            self._size = storage_bytes(model, state)
             if self._tokenizer is None:  # a copy: the run goes on using its own, which two threads must not share
-                self._tokenizer = copy.deepcopy(tokenizer)
-            self._writer.submit(lambda: self._write(step, taken))
+                self._tokenizer = copy.deepcopy(self._policy.tokenizer)
+            taken = self._snapshot(model, state)
+            if taken is None:
+                self._write(step, Snapshot(model, state))
+            else:
+                self._writer.submit(lambda: self._write(step, taken))
 
     def keep_best(self, step: int, success: float) -> None:
         """Keep the checkpoint of a step as the best, once it is in its place."""

@@ -4,9 +4,11 @@ Parsing a config imports no torch: the command line can refuse a mistake at once
 gives them; `model`-dependent ones are filled in when the settings are resolved, so a saved config never changes its meaning.
 """
 
+from collections.abc import Collection
+from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tether.algorithms.filters.group_filter import GroupFilter
 from tether.algorithms.filters.scores import SPREAD_SCORES
@@ -31,10 +33,13 @@ Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-def _known(what: str, name: str, known: Any) -> str:
+def _known(what: str, known: Collection[str], name: str) -> str:
     if name not in known:
         raise ValueError(f"is not a known {what}: {did_you_mean(name, known)}")
     return name
+
+
+Schedule = Annotated[str, AfterValidator(partial(_known, "schedule", SCHEDULES))]
 
 
 MOST_EPISODES = 100_000
@@ -42,7 +47,7 @@ MOST_EPISODES = 100_000
 
 
 class EnvSettings(Settings):
-    name: str
+    name: Annotated[str, AfterValidator(check_name)]
     """A registered name, "module:Class", or the address of a served environment."""
     options: dict[str, Any] = {}
     """Options of the environment, see `tether envs`; `split` is set by the trainer."""
@@ -50,11 +55,6 @@ class EnvSettings(Settings):
     """Seconds a reset or a step may take where environments run beside each other; one that takes longer ends its episode."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the prompts, against the other environments of the run."""
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, name: str) -> str:
-        return check_name(name)
 
 
 class ModelSettings(Settings):
@@ -161,7 +161,7 @@ class RolloutSettings(Settings):
                 raise ValueError(
                     f"holds '{address}', which is not a server's address; write http://HOST:PORT, and the token into TETHER_TOKEN"
                 )
-        return name if server_addresses(name) else _known("engine", name, tuple(ENGINES))
+        return name if server_addresses(name) else _known("engine", tuple(ENGINES), name)
 
     @model_validator(mode="after")
     def _samples_elsewhere(self) -> "RolloutSettings":
@@ -234,24 +234,14 @@ class LearnerSettings(Settings):
     """Compute what several sequences of a forward pass begin with once, where the model allows it."""
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them: less memory, more time, the same update. Null: as needed."""
-    sharding: str = "zero1"
+    sharding: Annotated[str, AfterValidator(partial(_known, "sharding", SHARDINGS))] = "zero1"
     """What several ranks divide: zero1 the optimiser's state, fsdp also weights and gradients of the update, and where servers sample no rank holds whole weights."""
-    schedule: str = "constant"
+    schedule: Schedule = "constant"
     """How the learning rate changes after the warm-up: constant, linear or cosine, to `min_lr_ratio` of it in the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which the learning rate rises to its value."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """What is left of the learning rate at the last step, for schedules that fall."""
-
-    @field_validator("sharding")
-    @classmethod
-    def _sharding(cls, name: str) -> str:
-        return _known("sharding", name, SHARDINGS)
-
-    @field_validator("schedule")
-    @classmethod
-    def _schedule(cls, name: str) -> str:
-        return _known("schedule", name, SCHEDULES)
 
 
 class EvaluationSettings(Settings):
@@ -328,7 +318,7 @@ class RunSettings(Settings):
     @field_validator("trackers")
     @classmethod
     def _known_trackers(cls, names: list[str]) -> list[str]:
-        return [_known("tracker", name, TRACKERS) for name in dict.fromkeys(names)]
+        return [_known("tracker", TRACKERS, name) for name in dict.fromkeys(names)]
 
     @model_validator(mode="before")
     @classmethod

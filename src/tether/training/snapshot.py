@@ -64,8 +64,14 @@ class HostMemory:
 
     def prepare(self, sizes: Iterable[int]) -> None:
         """Take storages of these sizes and touch every page, so that copying does not wait for the system to find them."""
+
+        def touched(num_bytes: int) -> torch.UntypedStorage:
+            storage = torch.UntypedStorage(num_bytes)
+            _as_bytes(storage).numpy().fill(0)  # by numpy, in this thread alone: torch would ask its pool, which the run computes with
+            return storage
+
         with ThreadPoolExecutor(TOUCHING_THREADS) as threads:
-            for storage in threads.map(_touched, sizes):
+            for storage in threads.map(touched, sizes):
                 self._free[storage.nbytes()].append(storage)
 
     def _model(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -91,14 +97,11 @@ class HostMemory:
         key = (tensor.device, source.data_ptr())
         host = self._copies.get(key)
         if host is None or not source.nbytes():
-            host = self._take(source.nbytes())
+            free = self._free.get(source.nbytes())
+            host = free.pop() if free else torch.UntypedStorage(source.nbytes())
             _as_bytes(host).copy_(_as_bytes(source))
             self._copies[key] = host
         return torch.empty(0, dtype=tensor.dtype).set_(host, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-    def _take(self, num_bytes: int) -> torch.UntypedStorage:
-        free = self._free.get(num_bytes)
-        return free.pop() if free else torch.UntypedStorage(num_bytes)
 
 
 def saved_parameters(model: PreTrainedModel) -> Iterator[tuple[torch.nn.Parameter, bool]]:
@@ -125,9 +128,3 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 def _as_bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _touched(num_bytes: int) -> torch.UntypedStorage:
-    storage = torch.UntypedStorage(num_bytes)
-    _as_bytes(storage).numpy().fill(0)  # by numpy, in this thread alone: torch would ask its pool, which the run computes with
-    return storage

@@ -68,7 +68,8 @@ def diagnose(run: TrainedRun, step: int, sampled: SampledBatch) -> Health:
     rows: dict[str, Any] = rollout_rows(sampled.first_round)
     rollout = rollout_summary(sampled.groups, mixed=len(settings.environments()) > 1)
     if not run.sampler.engine.capabilities.shares_weights:
-        rollout["staleness"] = _staleness(sampled.groups, step - 1)
+        versions = [version for group in sampled.groups for t in group.trajectories for turn in t.turns for version in turn.versions]
+        rollout["staleness"] = sum(step - 1 - version for version in versions) / max(1, len(versions))  # updates behind, on average
         earlier = run.alarm_actions.counting(run.records)
         if earlier and "update/mismatch" in earlier[-1].metrics:
             rollout["mismatch_before"] = earlier[-1].metrics["update/mismatch"]
@@ -91,12 +92,6 @@ def diagnose(run: TrainedRun, step: int, sampled: SampledBatch) -> Health:
                 health.metrics["gradients"] = {"failed": 1}
                 health.notes.append(f"gradient decomposition failed: {error}")
     return health
-
-
-def _staleness(groups: Sequence[Group], newest: int) -> float:
-    """By how many updates the weights that sampled the tokens are behind those after step `newest`, on average."""
-    versions = [version for group in groups for t in group.trajectories for turn in t.turns for version in turn.versions]
-    return sum(newest - version for version in versions) / max(1, len(versions))
 
 
 def _sample_probe(run: TrainedRun, version: int, samples: int) -> ProbeRows:

@@ -47,7 +47,10 @@ class Arithmetic:
 
     def forward(self, spans: Iterable[tuple[int, int]], targets: int) -> int:
         """Operations of a forward pass over stretches of texts, each from one position up to another: two for each product."""
-        tokens, pairs = _tokens_and_pairs(spans)
+        tokens = pairs = 0  # pairs: positions that the tokens look at, their own included
+        for start, end in spans:
+            tokens += end - start
+            pairs += (end * (end + 1) - start * (start + 1)) // 2
         return 2 * self.multiplied * tokens + 2 * self.head * targets + 4 * self.attention * pairs
 
     def training(self, work: UpdateWork) -> int:
@@ -55,15 +58,6 @@ class Arithmetic:
         is trained."""
         head = (6 if self.trains_head else 4) * self.head * work.targets
         return (4 * self.multiplied + 2 * self.trained) * work.tokens + head + 12 * self.attention * work.pairs
-
-
-def _tokens_and_pairs(spans: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """How many tokens lie in the stretches, and how many positions they look at, their own included."""
-    tokens = pairs = 0
-    for start, end in spans:
-        tokens += end - start
-        pairs += (end * (end + 1) - start * (start + 1)) // 2
-    return tokens, pairs
 
 
 def arithmetic_of(model: PreTrainedModel, *, with_head: bool = True) -> Arithmetic | None:

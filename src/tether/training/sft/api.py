@@ -120,7 +120,7 @@ def find_source(names: Sequence[str], settings: SftSettings) -> Source:
     names = [part.strip() for name in names for part in ([name] if Path(name).exists() else name.split(",")) if part.strip()]
     if not names:
         raise BadInput("no source of demonstrations given; name an environment, a .jsonl file of conversations or a run folder")
-    files = [Path(name) for name in names if _is_path(name)]
+    files = [Path(name) for name in names if Path(name).suffix in (".jsonl", ".json") or "/" in name or Path(name).exists()]
     if files and len(names) > 1:
         raise BadInput(f"the source is {', '.join(names)}; give one file, one run folder, or environments alone")
     if not files:
@@ -130,10 +130,6 @@ def find_source(names: Sequence[str], settings: SftSettings) -> Source:
         played = dict.fromkeys(str(record.get("env") or RunStore.open(files[0]).about().get("env", "")) for record in records)
         return Source(tuple(names), records=tuple(records), environments=tuple(name for name in played if name))
     return Source(tuple(names), conversations=tuple(read_conversations(files[0])))
-
-
-def _is_path(name: str) -> bool:
-    return Path(name).suffix in (".jsonl", ".json") or "/" in name or Path(name).exists()
 
 
 def run_sft(source: Source, settings: SftSettings, out: Path, progress: Progress) -> SftResult:

@@ -151,17 +151,13 @@ def _conversation(line: str) -> Conversation:
     if not isinstance(row, dict):
         raise ValueError(f"a {type(row).__name__}; write an object with messages, or with prompt and response")
     if "messages" in row:
-        return _of_messages([_message(number, message) for number, message in enumerate(_list(row["messages"]), start=1)])
+        if not isinstance(row["messages"], list) or not row["messages"]:
+            raise ValueError("messages is not a list of messages; write [{'role': ..., 'content': ...}, ...]")
+        return _of_messages([_message(number, message) for number, message in enumerate(row["messages"], start=1)])
     if "prompt" in row and "response" in row:
         return Conversation(None, [(_text("prompt", row["prompt"]), _response("response", row["response"]))])
     strange = next((key for key in row if key not in KEYS), "nothing")
     raise ValueError(f"neither messages nor prompt and response, but '{strange}': {did_you_mean(strange, KEYS)}")
-
-
-def _list(messages: Any) -> list[Any]:
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("messages is not a list of messages; write [{'role': ..., 'content': ...}, ...]")
-    return messages
 
 
 def _message(number: int, message: Any) -> tuple[str, str]:

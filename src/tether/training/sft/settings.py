@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tether.core.config import Settings, merge
 from tether.core.errors import did_you_mean
-from tether.training.settings import SCHEDULES, LearnerSettings, LoraSettings, ModelSettings, Positive
+from tether.training.settings import LearnerSettings, LoraSettings, ModelSettings, Positive, Schedule
 
 RECORD = "sft.json"
 """Of a model folder that `tether sft` has written: how it was made."""
@@ -79,7 +79,7 @@ class SftLearnerSettings(Settings):
     """Null: 1e-4 for models of less than half a billion parameters, 2e-5 for larger ones, 2e-4 for adapters."""
     update_batch: Positive = 16
     """Demonstrations per optimiser update."""
-    schedule: str = "cosine"
+    schedule: Schedule = "cosine"
     """How the learning rate goes on after the warm-up: constant, linear or cosine."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Share of the steps in which the learning rate rises to its value."""
@@ -97,13 +97,6 @@ class SftLearnerSettings(Settings):
     """Tokens per forward pass; halved where memory runs out, the update stays the same."""
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them. Null: as needed."""
-
-    @field_validator("schedule")
-    @classmethod
-    def _schedule(cls, name: str) -> str:
-        if name not in SCHEDULES:
-            raise ValueError(f"is not a known schedule: {did_you_mean(name, SCHEDULES)}")
-        return name
 
     def learner(self) -> LearnerSettings:
         """The same as settings of the learner, which is given the rate of every step."""
