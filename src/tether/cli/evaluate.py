@@ -24,6 +24,7 @@ Examples:
   tether eval runs/my-run
   tether eval runs/my-run --best --samples 8
   tether eval tiny --env frozen_lake --prompts 256
+  tether eval tiny runs/my-run --env frozen_lake
   tether eval smollm2 --env sokoban --prompts 64 --temperature 0 --json
   tether eval http://localhost:8000#my-model --env sokoban --concurrency 16 --out results
   tether eval runs/a runs/b smollm2 --env frozen_lake --out results
@@ -54,7 +55,7 @@ def evaluate_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
     """Measure success on fixed validation prompts, with its 95% interval and pass@k; several models are compared on the same instances."""
-    from tether.training.resolve import chosen, evaluation_settings
+    from tether.training.resolve import chosen, comparison_settings
 
     options = {"rollout.engine": engine, "rollout.max_tokens": max_tokens, "model.device": device}
     played = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}
@@ -62,7 +63,7 @@ def evaluate_model(
     if len(set(targets)) < len(targets):
         raise BadInput(f"a model is given twice among {', '.join(targets)}; give each once")
     prices, fields = _prices(price or [], targets), _fields(body)
-    settings = [evaluation_settings(target, env, best, given) for target in targets]  # all are checked before the first is played
+    settings = comparison_settings(targets, env, best, given)  # all are checked before the first is played
 
     from tether.training.evaluation_run import EndpointOptions
 

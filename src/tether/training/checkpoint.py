@@ -1,6 +1,6 @@
 """Checkpoints: a folder per step that transformers can load, plus the state that resuming needs.
 
-    checkpoints/step_000020/model/      weights (float32), config and tokenizer in Hugging Face format; for LoRA the adapter
+    checkpoints/step_000020/model/      weights (float32), config and tokenizer in Hugging Face format; for LoRA the adapter; agent.json
     checkpoints/step_000020/state.pt    step, and what the trainer gives: optimiser, critic, monitor
     checkpoints/step_000020/manifest.json   size and sha256 of both (runs/checkpoints.py), checked when they are read
     checkpoints/best/                   the checkpoint that validated best so far, with its number in best.json
@@ -49,6 +49,7 @@ from tether.runs.checkpoints import (
     write_manifest,
 )
 from tether.runs.store import RunStore
+from tether.training.agent import Agent
 from tether.training.distributed.ranks import Ranks
 from tether.training.learner import Learner
 
@@ -56,7 +57,13 @@ _UNFINISHED, _REPLACED = ".unfinished-", "replaced"
 
 
 def save_checkpoint(
-    folder: Path, step: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state: dict[str, Any], keep: int
+    folder: Path,
+    step: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    state: dict[str, Any],
+    keep: int,
+    agent: Agent | None = None,
 ) -> Path:
     """Write the checkpoint of a step and delete all but the `keep` newest."""
     target = folder / checkpoint_name(step)
@@ -64,7 +71,7 @@ def save_checkpoint(
         draft.mkdir()
         with ThreadPoolExecutor(2) as threads:
             files = [
-                threads.submit(_write_and_force, draft / MODEL, lambda: write_model(draft / MODEL, model, tokenizer)),
+                threads.submit(_write_and_force, draft / MODEL, lambda: write_model(draft / MODEL, model, tokenizer, agent)),
                 threads.submit(_write_and_force, draft / STATE, lambda: _write_state(draft / STATE, {"step": step, **state})),
             ]
         sums = {name: entry for file in files for name, entry in file.result().items()}
@@ -100,8 +107,8 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
         set_crc32_options(checked)
 
 
-def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write a folder that `load_model` reads; where that fails, whatever the libraries say, it is an OSError."""
+def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, agent: Agent | None = None) -> None:
+    """Write a folder that `load_model` reads, with how its model is asked; where that fails, whatever the libraries say, it is an OSError."""
     try:
         save_model(model, folder)
     except SafetensorError as error:
@@ -110,6 +117,8 @@ def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
         tokenizer.save_pretrained(folder)
     except Exception as error:  # the tokenizers library has no narrower word for a full disk
         raise OSError(str(error)) from error
+    if agent is not None:
+        agent.write(folder)
 
 
 def keep_best(folder: Path, step: int, success: float) -> bool:

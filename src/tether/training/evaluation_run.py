@@ -40,7 +40,7 @@ from tether.runs.store import append_records, read_records
 from tether.training.build import build_sampler, compute_dtype, env_specs
 from tether.training.callbacks import Callback, CallbackList
 from tether.training.evaluate import Evaluation, evaluate, evaluation_plan, validation_specs
-from tether.training.replies import few_valid_note
+from tether.training.replies import few_valid_note, not_begun_note
 from tether.training.settings import RunSettings
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "httpx")
@@ -102,6 +102,10 @@ def run_evaluation(
         result = evaluate(sampler, asked.prompts, settings.evaluation_sampling(), samples=asked.samples, specs=specs)
     if not any(group.trajectories for group in result.groups):
         raise EnvironmentFailure(f"nothing was measured: {error_note(result.groups)}")
+    if short := not_begun_note(result.groups, settings.rollout.max_tokens):
+        if not result.tokens["responses"]:  # a rate of 0 would look like a policy that fails
+            raise BadInput(f"nothing was measured: {short}")
+        result.notes.append(short)
     env = "+".join(spec.name for spec in specs)
     if note := few_valid_note(result.groups, env=env, model=settings.model.name, max_tokens=settings.rollout.max_tokens):
         result.notes.append(note)

@@ -16,6 +16,7 @@ from tether.models.load import DTYPES
 from tether.models.lora import is_lora, merged
 from tether.runs.store import RunStore
 from tether.runs.verdict import Rate, validation
+from tether.training.agent import AGENT, Agent
 from tether.training.checkpoint import load_checkpoint, write_model
 
 CARD = """\
@@ -51,6 +52,8 @@ model = AutoModelForCausalLM.from_pretrained("{folder}")
 tokenizer = AutoTokenizer.from_pretrained("{folder}")
 ```
 
+`{agent}` holds how it was asked in training: options of its environments, context and lengths. `tether eval {folder}` asks in the same way.
+
 The licence of the starting model holds for this one as well.
 """
 
@@ -62,7 +65,7 @@ def export_checkpoint(store: RunStore, checkpoint: Path, step: int, out: Path, d
     adapters = is_lora(loaded.model)
     model: Any = merged(loaded.model) if adapters else loaded.model
     with new_folder(out) as draft:
-        write_model(draft, model.to(DTYPES[dtype]), loaded.tokenizer)
+        write_model(draft, model.to(DTYPES[dtype]), loaded.tokenizer, Agent.of_config(store.config()))
         (draft / "README.md").write_text(model_card(store, step, out.name, dtype, adapters), encoding="utf-8")
 
 
@@ -144,6 +147,7 @@ def model_card(store: RunStore, step: int, folder: str, dtype: str, adapters: bo
         trained_by=store.version,
         exported_by=__version__,
         folder=folder,
+        agent=AGENT,
     )
 
 

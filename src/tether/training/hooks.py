@@ -26,6 +26,7 @@ from tether.training.callbacks import Callback
 from tether.training.distributed.ranks import Ranks
 from tether.training.evaluate import evaluate
 from tether.training.learner import Learner
+from tether.training.replies import not_begun_note
 from tether.training.saver import CheckpointSaver
 from tether.training.settings import RunSettings
 from tether.training.throughput import StepTimer
@@ -120,7 +121,8 @@ class Evaluations(Hook):
         check_resets(result.groups, f"the validation of step {record.step}")
         metrics = StepMetrics(record.metrics)
         metrics.put("validation", result.metrics)
-        errors = [f"validation: {note}"] if (note := error_note(result.groups)) else []
+        found = (error_note(result.groups), not_begun_note(result.groups, run.settings.rollout.max_tokens))
+        errors = [f"validation: {note}" for note in found if note]
         notes = [*record.notes, *run.sampler.take_notes(), *errors]
         write_trajectories(run, record.step, "validation", result.groups, set())
         return write_record(run, dataclasses.replace(record, metrics=dict(metrics), notes=notes))

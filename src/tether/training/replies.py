@@ -63,20 +63,22 @@ def replies_note(groups: Sequence[Group], *, first: bool, env: str, model: str, 
     turns = _turns(groups)
     num_valid = sum(turn.valid for turn in turns)
     if not turns:
-        return _none_began(groups, max_tokens)
+        return not_begun_note(groups, max_tokens)
     if num_valid and not first:
         return None
     few = few_valid_note(groups, env=env, model=model, max_tokens=max_tokens, below=ENOUGH_VALID)
     return few or f"{num_valid / len(turns):.0%} of {len(turns)} replies were valid"
 
 
-def _none_began(groups: Sequence[Group], max_tokens: int) -> str | None:
-    """The line on episodes whose very first prompt is too long; None where something else was in their way."""
-    stops = [trajectory.stop_reason for group in groups for trajectory in group.trajectories]
-    if not stops or any(stop is not StopReason.CONTEXT_FULL for stop in stops):
+def not_begun_note(groups: Sequence[Group], max_tokens: int) -> str | None:
+    """The line on episodes whose very first prompt is too long; None where all began, or something else was in the way of all that did not."""
+    played = [trajectory for group in groups for trajectory in group.trajectories]
+    began = [t for t in played if t.turns or t.stop_reason is not StopReason.CONTEXT_FULL]
+    if len(began) == len(played):
         return None
+    some = f"only {len(began)} of " if began else NONE_VALID
     return (
-        f"{NONE_VALID}{len(stops)} episodes could begin: the first prompt and a response of {max_tokens} tokens do not fit into the context; "
+        f"{some}{len(played)} episodes could begin: the first prompt and a response of {max_tokens} tokens do not fit into the context; "
         "raise rollout.max_context where the model allows it, lower rollout.max_tokens, or show fewer examples (env.options.few_shot=0)"
     )
 

@@ -24,10 +24,10 @@ from tether.models.catalog import check_name
 from tether.models.chat_endpoint import is_endpoint
 from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
 from tether.runs.checkpoints import MODEL, find_checkpoint
-from tether.runs.store import CONFIG, RunStore
+from tether.runs.store import ABOUT, CONFIG, RunStore
 from tether.runs.trackers import check_tracker
+from tether.training.agent import Agent
 from tether.training.settings import EnvSettings, EvaluationSettings, RunSettings, ServerSettings
-from tether.training.sft.settings import RECORD
 
 SMOKE: dict[str, Any] = {
     "model": {"name": "tiny"},
@@ -106,43 +106,66 @@ def on_cpu(settings: RunSettings) -> bool:
 
 def evaluation_settings(target: str, env: str | None, best: bool, given: Mapping[str, Any]) -> RunSettings:
     """The settings of an evaluation: those of the run folder if `target` is one, with what was given on top; names are checked."""
+    return comparison_settings([target], env, best, given)[0]
+
+
+def comparison_settings(targets: Sequence[str], env: str | None, best: bool, given: Mapping[str, Any]) -> list[RunSettings]:
+    """The settings of an evaluation of each of some models or runs. One of which nothing is known is asked as the first that knows how it was
+    trained, so that a model before and after training is compared on equal terms."""
     named = merge(given, {"env": {"name": env}} if env is not None else {})
-    base = _target_settings(target, best, named, own_env=env is None)
-    if env is not None:
-        base = {**base, "env": {"name": env}, "also": []}
-    if "env" not in base and "/" in target and not Path(target).exists():
-        raise BadInput(f"run folder '{target}' does not exist; check the path, or, where it is a model, add --env")
-    if "env" not in base:
-        raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
-    settings, notes = _as_taught(validate(RunSettings, merge(base, given)))
-    _say(notes)
-    for chosen in settings.environments():
-        make_env(chosen.name, **chosen.options)
-    if not is_endpoint(settings.model.name):
-        check_name(settings.model.name)
+    found = [_target_settings(target, best, named, env) for target in targets]
+    known = [(target, agent) for target, (_, agent) in zip(targets, found, strict=True) if agent is not None and agent.environments]
+    settings = []
+    for target, (base, own) in zip(targets, found, strict=True):
+        lead, agent = (target, own) if own is not None or not known else (known[0][0], known[0][1].for_model(target))
+        if "env" not in base and agent is not None and agent.environments:
+            first, *others = ({"name": name} for name in agent.environments)
+            base = {**base, "env": first, "also": others}
+        if "env" not in base and "/" in target and not Path(target).exists():
+            raise BadInput(f"run folder '{target}' does not exist; check the path, or, where it is a model, add --env")
+        if "env" not in base:
+            raise BadInput(f"which environment should '{target}' play? add --env, see `tether envs`")
+        data = merge(base, given)
+        if agent is not None:
+            how = "it was trained" if lead == target else f"'{lead}' was trained, to compare them on equal terms"
+            data, notes = agent.beneath(data, f"'{target}' is asked as {how}")
+            _say(notes)
+        settings.append(validate(RunSettings, data))
+        for chosen in settings[-1].environments():
+            make_env(chosen.name, **chosen.options)
+        if not is_endpoint(settings[-1].model.name):
+            check_name(settings[-1].model.name)
     return settings
 
 
-def _target_settings(target: str, best: bool, given: Mapping[str, Any], own_env: bool) -> dict[str, Any]:
-    """Settings of a run folder with its newest or best checkpoint as the model; of a model, just its name. `own_env`: the run's environment
-    is played. `given` is what the user named."""
+def _target_settings(target: str, best: bool, given: Mapping[str, Any], env: str | None) -> tuple[dict[str, Any], Agent | None]:
+    """Settings of a run folder with its newest or best checkpoint as the model; of a model, just its name. And how it was trained, where that is
+    known. `env`: what is played instead of the run's own environments. `given` is what the user named."""
     folder = Path(target)
-    if is_endpoint(target) or not (folder / "run.json").is_file():
+    played: dict[str, Any] = {"env": {"name": env}, "also": []} if env is not None else {}
+    if is_endpoint(target) or not (folder / ABOUT).is_file():
         if best:
             raise BadInput(f"--best is for run folders, and '{target}' is not one; leave it out")
-        return {"model": {"name": target}}
+        return {"model": {"name": target}, **played}, Agent.read(target)
     store = RunStore.open(folder)
-    config = _stored_config(store, given) if own_env else store.config()
+    config = _stored_config(store, given, env)
     server = {key: value for key, value in (config.get("server") or {}).items() if key not in COMMANDS}  # a file starts no program
     model = {**config.get("model", {}), "name": str(find_checkpoint(store.checkpoints, best=best)[0] / MODEL)}
+    agent = Agent.of_config(config)
     for chosen in (config["env"], *config.get("also", [])):
         chosen.get("options", {}).pop("split", None)  # what the run was trained on is not what it is tested on
-    return {
-        **config,
-        "model": model,
-        "server": server,
-        "rollout": {**config.get("rollout", {}), "engine": DEFAULT_ENGINE},
-    }  # its servers hold other weights by now
+    if played:
+        evaluation = {key: value for key, value in (config.get("evaluation") or {}).items() if key != "env"}
+        timeout = next((each["step_timeout"] for each in _sections(config) if each.get("name") == env and "step_timeout" in each), None)
+        played["env"] |= {} if timeout is None else {"step_timeout": timeout}
+        config = {**config, **played, "evaluation": evaluation}
+    rollout = {**config.get("rollout", {}), "engine": DEFAULT_ENGINE}  # its servers hold other weights by now
+    return {**config, "model": model, "server": server, "rollout": rollout}, agent
+
+
+def _sections(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The environments of a run's nested settings."""
+    return [section for section in (config.get("env"), *(config.get("also") or [])) if isinstance(section, Mapping)]
 
 
 def named_settings(
@@ -193,9 +216,13 @@ def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, 
     section, name = data.get("algorithm"), (asked.get("algorithm") or {}).get("name")
     if isinstance(section, dict) and name not in (None, section.get("name", "grpo")):  # the file may state every value of its own preset
         data = {**data, "algorithm": own_changes(section)}
-    settings, notes = _as_taught(validate(RunSettings, merge(data, asked)))
-    if config is not None:
-        _check_received(settings, given, f"settings file '{config}'")
+    data, notes = _as_trained(merge(data, asked))
+    settings = validate(RunSettings, data)
+    if config is not None:  # environments that a file names and that would run code of the current folder; those in `given` the user named
+        other = [settings.evaluation.env] if settings.evaluation.env is not None else []
+        for chosen in (*settings.environments(), *other):
+            if chosen.name not in _named_environments(given):
+                check_received(chosen.name, f"settings file '{config}'")
     check_name(settings.model.name)
     find_score(settings.filter.score)  # a function of the user's is imported here, so that its mistakes are told before anything runs
     for name in settings.trackers:
@@ -208,14 +235,6 @@ def _say(notes: Sequence[str]) -> None:
         _LOG.warning("%s", note)
 
 
-def _check_received(settings: RunSettings, given: Mapping[str, Any], where: str) -> None:
-    """Refuse environments that a file names and that would run code of the current folder; those in `given` the user named."""
-    named = _named_environments(given)
-    for chosen in (*settings.environments(), *([settings.evaluation.env] if settings.evaluation.env is not None else [])):
-        if chosen.name not in named:
-            check_received(chosen.name, where)
-
-
 def _named_environments(settings: Mapping[str, Any]) -> set[str]:
     """The names of environments in nested settings, which need not be valid."""
     evaluation = settings.get("evaluation")
@@ -224,37 +243,12 @@ def _named_environments(settings: Mapping[str, Any]) -> set[str]:
     return {str(section["name"]) for section in sections if isinstance(section, Mapping) and "name" in section}
 
 
-def _as_taught(settings: RunSettings) -> tuple[RunSettings, list[str]]:
-    """The settings with as many examples in the prompt as the demonstrations had from which `tether sft` taught the model, unless a number is given;
-    and what to say about it.
-
-    They have none by default, and an environment shows some: prompts that the model has never seen.
-    """
-    taught = _taught_few_shot(Path(settings.model.name) / RECORD)
-    notes: list[str] = []
-
-    def options(chosen: EnvSettings) -> dict[str, Any]:
-        if chosen.name not in taught or "few_shot" in chosen.options:
-            return dict(chosen.options)
-        count = taught[chosen.name]
-        how = f"{chosen.name}: tether sft taught this model with few_shot={count}, so it is asked in the same way"
-        notes.append(f"{how}; give env.options.few_shot for another number")
-        return {**chosen.options, "few_shot": count}
-
-    return (_with_options(settings, options) if taught else settings), notes
-
-
-def _taught_few_shot(record: Path) -> dict[str, int]:
-    """Examples in the prompt of demonstrations, by environment, as the record of a model folder says; empty where experts taught nothing."""
-    if not record.is_file():
-        return {}
-    try:
-        about = json.loads(record.read_text(encoding="utf-8"))
-        source, options = about["source"], about["settings"]["experts"]["options"]
-        shown = {name: options.get(name, {}).get("few_shot", 0) for name in source["names"] if source["kind"] == "experts"}
-        return {str(name): int(count) for name, count in shown.items() if count is not None}  # None: the environment's own number
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadInput(f"'{record}' is not what tether sft writes ({error!r}); delete it to use the model without") from error
+def _as_trained(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Nested settings with what they leave open as their model was trained, where its folder says how; and what to say about it."""
+    model = data.get("model")
+    name = str(model.get("name", "")) if isinstance(model, Mapping) else ""
+    agent = Agent.read(name) if name else None
+    return (dict(data), []) if agent is None else agent.beneath(data, f"'{name}' is asked as it was trained")
 
 
 def _with_options(settings: RunSettings, options: Callable[[EnvSettings], dict[str, Any]]) -> RunSettings:
@@ -348,23 +342,26 @@ def _check_commands(stored: Mapping[str, Any], given: Mapping[str, Any], folder:
             )
 
 
-def _stored_config(store: RunStore, given: Mapping[str, Any]) -> dict[str, Any]:
+def _stored_config(store: RunStore, given: Mapping[str, Any], env: str | None = None) -> dict[str, Any]:
     """The settings of a run as it was made: one of tether 0.1 goes on with the wording and the strict reading of that version. Environments that
-    would run code of the current folder are refused, unless `given` names them.
+    would run code of the current folder are refused, unless `given` names them. `env`: what alone is played; if the run does not know it, nothing
+    of the run's environments is.
 
     A run's record states every option of its environments, so an option that is missing there is younger than the run.
     """
     config = store.config()
     if "invalid_steps" not in (config.get("early_stop") or {}):  # a rule that the run's version did not have
         config = merge(config, {"early_stop": {"invalid_steps": 0}})
-    for name in sorted(_named_environments(config) - _named_environments(given)):
-        check_received(name, f"'{store.folder / CONFIG}'")
-    environments = [config.get("env"), *config.get("also", [])]
-    rewards = [(env.get("options") or {}).get("reward") for env in environments if isinstance(env, dict)]
-    for what, function in (("score", (config.get("filter") or {}).get("score")), *(("reward", reward) for reward in rewards)):
+    environments = [each for each in _sections(config) if env in (None, each.get("name"))]
+    if env is None:
+        for name in sorted(_named_environments(config) - _named_environments(given)):
+            check_received(name, f"'{store.folder / CONFIG}'")
+    rewards = [(each.get("options") or {}).get("reward") for each in environments]
+    score = (config.get("filter") or {}).get("score") if env is None else None
+    for what, function in (("score", score), *(("reward", reward) for reward in rewards)):
         if isinstance(function, str) and is_import_path(function):
             check_received(function, f"'{store.folder / CONFIG}'", what)
-    younger = [_keep_former_wording(env) for env in environments if isinstance(env, dict) and "name" in env]
+    younger = [_keep_former_wording(each) for each in environments if isinstance(each, dict) and "name" in each]
     if any(younger):
         _LOG.warning(
             "this run was made by tether %s: it keeps the instructions of that version (instructions=plain, lenient=false)", store.version

@@ -23,9 +23,12 @@ from tether.core.errors import OutOfMemory
 from tether.models.hardware import memory_boundary
 from tether.runs.checkpoints import checkpoint_name
 from tether.runs.store import RunStore
+from tether.training.agent import Agent
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import keep_best, save_checkpoint, unfinished_bytes
 from tether.training.learner import Learner
+from tether.training.resolve import without_secrets
+from tether.training.settings import RunSettings
 from tether.training.snapshot import HostMemory, Snapshot, storage_bytes
 from tether.training.throughput import StepTimer
 
@@ -40,10 +43,13 @@ HEARTBEAT = 60.0
 class CheckpointSaver:
     """Writes the checkpoints of one run, in its folder for them."""
 
-    def __init__(self, store: RunStore, learner: Learner, timer: StepTimer, callbacks: Callback, *, keep: int, background: bool) -> None:
-        """`keep`: how many checkpoints stay on disk. `background` False: the memory plan has no room for copies."""
+    def __init__(
+        self, store: RunStore, learner: Learner, timer: StepTimer, callbacks: Callback, settings: RunSettings, *, background: bool
+    ) -> None:
+        """`background` False: the memory plan has no room for copies."""
         self._store, self._learner, self._timer, self._callbacks = store, learner, timer, callbacks
-        self._keep, self._background = keep, background
+        self._keep, self._background = settings.checkpoint.keep, background
+        self._agent = Agent.of_config(without_secrets(settings).model_dump(mode="json"))
         self._folder, self._writes, self._policy, self._ranks = store.checkpoints, store.writes, learner.policy, learner.ranks
         self._memory = HostMemory(reuse=self._policy.device.type != "cpu")
         self._writer = BackgroundWriter()
@@ -141,7 +147,7 @@ class CheckpointSaver:
     def _write(self, step: int, taken: Snapshot) -> None:
         start = time.perf_counter()
         try:
-            save_checkpoint(self._folder, step, taken.model, self._tokenizer, taken.state, self._keep)
+            save_checkpoint(self._folder, step, taken.model, self._tokenizer, taken.state, self._keep, self._agent)
         finally:
             self._memory.release()
         self._seconds += time.perf_counter() - start

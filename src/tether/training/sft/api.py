@@ -18,6 +18,7 @@ from tether.core.protocols import Env
 from tether.core.version import __version__
 from tether.models.catalog import check_name
 from tether.runs.store import RunStore
+from tether.training.agent import Agent
 from tether.training.resolve import nested_settings
 from tether.training.sft.settings import LORA_RANK, RECORD, SftSettings, default_learning_rate
 
@@ -174,7 +175,7 @@ def run_sft(source: Source, settings: SftSettings, out: Path, progress: Progress
         interrupted = True
     ended = "interrupted" if interrupted else "stopped early" if trainer.history.stopped_early else "all steps done"
     record = {**make_record(source, settings, policy, trainer), **about, "ended": ended, "seconds": round(time.monotonic() - started, 1)}
-    write_folder(out, policy, trainer, record)
+    write_folder(out, policy, trainer, record, agent_of(source, settings))
     if interrupted:
         raise KeyboardInterrupt
     return SftResult(out, record, source.environments)
@@ -214,14 +215,23 @@ def make_record(source: Source, settings: SftSettings, policy: "Policy", trainer
     }
 
 
-def write_folder(out: Path, policy: "Policy", trainer: "SupervisedTrainer", record: Mapping[str, Any]) -> None:
-    """Write the best weights in float32, the tokenizer and the record to a new folder."""
+def agent_of(source: Source, settings: SftSettings) -> Agent:
+    """How the model is asked from now on: as in the demonstrations."""
+    if source.records:
+        return Agent.of_config(RunStore.open(Path(source.names[0])).config())
+    shown = {name: {"few_shot": 0, **settings.experts.options.get(name, {})} for name in source.names if source.envs}
+    # None is the environment's own number of examples.
+    return Agent({name: {key: value for key, value in options.items() if value is not None} for name, options in shown.items()})
+
+
+def write_folder(out: Path, policy: "Policy", trainer: "SupervisedTrainer", record: Mapping[str, Any], agent: Agent) -> None:
+    """Write the best weights in float32, the tokenizer, the record and how the model is asked to a new folder."""
     from tether.training.checkpoint import write_model
     from tether.training.export import new_folder
 
     assert policy.tokenizer is not None  # loaded with the model
     with new_folder(out) as draft, trainer.best_weights():
-        write_model(draft, policy.module, policy.tokenizer)
+        write_model(draft, policy.module, policy.tokenizer, agent)
         (draft / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

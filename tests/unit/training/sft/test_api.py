@@ -61,9 +61,11 @@ def test_a_model_is_asked_as_it_was_taught(
     assert [chosen.options["few_shot"] for chosen in trained.environments()] == [asked, None]
     evaluated = evaluation_settings(folder, "frozen_lake", False, {})
     assert evaluated.env.options.get("few_shot") == asked
-    said = f"frozen_lake: tether sft taught this model with few_shot={asked}"
+    said = f"is asked as it was trained: frozen_lake with few_shot={asked}"
     assert [said in line for line in caplog.messages] == [True] * (0 if asked is None else 2)
     assert evaluation_settings(folder, "frozen_lake", False, {"env": {"options": {"few_shot": 3}}}).env.options["few_shot"] == 3
+    (Path(folder) / "agent.json").unlink()  # a folder of an earlier version has its record alone
+    assert evaluation_settings(folder, "frozen_lake", False, {}).env.options.get("few_shot") == asked
     (Path(folder) / "sft.json").write_text('{"source": []}')
     with pytest.raises(BadInput, match=r"sft\.json' is not what tether sft writes"):
         evaluation_settings(folder, "frozen_lake", False, {})
