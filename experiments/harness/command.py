@@ -4,7 +4,6 @@ import dataclasses
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from harness.results import compare, read_results
 from tether.cli.console import SafeConsole
 from tether.cli.side_by_side import SweepView, end
 from tether.core.errors import BadInput
+from tether.core.temporary import temporary_folder
 from tether.runs.quantities import estimate_words
 from tether.training.side_by_side import SweepState
 from tether.training.sweep import Trial, parse_seeds
@@ -57,8 +57,8 @@ def reproduce(
     if max_minutes is not None and max_minutes <= 0:
         raise BadInput(f"--max-minutes is {max_minutes:g}; give more than 0")
     if smoke:
-        with tempfile.TemporaryDirectory(prefix="tether-smoke-") as folder:
-            _smoke(library, names[0], chosen, jobs, Path(folder), console)
+        with temporary_folder("tether-smoke-") as folder:
+            _smoke(library, names[0], chosen, jobs, folder, console)
     elif no_run:
         _pages(library, names, scale, console)
     elif again:

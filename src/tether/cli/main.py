@@ -35,6 +35,7 @@ from tether.cli import (
     warmstart,
 )
 from tether.cli.console import SafeConsole, discard_output
+from tether.core.child import end_with_parent
 from tether.core.errors import RankFailure, TetherError, did_you_mean
 from tether.core.text import shortened
 
@@ -98,6 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     for number, word in enumerate(words, start=1):
         if any("\ud800" <= letter <= "\udfff" for letter in word):  # bytes that are no UTF-8 come as halves of characters
             _fail(f"argument {number} is not UTF-8 text: '{shortened(word, 60)}'; write it in UTF-8", 2)
+    end_with_parent()
     try:
         _check_verb(words[0])
         code = app(args=words, prog_name="tether", standalone_mode=False, obj=words)

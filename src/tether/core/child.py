@@ -155,6 +155,24 @@ class Child:
         self._process.returncode = 0
 
 
+PARENT_VARIABLE = "TETHER_PARENT"
+"""Of a `tether` command: the process that it ends with."""
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Stop this process, as SIGTERM does, when the process that PARENT_VARIABLE names is gone: a scheduler that was killed leaves no run behind. Linux
+    does that; elsewhere the run goes on, and holds its lock. Called once, by the command itself, from its main thread."""
+    parent = os.environ.pop(PARENT_VARIABLE, "")  # its own children are not meant
+    if not parent.isdigit() or sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it was gone before
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def signal_name(number: int) -> str:
     """The name of a signal, such as SIGKILL."""
     try:

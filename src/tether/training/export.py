@@ -3,14 +3,13 @@
 Adapters are merged, weights cast, and the folder appears whole or not at all. Every number of the card is read from the run's records.
 """
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput, StorageError
+from tether.core.temporary import temporary_folder
 from tether.core.version import __version__
 from tether.models.load import DTYPES
 from tether.models.lora import is_lora, merged
@@ -107,19 +106,15 @@ def _one_line(error: Exception) -> str:
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """A place to write a folder in, which becomes `out` at the end of the block; where anything fails, nothing is left behind."""
-    unfinished: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        yield unfinished / out.name
-        (unfinished / out.name).rename(out)
+        with temporary_folder(f".{out.name}.unfinished-", out.parent) as unfinished:
+            yield unfinished / out.name
+            (unfinished / out.name).rename(out)
     except OSError as error:
         raise StorageError(
             f"cannot write '{out}': {' '.join(str(error).split())[:200]}; free some space or choose another --out"
         ) from error
-    finally:
-        if unfinished is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def check_new(out: Path) -> None:

@@ -1,7 +1,8 @@
 """Runs side by side: each a `tether train` process of its own, as many as the device takes, resumed where they were.
 
 A trial's run lies in OUT/ID, its log and its settings beside it. While its process lives, the process holds a lock on ID.lock (it inherits
-the locked file), so two schedulers, or a scheduler and the orphan of a killed one, never run a trial twice. A run that failed is put on
+the locked file), so two schedulers, or a scheduler and the orphan of a killed one, never run a trial twice. A run whose scheduler is killed stops with
+a checkpoint, as after SIGTERM. A run that failed is put on
 record, with the last line of its log, and does not stop the others. Ctrl-C, SIGTERM and the deadline end the processes as Ctrl-C would: they
 write a checkpoint, and the next start resumes them.
 
@@ -29,6 +30,7 @@ from typing import IO, Any
 
 import yaml
 
+from tether.core.child import PARENT_VARIABLE
 from tether.core.errors import BadInput, TetherError
 from tether.runs.files import parsed_line, write_whole
 from tether.runs.store import ABOUT, METRICS, TIMINGS
@@ -133,6 +135,9 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     missing = [trial for trial in trials if not is_done(trial)]
     state = SweepState(total=len(trials), present=len(trials) - len(missing), waiting=missing)
+    for trial in trials:
+        if trial not in missing and (lock := _lock_file(folder, trial)).exists() and (left := _locked(lock)) is not None:
+            _unlock(left)  # of a scheduler that was killed
     deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
     with _terminated_as_interrupted():
         try:
@@ -166,6 +171,10 @@ def train_command(trial: Trial, folder: Path, settings: Path) -> list[str]:
     return [sys.executable, "-m", "tether", "train", *how, "--out", str(folder)]
 
 
+def _lock_file(out: Path, trial: Trial) -> Path:
+    return out / f"{trial.id}.lock"
+
+
 def _start(
     state: SweepState,
     out: Path,
@@ -178,12 +187,12 @@ def _start(
         if not capacity.has_room([(job.step, job.step_seconds) for job in state.running]):
             return
         folder = out / trial.id
-        lock = _locked(out / f"{trial.id}.lock")
+        lock = _locked(_lock_file(out, trial))
         if lock is None:
             continue
         state.waiting.remove(trial)
         if is_done(trial):  # another scheduler has finished it meanwhile
-            lock.close()
+            _unlock(lock)
             state.done.append(trial)
         elif is_finished(folder):  # the run ended, its scheduler was killed before it took it in
             state.ended.append(Job(trial, folder, None, lock))
@@ -200,7 +209,7 @@ def _start(
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C in the terminal reaches the scheduler alone, which passes it on once
                     pass_fds=(lock.fileno(),),
-                    env=os.environ | ONE_THREAD,
+                    env=os.environ | ONE_THREAD | {PARENT_VARIABLE: str(os.getpid())},
                 )
             state.running.append(Job(trial, folder, process, lock))
 
@@ -227,7 +236,7 @@ def _take_in(job: Job, state: SweepState, observer: Observer, *, interrupted: bo
     except TetherError as error:
         interrupted, reason = False, f"cannot be read: {error}"
     finally:
-        job.lock.close()
+        _unlock(job.lock)
     if interrupted:
         state.waiting.append(job.trial)
     else:
@@ -252,13 +261,22 @@ def _interrupt(jobs: Sequence[Job]) -> None:
 
 def _locked(path: Path) -> IO[bytes] | None:
     """The file, locked for as long as it or a process that inherited it is open; None if another process has it."""
-    file = path.open("wb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    while True:
+        file = path.open("wb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            return file
+        file.close()  # its holder removed it just now
+
+
+def _unlock(file: IO[bytes]) -> None:
+    """Give a lock back, and leave no file of it behind; the process that inherited it is over."""
+    Path(file.name).unlink(missing_ok=True)  # before the flock goes: whoever opened it meanwhile sees that it is another file
+    file.close()
 
 
 @contextmanager

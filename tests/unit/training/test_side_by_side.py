@@ -22,8 +22,10 @@ SCRIPT = textwrap.dedent(
     """
     import json, sys, time
     from pathlib import Path
+    from tether.core.child import end_with_parent
     from tether.runs.schema import StepRecord
     from tether.runs.store import RunStore
+    end_with_parent()
     folder, seconds, mode = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     if mode == "fail":
         print("the model does not fit")
@@ -88,6 +90,7 @@ def test_runs_go_side_by_side(tmp_path: Path) -> None:
     assert sorted(log.done) == sorted(trial.id for trial in trials()) and log.most == 2
     assert (state.failed, state.stopped, state.waiting, state.running) == ({}, None, [], [])
     assert all((tmp_path / "runs" / trial.id / "checkpoints").is_dir() for trial in trials())
+    assert not list((tmp_path / "runs").glob("*.lock"))
 
 
 def test_an_observer_that_cannot_read_a_run_makes_it_a_failure(tmp_path: Path) -> None:
@@ -101,8 +104,10 @@ def test_an_observer_that_cannot_read_a_run_makes_it_a_failure(tmp_path: Path) -
 
 def test_a_finished_trial_is_never_run_again(tmp_path: Path) -> None:
     run(tmp_path)
+    left = tmp_path / "runs" / f"{trials()[0].id}.lock"
+    left.touch()  # a scheduler was killed before it removed it
     state, log = run(tmp_path, failing="seed")  # every process would fail
-    assert log.done == [] and state.present == 4 and state.failed == {}
+    assert log.done == [] and state.present == 4 and state.failed == {} and not left.exists()
 
 
 def test_a_failure_is_recorded_and_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -173,6 +178,33 @@ def test_the_process_itself_holds_the_lock(tmp_path: Path) -> None:
     chosen = trials(1)[:1]
     sweep(chosen, tmp_path / "runs", jobs=1, observer=Closer(), command=command(0.5))
     assert answers and sum(answers) >= len(answers) - 1  # the last look may come just after the end
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
+def test_a_killed_scheduler_leaves_no_run_behind(tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path; from test_side_by_side import command, sweep, trials\n"
+        f"sweep(trials(1)[:1], Path({str(tmp_path)!r}) / 'runs', jobs=1, command=command(120))"
+    )
+    scheduler = subprocess.Popen([sys.executable, "-c", program])
+    began = tmp_path / "runs" / trials(1)[0].id / "began.txt"
+    deadline = time.monotonic() + 120
+    while not began.is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    scheduler.kill()
+    scheduler.wait()
+    lock = side_by_side._lock_file(tmp_path / "runs", trials(1)[0])
+    while (free := side_by_side._locked(lock)) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert free is not None, "the run goes on without its scheduler"
+    free.close()
+    assert not (began.parent / "ended.txt").exists()
+
+
+def test_a_command_whose_parent_was_gone_before_it_began_ends() -> None:
+    done = subprocess.run([sys.executable, "-m", "tether", "--version"], env=os.environ | {"TETHER_PARENT": "1"}, capture_output=True)
+    assert done.returncode == (-signal.SIGTERM if sys.platform == "linux" else 0)
 
 
 def test_sigterm_ends_it_as_ctrl_c_does(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tether.core.child import PARENT_VARIABLE
 from tether.core.errors import BadInput, RankFailure, TetherError
 from tether.models.hardware import check_device, default_device, num_gpus
 from tether.training.distributed.ranks import Ranks, launched_rank
@@ -206,6 +207,7 @@ def launch(num_ranks: int, words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_SECONDS))
     # What torch's launcher logs about signals and failed ranks is said below, in one line.
