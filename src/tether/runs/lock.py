@@ -6,6 +6,8 @@ other machines, or has none.
 
 - Another process of this machine holds it: refused, and the line names it. A number of a process that was given to another one since is
   recognised by the start of the process.
+- The folder is deleted, or moved and another one put in its place, while the run writes: the next write sees that it is not the folder that was
+  locked, and ends the run (`RunLock.check`).
 - The record names another host: its owner moves the file's time every few seconds. One that has not moved for `STALE_SECONDS` was left behind,
   and is taken over; a job that is started again on another machine waits so long.
 
@@ -23,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, StorageError
 from tether.runs.files import parsed_line, storage_error
 
 LOCK = "run.lock"
@@ -41,7 +43,7 @@ class RunLock:
     """Held by this process from `acquire` to the last `release`: whoever asks again in the same process shares it."""
 
     def __init__(self, path: Path, handle: int) -> None:
-        self._path, self._handle = path, handle
+        self._path, self._handle, self._folder = path, handle, os.stat(path.parent)
         self._owner, self._users = os.getpid(), 1
         self._released = threading.Event()
         threading.Thread(target=self._beat, name="run lock", daemon=True).start()
@@ -63,6 +65,21 @@ class RunLock:
         while not self._released.wait(BEAT_SECONDS):
             with contextlib.suppress(OSError):  # a disk that is gone for a while: the flock still holds, and the next beat may come through
                 os.utime(self._handle)
+
+    def check(self, folder: Path) -> None:
+        """Refuse to write where the folder of this path is no longer the one that was locked."""
+        try:
+            if os.path.samestat(os.stat(folder), self._folder):
+                return
+            what = "is another folder now than the one that this run writes, and nothing is written into it"
+        except (FileNotFoundError, NotADirectoryError):
+            what = "is gone: it was deleted or moved while the run wrote it"
+        except OSError as error:
+            raise storage_error(folder, error) from error
+        raise StorageError(
+            f"run folder '{folder}' {what}; where it was moved, continue there: tether train --resume --out THAT-FOLDER, "
+            "where it was deleted, start a new run"
+        )
 
     def release(self) -> None:
         """Give the folder back."""
@@ -120,7 +137,8 @@ def lock_holder(folder: Path) -> str | None:
             return _words(record) if error.errno not in _NO_FLOCK or _is_alive(record) else None
         if record.get("host") == socket.gethostname() or not record:
             return None
-        return _words(record) if time.time() - os.fstat(handle).st_mtime < STALE_SECONDS else None
+        age = abs(time.time() - os.fstat(handle).st_mtime)  # a clock that was set back leaves times of the future
+        return _words(record) if age < STALE_SECONDS else None
     finally:
         os.close(handle)
 
@@ -178,7 +196,7 @@ def _check_record(handle: int, path: Path, *, has_flock: bool, patience: float) 
         time.sleep(min(0.5, patience))
         if os.fstat(handle).st_mtime_ns != first:
             raise _refusal(path, record)
-    if patience < STALE_SECONDS and time.time() - first / 1e9 < STALE_SECONDS:
+    if patience < STALE_SECONDS and abs(time.time() - first / 1e9) < STALE_SECONDS:
         raise _refusal(path, record)
 
 
@@ -218,5 +236,5 @@ def _read(handle: int) -> dict[str, Any]:
 def _inode(path: Path) -> int | None:
     try:
         return os.lstat(path).st_ino
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None

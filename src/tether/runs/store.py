@@ -58,6 +58,7 @@ class RunStore:
         self._timings = _LinesByStep(folder / TIMINGS, _step_timings)
         self._index: TrajectoryIndex | None = None
         self._index_writer: IndexWriter | None = None
+        self._held: RunLock | None = None
         self._lock: weakref.finalize | None = None
         self._made: list[Path] = []
         """Folders that `create` made, the innermost first."""
@@ -99,15 +100,20 @@ class RunStore:
         return store
 
     def lock(self) -> None:
-        """Keep other processes from writing this folder; RunLocked where one does. A store that does not write needs none."""
-        if not self.writes or self._lock is not None:
+        """Keep other processes from writing this folder; RunLocked where one does, StorageError where it is another folder than the one that was
+        locked. A store that does not write needs none."""
+        if not self.writes:
+            return
+        if self._held is not None:
+            self._held.check(self.folder)
             return
         for name in (CHECKPOINTS, LOCK):
             if (self.folder / name).is_symlink():
                 raise BadInput(
                     f"'{self.folder / name}' is a symbolic link, and a run writes only into its own folder; move what it names there"
                 )
-        self._lock = weakref.finalize(self, RunLock.acquire(self.folder).release)
+        self._held = RunLock.acquire(self.folder)
+        self._lock = weakref.finalize(self, self._held.release)
         for name in (ABOUT, CONFIG, INDEX):
             for draft in self.folder.glob(f".{name}.*{DRAFT}*"):  # a kill left it
                 draft.unlink(missing_ok=True)
@@ -119,7 +125,7 @@ class RunStore:
             self._index_writer = None
         if self._lock is not None:
             self._lock()
-            self._lock = None
+            self._lock = self._held = None
 
     def discard(self) -> None:
         """Take back what `create` made, for a run that could not start: nothing else that lies in the folder is touched."""

@@ -54,6 +54,8 @@ from tether.training.distributed.ranks import Ranks
 from tether.training.learner import Learner
 
 _UNFINISHED, _REPLACED = ".unfinished-", "replaced"
+_NOT_FULL = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE)
+"""Errors of which more space cures none; others may be a full disk in the words of a library."""
 
 
 def save_checkpoint(
@@ -285,8 +287,10 @@ def _failing_to(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        number = error.errno if isinstance(error, OSError) else None
+        remedy = "check the disk and the folder's permissions" if number in _NOT_FULL else "free some space"
         raise CheckpointError(
-            f"cannot {what}: {_one_line(error)}; earlier checkpoints and records are untouched, free some space and continue with --resume"
+            f"cannot {what}: {_one_line(error)}; earlier checkpoints and records are untouched, {remedy} and continue with --resume"
         ) from error
 
 

@@ -147,6 +147,7 @@ class CheckpointSaver:
     def _write(self, step: int, taken: Snapshot) -> None:
         start = time.perf_counter()
         try:
+            self._store.lock()  # the folder must still be the run's own
             save_checkpoint(self._folder, step, taken.model, self._tokenizer, taken.state, self._keep, self._agent)
         finally:
             self._memory.release()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, StorageError
 from tether.runs import lock as locking
 from tether.runs.lock import LOCK, RunLock, RunLocked, lock_holder, own_record, process_start
 from tether.runs.schema import StepRecord
@@ -141,3 +141,31 @@ def test_the_owner_moves_the_time_of_its_lock(folder: Path, monkeypatch: pytest.
         time.sleep(0.01)
     assert (folder / LOCK).stat().st_mtime_ns > before
     held.release()
+
+
+@pytest.mark.parametrize("change", ["deleted", "replaced", "a file in its place"])
+def test_a_folder_that_is_no_longer_the_one_that_was_locked_is_not_written(change: str, tmp_path: Path) -> None:
+    """A run whose folder was moved away must not write into whatever lies in its place."""
+    store = RunStore.create(tmp_path / "run", "steps: 3\n", {})
+    store.append(StepRecord(1, {"rollout/success": 0.5}))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    if change == "replaced":
+        (tmp_path / "run").mkdir()
+    elif change == "a file in its place":
+        (tmp_path / "run").write_text("mine")
+    words = "is gone: it was deleted or moved" if change == "deleted" else "is another folder now"
+    for write in (lambda: store.append(StepRecord(2, {"rollout/success": 0.5})), lambda: store.append_trajectories([])):
+        with pytest.raises(StorageError, match=words):
+            write()
+    store.close()
+    if change == "replaced":
+        assert not list((tmp_path / "run").iterdir())
+    assert len((tmp_path / "moved" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_lock_with_a_time_of_the_future_is_not_held_for_ever(tmp_path: Path) -> None:
+    """A clock that was set back: the record of another host, which is gone, lies hours ahead."""
+    (tmp_path / LOCK).write_text(json.dumps({"host": "elsewhere", "pid": 1, "since": "now"}) + "\n")
+    assert lock_holder(tmp_path) is not None
+    os.utime(tmp_path / LOCK, (time.time() + 7200,) * 2)
+    assert lock_holder(tmp_path) is None
