@@ -246,11 +246,13 @@ def env_factory(source: EnvSource, options: Mapping[str, Any] | None = None) -> 
         return EnvFactory(source, partial(make_env, source, **chosen), None)
     if isinstance(source, str):
         return _of_class(find_class(source), source, chosen)
+    name = getattr(source, "name", None)
+    label = name if isinstance(name, str) else getattr(source, "__name__", type(source).__name__)
     if hasattr(source, "Options"):
-        return _of_class(cast(EnvClass, source), _name_of(source), chosen)
+        return _of_class(cast(EnvClass, source), label, chosen)
     if chosen:
-        raise BadInput(f"{_name_of(source)} takes no options, but got {', '.join(sorted(chosen))}; give it an attribute Options")
-    return EnvFactory(_name_of(source), partial(_call, source, _name_of(source)), None)
+        raise BadInput(f"{label} takes no options, but got {', '.join(sorted(chosen))}; give it an attribute Options")
+    return EnvFactory(label, partial(_call, source, label), None)
 
 
 MAIN_GUARD = "run a script from a file, with its work under: if __name__ == '__main__':"
@@ -293,8 +295,3 @@ def _call(make: Callable[[], Env], label: str) -> Env:
     env = make()
     check_reset_signature(env, label)
     return env
-
-
-def _name_of(source: Any) -> str:
-    name = getattr(source, "name", None)
-    return name if isinstance(name, str) else getattr(source, "__name__", type(source).__name__)

@@ -6,6 +6,7 @@ nesting cannot exhaust Python's, and refuses texts beyond a length that no hones
 `check_answer` then decides whether an expression uses the numbers as the rules allow, and whether it equals the target.
 """
 
+import operator
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -18,6 +19,7 @@ MAX_LENGTH = 1000
 
 _SAME = str.maketrans({"×": "*", "÷": "/", "−": "-"})
 _DIGITS = frozenset("0123456789")
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}
 
 
@@ -106,12 +108,12 @@ class _Reader:
     def _settle(self, precedence: int) -> None:
         """Carry out the waiting operators that bind at least so tightly, back to the innermost open parenthesis."""
         while self.operators and self.operators[-1] != "(" and _PRECEDENCE[self.operators[-1]] >= precedence:
-            operator = self.operators.pop()
+            symbol = self.operators.pop()
             right = self.values.pop()
-            if operator == "negate":
+            if symbol == "negate":
                 self.values.append(None if right is None else -right)
             else:
-                self.values.append(_compute(self.values.pop(), operator, right))
+                self.values.append(_compute(self.values.pop(), symbol, right))
 
     def finished(self) -> Expression:
         if not self.numbers:
@@ -124,14 +126,8 @@ class _Reader:
         return Expression(self.values[0], tuple(self.numbers))
 
 
-def _compute(left: Fraction | None, operator: str, right: Fraction | None) -> Fraction | None:
-    if left is None or right is None or (operator == "/" and right == 0):
-        return None
-    if operator == "+":
-        return left + right
-    if operator == "-":
-        return left - right
-    return left * right if operator == "*" else left / right
+def _compute(left: Fraction | None, symbol: str, right: Fraction | None) -> Fraction | None:
+    return None if left is None or right is None or (symbol == "/" and right == 0) else _OPERATIONS[symbol](left, right)
 
 
 def _cut(digits: str) -> str:
@@ -163,8 +159,7 @@ def check_answer(answer: str, puzzle: Puzzle, use: Use) -> ExpressionResult:
         expression = parse(answer)
     except Malformed as error:
         return ExpressionResult(False, False, None, f"Not an expression: it {error}.")
-    misuse = _misuse(Counter(expression.numbers), Counter(puzzle.numbers), use)
-    if misuse:
+    if misuse := _misuse(Counter(expression.numbers), Counter(puzzle.numbers), use):
         return ExpressionResult(False, False, expression.value, misuse)
     if expression.value is None:
         return ExpressionResult(False, True, None, "The expression divides by zero.")

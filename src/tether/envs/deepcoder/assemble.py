@@ -37,8 +37,11 @@ class Extracted:
 
 def extract(answer: str) -> Extracted:
     """The last non-empty code fence of an answer, or the whole answer."""
-    blocks = [block for block in _blocks(answer.replace("\r\n", "\n").split("\n")) if block.strip()]
-    return Extracted(blocks[-1], True) if blocks else Extracted(_unfenced(answer), False)
+    lines = answer.replace("\r\n", "\n").split("\n")
+    blocks = [block for block in _blocks(lines) if block.strip()]
+    if blocks:
+        return Extracted(blocks[-1], True)
+    return Extracted("\n".join(line for line in lines if not _OPENING.fullmatch(line)), False)  # stray fence lines are no code
 
 
 def _blocks(lines: list[str]) -> list[str]:
@@ -74,12 +77,6 @@ def _fenced(lines: list[str], at: int, fence: str, indent: str) -> tuple[str, in
     return "\n".join(block), at
 
 
-def _unfenced(answer: str) -> str:
-    """An answer without a fence that holds anything; stray fence lines are no code."""
-    lines = answer.replace("\r\n", "\n").split("\n")
-    return "\n".join(line for line in lines if not _OPENING.fullmatch(line))
-
-
 _SOLUTION = "Solution"
 _TRUTH = f"\n\ndef {TRUTH_OF}(function, arguments):\n    return bool(globals()[function](*arguments))\n"
 _FREE_NAMES_OF = ("collections", "typing", "heapq", "bisect", "itertools", "functools", "math")
@@ -110,9 +107,11 @@ def _whole(code: str, starter: str, entry_point: str) -> str:
     if not defines_something and entry_point not in _bound(tree):
         return _completed(code, starter, entry_point) or code
     program = _behind(_prelude(starter, entry_point), code)
-    methods = _loose_methods(tree, entry_point)
-    if methods:
-        program += f"\n\nclass {_SOLUTION}:\n" + "".join(f"    {name} = {name}\n" for name in methods)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    has_class = any(isinstance(node, ast.ClassDef) and node.name == _SOLUTION for node in tree.body)
+    if not has_class and any(node.name == entry_point and [arg.arg for arg in node.args.args[:1]] == ["self"] for node in functions):
+        # The method of class Solution was written outside it, with `self`.
+        program += f"\n\nclass {_SOLUTION}:\n" + "".join(f"    {node.name} = {node.name}\n" for node in functions)
     return program
 
 
@@ -187,18 +186,10 @@ def _behind(prelude: str, code: str) -> str:
     return "\n".join([*future, prelude, rest])
 
 
-def _loose_methods(tree: ast.Module, entry_point: str) -> list[str]:
-    """The functions of an answer that wrote the method of class Solution outside it, with `self`; else nothing."""
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    has_class = any(isinstance(node, ast.ClassDef) and node.name == _SOLUTION for node in tree.body)
-    loose = any(function.name == entry_point and [arg.arg for arg in function.args.args[:1]] == ["self"] for function in functions)
-    return [function.name for function in functions] if loose and not has_class else []
-
-
 def _with_imports(program: str) -> str:
     """The program with imports for the free names it uses and never binds."""
     tree = parse(program)
-    bound = _bound(tree)
+    bound = set(_bound(tree))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     imports = [_free_imports()[name] for name in sorted(used - bound) if name in _free_imports()]
     return _behind("\n".join(imports), program)
@@ -216,12 +207,8 @@ def _free_imports() -> dict[str, str]:
     return known
 
 
-def _bound(tree: ast.Module) -> set[str]:
+def _bound(tree: ast.Module) -> Iterator[str]:
     """Every name that is bound anywhere in a program."""
-    return set(_bindings(tree))
-
-
-def _bindings(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()):

@@ -81,16 +81,13 @@ def _items(suite: Suite) -> list[Case]:
         pairs = list(zip(columns["inputs"], columns["results"], strict=True))
     except (Unsupported, KeyError, ValueError):
         return []
-    return [_near_case(suite.entry_point, given, expected, float(call["atol"])) for given, expected in pairs] if call else []
-
-
-def _near_case(entry_point: str, given: Any, expected: Any, tolerance: float) -> Case:
-    absolute = _FLOAT_TOLERANCE if tolerance == 0 and _is_floats(expected) else tolerance
-    return Case(CallTask(entry_point, tuple(given)), Near(expected, absolute, _RELATIVE if absolute else 0.0))
-
-
-def _is_floats(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, list | tuple) and bool(value) and all(isinstance(item, float) for item in value))
+    cases = []
+    for given, expected in pairs if call else ():
+        values = expected if isinstance(expected, list | tuple) else [expected]
+        floats = bool(values) and all(isinstance(value, float) for value in values)
+        tolerance = float(call["atol"]) or (_FLOAT_TOLERANCE if floats else 0.0)
+        cases.append(Case(CallTask(suite.entry_point, tuple(given)), Near(expected, tolerance, _RELATIVE if tolerance else 0.0)))
+    return cases
 
 
 def _without_numpy(suite: Suite, usual: bool) -> Suite:
@@ -166,16 +163,15 @@ def _check_cases(test: str, entry_point: str) -> list[Case]:
         before: Sequence[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef)]
         suite = Suite(entry_point, [node for node in tree.body if node not in before], before=before)
     else:
-        before = [node for node in tree.body if node is not check and not _is_noise(node)]
+        # HumanEval's METADATA, a docstring and the call of check itself are no part of a test.
+        before = [
+            node
+            for node in tree.body
+            if node is not check and not isinstance(node, ast.Expr) and not ast.unparse(node).startswith("METADATA = ")
+        ]
         suite = Suite(entry_point, check.body, alias=check.args.args[0].arg, before=before)
     cases = evalplus_cases(suite)
     return suite.cases() if cases is None else cases
-
-
-def _is_noise(node: ast.stmt) -> bool:
-    """HumanEval's METADATA, a docstring, the call of check itself."""
-    metadata = isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["METADATA"]
-    return metadata or isinstance(node, ast.Expr)
 
 
 def _shown_calls(prompt: str) -> set[str]:

@@ -83,7 +83,9 @@ class Suite:
             check_supported(expression)
         except Unsupported:
             return None
-        if _is_truth(expression):
+        negated = isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not)
+        bare = expression.operand if isinstance(expression, ast.UnaryOp) and negated else expression
+        if isinstance(bare, ast.Name) and bare.id == RESULT:  # `assert f(1)`, `assert not f(1)`: only whether the result is true
             return Case(CallTask(TRUTH_OF, (self.entry_point, list(arguments))), Satisfies(expression))
         return Case(CallTask(self.entry_point, arguments), Satisfies(expression))
 
@@ -147,12 +149,6 @@ def _changed_field(value: Any, change: Callable[[ast.AST], ast.AST | None]) -> A
         return value
     items = [_changed_field(item, change) for item in value]
     return value if all(item is before for item, before in zip(items, value, strict=True)) else items
-
-
-def _is_truth(expression: ast.expr) -> bool:
-    """Whether an expression asks only if the result is true or not: `assert f(1)`, `assert not f(1)`."""
-    bare = expression.operand if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not) else expression
-    return isinstance(bare, ast.Name) and bare.id == RESULT
 
 
 def _holds_assert(node: ast.AST) -> bool:

@@ -34,7 +34,13 @@ def same_output(printed: str, expected: str, *, ignore_case: bool = False) -> bo
     if ignore_case:
         printed, expected = printed.lower(), expected.lower()
     got_lines, expected_lines = _lines(printed), _lines(expected)
-    return len(got_lines) == len(expected_lines) and all(map(_same_line, got_lines, expected_lines))
+    if len(got_lines) != len(expected_lines):
+        return False
+    for got, wanted in zip(got_lines, expected_lines, strict=True):
+        got_words, wanted_words = got.split(), wanted.split()
+        if got != wanted and (len(got_words) != len(wanted_words) or not all(map(_same_number, got_words, wanted_words))):
+            return False
+    return True
 
 
 def same_value(returned: Any, expected: Any) -> bool:
@@ -47,13 +53,6 @@ def same_value(returned: Any, expected: Any) -> bool:
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().split("\n")]
-
-
-def _same_line(got: str, expected: str) -> bool:
-    if got == expected:
-        return True
-    got_words, expected_words = got.split(), expected.split()
-    return len(got_words) == len(expected_words) and all(map(_same_number, got_words, expected_words))
 
 
 def _same_number(got: str, expected: str) -> bool:
@@ -82,18 +81,15 @@ def _same(got: Any, expected: Any) -> bool:
     if isinstance(expected, list | tuple):
         return isinstance(got, list | tuple) and len(got) == len(expected) and all(map(_same, got, expected))
     if isinstance(expected, Mapping):
-        return isinstance(got, Mapping) and _same_entries(got, expected)
+        if not isinstance(got, Mapping):
+            return False
+        by_key = {_key(key): value for key, value in got.items()}
+        wanted = {_key(key): value for key, value in expected.items()}
+        same_keys = len(by_key) == len(got) and by_key.keys() == wanted.keys()
+        return same_keys and all(_same(by_key[key], value) for key, value in wanted.items())
     if isinstance(expected, float) and isinstance(got, int | float):
         return _same_float(got, expected)
     return bool(got == expected)
-
-
-def _same_entries(got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> bool:
-    by_key = {_key(key): value for key, value in got.items()}
-    wanted = {_key(key): value for key, value in expected.items()}
-    if len(by_key) != len(got) or by_key.keys() != wanted.keys():
-        return False
-    return all(_same(by_key[key], value) for key, value in wanted.items())
 
 
 def _key(key: Any) -> Any:

@@ -218,21 +218,17 @@ def read_problem_file(path: Path) -> Problem:
     )
 
 
-def read_problem_files(folder: Path = FOLDER) -> list[Problem]:
-    """Every problem of a folder and the folders in it, in the order of their paths."""
-    return [read_problem_file(path) for path in sorted(folder.rglob("*.toml"), key=lambda path: path.relative_to(folder).as_posix())]
-
-
 @lru_cache(maxsize=1)
-def _builtin_problems() -> tuple[Problem, ...]:
-    return tuple(read_problem_files())
+def read_problem_files(folder: Path = FOLDER) -> list[Problem]:
+    """Every problem of a folder and the folders in it, in the order of their paths; read once per process."""
+    return [read_problem_file(path) for path in sorted(folder.rglob("*.toml"), key=lambda path: path.relative_to(folder).as_posix())]
 
 
 @lru_cache(maxsize=8)
 def builtin_pool(difficulty: tuple[int, int] | None, max_tests: int | None) -> Pool[Problem]:
     """The built-in problems of these levels, by split."""
     least, most = difficulty or LEVELS
-    problems = [problem for problem in _builtin_problems() if least <= int(problem.difficulty) <= most]
+    problems = [problem for problem in read_problem_files() if least <= int(problem.difficulty) <= most]
     if not problems:
         raise BadInput(f"deepcoder: no built-in problem has a difficulty from {least} to {most}; widen difficulty, or leave it out")
     return Pool([problem.limited_to(max_tests) for problem in problems], env="deepcoder", source="built-in")

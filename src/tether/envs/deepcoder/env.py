@@ -99,7 +99,17 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
         self._make: Generator = generator or _pool(self.options)
         self._pay: Reward = reward or FractionPassed()
         self._concurrency = self.options.concurrency or _default_concurrency(os.cpu_count() or 1)
-        self._runner: ProgramRunner = runner or _sandbox(_limits(self.options), self.options.isolation, self._concurrency)
+        self._runner: ProgramRunner = runner or _sandbox(
+            Limits(
+                cpu_seconds=self.options.time_limit,
+                # Several times the CPU seconds: a busy machine is no fault of the program, sleeping is.
+                wall_seconds=_CLOCK_FACTOR * self.options.time_limit + _CLOCK_SECONDS,
+                memory_mib=self.options.memory_mib,
+                output_kib=_OUTPUT_KIB,
+            ),
+            self.options.isolation,
+            self._concurrency,
+        )
 
     def generate(self, seed: int) -> None:
         self.problem: Problem = self._make(seed, self.options.split)
@@ -161,16 +171,6 @@ def _pool(options: DeepCoderOptions) -> Generator:
         return builtin_pool(options.difficulty, options.max_tests)
     rules = JudgingRules(options.special_judge, options.ignore_case)
     return load_pool(options.data, options.bad_rows, options.max_tests, tuple(options.fields.items()), rules)
-
-
-def _limits(options: DeepCoderOptions) -> Limits:
-    """Of one test. The clock gets several times the CPU seconds: a busy machine is no fault of the program, sleeping is."""
-    return Limits(
-        cpu_seconds=options.time_limit,
-        wall_seconds=_CLOCK_FACTOR * options.time_limit + _CLOCK_SECONDS,
-        memory_mib=options.memory_mib,
-        output_kib=_OUTPUT_KIB,
-    )
 
 
 def _default_concurrency(num_cores: int) -> int:

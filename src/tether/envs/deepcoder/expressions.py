@@ -100,7 +100,8 @@ def _check_known(node: ast.expr) -> None:
         case ast.BinOp(op=op):
             known = isinstance(op, _BINARY_ON_RESULT) if _has_result(node) else type(op) in _BINARY
         case ast.Compare(ops=ops, comparators=others):
-            known = all(_is_singleton(other) for op, other in zip(ops, others, strict=True) if isinstance(op, ast.Is | ast.IsNot))
+            identities = [other for op, other in zip(ops, others, strict=True) if isinstance(op, ast.Is | ast.IsNot)]
+            known = all(isinstance(other, ast.Constant) and isinstance(other.value, bool | None) for other in identities)
         case ast.Dict(keys=keys):
             known = None not in keys
         case ast.Call():
@@ -131,10 +132,6 @@ def _is_known_call(call: ast.Call) -> bool:
     return known and all(keyword.arg is not None for keyword in call.keywords)
 
 
-def _is_singleton(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
-
-
 def _value(node: ast.expr, result: Any) -> Any:
     match node:
         case ast.Constant(value=value):
@@ -156,9 +153,20 @@ def _value(node: ast.expr, result: Any) -> Any:
         case ast.BinOp(left=left, op=op, right=right):
             return _binary(op, _value(left, result), _value(right, result))
         case ast.BoolOp(op=op, values=parts):
-            return _chained(isinstance(op, ast.And), parts, result)
+            value: Any = None
+            for part in parts:
+                value = _value(part, result)
+                if bool(value) is not isinstance(op, ast.And):
+                    break
+            return value
         case ast.Compare(left=left, ops=ops, comparators=others):
-            return _compared(left, ops, others, result)
+            value = _value(left, result)
+            for op, other in zip(ops, others, strict=True):
+                following = _value(other, result)
+                if not _COMPARISONS[type(op)](value, following):
+                    return False
+                value = following
+            return True
         case ast.Call():
             return _called(node, result)
         case _:
@@ -175,25 +183,6 @@ def _binary(op: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(op, ast.Mod) and isinstance(left, str | bytes):
         raise ValueError("formats text")
     return _BINARY[type(op)](left, right)
-
-
-def _chained(is_and: bool, parts: list[ast.expr], result: Any) -> Any:
-    value: Any = is_and
-    for part in parts:
-        value = _value(part, result)
-        if bool(value) is not is_and:
-            break
-    return value
-
-
-def _compared(left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr], result: Any) -> bool:
-    value = _value(left, result)
-    for op, other in zip(ops, others, strict=True):
-        following = _value(other, result)
-        if not _COMPARISONS[type(op)](value, following):
-            return False
-        value = following
-    return True
 
 
 def _called(call: ast.Call, result: Any) -> Any:

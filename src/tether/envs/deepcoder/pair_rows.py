@@ -156,7 +156,11 @@ def problem_of(row: Row, source: str, statement: Any, starter: str, pairs: Seque
 def read_pairs(tests: Any, *, function: str, starter: str) -> list[Pair]:
     """The tests of a row, in either layout; `function` is what the row says of all of them."""
     if isinstance(tests, Mapping) and "inputs" in tests and "outputs" in tests:
-        pairs = _from_columns(tests, function)
+        inputs, outputs = tests["inputs"], tests["outputs"]
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise RowError("has inputs and outputs that are not lists of the same length")
+        name = str(tests.get("fn_name") or function)
+        pairs = [Pair(given, expected, name) for given, expected in zip(inputs, outputs, strict=True)]
     elif isinstance(tests, list | tuple):
         pairs = [_from_entry(entry, number, function, starter) for number, entry in enumerate(tests, 1)]
     else:
@@ -208,14 +212,6 @@ def text_field(row: Row, name: str) -> str:
     return "" if value is None else str(value)
 
 
-def _from_columns(tests: Mapping[str, Any], function: str) -> list[Pair]:
-    inputs, outputs = tests["inputs"], tests["outputs"]
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise RowError("has inputs and outputs that are not lists of the same length")
-    name = str(tests.get("fn_name") or function)
-    return [Pair(given, expected, name) for given, expected in zip(inputs, outputs, strict=True)]
-
-
 def _from_entry(entry: Any, number: int, function: str, starter: str) -> Pair:
     if not isinstance(entry, Mapping) or "input" not in entry or "output" not in entry:
         raise RowError(f"test {number} has no input or no output")
@@ -254,7 +250,13 @@ def _call_case(pair: Pair, wrapped: bool) -> Case:
     if isinstance(pair.given, str):
         arguments = _arguments(pair.given)
     elif isinstance(pair.given, list | tuple):
-        arguments = tuple(map(_with_whole_keys, pair.given))
+        # JSON gave the whole-number keys of a dictionary as texts; TACO's own harness takes the numbers back, too.
+        arguments = tuple(
+            {int(key): value for key, value in argument.items()}
+            if isinstance(argument, dict) and all(isinstance(key, str) and key.removeprefix("-").isdecimal() for key in argument)
+            else argument
+            for argument in pair.given
+        )
     else:
         raise RowError(f"has a call whose input is a {type(pair.given).__name__}; expected the list of its arguments")
     try:
@@ -284,13 +286,6 @@ def _expected(value: Any) -> Any:
         return read_expected(value)
     except ValueError:
         return value
-
-
-def _with_whole_keys(argument: Any) -> Any:
-    """A dictionary that JSON gave texts for its whole-number keys, with the numbers back, as TACO's own harness does."""
-    if isinstance(argument, dict) and all(isinstance(key, str) and key.removeprefix("-").isdecimal() for key in argument):
-        return {int(key): value for key, value in argument.items()}
-    return argument
 
 
 def _solution(row: Row) -> str:

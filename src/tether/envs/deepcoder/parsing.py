@@ -59,7 +59,9 @@ def _check_length(source: str, limit: int | None) -> None:
 
 
 def _compiled(source: str, flags: int) -> object:
-    _silence_warnings()
+    first = warnings.filters[0] if warnings.filters else None
+    if first is None or getattr(first[3], "pattern", None) != _PATTERN:  # every change of the list makes Python forget what it has shown
+        warnings.filterwarnings("ignore", module=_PATTERN)
     try:
         return compile(source, _NAME, "exec", flags=flags, dont_inherit=True)
     except SyntaxError as error:
@@ -67,13 +69,6 @@ def _compiled(source: str, flags: int) -> object:
         raise NotPython(f"{type(error).__name__}: {error.msg}{place}") from error
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:  # surrogates, NUL before 3.11.4, too deep
         raise NotPython(f"SyntaxError: {str(error) or 'too deeply nested'}") from error
-
-
-def _silence_warnings() -> None:
-    """Have no warning about text of this name; every change of the list makes Python forget which warnings it has shown already."""
-    first = warnings.filters[0] if warnings.filters else None
-    if first is None or getattr(first[3], "pattern", None) != _PATTERN:
-        warnings.filterwarnings("ignore", module=_PATTERN)
 
 
 def read_json(text: str) -> Any:

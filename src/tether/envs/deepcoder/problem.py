@@ -175,7 +175,15 @@ class Problem:
 
     def limited_to(self, max_tests: int | None) -> "Problem":
         """The problem with at most so many tests: the first public one, then evenly spaced ones of the hidden."""
-        return self if max_tests is None else replace(self, cases=_thinned(self.cases, max_tests))
+        if max_tests is None or len(self.cases) <= max_tests:
+            return self
+        first = next((case for case in self.cases if case.public), self.cases[0])
+        hidden = [case for case in self.cases if case is not first and not case.public]
+        shown = [case for case in self.cases if case is not first and case.public]
+        wanted = max_tests - 1
+        spaced = [hidden[at * len(hidden) // wanted] for at in range(wanted)] if len(hidden) >= wanted else hidden
+        chosen = {id(case) for case in (first, *spaced, *shown[: wanted - len(spaced)])}
+        return replace(self, cases=tuple(case for case in self.cases if id(case) in chosen))
 
 
 def check_arguments(arguments: Sequence[Any]) -> None:
@@ -192,21 +200,6 @@ def digest_of(cases: Sequence[Case]) -> str:
             state.update(f"{len(data)}:".encode())
             state.update(data)
     return state.hexdigest()
-
-
-def _thinned(cases: tuple[Case, ...], count: int) -> tuple[Case, ...]:
-    if len(cases) <= count:
-        return cases
-    first = next((case for case in cases if case.public), cases[0])
-    hidden = [case for case in cases if case is not first and not case.public]
-    shown = [case for case in cases if case is not first and case.public]
-    wanted = count - 1
-    if len(hidden) >= wanted:
-        others = [hidden[at * len(hidden) // wanted] for at in range(wanted)]
-    else:
-        others = [*hidden, *shown[: wanted - len(hidden)]]
-    chosen = {id(case) for case in (first, *others)}
-    return tuple(case for case in cases if id(case) in chosen)
 
 
 WRONG = "wrong"

@@ -34,7 +34,15 @@ def opening(problem: Problem) -> str:
     parts = [problem.statement]
     if problem.starter.strip():
         parts.append(f"Starter code:\n```python\n{problem.starter.strip()}\n```")
-    parts.append(_form(problem))
+    if problem.reads_stdin:
+        parts.append("Read the input from standard input and print the output to standard output.")
+    else:
+        what = (
+            f"class Solution with its method {problem.entry_point}"
+            if "class Solution" in problem.starter
+            else f"function {problem.entry_point}"
+        )
+        parts.append(f"Write the {what}. Nothing is read or printed.")
     examples = [case for case in problem.cases if case.public][:MAX_EXAMPLES] if problem.show_examples else []
     parts += [f"Example:\n{_example(case)}" for case in examples]
     return "\n\n".join(parts)
@@ -57,14 +65,6 @@ def failure_line(failure: Failure) -> str:
     got = failure.report.detail if failure.ending != WRONG else _got(failure)
     kind = "public" if failure.case.public else "hidden"
     return f"test {failure.number} ({kind}) {_WORDS[failure.ending]}: {_shown(' '.join(got.split()))}".rstrip(": ")
-
-
-def _form(problem: Problem) -> str:
-    if problem.reads_stdin:
-        return "Read the input from standard input and print the output to standard output."
-    if "class Solution" in problem.starter:
-        return f"Write the class Solution with its method {problem.entry_point}. Nothing is read or printed."
-    return f"Write the function {problem.entry_point}. Nothing is read or printed."
 
 
 def _example(case: Case) -> str:

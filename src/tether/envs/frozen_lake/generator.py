@@ -64,18 +64,13 @@ class RandomLake:
         goal = int(rng.random() * (num_tiles - 1))
         goal += goal >= start
         tiles[start], tiles[goal] = "S", "G"
-        return Lake("".join(tiles)) if _reachable(tiles, self.size, start, goal) else None
-
-
-def _reachable(tiles: Sequence[str], size: int, start: int, goal: int) -> bool:
-    """Whether a walk that avoids holes leads from start to goal."""
-    seen, waiting = {start}, [start]
-    while waiting and goal not in seen:
-        for _, tile in steps(waiting.pop(), size):
-            if tile not in seen and tiles[tile] != "H":
-                seen.add(tile)
-                waiting.append(tile)
-    return goal in seen
+        seen, waiting = {start}, [start]  # a walk that avoids holes has to lead from start to goal
+        while waiting and goal not in seen:
+            for _, tile in steps(waiting.pop(), self.size):
+                if tile not in seen and tiles[tile] != "H":
+                    seen.add(tile)
+                    waiting.append(tile)
+        return Lake("".join(tiles)) if goal in seen else None
 
 
 def shortest_walk(tiles: str, size: int, start: int, goal: int) -> list[str]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Literal
 
 from tether.envs.metamathqa.latex import MAX_LENGTH, Matrix, Node, Parts, Scalar, as_list, canonical, structure
-from tether.envs.metamathqa.quantity import Measure, number, same_measure, split_unit
+from tether.envs.metamathqa.quantity import number, same_measure, split_unit
 from tether.envs.metamathqa.symbolic import COMPARISON, for_worker
 
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
@@ -157,13 +157,10 @@ class _Comparison:
             return decided
         if is_words(gold) or is_words(answer) or (len(gold) == len(answer) == 1):
             return words(gold) == words(answer)
-        return self._formulas(left, right)
-
-    def _formulas(self, gold: Measure, answer: Measure) -> bool:
-        """Formulas, with units that must not contradict each other."""
-        if (gold.unit and answer.unit and gold.unit != answer.unit) or gold.multiplier != answer.multiplier:
+        # Formulas, with units that must not contradict each other.
+        if (left.unit and right.unit and left.unit != right.unit) or left.multiplier != right.multiplier:
             return False
-        return _squeezed(gold.body) == _squeezed(answer.body) or self._asked(gold.body, answer.body)
+        return _squeezed(left.body) == _squeezed(right.body) or self._asked(left.body, right.body)
 
     def _equations(self, gold: list[str], answer: list[str]) -> bool:
         """x = 5 may be given as 5 and the other way round; a chain of equations must hold in every part."""

@@ -95,14 +95,9 @@ def _outside_text(text: str) -> str:
     for place in range(0, len(parts), 2):
         part = _WORDS.sub(lambda match: _WORD_FOR.get(match.group(1), rf"\{match.group(1)} "), parts[place])
         part = _brace_roots(_SHORT_ROOT.sub(r"\\sqrt{\1}", part))
-        part = _SHORT_FRACTION.sub(_braced_fraction, part)
+        part = _SHORT_FRACTION.sub(lambda found: "\\frac" + "".join(f"{{{part}}}" for part in found.groups() if part is not None), part)
         parts[place] = _SHORT_SCRIPT.sub(r"\1{\2}", part)
     return "".join(parts)
-
-
-def _braced_fraction(match: re.Match[str]) -> str:
-    upper, short_upper, lower, short_lower = match.groups()
-    return rf"\frac{{{short_upper if upper is None else upper}}}{{{short_lower if lower is None else lower}}}"
 
 
 def _brace_roots(text: str) -> str:

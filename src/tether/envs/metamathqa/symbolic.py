@@ -126,15 +126,15 @@ class SymbolicComparison:
             if not reply:
                 self._stop()
             verdict = json.loads(reply) if reply else {"equal": None, "given_up": True}
-            if verdict["given_up"]:
-                _say_given_up(gold, answer, self)
+            if verdict["given_up"] and not _GIVEN_UP_SAID.is_set():
+                _GIVEN_UP_SAID.set()
+                _LOG.warning(
+                    "metamathqa: comparing '%.80s' and '%.80s' takes more than %g s of CPU, %g s on the clock and 2 GiB; "
+                    "the answer counts as wrong, and so do later ones of the kind",
+                    *(gold, answer, self._cpu_seconds, self._wall_seconds),
+                )
             equal: bool | None = verdict["equal"]
             return equal
-
-    @property
-    def limits(self) -> str:
-        """What a comparison may use, in words."""
-        return f"{self._cpu_seconds:g} s of CPU, {self._wall_seconds:g} s on the clock and 2 GiB"
 
     def close(self) -> None:
         """End the worker, if this process started one."""
@@ -167,17 +167,6 @@ _GIVEN_UP_SAID = threading.Event()
 """Once per process: a policy that writes hopeless formulas writes many."""
 
 
-def _say_given_up(gold: str, answer: str, worker: SymbolicComparison) -> None:
-    if not _GIVEN_UP_SAID.is_set():
-        _GIVEN_UP_SAID.set()
-        _LOG.warning(
-            "metamathqa: comparing '%.80s' and '%.80s' takes more than %s; the answer counts as wrong, and so do later ones of the kind",
-            gold,
-            answer,
-            worker.limits,
-        )
-
-
 NUM_WORKERS = max(1, min(8, os.cpu_count() or 1))
 """Worker processes that compare formulas side by side; each is started when those before it are busy."""
 
@@ -187,8 +176,7 @@ class ComparisonPool:
 
     def __init__(self, num_workers: int = NUM_WORKERS, cpu_seconds: float = CPU_SECONDS) -> None:
         self._workers = [SymbolicComparison(cpu_seconds) for _ in range(num_workers)]
-        self._free: queue.LifoQueue[SymbolicComparison] = queue.LifoQueue()
-        self._return_all()
+        self.forget()
 
     def equal(self, gold: str, answer: str) -> bool | None:
         """As a worker's `equal`; waits for a free one."""
@@ -207,10 +195,7 @@ class ComparisonPool:
         """In a process just forked: the workers are the parent's, and so are the threads that borrowed some."""
         for worker in self._workers:
             worker.forget()
-        self._free = queue.LifoQueue()
-        self._return_all()
-
-    def _return_all(self) -> None:
+        self._free: queue.LifoQueue[SymbolicComparison] = queue.LifoQueue()
         for worker in self._workers:
             self._free.put(worker)
 

@@ -191,7 +191,10 @@ class HttpEnv:
 
     def reset(self, seed: int, *, env_seed: int | None = None) -> Observation:
         request = {"seed": whole("seed", seed), self._seed_field: None if env_seed is None else whole("env_seed", env_seed)}
-        session, self._session, self._phase = self._own_session() or _unparked(self._key), None, EpisodePhase.UNSET
+        session, self._session, self._phase = self._own_session(), None, EpisodePhase.UNSET
+        if session is None:
+            with suppress(IndexError):  # else one that another environment of this process has left
+                session = _parked[self._key].popleft()[1]
         reply: dict[str, Any] | None = None
         if session is not None:
             try:
@@ -205,7 +208,9 @@ class HttpEnv:
         few_shot = reply.get("few_shot", [])  # servers of earlier versions have none
         if not isinstance(session, str) or not isinstance(instructions, str):
             raise self._place.garbled("has no session and instructions")
-        if not isinstance(few_shot, list) or not all(_are_texts(pair) and len(pair) == 2 for pair in few_shot):
+        if not isinstance(few_shot, list) or not all(
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in few_shot
+        ):
             raise self._place.garbled("has no usable 'few_shot'")
         try:
             observation = observation_read(reply.get("observation"))
@@ -249,14 +254,6 @@ class HttpEnv:
     def __reduce__(self) -> Any:
         """A copy is a new environment with the same options; an episode cannot be continued by two environments."""
         return HttpEnv, (self._place, self._wanted)
-
-
-def _unparked(key: SessionKey) -> str | None:
-    """A session that another environment of this process has left."""
-    try:
-        return _parked[key].popleft()[1]
-    except IndexError:
-        return None
 
 
 # --- what is served ---
@@ -306,7 +303,3 @@ def _checked(place: EnvServer, told: dict[str, Any]) -> ServedEnv:
         return ServedEnv.model_validate({key: value for key, value in told.items() if value is not None})
     except ValidationError as error:
         raise place.garbled(f"has no usable '{error.errors()[0]['loc'][0]}'") from None
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)

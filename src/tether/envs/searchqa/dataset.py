@@ -124,19 +124,14 @@ def _paragraphs(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _gold_titles(row: dict[str, Any]) -> Iterator[str]:
     for title, _ in _pairs(row.get("supporting_facts"), "title", "sent_id"):
         yield one_line(title)
-    yield from _kilt_titles(row)
-    for paragraph in _musique_paragraphs(row):
-        if paragraph.get("is_supporting") is True:
-            yield one_line(paragraph.get("title", ""))
-
-
-def _kilt_titles(row: dict[str, Any]) -> Iterator[str]:
-    """Titles of the articles that an answer of KILT comes from."""
-    output = row.get("output") if "input" in row else None
+    output = row.get("output") if "input" in row else None  # KILT: the articles that an answer comes from
     for entry in output if isinstance(output, list) else []:
         for source in (entry.get("provenance") or []) if isinstance(entry, dict) else []:
             if isinstance(source, dict) and isinstance(source.get("title"), str):
                 yield one_line(source["title"])
+    for paragraph in _musique_paragraphs(row):
+        if paragraph.get("is_supporting") is True:
+            yield one_line(paragraph.get("title", ""))
 
 
 def _musique_paragraphs(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -98,7 +98,12 @@ class SearchQA(TextEnv[SearchQAOptions]):
         reward: Reward | None = None,
     ) -> None:
         super().__init__(options or SearchQAOptions())
-        self._pay: Reward = reward or _reward(self.options)
+        chosen = self.options
+        self._pay: Reward = reward or (
+            ExactMatchReward(chosen.search_cost)
+            if chosen.reward == "exact_match"
+            else AnswerReward(chosen.f1_threshold, chosen.search_cost)
+        )
         self._rule = self.options.reward if reward is None else getattr(reward, "__name__", type(reward).__name__)
         self._make, self._retriever = generator, retriever
         if self.options.data is not None:
@@ -108,7 +113,11 @@ class SearchQA(TextEnv[SearchQAOptions]):
         """Questions and documents that were not handed in. The built-in ones take a second, so they wait for the first reset."""
         options = self.options
         if self._retriever is None and options.retriever is not None:
-            self._retriever = _remote(options.retriever, options)
+            token = next((token for variable in TOKEN_VARIABLES if (token := token_for(options.retriever, variable))), None)
+            if options.retriever_token is not None:  # an empty one: this address gets no token
+                token = options.retriever_token
+            token = checked_token(token) if token else None
+            self._retriever = RemoteRetriever(options.retriever, options.retriever_api, options.retriever_timeout, token)
         if self._retriever is None:
             generator, self._retriever = local_sources(
                 options.data, options.corpus, options.bad_rows, tuple(options.fields.items()), options.passage_words
@@ -207,16 +216,3 @@ class SearchQA(TextEnv[SearchQAOptions]):
 
     def opening(self) -> str:
         return f"Question: {self.question.text}"
-
-
-def _reward(options: SearchQAOptions) -> Reward:
-    if options.reward == "exact_match":
-        return ExactMatchReward(options.search_cost)
-    return AnswerReward(options.f1_threshold, options.search_cost)
-
-
-def _remote(url: str, options: SearchQAOptions) -> RemoteRetriever:
-    token = next((token for variable in TOKEN_VARIABLES if (token := token_for(url, variable))), None)
-    if options.retriever_token is not None:  # an empty one: this address gets no token
-        token = options.retriever_token
-    return RemoteRetriever(url, options.retriever_api, options.retriever_timeout, checked_token(token) if token else None)

@@ -196,15 +196,15 @@ def _build(corpus: Corpus, folder: Path) -> None:
 
 def _described(folder: Path) -> dict[str, list[int | str]]:
     """Size and digest of every file of an index but the list itself and tantivy's own locks."""
-    return {
-        path.name: [path.stat().st_size, _digest(path)]
-        for path in sorted(folder.iterdir())
-        if path.name != FILES and path.suffix != ".lock"
-    }
-
-
-def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.stat().st_size <= MAX_HASHED_BYTES else ""
+    described: dict[str, list[int | str]] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != FILES and path.suffix != ".lock":
+            size = path.stat().st_size
+            described[path.name] = [
+                size,
+                hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if size <= MAX_HASHED_BYTES else "",
+            ]
+    return described
 
 
 def _is_whole(folder: Path) -> bool:

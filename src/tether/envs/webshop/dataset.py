@@ -51,7 +51,8 @@ def load_catalogue(data: str | None, bad_rows: BadRows) -> Catalogue:
     products: dict[str, Product] = {}
     for product in files.read(files.products, _product):
         if product is not None and product.asin not in products:
-            products[product.asin] = _with_instruction(product, instructions)
+            attributes, text, wanted = instructions.get(product.asin, (_UNKNOWN_ATTRIBUTES, None, ()))
+            products[product.asin] = replace(product, attributes=attributes, instruction=text, instruction_attributes=wanted)
     if not products:
         raise BadInput(f"webshop: '{files.products}' holds no product with a code of at most {_LONGEST_ASIN} characters; give another file")
     return Catalogue(tuple(products.values()))
@@ -132,11 +133,6 @@ def _product(row: Row) -> Product | None:
         prices=_prices(row.value.get("pricing")),
         options=_option_table(row.value),
     )
-
-
-def _with_instruction(product: Product, instructions: Mapping[str, _Instruction]) -> Product:
-    attributes, text, wanted = instructions.get(product.asin, (_UNKNOWN_ATTRIBUTES, None, ()))
-    return replace(product, attributes=attributes, instruction=text, instruction_attributes=wanted)
 
 
 def _instruction(entry: Any) -> _Instruction:

@@ -146,7 +146,11 @@ class WebShop(TextEnv[WebShopOptions]):
         if text == prompt.BACK_TO_SEARCH.lower():
             self._open_search()
         elif text == prompt.PREVIOUS.lower():
-            self._go_back()
+            place = self._page.place
+            if place in ("results", "item"):
+                self._open_results(self._number - (place == "results"))
+            else:
+                self._open_item()
         elif text == prompt.NEXT.lower() and self._page.place == "results":
             self._open_results(self._number + 1)
         elif piece.kind == "link":
@@ -157,15 +161,6 @@ class WebShop(TextEnv[WebShopOptions]):
             self._show(prompt.sub_page(self.goal.text, self._product, _PLACES[text]))
         else:
             self._chosen[piece.option] = text
-            self._open_item()
-
-    def _go_back(self) -> None:
-        place = self._page.place
-        if place == "results":
-            self._open_results(self._number - 1)
-        elif place == "item":
-            self._open_results(self._number)
-        else:
             self._open_item()
 
     def _buy(self) -> Outcome:

@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -88,20 +88,18 @@ class ProductWords:
 @lru_cache(maxsize=1)
 def departments() -> tuple[Department, ...]:
     """Every department, read once per process."""
-    return tuple(_department(read_packaged(__package__, name)) for name in _DEPARTMENT_FILES)
+    found = []
+    for table in (read_packaged(__package__, name) for name in _DEPARTMENT_FILES):
+        shared = table["axes"]  # kinds name the axes that they share
+        kinds = [{**kind, "axes": [shared[axis] if isinstance(axis, str) else axis for axis in kind["axes"]]} for kind in table["kinds"]]
+        found.append(TypeAdapter(Department).validate_python({**table, "kinds": kinds}))
+    return tuple(found)
 
 
 @lru_cache(maxsize=1)
 def words() -> ProductWords:
     """The words of titles and descriptions, read once per process."""
     return TypeAdapter(ProductWords).validate_python(read_packaged(__package__, "words.toml"))
-
-
-def _department(table: Mapping[str, Any]) -> Department:
-    """A department from its file, where kinds name the axes that they share."""
-    shared = table["axes"]
-    kinds = [{**kind, "axes": [shared[axis] if isinstance(axis, str) else axis for axis in kind["axes"]]} for kind in table["kinds"]]
-    return TypeAdapter(Department).validate_python({**table, "kinds": kinds})
 
 
 FAMILIES_A_KIND = 20

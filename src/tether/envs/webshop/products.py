@@ -70,15 +70,8 @@ class TextIndex:
 
 
 def _english() -> tantivy.TextAnalyzer:
-    analyser = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-    for step in (
-        tantivy.Filter.remove_long(40),
-        tantivy.Filter.lowercase(),
-        tantivy.Filter.stopword("english"),
-        tantivy.Filter.stemmer("english"),
-    ):
-        analyser = analyser.filter(step)
-    return analyser.build()
+    kept = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(tantivy.Filter.remove_long(40)).filter(tantivy.Filter.lowercase())
+    return kept.filter(tantivy.Filter.stopword("english")).filter(tantivy.Filter.stemmer("english")).build()
 
 
 def _encodable(text: str) -> str:

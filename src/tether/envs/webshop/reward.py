@@ -158,7 +158,9 @@ def score_purchase(goal: Goal, product: Product, chosen: Mapping[str, str], noun
     """The score of buying `product` with the options `chosen` (value by name)."""
     r_type, query_match, category_match, title_score = _kind(goal.product, product, nouns)
     attributes_met = sum(_has_attribute(product, attribute) for attribute in goal.attributes)
-    options_met = _options_met(goal, chosen)
+    values = [reduced_to_colour(value) for value in chosen.values()]
+    wanted = [reduced_to_colour(option) for option in goal.options]
+    options_met = sum(any(likeness(value, option) > _ALIKE_ABOVE for value in values) for option in wanted)
     price_met = product.price <= goal.price_limit
     asked = len(goal.attributes) + len(goal.options) + 1
     return Score(
@@ -215,9 +217,3 @@ def _has_attribute(product: Product, attribute: str) -> bool:
         return True
     texts = (product.title, " ".join(product.bullets), product.description)
     return any(attribute in text.lower() for text in texts)
-
-
-def _options_met(goal: Goal, chosen: Mapping[str, str]) -> int:
-    values = [reduced_to_colour(value) for value in chosen.values()]
-    wanted = [reduced_to_colour(option) for option in goal.options]
-    return sum(any(likeness(value, option) > _ALIKE_ABOVE for value in values) for option in wanted)

@@ -59,26 +59,26 @@ def main(descriptor: int, isolation: str, folder_prefix: str) -> NoReturn:
         config, process_ids = _jailed() if isolation == "kernel" else (_without_jail(folder_prefix), -1)
     except OSError as error:
         reason = error.strerror or str(error)
-        _say(control, {"missing": (f"{error.filename}: {reason}" if error.filename else reason) + _setting_to_blame()})
+        # The kernel setting that forbids user namespaces, if it is one of the known ones.
+        for path, value in _SWITCHES.items():
+            with contextlib.suppress(OSError), open(f"/proc/sys/{path}", encoding="ascii") as file:
+                if file.read().strip() == value:
+                    reason += f"; sysctl {path.replace('/', '.')} is {value}"
+                    break
+        _say(control, {"missing": f"{error.filename}: {reason}" if error.filename else reason})
         os._exit(1)
     _say(control, {"seccomp": config.seccomp, "landlock": config.landlock, "threads": config.threads_counted, "folder": config.folder})
     _serve(control, config, process_ids)
-    if config.folder:
-        _remove(config.folder)
+    for _ in range(10 if config.folder else 0):  # the last programs are just being ended
+        shutil.rmtree(config.folder, ignore_errors=True)
+        if not os.path.exists(config.folder):
+            break
+        time.sleep(0.1)
     os._exit(0)
 
 
 def _say(control: socket.socket, facts: dict[str, bool | str]) -> None:
     control.sendall(json.dumps(facts).encode() + b"\n")
-
-
-def _setting_to_blame() -> str:
-    """The kernel setting that forbids user namespaces, if it is one of the known ones."""
-    for path, value in _SWITCHES.items():
-        with contextlib.suppress(OSError), open(f"/proc/sys/{path}", encoding="ascii") as file:
-            if file.read().strip() == value:
-                return f"; sysctl {path.replace('/', '.')} is {value}"
-    return ""
 
 
 def _reset_process() -> None:
@@ -118,7 +118,8 @@ def _jailed() -> tuple[namespaces.SandboxConfig, int]:
     process_ids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     work = namespaces.build_root(libraries)
     linux.forbid_inspection()
-    counted = _kernel_version() >= _COUNTS_PER_NAMESPACE and _works(lambda: linux.unshare("counting threads", linux.NEW_USER))
+    major, minor = map(int, re.findall(r"\d+", os.uname().release)[:2])
+    counted = (major, minor) >= _COUNTS_PER_NAMESPACE and _works(lambda: linux.unshare("counting threads", linux.NEW_USER))
     config = namespaces.SandboxConfig(
         kernel=True,
         libraries=tuple(libraries),
@@ -184,11 +185,6 @@ def _read_as_nobody(folders: list[str]) -> None:
         os.listdir(folder)
 
 
-def _kernel_version() -> tuple[int, int]:
-    major, minor = re.findall(r"\d+", os.uname().release)[:2]
-    return int(major), int(minor)
-
-
 def _address_space() -> int:
     """Bytes of address space of this process; they do not count against a program's memory limit."""
     try:
@@ -227,11 +223,3 @@ def _start_sandbox(control: socket.socket, descriptor: int, config: namespaces.S
             supervisor.main(socket.socket(fileno=descriptor), config)
         finally:
             os._exit(1)
-
-
-def _remove(folder: str) -> None:
-    for _ in range(10):  # the last programs are just being ended
-        shutil.rmtree(folder, ignore_errors=True)
-        if not os.path.exists(folder):
-            return
-        time.sleep(0.1)

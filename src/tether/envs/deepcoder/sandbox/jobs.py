@@ -143,17 +143,13 @@ def _ending(task: Task, word: str, facts: dict[str, Any], result: bytes) -> tupl
     if message.ending != "ok":
         return "error", None, "the program ended before it was done"
     if isinstance(task, CallTask):
-        return _value(message)
+        try:
+            return "ok", codec.decode(message.value.decode()), ""
+        except ValueError as error:
+            return "error", None, f"the value cannot be read: it {error}"
     if not hmac.compare_digest(message.word.encode("utf-8", "replace"), word.encode()):
         return "error", None, "the program ended before the script did"
     return "ok", None, ""
-
-
-def _value(message: Message) -> tuple[Ending, Any, str]:
-    try:
-        return "ok", codec.decode(message.value.decode()), ""
-    except ValueError as error:
-        return "error", None, f"the value cannot be read: it {error}"
 
 
 def _one_line(detail: str) -> str:

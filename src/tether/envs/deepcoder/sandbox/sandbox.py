@@ -113,7 +113,10 @@ class _Run:
                     self._start(waiting.popleft())
                 for key, events in self._selector.select(_LOOK_AGAIN):
                     self._advance(key.data, events)
-                self._give_up_late_ones()
+                now = time.monotonic()
+                for key in list(self._selector.get_map().values()):
+                    if now > key.data.deadline:
+                        self._finish(key.data, Report("killed", detail="the sandbox did not answer in time"))
         finally:
             for key in list(self._selector.get_map().values()):
                 key.data.connection.close()
@@ -142,12 +145,6 @@ class _Run:
         if frames is not None:
             task = self._tasks[exchange.index]
             self._finish(exchange, jobs.read_report(task, exchange.word, frames))
-
-    def _give_up_late_ones(self) -> None:
-        now = time.monotonic()
-        for key in list(self._selector.get_map().values()):
-            if now > key.data.deadline:
-                self._finish(key.data, Report("killed", detail="the sandbox did not answer in time"))
 
     def _finish(self, exchange: _Exchange, report: Report) -> None:
         self._selector.unregister(exchange.connection)

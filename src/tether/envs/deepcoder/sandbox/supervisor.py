@@ -70,7 +70,11 @@ def main(connection: socket.socket, config: namespaces.SandboxConfig) -> NoRetur
     for read, write in pipes:
         os.close(write)
         os.set_blocking(read, False)
-    _keep_what_is_needed(config)
+    if linux.LINUX:  # keep only the rights the supervisor needs: to kill a process of another user, and to read that user's folder
+        needed = linux.MAY_KILL | (0 if config.kernel else linux.MAY_READ_ALL)
+        linux.keep_capabilities(needed if config.program_user else 0)
+        linux.forbid_new_privileges()
+        linux.forbid_inspection()
     size = settings["output_kib"] * 1024
     (output, _), (errors, _), (result, _) = pipes
     streams = [Stream(output, size, kept=True), Stream(errors, size, kept=False), Stream(result, size + _RESULT_HEAD, kept=True)]
@@ -80,15 +84,6 @@ def main(connection: socket.socket, config: namespaces.SandboxConfig) -> NoRetur
     with contextlib.suppress(ConnectionError):
         connection.sendall(codec.pack([json.dumps(facts).encode(), bytes(streams[0].data), bytes(streams[2].data)]))
     os._exit(0)
-
-
-def _keep_what_is_needed(config: namespaces.SandboxConfig) -> None:
-    """Keep only the rights the supervisor needs: to kill a process of another user, and to read that user's folder."""
-    if linux.LINUX:
-        needed = linux.MAY_KILL | (0 if config.kernel else linux.MAY_READ_ALL)
-        linux.keep_capabilities(needed if config.program_user else 0)
-        linux.forbid_new_privileges()
-        linux.forbid_inspection()
 
 
 def _work_folder(settings: dict[str, Any], config: namespaces.SandboxConfig) -> str:
