@@ -54,17 +54,18 @@ def parse_response(text: str, tags: tuple[str, ...] = ANSWER_TAGS, *, ended: boo
 
     `ended`: the model ended its turn behind this text; that closes an answer that is still open.
     """
-    match = _answer_pattern(tags).search(text)
-    unclosed = match is None and ended
-    if unclosed:
-        match = _answer_pattern(tags, closing=r"\Z").search(text)
-    end = match.start() if match else text.find(THINK_CLOSE)
+    found = _find_answer(text, tags)
+    unclosed = found is None and ended
+    if unclosed and (opening := _opening_pattern(tags).search(text)):
+        found = opening, len(text)
+    end = found[0].start() if found else text.find(THINK_CLOSE)
     if end < 0:
         return ParsedResponse(None, None, None)
-    answer = _TAGS.sub("", match.group(2)).strip() if match else None
-    if match and tags != ANSWER_TAGS:
-        answer = f"<{match.group(1)}>{answer}</{match.group(1)}>"
-    return ParsedResponse(_TAGS.sub("", text[:end]).strip(), answer, end, unclosed and match is not None)
+    reasoning = _TAGS.sub("", text[:end]).strip()
+    if found is None:
+        return ParsedResponse(reasoning, None, end)
+    tag, answer = found[0][1], _TAGS.sub("", text[found[0].end() : found[1]]).strip()
+    return ParsedResponse(reasoning, answer if tags == ANSWER_TAGS else f"<{tag}>{answer}</{tag}>", end, unclosed)
 
 
 def answer_end(text: str, tags: tuple[str, ...] = ANSWER_TAGS) -> int | None:
@@ -73,13 +74,29 @@ def answer_end(text: str, tags: tuple[str, ...] = ANSWER_TAGS) -> int | None:
     >>> answer_end("</think> <answer> Up </answer> and then")
     30
     """
-    match = _answer_pattern(tags).search(text)
-    return match.end() if match else None
+    found = _find_answer(text, tags)
+    return found[1] + len(f"</{found[0][1]}>") if found else None
+
+
+def _find_answer(text: str, tags: tuple[str, ...]) -> tuple[re.Match[str], int] | None:
+    """The opening of the first answer that is closed, and where its closing tag begins.
+
+    A tag that is not closed behind one opening is closed behind no later one, either: so the text is searched once per tag, however many
+    openings it has.
+    """
+    unclosed: set[str] = set()
+    for opening in _opening_pattern(tags).finditer(text):
+        if opening[1] not in unclosed:
+            end = text.find(f"</{opening[1]}>", opening.end())
+            if end >= 0:
+                return opening, end
+            unclosed.add(opening[1])
+    return None
 
 
 @lru_cache(maxsize=16)
-def _answer_pattern(tags: tuple[str, ...], closing: str = r"</\1>") -> re.Pattern[str]:
-    return re.compile(rf"</think>\s*<({'|'.join(map(re.escape, tags))})>(.*?){closing}", re.DOTALL)
+def _opening_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"</think>\s*<({'|'.join(map(re.escape, tags))})>")
 
 
 def split_actions(answer: str) -> list[str]:
@@ -119,10 +136,10 @@ _FILLERS = frozenset(["then", "and", "move", "moves", "go", "walk", "step", "pus
 """Words that change nothing about which actions are meant, nor in which order."""
 
 _SEPARATORS = re.compile(
-    r"\s+|\|+|[,;:.!\"'`*()\[\]{}<>&+\u2018\u2019\u201c\u201d]|(?:-+|=)>|\u2192|(?<!\w)[-\u2013\u2014\u2022]|[-\u2013\u2014\u2022](?!\w)"
+    r"\s+|\|+|[,;:.!\"'`*()\[\]{}<>&+\u2018\u2019\u201c\u201d]|(?:(?<!-)-+|=)>|\u2192|(?<!\w)[-\u2013\u2014\u2022]|[-\u2013\u2014\u2022](?!\w)"
 )
 """What may stand between actions. A slash may mean "or", a hyphen within a word makes a diagonal of two directions, a question mark is a
-doubt: none of them is here."""
+doubt: none of them is here. An arrow is looked for at the first of its hyphens only, so that a long row of them is read once."""
 
 _COMPASS = {"north": "up", "south": "down", "west": "left", "east": "right"}
 """Other names of the four directions, as on a map."""

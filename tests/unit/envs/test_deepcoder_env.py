@@ -1,6 +1,7 @@
 """The environment end to end, with programs run in the real sandbox."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,7 @@ def test_a_larger_machine_begins_no_more_tests_of_an_answer() -> None:
     """Or it would grade a slow program better: what was begun before the total was used up counts."""
     row = SUM | {"tests": [{"input": str(n), "output": "x"} for n in range(40)]}
     step = answered(row, "import time\ntime.sleep(0.3)\nprint('x')", total_limit=0.5, concurrency=16)
-    assert step.info["passed"] == 4
+    assert step.info["passed"] == 2
 
 
 def test_environments_of_the_same_limits_share_a_sandbox() -> None:
@@ -290,3 +291,17 @@ def test_episodes_repeat_exactly(make: Callable[[], DeepCoder]) -> None:
             replies.append((step.observation.text, step.reward, step.info))
         seen.append(replies)
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("answer", ["9**9**9", "```python\n2**(10**9)*3\n```", "10**10**10\n7"])
+def test_arithmetic_alone_is_judged_without_being_computed(answer: str) -> None:
+    begun = time.monotonic()
+    assert answered(SUM, answer).info["failures"] == {"wrong": 3}
+    assert time.monotonic() - begun < 5
+
+
+def test_a_program_that_runs_out_of_time_in_its_first_tests_is_not_run_with_the_others() -> None:
+    row = SUM | {"tests": [{"input": str(n), "output": "x"} for n in range(40)]}
+    step = answered(row, "print(9**9**9)", time_limit=0.3, concurrency=4)
+    assert step.info["failures"] == {"timeout": 40}
+    assert "more than 0.3 s of processor time" in step.info["first_failure"]

@@ -22,8 +22,9 @@ from functools import lru_cache
 from tether.envs.deepcoder.parsing import MAX_CHARACTERS, NotPython, check_compiles, parse
 from tether.envs.deepcoder.problem import TRUTH_OF
 
-_OPENING = re.compile(r"(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<tag>[^`\n]*)")
-_ONE_LINE = re.compile(r"[ \t]*`{3,}(?:python[0-9.]*\b|py\b)?(?P<code>[^`]+)`{3,}[ \t]*")
+_OPENING = re.compile(r"(?P<indent>[ \t]*+)(?P<fence>`{3,}+|~{3,}+)[ \t]*+(?P<tag>[^`\n]*)")
+_ONE_LINE = re.compile(r"[ \t]*`{3,}(?P<inside>[^`]+)`{3,}[ \t]*")
+_TAGGED = re.compile(r"(?:python[0-9.]*\b|py\b)?(?P<code>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def _blocks(lines: list[str]) -> list[str]:
         one_line, opening = _ONE_LINE.fullmatch(lines[at]), _OPENING.fullmatch(lines[at])
         at += 1
         if one_line:
-            blocks.append(one_line["code"].strip())
+            tagged = _TAGGED.fullmatch(one_line["inside"])
+            blocks.append(tagged["code"].strip() if tagged else "")
         elif opening:
             block, at = _fenced(lines, at, opening["fence"], opening["indent"])
             blocks.append(block)

@@ -7,6 +7,7 @@ answer and a wrong one. There is no randomness in an episode: `env_seed` changes
 """
 
 import os
+import textwrap
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Self
@@ -20,7 +21,7 @@ from tether.envs.deepcoder import prompt
 from tether.envs.deepcoder.assemble import assemble, extract
 from tether.envs.deepcoder.dataset import LEVELS, JudgingRules, SpecialJudge, builtin_pool, load_pool, read_judged_problem
 from tether.envs.deepcoder.parsing import NotPython
-from tether.envs.deepcoder.problem import FractionPassed, Problem, Reward, SuiteResult, grade, reject
+from tether.envs.deepcoder.problem import FractionPassed, Problem, Reward, SuiteResult, grade, idle, is_arithmetic, reject
 from tether.envs.deepcoder.sandbox.client import Isolation, running_fork_server
 from tether.envs.deepcoder.sandbox.jobs import Limits, ProgramRunner
 from tether.envs.deepcoder.sandbox.sandbox import Sandbox
@@ -57,7 +58,7 @@ class DeepCoderOptions(TurnOptions):
     time_limit: float = Field(default=10.0, gt=0, le=600)
     """Seconds of CPU for each test."""
     total_limit: float = Field(default=60.0, gt=0)
-    """Seconds on the clock that the tests of an answer may run, added up; no test is started after that."""
+    """Seconds on the clock that the tests of an answer may run, added up; no test is started after that, nor where the first two run out of time."""
     memory_mib: int = Field(default=512, ge=64)
     """For each test."""
     concurrency: int | None = Field(default=None, ge=1, le=256)
@@ -124,6 +125,8 @@ class DeepCoder(TextEnv[DeepCoderOptions]):
             if not found.fenced:
                 return Outcome(prompt.NO_PROGRAM, valid=False, info={"passed": 0, "total": len(self.problem.cases)})
             return self._outcome(reject(self.problem.cases, str(error)))
+        if is_arithmetic(textwrap.dedent(found.code)):
+            return self._outcome(idle(self.problem, program))
         wave = min(self._concurrency, _WAVE)
         return self._outcome(grade(program, self.problem.cases, self._runner, wave=wave, total_limit=self.options.total_limit))
 

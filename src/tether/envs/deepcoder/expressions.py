@@ -178,11 +178,18 @@ def _binary(op: ast.operator, left: Any, right: Any) -> Any:
         raise ValueError("too large")
     if isinstance(op, ast.Mult):
         for text, times in ((left, right), (right, left)):
-            if isinstance(text, str | bytes | list | tuple) and isinstance(times, int) and len(text) * times > _LONGEST_RANGE:
+            if isinstance(text, str | bytes | list | tuple) and isinstance(times, int) and _size(text) * times > _LONGEST_RANGE:
                 raise ValueError("too long")
     if isinstance(op, ast.Mod) and isinstance(left, str | bytes):
         raise ValueError("formats text")
     return _BINARY[type(op)](left, right)
+
+
+def _size(value: Any) -> int:
+    """The items of a value with those inside of them: a list that repeats a long list is longer than its own length."""
+    if isinstance(value, list | tuple):
+        return 1 + sum(map(_size, value))
+    return len(value) if isinstance(value, str | bytes) else 1
 
 
 def _called(call: ast.Call, result: Any) -> Any:

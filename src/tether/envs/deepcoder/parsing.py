@@ -24,6 +24,10 @@ MAX_CHARACTERS = 200_000
 """The longest answer that is looked at: parsing happens in the trainer's own process."""
 
 
+MAX_LAMBDAS = 100
+"""Inside of each other; as many as Python allows indented blocks."""
+
+
 class NotPython(ValueError):
     """The text does not compile; the message is the compiler's, with the line."""
 
@@ -39,7 +43,19 @@ def parse(source: str, *, limit: int | None = None) -> ast.Module:
 def check_compiles(source: str) -> None:
     """Raise NotPython unless the source compiles; that is more than parsing: `return` outside a function parses."""
     _check_length(source, MAX_CHARACTERS)
+    if source.count("lambda") > MAX_LAMBDAS and _lambdas_deep(_compiled(source, ast.PyCF_ONLY_AST)) > MAX_LAMBDAS:
+        raise NotPython(f"SyntaxError: more than {MAX_LAMBDAS} lambdas inside of each other")
     _compiled(source, 0)
+
+
+def _lambdas_deep(tree: Any) -> int:
+    """How many lambdas stand inside of each other. The compiler names each by all those around it, which takes quadratic time and memory."""
+    deepest, waiting = 0, [(tree, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        waiting += [(part, depth + isinstance(part, ast.Lambda)) for part in ast.iter_child_nodes(node)]
+    return deepest
 
 
 def literal(text: str) -> object:

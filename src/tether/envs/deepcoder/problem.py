@@ -4,8 +4,8 @@ The check is made outside the sandbox on what the sandbox reports, so a program 
 had to stay a script (`Passes`) is graded by its own assertions. The fingerprint is the statement and a digest of every test of the
 row, also of those that `max_tests` leaves out: the split of a problem does not depend on the options.
 
-`grade` hands the tests to the sandbox in waves. Once the tests of an answer have taken `total_limit` seconds, added up, no further one is
-started, and those count as failed by time. What is added up is the time the tests themselves ran: how long they waited for their turn on a
+`grade` hands the tests to the sandbox in waves. Once the tests of an answer have taken `total_limit` seconds, added up, or none of the first
+`HOPELESS` has ended in time, no further one is started, and those count as failed by time. What is added up is the time the tests themselves ran: how long they waited for their turn on a
 busy machine does not change the results.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from tether.core import codec
 from tether.envs.deepcoder.compare import same_output, same_value
 from tether.envs.deepcoder.expressions import RESULT, holds
-from tether.envs.deepcoder.parsing import show
+from tether.envs.deepcoder.parsing import NotPython, parse, show
 from tether.envs.deepcoder.sandbox.jobs import CallTask, ProgramRunner, Report, ScriptTask, StdinTask, Task
 
 _MAX_ARGUMENTS = 2**26
@@ -202,6 +202,11 @@ def digest_of(cases: Sequence[Case]) -> str:
     return state.hexdigest()
 
 
+HOPELESS = 2
+"""Tests that are run first. A program that runs out of time in each of them (the first is the sample of the statement, as a rule) is not run
+again: it would take the time of every other test as well."""
+_ARITHMETIC = (ast.Module, ast.Expr, ast.BinOp, ast.UnaryOp, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Pow, ast.LShift)
+
 WRONG = "wrong"
 """The ending of a test that ran to its end and gave the wrong answer; the others are the sandbox's own words."""
 
@@ -243,12 +248,31 @@ class SuiteResult:
 
 def grade(program: str, cases: Sequence[Case], runner: ProgramRunner, *, wave: int, total_limit: float) -> SuiteResult:
     """Run a program through all tests, `wave` at a time."""
-    reports: list[Report] = []
+    reports = runner.run(program, [case.task for case in cases[:HOPELESS]])
+    why = f"the tests before it took {total_limit:g} s"
+    if all(report.ending == "timeout" for report in reports):
+        why, total_limit = "the tests before it did not end in time", 0.0
     while len(reports) < len(cases) and sum(report.seconds for report in reports) < total_limit:
         reports += runner.run(program, [case.task for case in cases[len(reports) : len(reports) + wave]])
-    late = Report("timeout", detail=f"not started: the tests before it took {total_limit:g} s")
-    reports += [late] * (len(cases) - len(reports))
+    reports += [Report("timeout", detail=f"not started: {why}")] * (len(cases) - len(reports))
     return _results(cases, reports)
+
+
+def is_arithmetic(code: str) -> bool:
+    """Whether code is nothing but arithmetic with numbers: it prints nothing and defines nothing, and 9**9**9 takes the time of every test."""
+    try:
+        nodes = list(ast.walk(parse(code)))
+    except NotPython:  # it completes the starter
+        return False
+    return all(isinstance(node.value, int | float) if isinstance(node, ast.Constant) else isinstance(node, _ARITHMETIC) for node in nodes)
+
+
+def idle(problem: Problem, program: str) -> SuiteResult:
+    """The results of a program that does arithmetic and nothing else, known without running it. Where it completes the starter, the function
+    returns nothing."""
+    defines = any(isinstance(node, ast.FunctionDef) and node.name == problem.entry_point for node in ast.walk(parse(program)))
+    missing = Report("error", detail=f"NameError: the program defines no function {problem.entry_point!r}")
+    return _results(problem.cases, [Report("ok") if problem.reads_stdin or defines else missing] * len(problem.cases))
 
 
 def reject(cases: Sequence[Case], reason: str) -> SuiteResult:

@@ -57,6 +57,8 @@ _COSMETIC: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
     (re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|\*\*?(?!\*)"), lambda match: "^" if match.group() == "**" else "*"),
     (re.compile(r"\\div(?![A-Za-z])"), "/"),
 ]
+_SPACES = re.compile(r"(?<!\\)(\s)\s+")
+"""All but the first mean nothing; the patterns below would look at a long row of them again from each."""
 _WORDS = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|theta|alpha|beta|sin|cos|tan|log|ln|exp|infinity)(?![A-Za-z])")
 _WORD_FOR = {"infinity": r"\infty "}
 _SHORT_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]))\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]))")
@@ -76,9 +78,10 @@ def canonical(text: str) -> str:
     >>> canonical(r"$\\boxed{\\dfrac 12 \\text{ cm}}$."), canonical("sqrt(3), 1,000")
     ('\\\\frac{1}{2}\\\\text{cm}', '\\\\sqrt{3};1,000')
     """
-    text = _unwrapped(text.translate(_CHARACTERS))
+    text = _SPACES.sub(r"\1", _unwrapped(_SPACES.sub(r"\1", text.translate(_CHARACTERS))))
     for pattern, replacement in _COSMETIC:
         text = pattern.sub(replacement, text)
+    text = _SPACES.sub(r"\1", text)  # what stood between spaces may be gone
     text = _TEXT.sub(lambda match: rf"\text{{{' '.join(match.group(1).split())}}}", text)
     while (joined := _TEXTS.sub(lambda match: f"{match.group(1)}{match.group(2) or ' '}", text)) != text:
         text = joined  # the second of three texts belongs to two pairs

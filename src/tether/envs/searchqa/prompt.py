@@ -105,7 +105,7 @@ def _finish(format: ActionFormat, state: str, reasoning: str, answer: str, turn:
 
 
 _BRACKETS = re.compile(r"\s*(search|finish)\s*\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)
-_TAGS = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
+_TAGS = re.compile(r"<(/?)(search|answer)>", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,29 @@ class SearchAction:
 
 def parse(answer: str, format: ActionFormat) -> SearchAction | None:
     """The action of an answer; None if it is not one, or an empty one."""
-    match = _BRACKETS.fullmatch(answer) if format == "brackets" else _TAGS.search(answer)
-    text = " ".join(match.group(2).split()) if match else ""
-    if match is None or not text:
-        return None
-    return SearchAction("search" if match.group(1).lower() == "search" else "finish", text)
+    if format == "tags":
+        name, inside = _tagged(answer)
+    else:
+        match = _BRACKETS.fullmatch(answer)
+        name, inside = match.groups() if match else ("", "")
+    text = " ".join(inside.split())
+    return SearchAction("search" if name.lower() == "search" else "finish", text) if text else None
+
+
+def _tagged(answer: str) -> tuple[str, str]:
+    """The first tag that is closed, and what it holds; every tag of the answer is looked at once."""
+    closings: dict[str, list[int]] = {}
+    openings: list[re.Match[str]] = []
+    for tag in _TAGS.finditer(answer):
+        if tag[1]:
+            closings.setdefault(tag[2].lower(), []).append(tag.start())
+        else:
+            openings.append(tag)
+    for opening in openings:
+        ends = closings.get(opening[2].lower(), [0])
+        if ends[-1] >= opening.end():
+            return opening[2], answer[opening.end() : next(end for end in ends if end >= opening.end())]
+    return "", ""
 
 
 def invalid(format: ActionFormat) -> str:
