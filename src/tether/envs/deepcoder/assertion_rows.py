@@ -81,8 +81,10 @@ def _items(suite: Suite) -> list[Case]:
         pairs = list(zip(columns["inputs"], columns["results"], strict=True))
     except (Unsupported, KeyError, ValueError):
         return []
+    if call is None:
+        return []
     cases = []
-    for given, expected in pairs if call else ():
+    for given, expected in pairs:
         values = expected if isinstance(expected, list | tuple) else [expected]
         floats = bool(values) and all(isinstance(value, float) for value in values)
         tolerance = float(call["atol"]) or (_FLOAT_TOLERANCE if floats else 0.0)

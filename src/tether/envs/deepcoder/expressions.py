@@ -153,19 +153,18 @@ def _value(node: ast.expr, result: Any) -> Any:
         case ast.BinOp(left=left, op=op, right=right):
             return _binary(op, _value(left, result), _value(right, result))
         case ast.BoolOp(op=op, values=parts):
-            value: Any = None
-            for part in parts:
-                value = _value(part, result)
-                if bool(value) is not isinstance(op, ast.And):
-                    break
-            return value
+            for part in parts[:-1]:
+                decided = _value(part, result)
+                if bool(decided) is not isinstance(op, ast.And):
+                    return decided
+            return _value(parts[-1], result)
         case ast.Compare(left=left, ops=ops, comparators=others):
-            value = _value(left, result)
-            for op, other in zip(ops, others, strict=True):
+            before = _value(left, result)
+            for comparison, other in zip(ops, others, strict=True):
                 following = _value(other, result)
-                if not _COMPARISONS[type(op)](value, following):
+                if not _COMPARISONS[type(comparison)](before, following):
                     return False
-                value = following
+                before = following
             return True
         case ast.Call():
             return _called(node, result)
