@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,49 @@ def test_text_of_every_kind(tmp_path: Path) -> None:
     lines = (
         b"\xef\xbb\xbf"
         + a_line(1, f"<think>{odd}</think>").replace(b"\n", b"\r\n")
-        + b'{"prompt": "\\ud83d", "response": "\\ud83d\\ude00</think>"}'
+        + b'{"prompt": "q", "response": "\\ud83d\\ude00</think>"}'
     )
     rollouts = list(open_rollouts(written(tmp_path / "r.jsonl", lines)))
     assert [rollout.reasoning for rollout in rollouts] == [odd, "\U0001f600"]
-    assert rollouts[1].prompt == "\ufffd"  # half a pair; no tokenizer takes it
     assert "".join(rollout.where[-6:] for rollout in rollouts) == "line 1line 2"
+
+
+@pytest.mark.parametrize("container", ["lines", "array"])
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ('"prompt": "a \\ud800 b", "response": "<think>a</think>"', r"prompt holds half a character at 2 \(a lone surrogate, '\\ud800'\)"),
+        ('"prompt": "a", "response": "<think>a \\udc00</think>"', "response holds half a character at 9"),
+        ('"prompt": "a", "reasoning": "\\udc00"', "reasoning holds half a character at 0"),
+        ('"messages": [{"role": "user", "content": [{"text": "\\ud83d"}]}], "response": "a"', r"messages\[0\] holds half a character"),
+        ('"messages": [{"role": "user", "content": ' + "[" * 900 + "]" * 900 + '}], "response": "a"', "is nested too deeply"),
+        ('"prompt": "a", "prompt": "b", "response": "a"', "names the field 'prompt' twice"),
+        ('"prompt": "a", "response": "a", "step": Infinity', "step is too large"),
+        ('"prompt": "a", "response": "a", "step": ' + "9" * 4000, "step is too large"),
+    ],
+)
+def test_a_hostile_record_is_one_line_and_can_be_skipped(tmp_path: Path, fields: str, cause: str, container: str) -> None:
+    bad, good = f"{{{fields}}}".encode(), [a_line(number).strip() for number in range(3)]
+    records = [good[0], bad, *good[1:]]
+    whole = b"\n".join(records) if container == "lines" else b"[" + b",".join(records) + b"]"
+    path = written(tmp_path / "r.jsonl", whole)
+    with pytest.raises(
+        BadInput, match=rf"{'line' if container == 'lines' else 'item'} 2: {cause}.*; correct it, or have bad lines skipped"
+    ):
+        list(open_rollouts(path))
+    reader = open_rollouts(path, bad_lines="skip")
+    assert len(list(reader)) == 3 and "1 of 4 records could not be read and were left out; first:" in " ".join(reader.notes())
+
+
+def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero")):
+        with pytest.raises(BadInput, match="is a pipe or a device, not a file; write the rollouts to a file first"):
+            open_rollouts(path)
+    with pytest.raises(BadInput, match="holds no rollouts"):
+        open_rollouts(tmp_path)
+    with pytest.raises(BadInput, match="is UTF-16; convert it first"):
+        open_rollouts(written(tmp_path / "wide.jsonl", a_line(1).decode().encode("utf-16")))
 
 
 def test_mixed_steps_come_in_the_order_of_the_file_and_a_reader_can_be_read_again(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ SHOWN = 40
 FOREIGN_SHARE = 0.5
 """Ids are called foreign where more than this share of the reasonings that can be compared decode to another text."""
 
+CHARS_PER_TOKEN = 64
+"""Far more than a token has, but for runs of spaces."""
 BORDER_CHARS = 16
 """So much of the text's end may be missing from its ids: the token that joins it with the closing tag."""
 
@@ -169,6 +171,8 @@ class Encoder:
             ids += self._encoded(tail) if tail else ()
         else:
             text = self._rendered(member.messages) if member.messages is not None else member.prompt or ""
+            if self.positions:  # a prompt of megabytes would be tokenised for minutes, and all but its end cut off
+                text = text[-CHARS_PER_TOKEN * self.positions :]
             ids = self._encoded(text + _opened(lead, member.think_implied, text + lead))
             if self._added and ids[:1] != self._added:
                 ids = self._added + ids

@@ -74,6 +74,8 @@ def items(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
         raise _unreadable(path, error) from error
     if head.startswith(_ZSTD):
         raise BadInput(f"'{path}' is compressed with zstd; decompress it first (zstd -d), or use gzip")
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BadInput(f"'{path}' is UTF-16; convert it first (iconv -f UTF-16 -t UTF-8)")
     if head.startswith(_PICKLES):
         remedy = "convert it to JSON Lines first (for RAGEN: its scripts/convert_to_jsonl.py)"
         raise BadInput(f"'{path}' is a pickle, which can run code when it is loaded; {remedy}")
@@ -128,7 +130,7 @@ def _samples(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
 
 def _elements(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
     """The objects of a JSON array, read as a stream."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_object)
     number = 0
     text, at = "", 0
     try:
@@ -161,6 +163,10 @@ def _elements(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
                     return
                 try:
                     record, end = decoder.raw_decode(text, at)
+                except _TwiceNamed as error:
+                    number, at = number + 1, json.JSONDecoder().raw_decode(text, at)[1]
+                    yield Item(where, problem=str(error))
+                    continue
                 except (ValueError, RecursionError) as error:
                     if len(text) - at <= MAX_LINE_BYTES and more():
                         continue
@@ -199,16 +205,31 @@ def _lines(path: Path, compressed: bool, report: Callable[[int], None]) -> Itera
         raise _unreadable(path, error) from error
 
 
+class _TwiceNamed(ValueError):
+    """An object that names a field twice: either value may be the one that was meant."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceNamed(f"names the field {max(names, key=names.count)!r} twice; expected each field once")
+    return record
+
+
 def _parsed(line: bytes) -> Mapping[str, Any]:
     if line.lstrip().startswith(b"["):
         raise BadRecord("begins a JSON array; expected one object a line (jq -c '.[]' FILE makes it so)")
     try:
-        record = json.loads(line)  # bytes, so that a byte-order mark is taken for what it is
+        record = json.loads(line, object_pairs_hook=_object)  # bytes, so that a byte-order mark is taken for what it is
     except UnicodeDecodeError as error:
         raise BadRecord(f"is not UTF-8 ({error.reason} at byte {error.start}); expected one JSON object a line") from error
+    except _TwiceNamed as error:
+        raise BadRecord(str(error)) from error
     except (ValueError, RecursionError) as error:
         torn = "" if line.endswith(b"\n") else " (the file ends in the middle of it?)"
-        raise BadRecord(f"is not JSON: {error}{torn}; expected one JSON object a line") from error
+        cause = str(error).partition(";")[0]  # Python's advice on numbers of 5,000 digits follows
+        raise BadRecord(f"is not JSON: {cause}{torn}; expected one JSON object a line") from error
     if not isinstance(record, dict):
         raise BadRecord(f"holds a {type(record).__name__}; expected one JSON object a line")
     return record

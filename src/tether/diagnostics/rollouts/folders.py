@@ -58,8 +58,10 @@ def rollout_files(source: Source, split: str | None) -> Files:
             found = _in_folder(path, split)
             files += found.files
             notes += found.notes
-        elif path.exists():
+        elif path.is_file():
             files.append(RolloutFile(path, named_step((path.parent.name, path.name))))
+        elif path.exists():  # it is read twice, and a pipe may never end
+            raise BadInput(f"'{path}' is a pipe or a device, not a file; write the rollouts to a file first")
         else:
             raise BadInput(f"rollout file '{path}' does not exist; check the path")
     return Files(files, notes)

@@ -190,6 +190,8 @@ class RolloutReader:
             found = [self._rule.apply(rollout) for rollout in self.format.rollouts(record, item.where)]
         except KeyError as error:
             raise BadRecord(f"has no field {error}; expected {self.format.title} ({self.format.expects})") from error
+        except RecursionError as error:
+            raise BadRecord(f"is nested too deeply; expected {self.format.title} ({self.format.expects})") from error
         except ErroredEpisode:
             tally.num_errored += 1
             return []
@@ -235,7 +237,7 @@ class _Head:
         for record in self.records:
             try:
                 list(chosen.rollouts(record, self.where))
-            except (BadRecord, KeyError):
+            except (BadRecord, KeyError, RecursionError):
                 continue
             except ErroredEpisode:
                 pass

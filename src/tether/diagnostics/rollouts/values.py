@@ -49,15 +49,17 @@ def lookup(record: Record, path: str) -> Any:
 
 
 def text(value: Any, field: str) -> str | None:
-    """A string or null. Half a surrogate pair, which JSON can spell and no tokenizer takes, becomes the replacement character."""
+    """A string or null. Half a surrogate pair, which JSON can spell and no tokenizer takes, is refused."""
     if value is None:
         return None
     if not isinstance(value, str):
         raise BadRecord(f"{field} is {shown(value)}; expected text")
     try:
         value.encode()
-    except UnicodeEncodeError:
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    except UnicodeEncodeError as error:
+        raise BadRecord(
+            f"{field} holds half a character at {error.start} (a lone surrogate, {value[error.start]!r}); expected text"
+        ) from error
     return value
 
 
@@ -91,6 +93,8 @@ def step(value: Any, field: str = "step") -> int | None:
         raise BadRecord(f"{field} has {len(value)} digits; expected the number of a step")
     found = number(int(value) if isinstance(value, str) and value.isdecimal() else value, field)
     if found is None:
+        if value is not None and value == value:  # not NaN, which fills the gaps of tables
+            raise BadRecord(f"{field} is too large; expected the number of a step")
         return None
     if isinstance(value, bool) or found != int(found):
         raise BadRecord(f"{field} is {shown(value)}; expected a whole number")
@@ -131,7 +135,7 @@ def messages(value: Any, field: str) -> list[dict[str, Any]]:
     for index, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise BadRecord(f"{field}[{index}] is {shown(message)}; expected a message with role and content")
-        checked.append({key: _without_nulls(part) for key, part in message.items() if part is not None})
+        checked.append(_without_nulls(message, f"{field}[{index}]"))
     return checked
 
 
@@ -201,10 +205,13 @@ def _scalar(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: Any, field: str) -> Any:
+    """The value, all its texts checked."""
     if isinstance(value, Mapping):
-        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
-    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+        return {text(key, field): _without_nulls(part, field) for key, part in value.items() if part is not None}
+    if isinstance(value, list):
+        return [_without_nulls(part, field) for part in value]
+    return text(value, field) if isinstance(value, str) else value
 
 
 def conversation_turns(
