@@ -17,6 +17,7 @@ Examples:
   tether diagnose rollouts.jsonl --model smollm2 --out report.html
   tether diagnose outputs/rollouts --model Qwen/Qwen2.5-0.5B-Instruct --split eval
   tether diagnose completions/ --model Qwen/Qwen2.5-0.5B-Instruct --json
+  tether diagnose requests.jsonl --model smollm2 --group request.metadata.task_id
   tether diagnose dump.jsonl --model smollm2 --fields prompt=input,response=output,reward=score --pattern 'Thought:(.*?)Action:'
 """
 
@@ -41,10 +42,17 @@ def diagnose(
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option(help="tether, trl, verl, ragen, skyrl, openrlhf, areal, slime, verifiers, prime_rl or generic; detected if left out."),
+        typer.Option(
+            help="tether, trl, verl, ragen, skyrl, openrlhf, areal, slime, verifiers, prime_rl, openai, litellm, langfuse, weave or generic; "
+            "detected if left out."
+        ),
     ] = None,
     fields: Annotated[
         list[str] | None, typer.Option(metavar="NAME=FIELD,...", help="Field map for other names, such as prompt=input,response=output.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="The field whose value tells which prompt a record answers, such as metadata.task_id."),
     ] = None,
     pattern: Annotated[
         str | None, typer.Option(metavar="REGEX", help="Where the reasoning is, as one (group); between think tags if left out.")
@@ -74,6 +82,7 @@ def diagnose(
             model,
             format=format,
             fields=fields,
+            group=group,
             pattern=pattern,
             split=split,
             skip_bad=skip_bad,

@@ -55,6 +55,7 @@ def audit(
     *,
     format: str | None = None,
     fields: Mapping[str, str] | str | Sequence[str] | None = None,
+    group: str | None = None,
     pattern: str | None = None,
     split: str | None = "train",
     skip_bad: bool = False,
@@ -75,8 +76,10 @@ def audit(
         rollouts: a file or a folder of any framework, several of them, a run folder of Tether, or rows: an iterable of mappings.
         model: the model that scores: tiny, smollm2, a folder, a Hugging Face id, a .gguf file, a run folder (its last checkpoint), a server's http
             address, or a loaded model (`tether.load_model`). May be left out for a run folder of Tether.
-        format: tether, trl, verl, ragen, skyrl, openrlhf, areal, slime, verifiers, prime_rl or generic; detected if left out.
+        format: tether, trl, verl, ragen, skyrl, openrlhf, areal, slime, verifiers, prime_rl, openai, litellm, langfuse, weave or generic;
+            detected if left out.
         fields: a field map for other names, such as {"prompt": "input", "response": "output"} or "prompt=input,response=output".
+        group: the field whose value is the group of a record, as a dotted path; by default the one that the format has.
         pattern: a regular expression whose one group is the reasoning; between think tags if left out.
         split: which episodes of a Tether run, or of a folder that holds training and evaluation; None for all.
         skip_bad: leave unreadable records out and count them.
@@ -108,6 +111,7 @@ def audit(
         rollouts,
         format=format,
         fields=fields if fields is None or isinstance(fields, Mapping) else parse_fields([fields] if isinstance(fields, str) else fields),
+        group=group,
         pattern=pattern,
         split=split,
         bad_lines="skip" if skip_bad else "raise",

@@ -26,7 +26,8 @@ from typing import Any
 
 from tether.core.errors import BadInput, UnknownName, did_you_mean
 from tether.diagnostics.rollouts import traces, values
-from tether.diagnostics.rollouts.record import BadRecord, ErroredEpisode, Rollout, prompt_group
+from tether.diagnostics.rollouts.logs import logged_call
+from tether.diagnostics.rollouts.record import BadRecord, ErroredEpisode, OtherRecord, Rollout, prompt_group
 from tether.diagnostics.rollouts.values import MISSING, Record, conversation_turns, lookup, split_conversation
 
 NUM_TRIED = 8
@@ -67,6 +68,8 @@ class Format:
     recognises: Callable[[Record], bool]
     rollouts: Callable[[Record, str], Iterator[Rollout]]
     """The turns of a record; the second argument is its place in the file."""
+    is_log: bool = False
+    """Of model calls: a group is the first message of the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +93,12 @@ class Framework:
     reward_as: str = "number"
     not_rewards: list[str] = dataclasses.field(default_factory=list)
     success: str | list[str] = ""
-    error: str = ""
+    error: str | list[str] = ""
     may_be_silent: bool = False
     tool_calls: bool = False
+    request: str = ""
+    reply: str = ""
+    kind: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     empty: str = ""
 
     def recognises(self, record: Record) -> bool:
@@ -104,8 +110,16 @@ class Framework:
 
     def rollouts(self, record: Record, where: str) -> Iterator[Rollout]:
         """The turns of one record."""
-        if self.error and record.get(self.error):
+        errors = [lookup(record, path) for path in ([self.error] if isinstance(self.error, str) else self.error) if path]
+        if any(error for error in errors if error is not MISSING):
             raise ErroredEpisode
+        if self.request:
+            if any(record.get(path) not in known for path, known in self.kind.items()):
+                raise OtherRecord
+            shared = {"reward": values.number(record.get("reward"), "reward"), "success": values.flag(record.get("success"), "success")}
+            step = values.step(record.get("step"))
+            yield from logged_call(record[self.request], record[self.reply], where, (self.request, self.reply), step=step, **shared)
+            return
         names = (self.prompt, self.response) if not self.messages else (self.messages, f"{self.messages} after the prompt")
         if self.messages:
             prompt, answer = None, values.messages(found, self.messages) if (found := self._value(record, self.messages)) else []
@@ -249,7 +263,7 @@ class GenericFormat:
         if path is None:
             return record.get(name)
         if (value := lookup(record, path)) is MISSING:
-            raise BadRecord(f"has no field '{path}' (mapped to {name}); {did_you_mean(path, _field_paths(record))}")
+            raise BadRecord(f"has no field '{path}' (mapped to {name}); {did_you_mean(path, field_paths(record))}")
         return value
 
 
@@ -269,7 +283,7 @@ def _load() -> dict[str, Format]:
     for name, section in tomllib.loads(text).items():
         framework = Framework(**section)
         rollouts = getattr(traces, framework.reader) if framework.reader else framework.rollouts
-        formats[name] = Format(name, framework.title, framework.expects, framework.recognises, rollouts)
+        formats[name] = Format(name, framework.title, framework.expects, framework.recognises, rollouts, bool(framework.request))
     expects = "prompt or messages, response or reasoning"
     formats["generic"] = Format("generic", "generic records", expects, GenericFormat.recognises, GenericFormat().rollouts)
     return formats
@@ -316,7 +330,7 @@ def detect(records: Sequence[Record], where: str) -> Format:
 
 def suggestions(record: Record) -> dict[str, str]:
     """A field map that would make sense of a record: generic name to the field that looks like it."""
-    paths = _field_paths(record)
+    paths = field_paths(record)
     found: dict[str, str] = {}
     for name, others in _OTHER_NAMES.items():
         known = {path.rpartition(".")[2].lower(): path for path in reversed(paths)}
@@ -328,13 +342,13 @@ def suggestions(record: Record) -> dict[str, str]:
     return found
 
 
-def _field_paths(record: Record, depth: int = 3) -> list[str]:
+def field_paths(record: Record, depth: int = 3) -> list[str]:
     """The dotted paths of a record's fields, outer ones first."""
     paths = [str(name) for name in record]
     if depth > 1:
         for name, value in record.items():
             if isinstance(value, Mapping):
-                paths += [f"{name}.{path}" for path in _field_paths(value, depth - 1)]
+                paths += [f"{name}.{path}" for path in field_paths(value, depth - 1)]
     return paths
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tether.core.enums import StopReason
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, did_you_mean
 from tether.diagnostics.rollouts.containers import Item, Progress, items
 from tether.diagnostics.rollouts.folders import RolloutFile, Source, listed, rollout_files
-from tether.diagnostics.rollouts.formats import NUM_TRIED, Format, detect, named_format, recognised, what_else
+from tether.diagnostics.rollouts.formats import NUM_TRIED, Format, detect, field_paths, hashable, named_format, recognised, what_else
 from tether.diagnostics.rollouts.reasoning import ReasoningRule
-from tether.diagnostics.rollouts.record import BadRecord, ErroredEpisode, Rollout, Tally
+from tether.diagnostics.rollouts.record import BadRecord, ErroredEpisode, OtherRecord, Rollout, Tally
 from tether.diagnostics.rollouts.traces import Attempts
+from tether.diagnostics.rollouts.values import MISSING, lookup
 
 Rows = Iterable[Mapping[str, Any]]
 BadLines = Literal["raise", "skip"]
@@ -32,6 +33,7 @@ def open_rollouts(
     *,
     format: str | None = None,
     fields: Mapping[str, str] | None = None,
+    group: str | None = None,
     pattern: str | None = None,
     split: str | None = "train",
     bad_lines: BadLines = "raise",
@@ -43,6 +45,7 @@ def open_rollouts(
         source: a file, a folder, or several of them; or rows: mappings, as a file would hold them.
         format: a name of formats.FORMATS; None detects it.
         fields: a field map for generic records, such as {"prompt": "input", "response": "output"}.
+        group: the path of the field whose value is the group of a record, whatever the format; None takes the format's own.
         pattern: a regular expression whose one group is the reasoning; None takes the text between think tags.
         split: which episodes of a Tether run count, and which files of a folder that holds training and evaluation; None takes all.
         bad_lines: "raise" stops at the first record that cannot be used, "skip" leaves it out and counts it.
@@ -59,10 +62,10 @@ def open_rollouts(
         first = [row for row in rows[:NUM_TRIED] if isinstance(row, Mapping)]
         if not first:
             raise BadInput("there are no rows; give mappings with prompt and response, or the path of a file")
-        return RolloutReader([], chosen or detect(first, "row 1"), rule, split, bad_lines, progress, rows=rows)
+        return RolloutReader([], chosen or detect(first, "row 1"), rule, split, bad_lines, progress, rows=rows, group=group)
     found = rollout_files(source, split)  # type: ignore[arg-type]  # not rows, so paths
     files, decided, notes = _choose_files(found.files, chosen, bad_lines)
-    return RolloutReader(files, decided, rule, split, bad_lines, progress, notes=[*found.notes, *notes])
+    return RolloutReader(files, decided, rule, split, bad_lines, progress, notes=[*found.notes, *notes], group=group)
 
 
 def _rows(source: Any) -> list[Mapping[str, Any]] | None:
@@ -93,6 +96,7 @@ class RolloutReader:
         *,
         rows: Sequence[Mapping[str, Any]] | None = None,
         notes: Sequence[str] = (),
+        group: str | None = None,
     ) -> None:
         if format.name == "tether" and rule.pattern is not None:
             raise BadInput("Tether's trajectories carry the place of the reasoning; leave the pattern out")
@@ -106,6 +110,7 @@ class RolloutReader:
         self._steps = [file.step for file in files]
         self._rows = rows
         self._notes = list(notes)
+        self._group = group
 
     @property
     def names(self) -> list[str]:
@@ -123,7 +128,8 @@ class RolloutReader:
         if tally.num_without_step:
             notes.append(f"{_share(tally.num_without_step, tally)} no step: they are measured together")
         if tally.num_without_group:
-            notes.append(f"{_share(tally.num_without_group, tally)} no group id: responses to equal prompts are taken as one group")
+            alike = "with the same first message of the user (--group names another field)" if self.format.is_log else "to equal prompts"
+            notes.append(f"{_share(tally.num_without_group, tally)} no group id: responses {alike} are taken as one group")
         return notes + tally.notes()
 
     def __iter__(self) -> Iterator[Rollout]:
@@ -150,6 +156,8 @@ class RolloutReader:
                 raise BadInput(f"{files} holds no rollouts of split '{self._split}', only of {others}; choose one of these")
             if tally.num_bad:
                 raise BadInput(f"{files} holds no readable rollouts: all {tally.num_bad} records are bad; first: {tally.bad_examples[0]}")
+            if tally.num_others == tally.num_records:
+                raise BadInput(f"{files} holds no call of a model with messages, only other records of a log; export the calls themselves")
             raise BadInput(f"{files} holds no rollouts; {tally.num_without_turns} of {tally.num_records} episodes are without a response")
 
     def _items(self, tally: Tally) -> Iterator[Item]:
@@ -195,6 +203,14 @@ class RolloutReader:
         except ErroredEpisode:
             tally.num_errored += 1
             return []
+        except OtherRecord:
+            tally.num_others += 1
+            return []
+        if self._group is not None:
+            group = lookup(record, self._group)
+            if group is MISSING or group is None:
+                raise BadRecord(f"has no field '{self._group}' to group by; {did_you_mean(self._group, field_paths(record))}")
+            found = [dataclasses.replace(rollout, group=hashable(group)) for rollout in found]
         tally.num_without_turns += not found
         return found
 
@@ -239,7 +255,7 @@ class _Head:
                 list(chosen.rollouts(record, self.where))
             except (BadRecord, KeyError, RecursionError):
                 continue
-            except ErroredEpisode:
+            except (ErroredEpisode, OtherRecord):
                 pass
             return chosen
         return None

@@ -41,6 +41,10 @@ class ErroredEpisode(Exception):
     """A record of an episode that an error ended: no evidence about the policy, so it is left out and counted."""
 
 
+class OtherRecord(Exception):
+    """A record of a log that is no call of a model, such as a span of a trace: it is left out and counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One response.
@@ -121,6 +125,8 @@ class Tally:
     """Episodes of a Tether run that it played again after resuming."""
     num_errored: int = 0
     """Episodes of a Tether run that an environment error ended: no evidence about the policy."""
+    num_others: int = 0
+    """Records of a log that are no call of a model."""
     num_without_turns: int = 0
     """Episodes in which the model never answered."""
     num_without_reward: int = 0
@@ -171,6 +177,8 @@ class Tally:
             notes.append(f"{self.num_without_reward} of {self.num_rollouts} responses have no finite reward")
         if self.num_errored:
             notes.append(f"{self.num_errored} episodes were left out because an error ended them")
+        if self.num_others:
+            notes.append(f"{self.num_others} of {self.num_records} records are no call of a model and were left out")
         if self.num_without_turns:
             notes.append(f"{self.num_without_turns} episodes hold no response")
         for split, count in sorted(self.other_splits.items()):

@@ -21,6 +21,8 @@ _DIGITS = 20
 """Of a step that is written as text."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Fields in which a message may keep its reasoning apart from its content."""
+THINKING_BLOCKS = ("thinking", "reasoning", "reasoning.text")
+"""Types of the blocks of a message that hold reasoning."""
 MISSING: Any = object()
 """What `lookup` returns where a record does not have a field."""
 
@@ -182,8 +184,14 @@ def answer_fields(message: Record, field: str) -> dict[str, Any]:
     """Response and reasoning of an assistant's message: its content, or the text blocks of it; and the reasoning that it keeps apart."""
     content = message.get("content")
     blocks = content if isinstance(content, list) else [{"text": content}]
-    texts = [block.get("text") for block in blocks if isinstance(block, Mapping) and block.get("type", "text") == "text"]
+    blocks = [block for block in blocks if isinstance(block, Mapping)]
+    texts = [block.get("text") for block in blocks if block.get("type", "text") in ("text", "output_text")]
     reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
+    if reasoning is None:
+        apart = message.get("thinking_blocks") or message.get("reasoning_details")
+        thoughts = [*blocks, *(block for block in (apart if isinstance(apart, list) else ()) if isinstance(block, Mapping))]
+        parts = [block.get("thinking") or block.get("text") for block in thoughts if block.get("type") in THINKING_BLOCKS]
+        reasoning = "".join(text(part, f"{field} reasoning") or "" for part in parts) or None
     return {
         "response": "".join(text(part, f"{field}.content") or "" for part in texts),
         "reasoning": text(reasoning, f"{field} reasoning"),
