@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tether.core.errors import BadInput
+from tether.diagnostics.audit import audit
 from tether.diagnostics.rollouts import Rollout, RolloutReader, open_rollouts
 
 
@@ -162,6 +163,17 @@ def test_slime_archives_give_the_sampled_ids(tmp_path: Path) -> None:
     assert "1 files of evaluation were passed over; --split eval reads them" in reader.notes()
     assert "1 episodes were left out because an error ended them" in reader.notes()
     assert "passed over (no records): model.pt" in reader.notes()
+
+
+def test_the_model_that_wrote_a_dump_is_named_where_the_file_names_it(tmp_path: Path) -> None:
+    samples = [slime_sample(0, 0, metadata={"model": "Qwen/Qwen3-4B"})], [slime_sample(0, 0)]
+    for number, (sample, words) in enumerate(zip(samples, ("Qwen/Qwen3-4B, which the file names", "the file does not name"), strict=True)):
+        path = slime_dump(tmp_path / f"{number}.pt", number, sample)
+        with pytest.raises(BadInput, match=rf"which model should score the rollouts\?.*{words}"):
+            audit(path)
+        reader = open_rollouts(path)
+        list(reader)
+        assert words in reader.tally.writer
 
 
 def test_slime_rewards_lists_and_converted_files(tmp_path: Path) -> None:

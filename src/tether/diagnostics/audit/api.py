@@ -106,7 +106,7 @@ def audit(
         bootstrap=_at_least("bootstrap", bootstrap, FEWEST_RESAMPLES),
     )
     run = run_folder(rollouts)
-    name, remark = _named(run, model) if model is None or isinstance(model, str) else ("", None)
+    name, remark = _named(run, model) if isinstance(model, str) or (model is None and run) else ("", None)
     reader = open_rollouts(
         rollouts,
         format=format,
@@ -117,6 +117,11 @@ def audit(
         bad_lines="skip" if skip_bad else "raise",
         progress=progress.read if progress else None,
     )
+    if model is None and run is None:
+        next(iter(reader), None)
+        raise BadInput(
+            f"which model should score the rollouts? add --model (model=... in Python): {reader.tally.writer}, or a small one such as smollm2"
+        )
     collected = collect(reader, options)
     if isinstance(model, AuditScorer):
         scorer = model
@@ -154,10 +159,6 @@ def _recorded(run: Path) -> dict[int, dict[str, float]]:
 
 def _named(run: Path | None, model: str | None) -> tuple[str, str | None]:
     """The model that scores, and a remark where it was found in a run folder; nothing heavy is loaded yet."""
-    if model is None and run is None:
-        raise BadInput(
-            "which model should score the rollouts? add --model (model=... in Python) with the one that wrote them, or a small one such as smollm2"
-        )
     name, remark = resolve_model(model) if model is not None else starting_model(run) if run else ("", None)
     if not is_server(name):
         check_name(name)
@@ -208,7 +209,7 @@ def audit_sample(
         notes: what is already known and belongs before the notes of the result.
         recorded: step to the metrics that the run itself recorded, if it is one of Tether's.
     """
-    encoder = Encoder(model.tokenizer, model.vocabulary, model.positions)
+    encoder = Encoder(model.tokenizer, model.vocabulary, model.positions, collected.tally.writer)
     encoded = [encoder.pairs(drawn) for drawn in collected.drawn]
     if stage is not None:
         stage("scoring", sum(len(pairs.prompts) for pairs in encoded if _lack(pairs) is None))

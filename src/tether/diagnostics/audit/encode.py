@@ -57,6 +57,8 @@ class Encoder:
     """Ids from here on are not the model's."""
     positions: int | None
     """Tokens the model can see; None where it has no limit of its own."""
+    writer: str = "the model that wrote the rollouts"
+    """Whose token ids the rollouts hold, for messages."""
     num_prompts_cut: int = 0
     num_reasonings_cut: int = 0
     num_leads_replaced: int = 0
@@ -101,7 +103,7 @@ class Encoder:
             where, decoded, written = self._foreign[0]
             raise BadInput(
                 f"{where}: tokens do not fit the model's tokenizer: they decode to {_shown(decoded)}, the text beside them is "
-                f"{_shown(written)}; give --model the model that wrote the rollouts"
+                f"{_shown(written)}; give --model {self.writer}"
             )
         return pairs
 
@@ -203,7 +205,7 @@ class Encoder:
             worst = max(ids) if min(ids) >= 0 else min(ids)
             raise BadInput(
                 f"{where}: tokens do not fit the model's tokenizer: id {worst}, but the model knows ids from 0 to {self.vocabulary - 1}; "
-                "give --model the model that wrote the rollouts"
+                f"give --model {self.writer}"
             )
 
 

@@ -119,10 +119,11 @@ def _samples(path: Path, report: Callable[[int], None]) -> Iterator[Item]:
     step = whole.get("rollout_id")
     if not isinstance(samples, list):
         raise BadInput(f"'{path}' has no list of samples; expected slime's debug rollout data")
+    about = {name: value for name, value in whole.items() if isinstance(value, str | dict)}  # may name the model
     for number, sample in enumerate(samples, 1):
         where = f"{path} sample {number}"
         if isinstance(sample, dict):
-            yield Item(where, row=sample, step=step if isinstance(step, int) else None)
+            yield Item(where, row=about | sample, step=step if isinstance(step, int) else None)
         else:
             yield Item(where, problem=f"holds a {type(sample).__name__}; expected a dictionary")
     report(path.stat().st_size)

@@ -25,6 +25,17 @@ Rows = Iterable[Mapping[str, Any]]
 BadLines = Literal["raise", "skip"]
 
 _REMEDY = "; correct it, or have bad lines skipped (they are then counted)"
+MODEL_PATHS = (
+    "model",
+    "model_name",
+    "hf_checkpoint",
+    "args.hf_checkpoint",
+    "metadata.model",
+    "request.model",
+    "response.model",
+    "inputs.model",
+)
+"""Where records name the model that wrote them."""
 IN_MEMORY, NO_RECORDS = "rows in memory", "no records"
 
 
@@ -187,6 +198,9 @@ class RolloutReader:
     def _rollouts(self, item: Item, tally: Tally) -> list[Rollout]:
         """All turns of one record: a record is used whole or not at all."""
         record = item.record()
+        if tally.model is None and tally.num_records <= NUM_TRIED:
+            named = (lookup(record, path) for path in MODEL_PATHS)
+            tally.model = next((name for name in named if isinstance(name, str) and name), None)
         if self.format.name == "tether":
             if self._split is not None and (split := record.get("split", self._split)) != self._split:
                 tally.other_splits[str(split)] += 1

@@ -111,6 +111,8 @@ def prompt_group(prompt: str | Sequence[Mapping[str, Any]] | Sequence[int]) -> s
 class Tally:
     """Counts of one pass over the files."""
 
+    model: str | None = None
+    """The model that wrote the rollouts, where their first records name it."""
     num_records: int = 0
     """Lines or rows that were read, bad ones included, blank ones not."""
     num_rollouts: int = 0
@@ -139,6 +141,15 @@ class Tally:
     """Rollouts without reasoning, by reason."""
     other_tags: Counter[str] = field(default_factory=Counter)
     """Rollouts without think tags that have another kind, by its name."""
+
+    @property
+    def writer(self) -> str:
+        """Which model wrote the rollouts, as the end of a sentence that asks for it."""
+        return (
+            "the model that wrote the rollouts, which the file does not name"
+            if self.model is None
+            else f"{self.model}, which the file names"
+        )
 
     @property
     def num_empty(self) -> int:
