@@ -146,12 +146,15 @@ class ChatEndpoint:
         if self._wanted is None:
             raise BadInput(f"the server at {self.address} does not list its models; name one: {self.address}#NAME")
 
-    def complete(self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int) -> ChatReply:
-        """The model's reply to a conversation."""
+    def complete(
+        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int, delays: Sequence[float] | None = None
+    ) -> ChatReply:
+        """The model's reply to a conversation; `delays`: seconds before each further attempt where the server may come back, () for one attempt."""
+        delays = RETRY_DELAYS if delays is None else delays
         for _ in range(3):  # two fields may be found to be refused
             body = self._request(messages, sampling, seed)
             try:
-                return _read(self._endpoint.call("POST", f"{self._root}/chat/completions", body, delays=RETRY_DELAYS), self.address)
+                return _read(self._endpoint.call("POST", f"{self._root}/chat/completions", body, delays=delays), self.address)
             except (NoSuchRoute, ModelUnavailable, BadReply):
                 raise
             except BadInput as refusal:

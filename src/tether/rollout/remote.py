@@ -170,6 +170,13 @@ class RemotePlayer(ConversationDriver[_Chat]):
         if common and not self._num_answered:
             raise error
         self._num_failed += 1
+        if self._num_failed == 1 and not self._num_answered:  # the conversation, or the server? It is asked once more, for anything at all
+            try:
+                self._endpoint.complete([{"role": "user", "content": "Hello"}], self._sampling, 0, delays=())
+            except TetherError as again:
+                raise EngineUnavailable(
+                    f"the first conversation failed ({error}), and so did one more request: {again}; see to the server and repeat the command"
+                ) from error
         if self._num_failed >= MOST_FAILURES:
             raise EngineUnavailable(f"{self._num_failed} conversations in a row failed, the last one: {error}") from error
         trajectory.stop_reason, trajectory.error = StopReason.MODEL_ERROR, str(error)

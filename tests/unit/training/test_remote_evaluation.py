@@ -275,7 +275,7 @@ def test_one_conversation_that_fails_is_in_no_number(tmp_path: Path) -> None:
     """The server refuses the second prompt. It is counted with its reason, and the rate is that of the others."""
 
     def respond(body: dict[str, Any], number: int) -> Reply:
-        return refused(400, "flagged by moderation") if body["messages"][1]["content"] == bad else said(ANSWER)
+        return refused(400, "flagged by moderation") if body["messages"][-1]["content"] == bad else said(ANSWER)
 
     env = tether.make_env("frozen_lake", **LAKE, split="validation")
     from tether.core.seeding import validation_seed
@@ -360,12 +360,10 @@ def test_environment_errors_are_played_again_and_their_tokens_counted() -> None:
 
 
 def test_a_conversation_that_does_not_fit(tiny: Any) -> None:
-    """`tether serve` refuses a budget that its model has no room for: the episode ends with context_full, which is no error."""
+    """`tether serve` refuses a budget that its model has no room for: no episode can begin, and a rate of 0 would not be said so."""
     room = tiny.model.config.max_position_embeddings
-    with serving_model(tiny, "m") as url:
-        result = play(url, 1, **{"rollout.max_tokens": room})
-    trajectory = result.groups[0].trajectories[0]
-    assert (trajectory.stop_reason, trajectory.success, result.metrics["errors"]) == (StopReason.CONTEXT_FULL, False, 0)
+    with serving_model(tiny, "m") as url, pytest.raises(BadInput, match=r"none of 1 episodes could begin: .* raise rollout\.max_context"):
+        play(url, 1, **{"rollout.max_tokens": room})
 
 
 @pytest.mark.parametrize(
@@ -377,9 +375,14 @@ def test_a_conversation_that_does_not_fit(tiny: Any) -> None:
     ],
 )
 def test_words_of_a_full_context(words: str) -> None:
-    with chat_server(lambda body, number: refused(400, words)) as (url, _):
-        result = play(url, 1)
-    assert result.groups[0].trajectories[0].stop_reason is StopReason.CONTEXT_FULL
+    def respond(body: dict[str, Any], number: int) -> Reply:
+        return refused(400, words) if number else said(ANSWER)
+
+    with chat_server(respond) as (url, _):
+        trajectory = play(url, 1).groups[0].trajectories[0]
+        assert trajectory.stop_reason is StopReason.CONTEXT_FULL and len(trajectory.turns) == 1
+        with pytest.raises(BadInput, match="none of 1 episodes could begin"):
+            play(url, 1)
 
 
 def test_one_line_for_what_concerns_all(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,12 +402,22 @@ def test_one_line_for_what_concerns_all(tiny: Any, monkeypatch: pytest.MonkeyPat
         tether.evaluate("http://user:pw@127.0.0.1:9#m", "frozen_lake", prompts=1)
 
 
-def test_nothing_but_failures_is_given_up() -> None:
+def test_a_server_that_answers_nothing_is_given_up_after_one_conversation() -> None:
     with chat_server(lambda body, number: refused(400, "no such field 'x'")) as (url, server):
-        with pytest.raises(EngineUnavailable, match=r"20 conversations in a row failed.*no such field 'x'"):
+        with pytest.raises(EngineUnavailable, match=r"the first conversation failed .*no such field 'x'.*so did one more request"):
+            play(url, 60)
+        assert len(server.requests) <= 17  # those that were under way, and one more
+
+
+def test_conversations_that_all_fail_on_a_server_that_answers_are_given_up() -> None:
+    def respond(body: dict[str, Any], number: int) -> Reply:
+        return said("hello") if body["messages"][-1]["content"] == "Hello" else refused(400, "too long for me")
+
+    with chat_server(respond) as (url, server):
+        with pytest.raises(EngineUnavailable, match=r"20 conversations in a row failed.*too long for me"):
             play(url, 60)
         assert len(server.requests) < 40
-        with pytest.raises(tether.TetherError, match=r"nothing was measured.*no such field 'x'"):
+        with pytest.raises(tether.TetherError, match=r"nothing was measured.*too long for me"):
             play(url, 3)
 
 
