@@ -23,7 +23,7 @@ from tether.core.errors import BadInput, TetherError
 EXAMPLES = """\b
 Examples:
   tether doctor
-  tether doctor --model Qwen/Qwen2.5-3B-Instruct --set lora.rank=16
+  tether doctor --model Qwen/Qwen2.5-3B-Instruct --set lora.rank=16 --out /data/runs
   tether doctor runs/my-run
 """
 
@@ -31,7 +31,6 @@ PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "gymnasium", "pydantic", "plotly",
     "tantivy", "math-verify", "rapidfuzz", "httpx", "fastapi", "uvicorn",
 )  # fmt: skip
-MIN_FREE_GIB = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,7 @@ def doctor(
         str | None,
         typer.Option(help="Also check that training this model fits into memory, and which parts of the fast path serve it; loads it."),
     ] = None,
+    out: Annotated[Path, typer.Option(help="Where the run would be written: whether its disk has room.")] = Path(),
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of that training.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as a JSON array.")] = False,
 ) -> None:
@@ -62,7 +62,9 @@ def doctor(
     if run is not None and model is not None:
         raise BadInput("give a run folder or --model, not both: the one checks files, the other this machine")
     console = SafeConsole()
-    findings = list(examine_run(run)) if run is not None else [*examine(), *(_model(model, set_ or []) if model is not None else [])]
+    findings = (
+        list(examine_run(run)) if run is not None else [*examine(out), *(_model(model, set_ or [], out) if model is not None else [])]
+    )
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     for finding in [] if as_json else findings:
@@ -72,8 +74,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine() -> Iterator[Finding]:
-    """Everything worth knowing, most basic first."""
+def examine(out: Path = Path()) -> Iterator[Finding]:
+    """Everything worth knowing, most basic first; `out`: where runs would be written."""
     version = platform.python_version()
     yield Finding("python", (3, 11) <= sys.version_info[:2] <= (3, 13), f"{version} on {platform.machine()}; 3.11 to 3.13 are supported")
     for package in PACKAGES:
@@ -87,8 +89,7 @@ def examine() -> Iterator[Finding]:
     for name in ("trl", "verl"):
         with suppress(importlib.metadata.PackageNotFoundError):
             yield _trainer(name, importlib.metadata.version(name))
-    free = shutil.disk_usage(Path.cwd()).free / 2**30
-    yield Finding("disk", free > MIN_FREE_GIB, f"{free:.0f} GiB free here; a run needs {MIN_FREE_GIB} GiB to be safe")
+    yield _disk(out)
 
 
 def examine_run(folder: Path) -> Iterator[Finding]:
@@ -142,7 +143,29 @@ def _compute() -> Iterator[Finding]:
     yield Finding("cores", True, f"{os.cpu_count()} CPU cores")
 
 
-def _model(model: str, pairs: list[str]) -> Iterator[Finding]:
+def _disk(out: Path) -> Finding:
+    """Room for a run of each embedded model that is at hand, with the default settings."""
+    from tether.models.catalog import EMBEDDED, is_at_hand
+
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    free = f"{shutil.disk_usage(there).free / 1e9:.1f} GB free in '{there.absolute()}'"
+    if importlib.util.find_spec("torch") is None or not is_at_hand("tiny"):
+        return Finding("disk", True, free)
+    from tether.core.config import load
+    from tether.training.disk import plan_disk
+    from tether.training.settings import RunSettings
+
+    try:
+        names = [name for name in EMBEDDED if is_at_hand(name)]
+        plans = {name: plan_disk(load(RunSettings, None, {"env": {"name": "frozen_lake"}, "model": {"name": name}}), out) for name in names}
+    except BadInput as error:
+        return Finding("disk", False, str(error))
+    needed = ", ".join(f"{plan.total / 1e9:.1f} GB for {name}" for name, plan in plans.items() if plan is not None)
+    enough = all(plan is None or plan.is_enough for plan in plans.values())
+    return Finding("disk", enough, f"{free}; 100 steps take at most {needed}; --model NAME counts another", needed=False)
+
+
+def _model(model: str, pairs: list[str], out: Path) -> Iterator[Finding]:
     """Whether training a model fits, and what computes it."""
     from tether.core.config import load, merge, parse_overrides
     from tether.models.catalog import check_name
@@ -150,7 +173,7 @@ def _model(model: str, pairs: list[str]) -> Iterator[Finding]:
 
     check_name(model)
     settings = load(RunSettings, None, merge({"env": {"name": "frozen_lake"}, "model": {"name": model}}, parse_overrides(pairs)))
-    fits = list(_fit(settings))
+    fits = list(_fit(settings, out))
     yield from fits
     if all(finding.good or not finding.needed for finding in fits):
         yield from _fast_path(settings)
@@ -177,13 +200,14 @@ def _fast_path(settings: Any) -> Iterator[Finding]:
     yield from (Finding(what, False, note, needed=False) for note in ChatFormat(loaded.tokenizer, policy.end_of_turn_ids).notes)
 
 
-def _fit(settings: Any) -> Iterator[Finding]:
-    """Whether training fits, counted without loading anything."""
+def _fit(settings: Any, out: Path) -> Iterator[Finding]:
+    """Whether training fits into memory and on the disk, counted without loading anything."""
+    from tether.training.disk import plan_disk
     from tether.training.memory import plan_memory
 
     what = f"training {settings.model.name}"
     try:
-        fit = plan_memory(settings)
+        fit, disk = plan_memory(settings), plan_disk(settings, out)
     except BadInput as error:
         yield Finding(what, False, str(error))
         return
@@ -192,6 +216,8 @@ def _fit(settings: Any) -> Iterator[Finding]:
         return
     yield Finding(what, True, fit.words())
     yield from (Finding(what, False, note, needed=False) for note in fit.notes)
+    if disk is not None:
+        yield Finding(f"disk for {settings.model.name}", disk.is_enough, disk.words(), needed=False)
 
 
 def _sandbox() -> Finding:

@@ -203,6 +203,8 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     def ready(trainer: Any) -> None:
         trainers.append(trainer)
         status.stop()
+        if not quiet:
+            console.say(_needs(trainer))
 
     try:
         run_training(settings, store, [view], resumed=resumed, changed=changed, ranks=ranks, ready=ready)
@@ -218,6 +220,21 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     finally:
         status.stop()
     _finish(console, store)
+
+
+def _needs(trainer: Any) -> str:
+    """What the run takes, beside what is there, and what comes first."""
+    settings = trainer.settings
+    rollout, evaluation = settings.rollout, settings.evaluation
+    memory = (
+        f"memory {trainer.plan.total / 1e9:.1f} GB of {trainer.plan.available / 1e9:.1f} GB"
+        if trainer.plan is not None
+        else "memory: not counted"
+    )
+    disk = f"disk {trainer.disk.words()}" if trainer.disk is not None else "disk: not counted"
+    validated = f"{evaluation.samples * (evaluation.prompts or 512)} validation episodes, then " if not trainer.step else ""
+    episodes = f"{rollout.num_groups * rollout.group_size} episodes with up to {rollout.max_tokens} tokens a response"
+    return f"needs: {memory}; {disk}; the first step plays {validated}{episodes}"
 
 
 def _stop_words(number: int | None) -> str:

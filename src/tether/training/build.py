@@ -34,6 +34,7 @@ from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import load_checkpoint
+from tether.training.disk import DiskPlan, plan_disk
 from tether.training.distributed.ranks import Ranks
 from tether.training.distributed.topology import joined_placement
 from tether.training.estimate import AdvantageEstimator
@@ -54,6 +55,8 @@ class Built(NamedTuple):
     monitor: Monitor
     plan: MemoryPlan | None
     """What the run takes of the device; None where it could not be counted."""
+    disk: DiskPlan | None
+    """What it takes on disk; None where it could not be counted, and on ranks that write nothing."""
 
 
 def build(
@@ -72,6 +75,7 @@ def build(
     algorithm = settings.algorithm
     with timer.part("memory_plan"):
         plan = plan_memory(settings, ranks)  # before anything is loaded
+        disk = plan_disk(settings, folder) if folder is not None and ranks.rank == 0 else None
     divide = partial(_divided, settings, ranks) if settings.divides_weights(ranks.size) else None
     with timer.part("model"):
         if divide is not None:
@@ -97,7 +101,7 @@ def build(
     check_engine_trains(sampler.engine)
     with timer.part("scorer"):
         monitor = _monitor(settings, policy, ranks, frozen)
-    return Built(policy, algorithm, estimator, learner, sampler, monitor, plan)
+    return Built(policy, algorithm, estimator, learner, sampler, monitor, plan, disk)
 
 
 def _divided(settings: RunSettings, ranks: Ranks, name: str, *, is_trained: bool = True, checkpoint: Path | None = None) -> Policy:

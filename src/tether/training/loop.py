@@ -44,9 +44,10 @@ class Trainer:
         seed_everything(settings.seed)
         checkpoint = self.ranks.broadcast_object(lambda: last_checkpoint(store))
         sampling_ranks = self.ranks.subgroup() if settings.rollout.max_staleness else self.ranks
-        self.policy, self.algorithm, self.estimator, self.learner, self.sampler, self.monitor, self.plan = self.ranks.barrier(
+        built = self.ranks.barrier(
             lambda: build(settings, checkpoint, self.callbacks, self.start_timer, store.folder, self.ranks, sampling_ranks)
         )
+        self.policy, self.algorithm, self.estimator, self.learner, self.sampler, self.monitor, self.plan, self.disk = built
         with self.start_timer.part("peak"):
             self.timer = StepTimer(self.policy.module, self.learner.critic, num_devices=self.ranks.size, dtype=self.policy.dtype)
         background = self.plan is None or self.plan.background

@@ -108,7 +108,7 @@ def plan_memory(settings: RunSettings, ranks: Ranks | None = None) -> MemoryPlan
 
 def counted(settings: RunSettings, device: torch.device, available: int, shapes: Mapping[str, Shape], num_ranks: int = 1) -> MemoryPlan:
     """What a run with models of these shapes needs on each rank, and how the rest is shared out."""
-    policy, width = shapes[settings.model.name], _width(settings, device)
+    policy, width = shapes[settings.model.name], width_of(settings, device)
     row = 0 if settings.rollout.uses_servers else policy.cached * width * min(settings.rollout.max_context, policy.positions)
     wanted = None if settings.rollout.uses_servers else settings.rollout.cache_gb
     divided = settings.divides_weights(num_ranks)
@@ -155,7 +155,7 @@ def check_fits(settings: TrainedModel) -> None:
     available, shape = available_memory(device), shape_of(settings.model.name)
     if available is None or shape is None:
         return
-    needs = _policy_needs(settings, shape, _width(settings, device))
+    needs = _policy_needs(settings, shape, width_of(settings, device))
     plan = MemoryPlan({**needs, "logits": 2 * LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"])}, available, 0, [])
     if plan.total > available:
         advice = (
@@ -167,7 +167,7 @@ def check_fits(settings: TrainedModel) -> None:
 def _policy_needs(
     settings: TrainedModel, policy: Shape, width: int, num_ranks: int = 1, sharding: str = "zero1", *, whole: bool = True
 ) -> dict[str, int]:
-    adapters = _num_adapted(settings, policy)
+    adapters = num_adapted(settings, policy)
     if adapters is not None:
         return {"weights": width * policy.parameters + 4 * adapters, "optimiser": 8 * adapters // num_ranks, "gradients": 4 * adapters}
     return trained_needs(policy, policy.parameters, width, num_ranks, sharding, whole=whole)
@@ -195,7 +195,7 @@ def _other_needs(settings: RunSettings, shapes: Mapping[str, Shape], width: int,
     needs = {}
     divided = settings.divides_weights(num_ranks)
     parts = num_ranks if divided else 1
-    if name := _critic(settings):
+    if name := critic_name(settings):
         shape = shapes[name]
         own_width = 4 if trains_adapters(settings) else width  # beside adapters the critic trains in float32
         trained = trained_needs(shape, shape.backbone, own_width, num_ranks, settings.learner.sharding, whole=not divided)
@@ -210,20 +210,21 @@ def _other_needs(settings: RunSettings, shapes: Mapping[str, Shape], width: int,
 def _checkpoint_copy(settings: RunSettings, shapes: Mapping[str, Shape], width: int) -> int:
     """What a checkpoint holds: float32 weights and two moments of everything that is trained, and a critic as it computes."""
     policy = shapes[settings.model.name]
-    adapters = _num_adapted(settings, policy)
+    adapters = num_adapted(settings, policy)
     copied = 12 * (policy.parameters if adapters is None else adapters)
-    if name := _critic(settings):
+    if name := critic_name(settings):
         copied += (12 + (width if width < 4 else 0)) * shapes[name].backbone
     return copied
 
 
 def _models(settings: RunSettings) -> list[str]:
     """Every model the run loads."""
-    others = (_critic(settings), _reference(settings), _scorer(settings))
+    others = (critic_name(settings), _reference(settings), _scorer(settings))
     return list(dict.fromkeys([settings.model.name, *(name for name in others if name)]))
 
 
-def _critic(settings: RunSettings) -> str | None:
+def critic_name(settings: RunSettings) -> str | None:
+    """The model of a critic with a backbone of its own; None where there is none."""
     return (settings.critic.model or settings.model.name) if settings.algorithm.has_critic and not settings.critic.shared else None
 
 
@@ -242,7 +243,8 @@ def _scorer(settings: RunSettings) -> str | None:
     return name
 
 
-def _width(settings: TrainedModel, device: torch.device) -> int:
+def width_of(settings: TrainedModel, device: torch.device) -> int:
+    """Bytes of a weight as the model computes."""
     return WIDTHS[settings.model.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
 
 
@@ -251,7 +253,7 @@ def trains_adapters(settings: TrainedModel) -> bool:
     return settings.lora.rank > 0 or adapter_folder(settings.model.name) is not None
 
 
-def _num_adapted(settings: TrainedModel, policy: Shape) -> int | None:
+def num_adapted(settings: TrainedModel, policy: Shape) -> int | None:
     """Parameters of the adapters; None where all weights are trained."""
     folder = adapter_folder(settings.model.name)
     if folder is not None:
