@@ -66,6 +66,10 @@ class ModelEndpoint:
         self._client = HttpClient(self.base, token=token, timeout=timeout, later=PASSING_STATUSES, parallel=parallel)
         self._token_source, self._longest_pause = token_source, longest_pause
 
+    @property
+    def token(self) -> str | None:
+        return self._client.token
+
     def __enter__(self) -> Self:
         self._client.__enter__()
         return self

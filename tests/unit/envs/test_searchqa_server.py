@@ -164,6 +164,11 @@ def test_token(index: SearchIndex) -> None:
             RemoteRetriever(address).search("bridge", 1)
 
 
+def test_more_documents_than_fit_into_memory_are_refused(http: httpx.Client) -> None:
+    reply = http.post("/retrieve", json={"queries": ["bridge"] * 4096, "topk": 1000})
+    assert reply.status_code == 400 and "ask for more than 50000 documents; send fewer at a time" in reply.json()["error"]
+
+
 def test_many_at_once(url: str, index: SearchIndex) -> None:
     expected = index.search("bridges", 3)
     wrong: list[object] = []

@@ -28,12 +28,12 @@ from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.rollout.engines import connection
 from tether.rollout.engines.native import NativeEngine
-from tether.rollout.engines.publish import TetherPublisher, weights_on_disk
+from tether.rollout.engines.publish import TetherPublisher, own_token, weights_on_disk
 from tether.rollout.engines.server import ServerEngine, ServerOptions
 from tether.rollout.episode import EpisodeRules
 from tether.rollout.sampler import EnvPool, EnvSpec, play_plan, training_plan
 from tether.rollout.serving.app import make_app, serving_model
-from tether.rollout.serving.served import ServedModel
+from tether.rollout.serving.served import ServedModel, WeightUpdate
 
 SAMPLING = Sampling(max_tokens=40)
 RULES = EpisodeRules(max_context=900, max_tokens=40, format_penalty=-0.1)
@@ -229,22 +229,23 @@ def _nudge(model: Any, scale: float) -> None:
 
 
 @pytest.mark.parametrize("way", ["memory", "http", pytest.param("disk", marks=pytest.mark.long)])
-def test_published_weights_are_sampled_from(tiny: Any, chat: Any, tmp_path: Any, way: str) -> None:
+def test_published_weights_are_sampled_from(tiny: Any, chat: Any, tmp_path: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy(copy.deepcopy(tiny.model), tiny.tokenizer)
-    with _changeable(tiny) as (url, served):
+    sources: list[bytes | Path] = []
+    monkeypatch.setattr(WeightUpdate, "take", lambda self, source, take=WeightUpdate.take: sources.append(source) or take(self, source))
+    with _changeable(tiny) as (url, _):
         engine = _engine(url, policy, weights_folder=tmp_path if way == "disk" else None)
         if way == "memory":
             engine.servers[0]._publisher = TetherPublisher(memory=tmp_path)
-            served.weights.update_from_bytes = None  # type: ignore[method-assign, assignment]
         elif way == "http":
             engine.servers[0]._publisher = TetherPublisher(memory=None)
-            served.weights.update_from_disk = None  # type: ignore[method-assign, assignment]
         assert engine.sync()["probe_difference"] < 1e-6
         _nudge(policy.module, 0.003)
         assert engine.sync()["probe_difference"] < 1e-5
         played = _play(engine, chat)
     assert _tokens(played) == _tokens(_play(NativeEngine(policy, max_rows=8, max_context=900), chat))
     assert {version for group in played for t in group.trajectories for turn in t.turns for version in turn.versions} == {1}
+    assert sources and all(isinstance(source, bytes if way == "http" else Path) for source in sources)
     assert not list(tmp_path.iterdir())
 
 
@@ -253,7 +254,7 @@ def test_without_shared_memory_weights_go_over_http(
 ) -> None:
     """Where it is too small, and where the server cannot see it; that is said once."""
     policy = Policy(copy.deepcopy(tiny.model), tiny.tokenizer)
-    with _changeable(tiny) as (url, served):
+    with _changeable(tiny) as (url, _):
         engine = _engine(url, policy)
         engine.servers[0]._publisher = TetherPublisher(memory=tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda folder: Namespace(free=10**6))
@@ -266,8 +267,9 @@ def test_without_shared_memory_weights_go_over_http(
         monkeypatch.undo()
         caplog.clear()
         engine.servers[0]._publisher = TetherPublisher(memory=tmp_path)
-        elsewhere = served.weights.update_from_disk
-        monkeypatch.setattr(served.weights, "update_from_disk", lambda path: elsewhere(Path("/elsewhere") / path.name))
+        take = WeightUpdate.take
+        elsewhere = lambda source: Path("/elsewhere") / source.name if isinstance(source, Path) else source  # noqa: E731
+        monkeypatch.setattr(WeightUpdate, "take", lambda self, source: take(self, elsewhere(source)))
         assert engine.sync()["probe_difference"] < 1e-5
         assert "cannot read weights from '/elsewhere/model.safetensors' on the server" in caplog.text
     assert not list(tmp_path.iterdir())
@@ -287,14 +289,14 @@ def test_a_folder_without_room_for_weights_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_server_that_ignores_updates_is_found_out(tiny: Any) -> None:
+def test_a_server_that_ignores_updates_is_found_out(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers 200 to everything. A large update exceeds the tolerance; a small one is told by the weights before it."""
     for scale, said in ((0.05, "differ from the learner's by"), (5e-6, "still answers with the weights before the update")):
         policy = Policy(copy.deepcopy(tiny.model), tiny.tokenizer)
-        with _changeable(tiny) as (url, served):
+        with _changeable(tiny) as (url, _), monkeypatch.context() as patch:
             engine = _engine(url, policy)
             engine.sync()
-            served.weights._update = lambda tensors, served=served: served.weights._outstanding.clear() or 0  # type: ignore
+            patch.setattr(WeightUpdate, "apply", lambda self: None)
             _nudge(policy.module, scale)
             with pytest.raises(EngineUnavailable, match=said):
                 engine.sync()
@@ -312,7 +314,7 @@ def test_a_restarted_server_gets_the_published_weights_again(tiny: Any, chat: An
         with torch.no_grad():  # as if it had been started again
             for parameter, first in zip(served.policy.module.parameters(), tiny.model.parameters(), strict=True):
                 parameter.copy_(first)
-        served.weights.version = "0"
+        served.version = "0"
         played = _play(engine, chat)
     assert _tokens(played) == expected
     assert {version for group in played for t in group.trajectories for turn in t.turns for version in turn.versions} == {7}
@@ -350,11 +352,21 @@ def test_a_server_that_replaces_another_is_checked_against_the_published_weights
 # ------------------------------------------------------------------------------------------------------------------- refusals
 
 
-def test_a_server_whose_update_was_cut_off_is_refused_at_once(tiny: Any, policy: Policy) -> None:
-    with _changeable(tiny) as (url, _):
-        httpx.post(f"{url}/start_weight_update")
-        with pytest.raises(BadInput, match="waits for a weight update that was cut off; start it again"):
-            _engine(url, policy)
+def test_a_server_whose_update_was_cut_off_is_used_and_gets_the_weights(tiny: Any, policy: Policy, chat: Any) -> None:
+    with _changeable(tiny) as (url, served):
+        body = {"token": own_token(), "weight_version": "killed-1"}
+        assert httpx.post(f"{url}/start_weight_update", json=body).status_code == 200
+        engine = _engine(url, policy)
+        assert engine.sync(3)["probe_difference"] < 1e-5 and served.version.endswith("-3")
+
+
+def test_a_publisher_without_the_token_is_told_so(tiny: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _changeable(tiny) as (url, served):
+        engine = _engine(url, policy)
+        monkeypatch.setenv("TETHER_PUBLISH_TOKEN", "another")
+        with pytest.raises(EngineUnavailable, match="takes weights with the publisher's token; publish as the user who"):
+            engine.sync(1)
+        assert served.version == "0"
 
 
 def test_other_models_are_refused(tiny: Any, url: str, policy: Policy, chat: Any) -> None:
@@ -363,7 +375,7 @@ def test_other_models_are_refused(tiny: Any, url: str, policy: Policy, chat: Any
     with serving_model(LoadedModel(LlamaForCausalLM(config).eval(), tiny.tokenizer), "other") as other:
         with pytest.raises(EngineUnavailable, match=r"does not hold the learner's weights: its log-probs on the probe differ"):
             _play(_engine(other, policy), chat)  # evaluation: nothing is published
-        with pytest.raises(EngineUnavailable, match=r"has shape .* the server must serve the model that is trained"):
+        with pytest.raises(EngineUnavailable, match=r"has shape .* serve the model that is trained"):
             _engine(other, policy).sync()
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save
 
 from tether import make_env
+from tether.core.config import cache_folder
 from tether.core.http import serving_app
 from tether.core.protocols import Sampling
 from tether.core.types import Completion
@@ -24,6 +25,8 @@ from tether.models.logprobs import score_tokens
 from tether.models.policy import Policy
 from tether.models.scoring.server import ServerScorer
 from tether.rollout.engines.native import NativeEngine
+from tether.rollout.engines.publish import own_token
+from tether.rollout.engines.stop_rule import MOST_TABLES, StopRule
 from tether.rollout.serving.app import make_app, serving_model
 from tether.rollout.serving.served import ServedModel
 
@@ -233,8 +236,21 @@ def test_other_models_and_other_hosts_are_refused(tiny: Any, url: str) -> None:
 # ------------------------------------------------------------------------------------------------------------------ weights
 
 
-def _send(url: str, tensors: dict[str, torch.Tensor]) -> httpx.Response:
-    return httpx.post(f"{url}/update_weights", content=save(tensors), headers={"Content-Type": "application/octet-stream"}, timeout=60)
+BYTES = {"Content-Type": "application/octet-stream"}
+
+
+def _start(url: str, version: str, **more: Any) -> str:
+    """Start an update as this user; the end of the address of its further calls."""
+    return "?update=" + _post(url, "/start_weight_update", token=own_token(), weight_version=version, **more)["update"]
+
+
+def _send(url: str, update: str, tensors: dict[str, torch.Tensor]) -> httpx.Response:
+    return httpx.post(f"{url}/update_weights{update}", content=save(tensors), headers=BYTES, timeout=60)
+
+
+def _version(url: str) -> str:
+    """Of the weights that answer a request now."""
+    return str(_post(url, "/v1/completions", prompt=PROMPT, max_tokens=2)["choices"][0]["weight_versions"][0]["version"])
 
 
 def _named(model: Any) -> dict[str, torch.Tensor]:
@@ -255,9 +271,9 @@ def test_new_weights_are_served_with_their_version(changeable: tuple[str, Loaded
     other.load_state_dict(_other(tiny.model), strict=False)
     expected = _native(LoadedModel(other, tiny.tokenizer), chat.encode(PROMPT), 0, Sampling(0, 12))
 
-    _post(url, "/start_weight_update")
-    assert _send(url, _named(other)).json()["tensors"] == len(_named(other))
-    assert _post(url, "/finish_weight_update", weight_version="1") == {"weight_version": "1"}
+    update = _start(url, "1")
+    assert _send(url, update, _named(other)).json()["tensors"] == len(_named(other))
+    assert _post(url, f"/finish_weight_update{update}") == {"weight_version": "1"}
     after = _post(url, "/inference/v1/generate", **body)["choices"][0]
     assert tuple(after["token_ids"]) == expected.token_ids and after["weight_versions"][0]["version"] == "1"
     assert [entry["logprob"] for entry in after["logprobs"]["content"]] == pytest.approx(expected.logprobs, abs=1e-5)
@@ -270,14 +286,15 @@ def test_new_weights_are_served_with_their_version(changeable: tuple[str, Loaded
     body["token_ids"] = list(chat.encode(PROMPT))
 
     tiny.model.save_pretrained(tmp_path / "model")
-    _post(url, "/start_weight_update")
-    _post(url, "/update_weights", path=str(tmp_path / "model"))
-    _post(url, "/finish_weight_update", weight_version="2")
+    update = _start(url, "2")
+    _post(url, f"/update_weights{update}", path=str(tmp_path / "model"))
+    _post(url, f"/finish_weight_update{update}")
     again = _post(url, "/inference/v1/generate", **body)["choices"][0]
     assert again["token_ids"] == before["token_ids"] and again["weight_versions"][0]["version"] == "2"
 
 
-def test_an_update_waits_for_responses_and_requests_wait_for_the_update(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+def test_old_weights_serve_until_all_new_ones_are_there(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    """A response in flight ends with the weights that it began with."""
     url, _ = changeable
 
     def ask(tokens: int) -> str:
@@ -285,48 +302,133 @@ def test_an_update_waits_for_responses_and_requests_wait_for_the_update(changeab
         return str(answer["choices"][0]["weight_versions"][0]["version"])
 
     with ThreadPoolExecutor(4) as threads:
+        update = _start(url, "new")
+        _send(url, update, _other(tiny.model))
+        assert ask(3) == "0"
         flying = threads.submit(ask, 400)
         while not httpx.get(f"{url}/health").json()["requests"]:
             time.sleep(0.01)
-        _post(url, "/start_weight_update")
-        assert flying.result() == "0"
-        held = threads.submit(ask, 3)
-        _send(url, _other(tiny.model))
-        time.sleep(0.2)
-        assert not held.done()
-        _post(url, "/finish_weight_update", weight_version="new")
-        assert held.result() == "new"
+        _post(url, f"/finish_weight_update{update}")
+        assert flying.result() == "0" and ask(3) == "new"
 
 
-def test_wrong_weights_are_refused_and_nothing_is_served_half_updated(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+def test_updates_need_the_publishers_token_and_a_version(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them nothing happens, and requests are served (one such request once froze the server for everybody)."""
+    with serving_model(tiny, "tiny") as url:
+        assert "need the publisher's token; publish as the user who started the server" in _refused(url, "/start_weight_update", 401)
+        assert "not the publisher's token" in _refused(url, "/start_weight_update", 401, token="guess", weight_version="1")
+        for wrong in ({}, {"weight_version": ""}, {"weight_version": "a\nb"}, {"weight_version": "1", "seconds": 0}):
+            assert "request key" in _refused(url, "/start_weight_update", token=own_token(), **wrong)
+        for route in ("/update_weights", "/finish_weight_update?update=", "/update_weights?update=guess"):
+            assert "none is in progress" in _refused(url, route, 409, path="/etc/passwd")
+        assert _version(url) == "0"
+    assert own_token() == own_token() and (cache_folder("publish") / "token").stat().st_mode & 0o077 == 0
+    monkeypatch.setenv("TETHER_PUBLISH_TOKEN", "chosen")
+    with serving_model(tiny, "tiny") as url:
+        _refused(url, "/start_weight_update", 401, token=own_token(), weight_version="1")
+        assert "update" in _post(url, "/start_weight_update", token="chosen", weight_version="1")
+    monkeypatch.delenv("TETHER_PUBLISH_TOKEN")
+    with serving_model(tiny, "tiny", token="s3cret") as url:
+        body = {"token": "s3cret", "weight_version": "1"}
+        assert httpx.post(f"{url}/start_weight_update", json=body).status_code == 401, "no bearer token"
+        assert httpx.post(f"{url}/start_weight_update", json=body, headers={"Authorization": "Bearer s3cret"}).status_code == 200
+
+
+def test_an_update_that_is_never_finished_is_given_up(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    """Its publisher was killed: the old weights serve, /health says what is true, and the memory is given back in time."""
     url, _ = changeable
+    update = _start(url, "next", seconds=1)
+    _send(url, update, _other(tiny.model))
+    health = httpx.get(f"{url}/health").json()
+    assert (health["status"], health["weight_version"], health["updating"]) == ("ok", "0", True)
+    assert (
+        health["update"]["weight_version"] == "next" and health["update"]["seconds"] == 1 and health["update"]["since"].endswith("+00:00")
+    )
+    assert _version(url) == "0"
+    deadline = time.monotonic() + 20
+    while httpx.get(f"{url}/weight_info").json() != {"weight_version": "0", "updating": False}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "took too long" in _refused(url, f"/finish_weight_update{update}", 409)
+    assert _version(url) == "0"
+
+
+def test_of_two_publishers_the_later_one_is_served(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    url, loaded = changeable
+    first = _start(url, "a-1")
+    _send(url, first, _other(tiny.model))
+    second = _start(url, "b-1")
+    assert "that of version 'b-1' is in progress" in _send(url, first, _other(tiny.model)).json()["error"]["message"]
+    assert "that of version 'b-1' is in progress" in _refused(url, f"/finish_weight_update{first}", 409)
+    _send(url, second, _named(tiny.model))
+    _post(url, f"/finish_weight_update{second}")
+    assert _version(url) == "b-1"
+    assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), tiny.model.parameters(), strict=True))
+
+
+def test_wrong_weights_are_refused_and_nothing_of_them_is_served(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
+    url, loaded = changeable
     weights = _named(tiny.model)
     name = next(iter(weights))
-    assert "no weight update was started" in _send(url, weights).json()["error"]["message"]
-    _post(url, "/start_weight_update")
-    assert "has no parameter 'strange'" in _send(url, {"strange": torch.zeros(2)}).json()["error"]["message"]
-    assert "has shape [2] in the update" in _send(url, {name: torch.zeros(2)}).json()["error"]["message"]
-    assert (
-        "no safetensors file"
-        in httpx.post(f"{url}/update_weights", content=b"junk", headers={"Content-Type": "application/octet-stream"}).json()["error"][
-            "message"
-        ]
-    )
-    assert "cannot read weights from '/nowhere'" in _refused(url, "/update_weights", path="/nowhere")
-    _send(url, {name: weights[name]})
-    assert f"left out {len(weights) - 1} parameters" in _refused(url, "/finish_weight_update", weight_version="1")
-    _send(url, weights)
-    _post(url, "/finish_weight_update", weight_version="1")
+    update = _start(url, "1")
+    assert "has no parameter 'strange'" in _send(url, update, {"strange": torch.zeros(2)}).json()["error"]["message"]
+    assert "has shape [2] in the update" in _send(url, update, {name: torch.zeros(2)}).json()["error"]["message"]
+    numbers = torch.zeros(weights[name].shape, dtype=torch.int64)
+    assert "is torch.int64 in the update" in _send(url, update, {name: numbers}).json()["error"]["message"]
+    junk = httpx.post(f"{url}/update_weights{update}", content=b"junk", headers=BYTES)
+    assert "no safetensors file" in junk.json()["error"]["message"]
+    for path in ("/nowhere", "/dev/zero", "a\x00b"):
+        assert "cannot read weights from" in _refused(url, f"/update_weights{update}", path=path)
+    _send(url, update, {name: weights[name] + 1})
+    assert f"left out {len(weights) - 1} parameters" in _refused(url, f"/finish_weight_update{update}")
+    assert torch.equal(dict(loaded.model.named_parameters())[name], weights[name]), "what has come is held apart"
+    _send(url, update, weights)
+    _post(url, f"/finish_weight_update{update}")
     assert httpx.get(f"{url}/weight_info").json() == {"weight_version": "1", "updating": False}
 
 
 def test_diverged_weights_are_an_error_of_the_request_and_the_server_lives(changeable: tuple[str, LoadedModel], tiny: Any) -> None:
     url, _ = changeable
-    _post(url, "/start_weight_update")
-    _send(url, {name: torch.full_like(tensor, float("nan")) for name, tensor in _named(tiny.model).items()})
-    _post(url, "/finish_weight_update", weight_version="1")
+    update = _start(url, "1")
+    _send(url, update, {name: torch.full_like(tensor, float("nan")) for name, tensor in _named(tiny.model).items()})
+    _post(url, f"/finish_weight_update{update}")
     assert "weights have diverged" in _refused(url, "/v1/completions", 500, prompt=PROMPT)
-    _post(url, "/start_weight_update")
-    _send(url, _named(tiny.model))
-    _post(url, "/finish_weight_update", weight_version="2")
-    assert _post(url, "/v1/completions", prompt=PROMPT)["choices"][0]["weight_versions"][0]["version"] == "2"
+    update = _start(url, "2")
+    _send(url, update, _named(tiny.model))
+    _post(url, f"/finish_weight_update{update}")
+    assert _version(url) == "2"
+
+
+# ------------------------------------------------------------------------------------------------------------ hostile requests
+
+HOSTILE: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/completions", {"prompt": PROMPT, "temperature": 1e-300}, "must be 0, which takes the likeliest token, or at least 0.001"),
+    ("/v1/completions", {"prompt": [[1]] * 1000, "n": 128}, "ask for at most 1024 at a time"),
+    ("/v1/completions", {"prompt": [None] * 100_000}, "request key 'prompt"),
+    ("/v1/completions", {"prompt": "x" * 1_000_000}, "has 1000000 characters, but a text may have"),
+    ("/v1/completions", {"prompt": [5] * 1_000_000}, "but a text may have"),
+    ("/v1/completions", {"prompt": PROMPT, "stop": ["x"] * 1000}, "request key 'stop"),
+    ("/v1/completions", {"prompt": PROMPT, "seed": 10**4000}, "request key 'seed'"),
+    ("/v1/completions", {"prompt": PROMPT, "max_tokens": 10**18}, "request key 'max_tokens'"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 1_000_000}]}, "but a text may have"),
+    ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"temperature": 1e-38}}, "at least 0.001"),
+]
+
+
+def test_hostile_requests_get_one_line_and_nobody_else_notices(url: str) -> None:
+    """A temperature near 0 made logits overflow, and the error failed every request of the batch."""
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(_post, url, "/v1/completions", prompt=PROMPT, max_tokens=500, temperature=0.0)
+        for route, body, said in HOSTILE:
+            assert said in _refused(url, route, **body)
+        assert len(other.result()["choices"]) == 1
+    for wrong in (b'{"prompt": ' + b"[" * 100_000, b'{"temperature": NaN, "prompt": "a"}', b'{"seed": ' + b"9" * 5000 + b"}", b"\xff"):
+        reply = httpx.post(f"{url}/v1/completions", content=wrong, headers={"Content-Type": "application/json"}, timeout=60)
+        assert reply.status_code == 400 and len(str(reply.json()["error"]["message"]).splitlines()) == 1
+
+
+def test_stop_texts_of_clients_take_a_bounded_amount_of_memory(tiny: Any) -> None:
+    rule = StopRule(tiny.tokenizer)
+    for number in range(3 * MOST_TABLES):
+        rule.candidates(np.zeros((1, 1), dtype=np.int64), Sampling(stop_strings=(chr(1000 + number),)))
+    assert len(rule._closing) <= MOST_TABLES and len(rule._ending) <= MOST_TABLES

@@ -174,7 +174,7 @@ def test_a_server_restarted_after_the_start_gets_the_weights_that_its_version_sa
                     parameter *= 1.05
                 for parameter, first in zip(served.policy.module.parameters(), tiny.model.parameters(), strict=True):
                     parameter.copy_(first)
-            served.weights.version = "0"
+            served.version = "0"
             trained.set()
             played = rollouts.sample(2, inputs).groups
     turns = [[turn for group in groups for t in group.trajectories for turn in t.turns] for groups in (played, expected)]

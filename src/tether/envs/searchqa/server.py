@@ -25,6 +25,8 @@ from tether.envs.searchqa.index import SearchIndex
 MAX_BODY_BYTES = 4_000_000
 MAX_QUERIES = 4096
 MAX_TOP_K = 1000
+MAX_HITS = 50_000
+"""Of one request, queries times topk: their documents are in memory at once."""
 TopK = Annotated[StrictInt, Field(ge=1, le=MAX_TOP_K)]
 Text = InstanceOf[str]
 """Any text of JSON, also one with half a character, which pydantic's own would refuse."""
@@ -77,6 +79,10 @@ def _answer(index: SearchIndex, body: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in body.items() if value is not None}
     if "queries" in given:
         batch = validate(BatchBody, given, "request")
+        if len(batch.queries) * batch.topk > MAX_HITS:
+            raise Refusal(
+                400, f"{len(batch.queries)} queries with topk {batch.topk} ask for more than {MAX_HITS} documents; send fewer at a time"
+            )
         return {"result": [[_item(hit, batch.return_scores) for hit in index.search(query, batch.topk)] for query in batch.queries]}
     if "query" not in given:
         raise Refusal(400, "missing 'queries' (a list) or 'query' (a text) in the request")

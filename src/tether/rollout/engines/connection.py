@@ -251,12 +251,11 @@ class ServerConnection:
         self.is_known = True
 
     def _check_not_paused(self, owner: str) -> None:
-        """A server whose weight update was cut off lets every request wait: refused before one does."""
-        route, flag = ("/weight_info", "updating") if owner == "tether" else ("/is_paused", "is_paused")
-        if owner not in ("tether", "vllm"):
+        """A vLLM whose weight update was cut off lets every request wait: refused before one does."""
+        if owner != "vllm":
             return
         try:
-            paused = self.endpoint.call("GET", route).get(flag)
+            paused = self.endpoint.call("GET", "/is_paused").get("is_paused")
         except NoSuchRoute:  # vLLM without VLLM_SERVER_DEV_MODE=1 cannot be paused
             return
         if paused:
@@ -311,7 +310,8 @@ class ServerConnection:
         except ServerUnreachable:
             raise
         except BadInput as error:  # another model: names or shapes differ
-            raise EngineUnavailable(f"{error}; the server must serve the model that is trained") from error
+            advice = "" if self.dialect.weights == "tether" else "; the server must serve the model that is trained"
+            raise EngineUnavailable(f"{error}{advice}") from error
 
     def verify(self, probe: Probe, label: str) -> None:
         """Score the probe on the server; what differs from the learner ends the run."""

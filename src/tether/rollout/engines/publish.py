@@ -1,6 +1,6 @@
 """New weights for sampling servers: named tensors with a version, through the routes that a server has.
 
-- `tether serve`: start, tensors as safetensors bodies of a limited size, finish with the version. A server of the same machine reads them from a file in
+- `tether serve`: start with the publisher's token and the version, tensors as safetensors bodies of a limited size, finish. A server of the same machine reads them from a file in
   shared memory instead, which is many times as fast as HTTP, and any server can read them from a folder on a disk that both see.
 - vLLM: the same steps through its weight-transfer routes, with Tether's backend in the server (engines/vllm_plugin.py): the tensors go
   through a process group, NCCL between GPUs and gloo otherwise, or through a folder on a disk.
@@ -9,6 +9,8 @@ Weights of a model with adapters are published merged. A tied head is not sent t
 """
 
 import logging
+import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -24,8 +26,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from tether.core.errors import BadInput
-from tether.core.http import free_port, is_loopback
+from tether.core.config import cache_folder
+from tether.core.errors import BadInput, ModelUnavailable
+from tether.core.http import free_port, is_loopback, token_for
 from tether.models.endpoint import ModelEndpoint, ServerUnreachable
 from tether.models.lora import is_lora, merged
 from tether.models.policy import Policy
@@ -42,6 +45,8 @@ SHARED_MEMORY_SHARE = 0.8
 """Of what is free there, the most that weights may take."""
 UPDATE_TIMEOUT = 600.0
 """Seconds that one call of an update may take: a server first finishes the responses in flight."""
+PUBLISHER_VARIABLE = "TETHER_PUBLISH_TOKEN"
+PUBLISHER_ADVICE = f"publish as the user who started the server, on its machine, or set {PUBLISHER_VARIABLE} to one secret on both sides"
 
 
 class Publisher(Protocol):
@@ -67,20 +72,41 @@ class TetherPublisher:
         self._folder, self._memory = folder, memory
 
     def publish(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor], version: str) -> None:
-        endpoint.call("POST", "/start_weight_update", timeout=UPDATE_TIMEOUT)
+        update = f"?update={self._start(endpoint, version)}"
         if self._folder is not None:
-            self._by_file(endpoint, self._folder, weights)
-        elif not self._by_memory(endpoint, weights):
+            self._by_file(endpoint, update, self._folder, weights)
+        elif not self._by_memory(endpoint, update, weights):
             for chunk in chunks(weights):
-                endpoint.call("POST", "/update_weights", content=save(chunk), timeout=UPDATE_TIMEOUT)
-        endpoint.call("POST", "/finish_weight_update", {"weight_version": version}, timeout=UPDATE_TIMEOUT)
+                endpoint.call("POST", f"/update_weights{update}", content=save(chunk), timeout=UPDATE_TIMEOUT)
+        endpoint.call("POST", f"/finish_weight_update{update}", delays=(), timeout=UPDATE_TIMEOUT)
 
     @staticmethod
-    def _by_file(endpoint: ModelEndpoint, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        with weights_on_disk(folder, weights) as path:
-            endpoint.call("POST", "/update_weights", {"path": str(path)}, timeout=UPDATE_TIMEOUT)
+    def _start(endpoint: ModelEndpoint, version: str) -> str:
+        """The id of a new update. The token is that of this user on a server of this machine, or the one that the server wants of every client."""
+        own = token_for(endpoint.base, PUBLISHER_VARIABLE)
+        tokens = [own] if own else [own_token() if is_loopback(urlsplit(endpoint.base).hostname or "") else None, endpoint.token]
+        refused = ModelUnavailable(f"the server at {endpoint.base} takes weights with the publisher's token; {PUBLISHER_ADVICE}")
+        for token in filter(None, tokens):
+            body = {"token": token, "weight_version": version}
+            try:
+                answer = endpoint.call("POST", "/start_weight_update", body, timeout=UPDATE_TIMEOUT)
+            except ServerUnreachable:
+                raise
+            except ModelUnavailable:
+                continue
+            if "update" not in answer:
+                raise BadInput(
+                    f"the server at {endpoint.base} is an older tether serve, which takes weights in another way; start it with this version"
+                )
+            return str(answer["update"])
+        raise refused
 
-    def _by_memory(self, endpoint: ModelEndpoint, weights: Mapping[str, Tensor]) -> bool:
+    @staticmethod
+    def _by_file(endpoint: ModelEndpoint, update: str, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        with weights_on_disk(folder, weights) as path:
+            endpoint.call("POST", f"/update_weights{update}", {"path": str(path)}, timeout=UPDATE_TIMEOUT)
+
+    def _by_memory(self, endpoint: ModelEndpoint, update: str, weights: Mapping[str, Tensor]) -> bool:
         """Whether a server of this machine took the weights from shared memory. What keeps it from doing so is said, once."""
         if self._memory is None or not is_loopback(urlsplit(endpoint.base).hostname or "") or not self._memory.is_dir():
             return False
@@ -88,7 +114,7 @@ class TetherPublisher:
         try:
             if size > SHARED_MEMORY_SHARE * free:
                 raise BadInput(f"they have {size / 1e9:.1f} GB, and {self._memory} has {free / 1e9:.1f} free")
-            self._by_file(endpoint, self._memory, weights)
+            self._by_file(endpoint, update, self._memory, weights)
         except ServerUnreachable:
             raise
         except BadInput as error:  # too small, or the server is in a container of its own, or another user's
@@ -96,6 +122,34 @@ class TetherPublisher:
             self._memory = None
             return False
         return True
+
+
+def own_token() -> str | None:
+    """This user's secret for publishing to servers of this user on this machine: a file that nobody else can read, made when it is first
+    needed. None where it can be neither read nor made."""
+    path = cache_folder("publish") / "token"
+    try:
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, made = tempfile.mkstemp(dir=path.parent)  # readable by this user alone
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(32))
+            try:
+                os.link(made, path)  # complete, or not there; the first of several processes wins
+            except FileExistsError:
+                pass
+            finally:
+                os.unlink(made)
+        return path.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeError) as error:
+        _LOG.warning("the publisher's token '%s' cannot be used (%s); set %s to one secret on both sides", path, error, PUBLISHER_VARIABLE)
+        return None
+
+
+def publisher_tokens(token: str | None) -> list[str]:
+    """What a server takes weights for: the secret of the environment variable, or else this user's and the server's own token."""
+    chosen = os.environ.get(PUBLISHER_VARIABLE)
+    return [chosen] if chosen else [known for known in (own_token(), token) if known]
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from tether.models.chat import text_decoder
 
 TAIL_TOKENS = 16
 """How many tokens back a closing tag can begin: no tokenizer cuts a tag into more pieces."""
+MOST_TABLES = 64
+"""Kept at a time; each has an entry for every token id."""
 
 
 class StopRule:
@@ -104,6 +106,9 @@ class StopRule:
         """
         ends = _last_characters(sampling)
         if ends not in self._closing:
+            if len(self._closing) >= MOST_TABLES:  # clients of a server choose their stop strings
+                self._closing.clear()
+                self._ending.clear()
             plain = all(map(_is_plain, ends))
             self._closing[ends] = np.array(
                 [not plain or (piece is not None and any(end in piece for end in ends)) for piece in self._pieces]

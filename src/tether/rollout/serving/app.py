@@ -4,22 +4,26 @@ Log-probs are those that the engine carries: of the whole distribution at the sa
 and weights give the same tokens, whatever else is in the batch. A wrong request is answered with {"error": {"message": one line}}.
 """
 
+import asyncio
+import hmac
 import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from tether.core.config import validate
+from tether.core.config import Settings, validate
 from tether.core.enums import FinishReason
 from tether.core.grammar import ANSWER_CLOSE, THINK_OPEN
 from tether.core.http import AccessControl, Refusal, declared_type, make_server, read_body, read_json, run_server, serving_app, status_of
 from tether.core.version import __version__
 from tether.models.load import LoadedModel
+from tether.rollout.engines.publish import PUBLISHER_ADVICE, UPDATE_TIMEOUT, publisher_tokens
 from tether.rollout.serving.engine_thread import COMPUTE_ERRORS
 from tether.rollout.serving.requests import COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, SamplingFields
 from tether.rollout.serving.served import Answer, ServedModel
@@ -29,8 +33,12 @@ if TYPE_CHECKING:
 
     from tether.core.connections import ConnectionLimits
 
-MAX_JSON = 64 * 2**20
+MAX_JSON = 16 * 2**20
 """Bytes of a JSON body."""
+UPDATE_SECONDS = UPDATE_TIMEOUT
+"""Between two calls of a weight update, unless the publisher says otherwise; then it is given up."""
+MOST_UPDATE_SECONDS = 6 * 3600.0
+MAX_UPDATE_JSON = 2**16
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -54,7 +62,7 @@ def make_app(served: ServedModel, token: str | None = None) -> "FastAPI":
     app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=handlers)
     _add_information_routes(app, served)
     _add_generation_routes(app, served)
-    _add_weight_routes(app, served)
+    _add_weight_routes(app, served, token)
     app.add_middleware(AccessControl, token=token)
     return app
 
@@ -86,7 +94,7 @@ def _add_information_routes(app: "FastAPI", served: ServedModel) -> None:
     async def health() -> Response:
         if not served.thread.is_alive:
             raise Refusal(503, "the engine has stopped; look at the server's output and start it again")
-        return _reply({"status": "ok", "requests": served.thread.num_requests})
+        return _reply({"status": "ok", "requests": served.thread.num_requests, **_weights(served)})
 
     @app.get("/version")
     async def version() -> Response:
@@ -108,7 +116,7 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
     async def completions(request: Request) -> Response:
         body = await _read(request, CompletionBody)
         _check_model(served, body.model)
-        prompts = body.prompts(served.chat.encode)
+        prompts = body.prompts(served.encode)
         scores = [await served.score(prompt) for prompt in prompts] if body.prompt_logprobs is not None else []
         requests = [one for prompt in prompts for one in body.requests(prompt, served.room(prompt), COMPLETION_TOKENS)]
         answers = await served.respond(requests, request.is_disconnected)
@@ -124,6 +132,7 @@ def _add_generation_routes(app: "FastAPI", served: ServedModel) -> None:
         _check_model(served, body.model)
         if body.max_completion_tokens is not None:
             body = body.model_copy(update={"max_tokens": body.max_completion_tokens})
+        served.check_text(sum(len(message.content) for message in body.messages))
         prompt = served.chat.prompt([message.model_dump() for message in body.messages])
         room = served.room(prompt)
         answers = await served.respond(body.requests(prompt, room, room, (ANSWER_CLOSE,)), request.is_disconnected)
@@ -212,37 +221,74 @@ def _token_choice(body: GenerateBody, index: int, answer: Answer) -> dict[str, A
 # ----------------------------------------------------------------------------------------------------------------- weights
 
 
-class PathBody(BaseModel):
-    path: str
+class StartBody(Settings):
+    """POST /start_weight_update."""
+
+    token: Annotated[str, Field(max_length=1000)]
+    weight_version: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")]
+    seconds: Annotated[float, Field(gt=0, le=MOST_UPDATE_SECONDS)] = UPDATE_SECONDS
 
 
-class FinishBody(BaseModel):
-    weight_version: str
+class PathBody(Settings):
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-def _add_weight_routes(app: "FastAPI", served: ServedModel) -> None:
+def _weights(served: ServedModel) -> dict[str, Any]:
+    """Which weights are served, and which are on their way."""
+    update = served.update_in_progress
+    found: dict[str, Any] = {"weight_version": served.version, "updating": update is not None}
+    if update is not None:
+        since = datetime.fromtimestamp(update.since, UTC).isoformat(timespec="seconds")
+        found["update"] = {"weight_version": update.version, "since": since, "seconds": update.seconds}
+    return found
+
+
+def _add_weight_routes(app: "FastAPI", served: ServedModel, token: str | None) -> None:
     from fastapi import Request, Response
+
+    accepted = publisher_tokens(token)
 
     @app.get("/weight_info")
     async def weight_info() -> Response:
-        return _reply({"weight_version": served.weights.version, "updating": served.weights.in_progress})
+        return _reply(_weights(served))
 
     @app.post("/start_weight_update")
-    async def start() -> Response:
-        await served.start_update()
-        return _reply({"message": "requests wait until the update is finished"})
+    async def start(request: Request) -> Response:
+        value = await read_json(request, MAX_UPDATE_JSON)
+        if "token" not in value:
+            raise Refusal(401, f"new weights need the publisher's token; {PUBLISHER_ADVICE}")
+        body = validate(StartBody, value, "request")
+        if not any(hmac.compare_digest(body.token.encode(errors="replace"), known.encode()) for known in accepted):
+            raise Refusal(401, f"this is not the publisher's token; {PUBLISHER_ADVICE}")
+        replaced = served.version
+        update = served.start_update(body.weight_version, body.seconds)
+
+        def give_up_in_time() -> None:
+            if served.update_in_progress is update:
+                asyncio.get_running_loop().call_later(max(1.0, update.deadline - time.monotonic()), give_up_in_time)
+
+        give_up_in_time()
+        return _reply({"update": update.id, "seconds": update.seconds, "replaces": replaced})
 
     @app.post("/update_weights")
-    async def update(request: Request) -> Response:
-        if declared_type(request) == "application/octet-stream":
-            return _reply({"tensors": await served.update(await read_body(request, _most_bytes(served)))})
-        return _reply({"tensors": await served.update(Path((await _read(request, PathBody)).path))})
+    async def take(request: Request) -> Response:
+        wanted, is_file = request.query_params.get("update"), declared_type(request) == "application/octet-stream"
+        try:
+            update = served.find_update(wanted)
+        except Refusal:
+            async for _ in request.stream():  # kept nowhere; the client reads its refusal once it has sent everything
+                pass
+            raise
+        source = await read_body(request, _most_bytes(served)) if is_file else Path((await _read(request, PathBody)).path)
+        count = await asyncio.to_thread(update.take, source)
+        served.find_update(wanted)  # it may have been replaced meanwhile
+        return _reply({"tensors": count})
 
     @app.post("/finish_weight_update")
     async def finish(request: Request) -> Response:
-        body = await _read(request, FinishBody)
-        await served.finish_update(body.weight_version)
-        return _reply({"weight_version": body.weight_version})
+        update = served.find_update(request.query_params.get("update"))
+        await served.finish_update(update)
+        return _reply({"weight_version": update.version})
 
 
 # ------------------------------------------------------------------------------------------------------------- in a program

@@ -63,10 +63,9 @@ class EngineThread:
         self._queue: deque[Admission] = deque()
         """Read by the engine while it plays."""
         self._held: deque[Admission] = deque()
-        """Requests that wait until no job waits and the server is not paused."""
+        """Requests that wait until no job waits."""
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._unfinished: set[ResponseRequest] = set()
-        self._paused = False
         self._closed = False
         self._thread = threading.Thread(target=self._work, daemon=True, name="engine")
         self._thread.start()
@@ -90,7 +89,7 @@ class EngineThread:
         with self._changed:
             self._check_open()
             self._unfinished.add(request)
-            waiting = self._held if self._jobs or self._paused else self._queue
+            waiting = self._held if self._jobs else self._queue
             waiting.append(Admission(request, request.sampling, check_open))
             self._changed.notify()
         request.done.add_done_callback(lambda _: self._unfinished.discard(request))
@@ -104,16 +103,6 @@ class EngineThread:
             self._jobs.append((job, done))
             self._changed.notify()
         return done
-
-    def pause(self) -> None:
-        """Hold back all requests until `resume`; call it inside a job."""
-        with self._changed:
-            self._paused = True
-
-    def resume(self) -> None:
-        with self._changed:
-            self._paused = False
-            self._release()
 
     def stop(self) -> None:
         """Let requests that decode fail at their next token, and refuse new ones; takes no lock, so that a signal handler may call it."""
@@ -170,11 +159,7 @@ class EngineThread:
             done.set_exception(error)
         with self._changed:
             self._jobs.popleft()
-            self._release()
-
-    def _release(self) -> None:
-        """Let the held requests continue, in their order, if nothing holds them back any more."""
-        if not self._jobs and not self._paused:
-            self._queue.extend(self._held)
-            self._held.clear()
-            self._changed.notify()
+            if not self._jobs:  # nothing holds requests back any more
+                self._queue.extend(self._held)
+                self._held.clear()
+                self._changed.notify()

@@ -17,10 +17,18 @@ from tether.core.protocols import Sampling
 from tether.rollout.serving.engine_thread import ResponseRequest
 
 MOST_CHOICES = 128
+MOST_RESPONSES = 1024
+"""Of one request: prompts times choices."""
+MOST_STOPS, LONGEST_STOP = 64, 1000
+"""Texts that end a response are looked for behind every token; longer lists would slow everybody in the batch down."""
+LEAST_TEMPERATURE = 1e-3
+"""Above 0: with less, logits overflow."""
 COMPLETION_TOKENS = 16
 """The default of OpenAI's completions."""
 
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+Stop = Annotated[str, Field(max_length=LONGEST_STOP)]
 
 
 class PCG64State(Settings):
@@ -46,22 +54,29 @@ class PCG64State(Settings):
 class SamplingFields(Settings):
     """How tokens are drawn: the fields that all routes share."""
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
     """0 or -1 for all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] = []
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[Ids, Field(max_length=MOST_STOPS)] = []
     include_stop_str_in_output: bool = False
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**128)] | None = None
     generator: PCG64State | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     # What other servers have and this one has not: accepted only at the value that changes nothing.
     frequency_penalty: Literal[0] = 0
     presence_penalty: Literal[0] = 0
     user: str | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_too_low(cls, temperature: float) -> float:
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"must be 0, which takes the likeliest token, or at least {LEAST_TEMPERATURE:g}")
+        return temperature
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -117,7 +132,7 @@ class CompletionBody(SamplingFields):
     """POST /v1/completions."""
 
     model: str | None = None
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: str | Ids | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Ids], Field(fail_fast=True)]
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
     """0 or 1: the log-prob of the sampled token. There are no alternatives to list."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
@@ -133,6 +148,10 @@ class CompletionBody(SamplingFields):
         if isinstance(self.prompt, str):
             return [encode(self.prompt)]
         several: list[Any] = [self.prompt] if not self.prompt or isinstance(self.prompt[0], int) else list(self.prompt)
+        if len(several) * self.n > MOST_RESPONSES:
+            raise BadInput(
+                f"{len(several)} prompts with n {self.n} are {len(several) * self.n} responses; ask for at most {MOST_RESPONSES} at a time"
+            )
         return [encode(text) if isinstance(text, str) else tuple(text) for text in several]
 
 
@@ -145,8 +164,8 @@ class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
     model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """OpenAI's newer name of max_tokens."""
     logprobs: bool = False
     top_logprobs: Literal[0] | None = None
@@ -165,7 +184,7 @@ class TokenSampling(SamplingFields):
 class GenerateBody(Settings):
     """POST /inference/v1/generate, vLLM's route of token ids."""
 
-    token_ids: Annotated[list[TokenId], Field(min_length=1)]
+    token_ids: Annotated[Ids, Field(min_length=1)]
     sampling_params: TokenSampling = TokenSampling()
     model: str | None = None
     request_id: str | None = None

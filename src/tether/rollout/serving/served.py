@@ -1,11 +1,14 @@
 """A model that is served: its tokenizer and chat format, its engine thread, its weights and their version. The routes ask nothing else.
 
-New weights come in the steps that vLLM's routes have: start, update as often as needed, finish with a version. Between start and finish requests
-wait, so no client is served a mixture. An update names its tensors as the Hugging Face model does; one that is cut off leaves the server paused,
-and the next start begins again. Finish refuses an update that left out a parameter.
+New weights come in the steps that vLLM's routes have: start with a version, update as often as needed, finish. The tensors, named as the Hugging
+Face model names them, are held in main memory until the update is finished, and the old weights serve meanwhile: whatever happens to a publisher,
+clients are served, and never a mixture. An update that is not finished in time is given up, and so is one when another is started.
 """
 
 import asyncio
+import hmac
+import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,6 +31,7 @@ from tether.models.logprobs import score_tokens
 from tether.models.lora import is_lora, merged
 from tether.models.policy import Policy
 from tether.rollout.engines.native import NativeEngine
+from tether.rollout.engines.publish import SHARED_MEMORY
 from tether.rollout.serving.engine_thread import EngineThread, ResponseRequest
 
 T = TypeVar("T")
@@ -47,71 +51,70 @@ class Answer:
         return "length" if self.completion.finish is FinishReason.LENGTH else "stop"
 
 
-class WeightUpdates:
-    """The weights of a model that clients may replace, with their version."""
+class WeightUpdate:
+    """New weights on their way: tensors are checked as they come and held apart, and the model is not touched before all are there."""
 
-    def __init__(self, module: PreTrainedModel) -> None:
-        self._module = module
-        self.version = "0"
-        """The label of the weights; "0" for those that the server began with."""
-        self._outstanding: set[str] | None = None
-        """Parameters that the update in progress has not brought; None while there is none."""
+    def __init__(self, module: PreTrainedModel, version: str, seconds: float) -> None:
+        self.id = secrets.token_hex(16)
+        """Known to the publisher alone: every further call of the update names it."""
+        self.version, self.seconds, self.since = version, seconds, time.time()
+        self.deadline = time.monotonic() + seconds
+        """Moved on by every call of the update."""
+        self._own = module.state_dict(keep_vars=True)  # also the second names of tied weights
+        self._outstanding = {name for name, _ in module.named_parameters()}
+        self._held: dict[str, Tensor] = {}
 
-    @property
-    def in_progress(self) -> bool:
-        return self._outstanding is not None
-
-    def start(self) -> None:
-        """Begin an update, or begin again with one that was cut off."""
-        self._outstanding = {name for name, _ in self._module.named_parameters()}
-
-    def update_from_bytes(self, data: bytes) -> int:
-        """Take the tensors of a safetensors file; returns how many."""
-        try:
-            return self._update(load(data))
-        except SafetensorError as error:
-            raise BadInput(f"the body is no safetensors file ({error}); send one with Content-Type: application/octet-stream") from error
-
-    def update_from_disk(self, path: Path) -> int:
-        """Take the tensors of a .safetensors file, or of every such file of a folder, on this machine; returns how many."""
-        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    def take(self, source: bytes | Path) -> int:
+        """Take the tensors of a safetensors file: its bytes, its path on this machine, or a folder of such files; returns how many."""
+        if isinstance(source, bytes):
+            try:
+                return self._hold(load(source))
+            except SafetensorError as error:
+                raise BadInput(
+                    f"the body is no safetensors file ({error}); send one with Content-Type: application/octet-stream"
+                ) from error
+        files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
         if not files:
-            raise BadInput(f"folder '{path}' holds no .safetensors file; write the model there first")
+            raise BadInput(f"folder '{source}' holds no .safetensors file; write the model there first")
         count = 0
         for file in files:
             try:
+                if not file.is_file():  # a pipe or a device could not be read to its end
+                    raise FileNotFoundError("no such file")
                 with safe_open(file, framework="pt") as opened:
-                    count += self._update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118 - no mapping
+                    found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             except (OSError, SafetensorError) as error:
                 raise BadInput(f"cannot read weights from '{file}' on the server: {error}; give a path that the server can read") from error
+            # These tensors are the file. Shared memory stays mapped when the publisher removes it; a file on a disk that others write may not.
+            count += self._hold(found, copies=SHARED_MEMORY not in file.parents)
         return count
 
-    def finish(self, version: str) -> None:
-        """Label the weights; every parameter must have been brought."""
-        if self._outstanding is None:
-            raise BadInput("no weight update was started; call /start_weight_update first")
-        if self._outstanding:
-            raise BadInput(f"the update left out {len(self._outstanding)} parameters, {min(self._outstanding)} among them; send all")
-        self._outstanding = None
-        self.version = version
-
-    @torch.no_grad()
-    def _update(self, tensors: Mapping[str, Tensor]) -> int:
-        if self._outstanding is None:
-            raise BadInput("no weight update was started; call /start_weight_update first")
-        own = self._module.state_dict(keep_vars=True)  # also the second names of tied weights
+    def _hold(self, tensors: Mapping[str, Tensor], *, copies: bool = False) -> int:
         for name, tensor in sorted(tensors.items(), key=lambda item: item[0]):  # a file is read in no fixed order
-            if name not in own:
+            if name not in self._own:
                 raise BadInput(f"the served model has no parameter '{name}'; serve the model that is trained")
-            if own[name].shape != tensor.shape:
+            own = self._own[name]
+            if own.shape != tensor.shape:
                 raise BadInput(
-                    f"parameter '{name}' has shape {list(tensor.shape)} in the update and {list(own[name].shape)} in the served model; "
+                    f"parameter '{name}' has shape {list(tensor.shape)} in the update and {list(own.shape)} in the served model; "
                     "serve the model that is trained"
                 )
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
-            self._outstanding.discard(name)
+            if own.is_floating_point() != tensor.is_floating_point():
+                raise BadInput(f"parameter '{name}' is {tensor.dtype} in the update and {own.dtype} in the served model; send weights")
+        self._held.update({name: tensor.clone() for name, tensor in tensors.items()} if copies else tensors)
+        self._outstanding -= tensors.keys()
+        self.deadline = time.monotonic() + self.seconds
         return len(tensors)
+
+    def check_complete(self) -> None:
+        if self._outstanding:
+            raise BadInput(f"the update left out {len(self._outstanding)} parameters, {min(self._outstanding)} among them; send all")
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Overwrite the model's weights."""
+        for name, tensor in self._held.items():
+            self._own[name].copy_(tensor)
 
 
 class ServedModel:
@@ -125,12 +128,15 @@ class ServedModel:
         self.policy = Policy(merged(loaded.model) if is_lora(loaded.model) else loaded.model, loaded.tokenizer, max_positions=max_context)
         self.tokenizer = loaded.tokenizer
         self.chat = ChatFormat(loaded.tokenizer, self.policy.end_of_turn_ids)
-        self.weights = WeightUpdates(self.policy.module)
+        self.version = "0"
+        """The label of the weights; "0" for those that the server began with."""
+        self._update: WeightUpdate | None = None
         self._engine = NativeEngine(
             self.policy, max_rows=max_rows, max_context=self.policy.max_positions, cache_gb=cache_gb, keeps_slots=True
         )
         self.max_positions = self._engine.capacity
         """The most tokens of a text. A longer one would not fit into the cache even alone, and the batch that it is in would fail with it."""
+        self._longest_token = max(map(len, loaded.tokenizer.get_vocab()), default=1)
         self.thread = EngineThread(self._engine)
 
     def close(self) -> None:
@@ -139,6 +145,18 @@ class ServedModel:
     @property
     def vocabulary_size(self) -> int:
         return int(self.policy.config.vocab_size)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a prompt."""
+        self.check_text(len(text))
+        return self.chat.encode(text)
+
+    def check_text(self, num_characters: int) -> None:
+        """Refuse a text that is too long whatever its tokens are: to tokenise it would keep others waiting."""
+        if num_characters > self.max_positions * self._longest_token:
+            raise BadInput(
+                f"the prompt has {num_characters} characters, but a text may have {self.max_positions} tokens; send a shorter prompt"
+            )
 
     def room(self, prompt: Sequence[int]) -> int:
         """Tokens that fit after a prompt; a prompt with an id that the model does not have is refused."""
@@ -151,7 +169,7 @@ class ServedModel:
         versions: dict[Future[Completion], str] = {}
 
         def note_version(done: Future[Completion]) -> None:
-            versions[done] = self.weights.version  # in the engine's thread, before any job can change it
+            versions[done] = self.version  # in the engine's thread, before any job can change it
 
         for request in requests:
             request.done.add_done_callback(note_version)
@@ -180,28 +198,36 @@ class ServedModel:
 
     # ------------------------------------------------------------------------------------------------------------ weights
 
-    async def start_update(self) -> None:
-        """Wait for the requests in flight, then hold back the others."""
+    @property
+    def update_in_progress(self) -> WeightUpdate | None:
+        """What is being sent; an update that has taken too long is given up, and its memory with it."""
+        update = self._update
+        if update is not None and time.monotonic() > update.deadline:
+            self._update = None
+        return self._update
 
-        def start() -> None:
-            self.thread.pause()
+    def start_update(self, version: str, seconds: float) -> WeightUpdate:
+        """Begin to take new weights. An update in progress is given up: its publisher was cut off, or will be told."""
+        self._update = update = WeightUpdate(self.policy.module, version, seconds)
+        return update
+
+    def find_update(self, wanted: str | None) -> WeightUpdate:
+        """The update of this id, if it is still in progress."""
+        update = self.update_in_progress
+        if update is None or wanted is None or not hmac.compare_digest(update.id.encode(), wanted.encode(errors="replace")):
+            now = "none is in progress" if update is None else f"that of version '{update.version}' is in progress"
+            raise Refusal(409, f"this weight update was not started, took too long or was replaced by another ({now}); start it again")
+        return update
+
+    async def finish_update(self, update: WeightUpdate) -> None:
+        """Serve the new weights: after the requests in flight, before all others."""
+
+        def swap() -> None:
+            if self._update is not update:
+                raise Refusal(409, "another weight update was started meanwhile; start this one again")
             self._engine.forget()
-            self.weights.start()
+            update.apply()
+            self.version, self._update = update.version, None
 
-        await self.exclusive(start)
-
-    async def update(self, source: bytes | Path) -> int:
-        """Take some tensors; returns how many."""
-        weights = self.weights
-        return await self.exclusive(
-            lambda: weights.update_from_bytes(source) if isinstance(source, bytes) else weights.update_from_disk(source)
-        )
-
-    async def finish_update(self, version: str) -> None:
-        """Label the new weights and serve them."""
-
-        def finish() -> None:
-            self.weights.finish(version)
-            self.thread.resume()
-
-        await self.exclusive(finish)
+        update.check_complete()
+        await self.exclusive(swap)
