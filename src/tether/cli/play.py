@@ -8,7 +8,6 @@ Input may be piped: when it ends, so does the game. Imports no torch.
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,7 +20,7 @@ from tether.cli.options import EnvOptions, complete_env
 from tether.core.config import parse_overrides
 from tether.core.errors import BadInput, EnvironmentFailure, MissingDependency, StorageError, TetherError, environment_boundary
 from tether.core.grammar import ACTION_SEPARATOR
-from tether.core.protocols import Env
+from tether.core.protocols import Env, checked_observation, checked_step
 from tether.core.types import Observation
 from tether.envs.base import ActionEnv
 from tether.envs.registry import make_env
@@ -81,7 +80,7 @@ def play(
 
 
 def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
-    observation = _in_one_line("reset", lambda: env.reset(seed))
+    observation = _in_one_line("reset", lambda: checked_observation(env.reset(seed)))
     console.print(Text(env.instructions), end="\n\n")
     short = " Short: u d l r, or WASD in capitals, as in 'ru' for Right || Up." if _has_directions(env) else ""
     keys = f"Type what would stand between the answer tags.{short} Several lines: between two lines of {FENCE}, or @file. q quits."
@@ -93,7 +92,8 @@ def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
         if not answer.strip():
             continue
         turn += 1
-        step = _in_one_line(f"step {turn}", partial(env.step, _spell_out(answer, env)))
+        spelled = _spell_out(answer, env)
+        step = _in_one_line(f"step {turn}", lambda: checked_step(env.step(spelled)))  # noqa: B023 - called at once
         total += step.reward
         _show(env, step.observation, turn, folder, console)
         executed = step.info.get("executed")

@@ -6,8 +6,13 @@ so library callers can catch `ValueError` or `OSError` without knowing Tether's 
 """
 
 import difflib
+import dis
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+from tether.core.output import environment_output
 
 
 class TetherError(Exception):
@@ -86,15 +91,41 @@ class EnvironmentFailure(TetherError):
 
 @contextmanager
 def environment_boundary(what: str) -> Iterator[None]:
-    """Attribute whatever escapes from an environment's code to the environment, with the step that raised it."""
+    """Attribute whatever escapes from an environment's code to the environment, with the step that raised it; what it prints is shown as its
+    output."""
     try:
-        yield
+        with environment_output():
+            yield
     except EnvironmentFailure as failure:  # from a worker that has already put it into words, without the number of the step
         raise EnvironmentFailure(f"{what}: {str(failure).removeprefix(f'{what.split()[0]}: ')}") from failure
-    except SystemExit as end:  # an environment must not end the run
-        raise EnvironmentFailure(f"{what}: SystemExit: {end.code}") from end
-    except Exception as error:
-        raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}") from error
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt: an environment must not end the run
+        if from_outside(error):
+            raise
+        raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}".removesuffix(": ")) from error
+
+
+def from_outside(error: BaseException) -> bool:
+    """Whether an exception only passes through the code that it comes from: Ctrl-C, a signal, a task that is cancelled, a generator that is closed.
+
+    An environment that raises KeyboardInterrupt itself does so by a raise statement, which an exception from outside never comes from, unless it is
+    the statement of a signal handler.
+    """
+    if isinstance(error, Exception):
+        return False
+    trace = error.__traceback__
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+    handlers = [getattr(signal.getsignal(number), "__func__", signal.getsignal(number)) for number in signals]
+    handling = {handler.__code__ for handler in handlers if hasattr(handler, "__code__")}
+    raised_here = True
+    while trace is not None:
+        if in_main_thread and trace.tb_frame.f_code in handling:
+            return True
+        raised_here = dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+        trace = trace.tb_next
+    if isinstance(error, SystemExit) or (isinstance(error, KeyboardInterrupt) and not in_main_thread):
+        return False
+    return not raised_here
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int | None = None) -> str:

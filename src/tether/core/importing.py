@@ -38,7 +38,7 @@ def import_object(path: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     return getattr(module, attribute)
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """An error of somebody else's code for a message of one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 

@@ -4,14 +4,17 @@ Env and Conversation are what the rollout drives; Engine is what samples; Scorer
 divides work among the processes of a run.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from tether.core.text import short_repr
 from tether.core.types import Completion, Exchanges, Observation, Step
 
 Part = TypeVar("Part")
@@ -45,6 +48,46 @@ def few_shot_of(env: Env) -> Exchanges:
     if not pairs or not all(isinstance(text, str) for pair in few_shot for text in pair):
         raise TypeError(f"few_shot is {few_shot!r:.80}; it has to be pairs of texts: what was shown, and the reply to it")
     return tuple((shown, reply) for shown, reply in few_shot)
+
+
+def checked_observation(value: Any) -> Observation:
+    """What `reset` returned, or a step shows; TypeError for anything that is no observation with a text."""
+    if not isinstance(value, Observation):
+        raise TypeError(f"it gave {short_repr(value)} where an Observation belongs; return tether.Observation(text)")
+    if not isinstance(value.text, str):
+        raise TypeError(f"the text of an observation is {short_repr(value.text)}; it must be a text")
+    return value
+
+
+def checked_step(value: Any) -> Step:
+    """What `step` returned, as plain Python values; TypeError or ValueError for anything that cannot be learned from. Every episode's steps pass
+    here: those of environments in this process, in others, and behind a server."""
+    if not isinstance(value, Step):
+        raise TypeError(f"it gave {short_repr(value)} where a Step belongs; return tether.Step(observation, reward, done, success, info)")
+    checked_observation(value.observation)
+    if not isinstance(value.info, Mapping):
+        raise TypeError(f"info is {short_repr(value.info)}; it must be a dictionary")
+    flags = {name: truth_value(f"info['{name}']", value.info[name]) for name in ("valid", "truncated", "lenient") if name in value.info}
+    done, success = truth_value("done", value.done), truth_value("success", value.success)
+    return Step(value.observation, finite_number("the reward", value.reward), done, success, {**value.info, **flags})
+
+
+def finite_number(what: str, value: Any) -> float:
+    """A number from an environment; those of numpy and torch are taken."""
+    plain = value.item() if getattr(value, "ndim", None) == 0 else value
+    if not isinstance(plain, Real):
+        raise TypeError(f"{what} is {short_repr(value)}; it must be a number")
+    if not math.isfinite(plain):
+        raise ValueError(f"{what} is {plain}; it must be a finite number")
+    return float(plain)
+
+
+def truth_value(what: str, value: Any) -> bool:
+    """True or False from an environment; those of numpy and torch are taken."""
+    plain = value.item() if getattr(value, "ndim", None) == 0 else value
+    if not isinstance(plain, bool):
+        raise TypeError(f"{what} is {short_repr(value)}; it must be True or False")
+    return plain
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Text
 
 from tether.core.errors import BadInput, did_you_mean
-from tether.core.protocols import Env
+from tether.core.protocols import Env, checked_observation, checked_step
 from tether.core.types import Observation
 from tether.envs.registry import ENVIRONMENTS, make_env
 
@@ -72,15 +72,16 @@ class GymEnv(gymnasium.Env[str, str]):
         if chosen:
             wrong = next(iter(chosen))
             raise BadInput(f"unknown reset option '{wrong}': {did_you_mean(wrong, ['env_seed'])}")
-        self._shown = self.env.reset(int(self.np_random.integers(2**63)) if seed is None else seed, env_seed=env_seed)
+        chosen_seed = int(self.np_random.integers(2**63)) if seed is None else seed
+        self._shown = checked_observation(self.env.reset(chosen_seed, env_seed=env_seed))
         return self._shown.text, self._info({})
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        step = self.env.step(action)
+        step = checked_step(self.env.step(action))
         self._shown = step.observation
-        truncated = bool(step.info["truncated"])
+        truncated = step.info.get("truncated", False)
         info = self._info({**step.info, "success": step.success})
-        return step.observation.text, float(step.reward), step.done and not truncated, truncated, info
+        return step.observation.text, step.reward, step.done and not truncated, truncated, info
 
     def render(self) -> str | npt.NDArray[np.uint8] | None:
         """The text last shown (ansi), or a picture of the state (rgb_array)."""

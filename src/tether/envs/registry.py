@@ -23,7 +23,7 @@ from multiprocessing import spawn
 from typing import Any, Protocol, cast
 
 from tether.core.config import Settings, validate
-from tether.core.errors import BadInput, EnvironmentFailure, TetherError, UnknownName, did_you_mean
+from tether.core.errors import BadInput, EnvironmentFailure, TetherError, UnknownName, did_you_mean, from_outside
 from tether.core.importing import import_object, in_one_line, missing_module
 from tether.core.protocols import Env, few_shot_of
 from tether.envs.base import check_reset_signature
@@ -179,7 +179,9 @@ def build(cls: EnvClass, name: str, options: Mapping[str, Any]) -> Env:
             _ = env.instructions, few_shot_of(env)  # more examples than there are: said here, before anything is played
     except TetherError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if from_outside(error):
+            raise
         raise EnvironmentFailure(f"environment '{name}' cannot be built: {in_one_line(error)}") from error
     check_reset_signature(env, name)
     return env

@@ -13,7 +13,17 @@ import numpy as np
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS, parse_response
-from tether.core.protocols import ContextReset, Env, PromptFuture, PromptTokens, few_shot_of, is_concurrent
+from tether.core.protocols import (
+    ContextReset,
+    Env,
+    PromptFuture,
+    PromptTokens,
+    checked_observation,
+    checked_step,
+    few_shot_of,
+    finite_number,
+    is_concurrent,
+)
 from tether.core.types import Completion, Observation, Step, Trajectory, Turn
 from tether.models.chat import PromptFormat
 from tether.rollout.context import make_context
@@ -107,7 +117,7 @@ class Episode:
         """Show the first observation, once the environment has it."""
         try:
             with environment_boundary("reset"):
-                shown = _readable("observation", reset().text)
+                shown = _readable("observation", checked_observation(reset()).text)
                 instructions = _readable("instructions", self._env.instructions)
                 few_shot = tuple((_readable("few_shot", seen), _readable("few_shot", reply)) for seen, reply in few_shot_of(self._env))
         except EnvironmentFailure as failure:
@@ -119,13 +129,13 @@ class Episode:
         """Record the result of a turn, once the environment has it, and show the next observation."""
         try:
             with environment_boundary(f"step {len(self.trajectory.turns)}"):
-                step = take()
-                turn.reward = _finite("reward", step.reward)
-                turn.valid = bool(step.info.get("valid", True)) and bool(answer)
-                turn.lenient = turn.valid and (turn.lenient or bool(step.info.get("lenient", False)))
+                step = checked_step(take())
+                turn.reward = _bounded("reward", step.reward)
+                turn.valid = step.info.get("valid", True) and bool(answer)
+                turn.lenient = turn.valid and (turn.lenient or step.info.get("lenient", False))
                 shown = _readable("observation", step.observation.text)
-                self.trajectory.categories = {str(key): str(value) for key, value in step.info.get("categories", {}).items()}
-                self.trajectory.measures = {key: _finite(key, step.info.get(key, 0.0)) for key in self._metrics}
+                self.trajectory.categories = {str(key): str(value) for key, value in dict(step.info.get("categories", {})).items()}
+                self.trajectory.measures = {key: _bounded(key, finite_number(key, step.info.get(key, 0.0))) for key in self._metrics}
         except EnvironmentFailure as failure:
             self._fail(failure)
             return None
@@ -171,7 +181,7 @@ class Episode:
         return prompt
 
     def _end(self, step: Step) -> None:
-        self.trajectory.success = bool(step.success)
+        self.trajectory.success = step.success
         if step.success:
             self.trajectory.stop_reason = StopReason.SUCCESS
         else:
@@ -191,9 +201,8 @@ def overlong_penalty(length: int, max_tokens: int, buffer: int, factor: float = 
     return -factor * overlong / buffer if overlong else 0.0
 
 
-def _finite(what: str, value: float) -> float:
-    """A number that can be averaged; anything else is the environment's error."""
-    number = float(value)
+def _bounded(what: str, number: float) -> float:
+    """A number that can be averaged; a larger one is the environment's error."""
     if not abs(number) <= LARGEST_REWARD:
         raise ValueError(f"the {what} is {number:g}; it must be a number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}")
     return number

@@ -134,3 +134,13 @@ class Silent(Troubled):
     """Says nothing about where it runs."""
 
     work = TextEnv.work
+
+
+class Printing(Troubled):
+    """Prints and writes megabytes, with what clears a screen."""
+
+    def take(self, answer: str) -> Outcome:
+        os.write(1, b"raw \x1b[2J\n")
+        for _ in range(50):
+            print("x" * 100_000)
+        return super().take("right")

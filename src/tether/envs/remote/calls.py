@@ -14,17 +14,20 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, ClassVar, TypeVar
 
 from tether.core.errors import EnvironmentFailure, environment_boundary
 from tether.core.grammar import ANSWER_TAGS
-from tether.core.protocols import Env, few_shot_of
-from tether.core.types import Exchanges, Observation, Step
+from tether.core.output import show_output
+from tether.core.protocols import Env, checked_observation, checked_step, few_shot_of
+from tether.core.types import Exchanges, Observation
 
 T = TypeVar("T")
 
@@ -62,7 +65,7 @@ class Begun:
 
     @classmethod
     def of(cls, env: Env, observation: Any) -> "Begun":
-        return cls(_checked(observation, Observation), str(env.instructions), few_shot_of(env))
+        return cls(checked_observation(observation), str(env.instructions), few_shot_of(env))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def perform(env: Env, call: Call) -> Any:
     with environment_boundary(call.what):
         if isinstance(call, Reset):
             return Begun.of(env, env.reset(call.seed, env_seed=call.env_seed))
-        return _checked(env.step(call.answer), Step)
+        return checked_step(env.step(call.answer))
 
 
 async def perform_async(env: Any, call: Call) -> Any:
@@ -98,7 +101,7 @@ async def perform_async(env: Any, call: Call) -> Any:
     with environment_boundary(call.what):
         if isinstance(call, Reset):
             return Begun.of(env, await env.areset(call.seed, env_seed=call.env_seed))
-        return _checked(await env.astep(call.answer), Step)
+        return checked_step(await env.astep(call.answer))
 
 
 def build_env(make: Callable[[], Env]) -> Env:
@@ -129,12 +132,6 @@ def close_in_thread(env: object) -> None:
         threading.Thread(target=close_logged, args=(env,), daemon=True, name="tether-close").start()
 
 
-def _checked(value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"it returned a {type(value).__name__} instead of a {kind.__name__}")
-    return value
-
-
 GRACE_SECONDS = 1.0
 """How long something that is being ended may take to end by itself."""
 
@@ -151,6 +148,19 @@ class Background:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def show_output(self, printed: Connection) -> None:
+        """Show what comes from a pipe, until it ends or the loop does."""
+
+        def read() -> None:
+            data = os.read(printed.fileno(), 1 << 16)
+            if data:
+                show_output(data.decode("utf-8", "replace"))
+            else:
+                self._loop.remove_reader(printed.fileno())
+                printed.close()
+
+        self._loop.call_soon_threadsafe(lambda: self._loop.add_reader(printed.fileno(), read))
 
     def slot(self) -> AbstractAsyncContextManager[Any]:
         """Held while a call runs; there are as many slots as calls may run at the same time."""

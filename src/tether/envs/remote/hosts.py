@@ -52,8 +52,10 @@ class Failed:
     reason: str
 
 
-def serve(connection: Connection, make: bytes, environ: dict[str, str]) -> None:
-    """Run the worker. `make` is a pickled function without arguments that builds the environment."""
+def serve(connection: Connection, output: Connection, make: bytes, environ: dict[str, str]) -> None:
+    """Run the worker. `make` is a pickled function without arguments that builds the environment; what it prints goes to `output`."""
+    for standard in (1, 2):
+        os.dup2(output.fileno(), standard)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.environ.clear()  # the fork server may have been started long ago, with other variables
@@ -244,12 +246,16 @@ class ProcessHost(BackgroundHost):
             if self.dead:  # closed before it started
                 return
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=serve, args=(theirs, self._make, dict(os.environ)), name=f"tether-{self._label}")
+            printed, output = self._context.Pipe(duplex=False)
+            arguments = (theirs, output, self._make, dict(os.environ))
+            process = self._context.Process(target=serve, args=arguments, name=f"tether-{self._label}")
             try:
                 process.start()
             except (EOFError, ConnectionError) as error:
                 raise RuntimeError(f"the fork server ended; {MAIN_GUARD}") from error
             theirs.close()
+            output.close()
+            self._background.show_output(printed)
             self._process, self._connection = process, ours
         self._receive("start")
 

@@ -114,13 +114,8 @@ def observation_read(value: Any) -> Observation:
 def step_written(step: Step) -> dict[str, Any]:
     if not isinstance(step.info, Mapping):
         raise WireError(f"info is a {type(step.info).__name__}; it must be a dictionary")
-    return {
-        "observation": observation_written(step.observation),
-        "reward": float(step.reward),
-        "done": bool(step.done),
-        "success": bool(step.success),
-        "info": step.info,
-    }
+    fields = {name: getattr(step, name) for name in ("reward", "done", "success", "info")}
+    return {"observation": observation_written(step.observation), **fields}
 
 
 def step_read(value: Any) -> Step:

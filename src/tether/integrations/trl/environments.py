@@ -22,7 +22,16 @@ from datasets import Dataset
 
 from tether.core.enums import StopReason
 from tether.core.errors import BadInput, UnknownName, did_you_mean
-from tether.core.protocols import Conversation, Engine, EngineCapabilities, EngineStatistics, Sampling, settled
+from tether.core.protocols import (
+    Conversation,
+    Engine,
+    EngineCapabilities,
+    EngineStatistics,
+    Sampling,
+    checked_observation,
+    checked_step,
+    settled,
+)
 from tether.core.seeding import derive_seed, env_seed, sampling_seed, validation_seed
 from tether.core.types import Trajectory
 from tether.envs.registry import make_env
@@ -203,7 +212,7 @@ class ToolEnvironment:
     def reset(self, seed: str | int, **row: Any) -> str:
         """Start the instance of the data row; members of a group have the same row, so they start alike."""
         self._total, self._done = 0.0, False
-        return self._env.reset(int(seed)).text
+        return checked_observation(self._env.reset(int(seed))).text
 
     def act(self, answer: str) -> str:
         """
@@ -217,7 +226,7 @@ class ToolEnvironment:
         """
         if self._done:
             return "The episode is over."
-        step = self._env.step(answer)
+        step = checked_step(self._env.step(answer))
         self._total += step.reward + (0.0 if step.info.get("valid", True) and answer else self._format_penalty)
         self._done = step.done
         return step.observation.text

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tether.core.errors import BadInput, did_you_mean
 from tether.core.grammar import parse_response
-from tether.core.protocols import Env, few_shot_of
+from tether.core.protocols import Env, checked_step, few_shot_of
 from tether.core.seeding import derive_seed
 from tether.envs.countdown.env import Countdown
 from tether.envs.countdown.prompt import thoughts
@@ -151,7 +151,7 @@ def play_expert(env: Env, seed: int, rng: random.Random, weaknesses: Weaknesses,
     while True:
         thought = demonstrate(env, rng, weaknesses, tries)
         exchanges.append((shown, thought.text))
-        step = env.step(parse_response(thought.text).answer or "")
+        step = checked_step(env.step(parse_response(thought.text).answer or ""))
         if step.done:
             return exchanges
         shown = step.observation.text
