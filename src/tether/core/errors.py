@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tether.core.output import environment_output
 
@@ -115,8 +116,8 @@ def from_outside(error: BaseException) -> bool:
     trace = error.__traceback__
     in_main_thread = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
-    handlers = [getattr(signal.getsignal(number), "__func__", signal.getsignal(number)) for number in signals]
-    handling = {handler.__code__ for handler in handlers if hasattr(handler, "__code__")}
+    handlers: list[Any] = [signal.getsignal(number) for number in signals]
+    handling = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers}
     raised_here = True
     while trace is not None:
         if in_main_thread and trace.tb_frame.f_code in handling:

@@ -67,7 +67,9 @@ def checked_step(value: Any) -> Step:
     checked_observation(value.observation)
     if not isinstance(value.info, Mapping):
         raise TypeError(f"info is {short_repr(value.info)}; it must be a dictionary")
-    flags = {name: truth_value(f"info['{name}']", value.info[name]) for name in ("valid", "truncated", "lenient") if name in value.info}
+    flags: dict[str, bool] = {
+        name: truth_value(f"info['{name}']", value.info[name]) for name in ("valid", "truncated", "lenient") if name in value.info
+    }
     done, success = truth_value("done", value.done), truth_value("success", value.success)
     return Step(value.observation, finite_number("the reward", value.reward), done, success, {**value.info, **flags})
 
