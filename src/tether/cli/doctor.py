@@ -167,12 +167,13 @@ def _disk(out: Path) -> Finding:
 
 def _model(model: str, pairs: list[str], out: Path) -> Iterator[Finding]:
     """Whether training a model fits, and what computes it."""
-    from tether.core.config import load, merge, parse_overrides
+    from tether.core.config import load, merge
     from tether.models.catalog import check_name
+    from tether.training.resolve import overrides
     from tether.training.settings import RunSettings
 
     check_name(model)
-    settings = load(RunSettings, None, merge({"env": {"name": "frozen_lake"}, "model": {"name": model}}, parse_overrides(pairs)))
+    settings = load(RunSettings, None, merge({"env": {"name": "frozen_lake"}, "model": {"name": model}}, overrides(pairs)))
     fits = list(_fit(settings, out))
     yield from fits
     if all(finding.good or not finding.needed for finding in fits):

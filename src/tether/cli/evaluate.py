@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tether.cli.console import SafeConsole, plain_table, show_table
 from tether.cli.options import Device, complete_env
-from tether.core.config import merge, parse_overrides
+from tether.core.config import merge
 from tether.core.errors import BadInput, ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ Examples:
   tether eval runs/my-run --best --samples 8
   tether eval tiny --env frozen_lake --prompts 256
   tether eval tiny runs/my-run --env frozen_lake
+  tether eval smollm2 --data questions.jsonl
   tether eval smollm2 --env sokoban --prompts 64 --temperature 0 --json
   tether eval http://localhost:8000#my-model --env sokoban --concurrency 16 --out results
   tether eval runs/a runs/b smollm2 --env frozen_lake --out results
@@ -41,6 +42,7 @@ def evaluate_model(
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0.0)] = 0.5,
     samples: Annotated[int, typer.Option(help="Episodes per prompt; pass@k needs k of them.", min=1)] = 1,
     max_tokens: Annotated[int | None, typer.Option(help="Budget of one response; 400 unless a run has its own.", min=1)] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Data of the environment; alone, questions that qa plays.")] = None,
     best: Annotated[bool, typer.Option("--best", help="The run's best checkpoint instead of its last.")] = False,
     engine: Annotated[str | None, typer.Option(help="What samples: native, vllm, or the address of a server.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results, their pages, and what an endpoint said.")] = None,
@@ -55,11 +57,11 @@ def evaluate_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
     """Measure success on fixed validation prompts, with its 95% interval and pass@k; several models are compared on the same instances."""
-    from tether.training.resolve import chosen, comparison_settings
+    from tether.training.resolve import chosen, comparison_settings, overrides
 
-    options = {"rollout.engine": engine, "rollout.max_tokens": max_tokens, "model.device": device}
+    options = {"rollout.engine": engine, "rollout.max_tokens": max_tokens, "model.device": device, "env.options.data": data}
     played = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}
-    given = merge(played | chosen(options), parse_overrides(set_ or []))
+    given = merge(played | chosen(options), overrides(set_, temperature="evaluation.temperature", prompts="evaluation.prompts"))
     if len(set(targets)) < len(targets):
         raise BadInput(f"a model is given twice among {', '.join(targets)}; give each once")
     prices, fields = _prices(price or [], targets), _fields(body)

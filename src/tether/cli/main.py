@@ -38,6 +38,7 @@ from tether.cli.console import SafeConsole, discard_output
 from tether.core.child import end_with_parent
 from tether.core.errors import RankFailure, TetherError, did_you_mean
 from tether.core.text import shortened
+from tether.training.synonyms import WORDS, spelled
 
 # Typer carries its own copy of click in newer versions, an outside one in older: take the class from what it exports.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -134,7 +135,9 @@ def _check_verb(word: str) -> None:
 def _usage(error: Any) -> str:
     """A mistake in the arguments, in one line, with where to look."""
     where = f"; see: {error.ctx.command_path} --help" if error.ctx else ""
-    return f"{error.format_message().rstrip('.')}{where}"
+    meant = WORDS.get(spelled(str(getattr(error, "option_name", "")).lstrip("-")), ())
+    how = f"; did you mean {' or '.join(key if key.startswith('--') else f'--set {key}=...' for key in meant)}?" if meant else ""
+    return f"{error.format_message().rstrip('.')}{how}{where}"
 
 
 def _fail(message: str, code: int) -> NoReturn:

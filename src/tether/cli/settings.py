@@ -15,14 +15,18 @@ EXAMPLES = """\b
 Examples:
   tether settings
   tether settings rollout
-  tether settings learner.learning_rate
+  tether settings learning rate
+  tether settings save every
   tether settings filter --json
 """
 
 
 def settings(
-    prefix: Annotated[
-        str | None, typer.Argument(help="A section or the beginning of a key; without it, all.", autocompletion=complete_setting)
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD]...", help="A section, the beginning of a key, or what you would call it.", autocompletion=complete_setting
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
@@ -30,12 +34,18 @@ def settings(
     from tether.core.config import known_keys
     from tether.core.setting_docs import setting_docs
     from tether.training.settings import RunSettings
+    from tether.training.synonyms import WORDS, spelled
 
-    wanted = prefix or ""
-    found = [doc for doc in setting_docs(RunSettings) if doc.key.startswith(wanted)]
+    wanted, docs = " ".join(words or []), list(setting_docs(RunSettings))
+    found = [doc for doc in docs if doc.key.startswith(wanted)]
+    if wanted and (not found or spelled(wanted) in WORDS):
+        meant = WORDS.get(spelled(wanted), ())
+        meant_docs = [doc for key in meant for doc in docs if doc.key == key or key.startswith(f"{doc.key}.")]
+        parts = spelled(wanted).split("_")
+        told = [doc for doc in docs if all(part in f"{doc.key} {doc.meaning}".lower() for part in parts)]
+        found = list({doc.key: doc for doc in (*meant_docs, *found, *told)}.values())
     if not found:
-        inside = [key for key in known_keys(RunSettings) if wanted.rpartition(".")[2] in key]
-        raise UnknownName(f"no setting begins with '{wanted}': {did_you_mean(wanted, inside or known_keys(RunSettings))}")
+        raise UnknownName(f"no setting is called or explained as '{wanted}': {did_you_mean(wanted, [*known_keys(RunSettings), *WORDS], 8)}")
     if as_json:
         typer.echo(json.dumps([asdict(doc) for doc in found], indent=1))
         return
@@ -47,5 +57,5 @@ def settings(
     for doc in found:
         table.add_row(doc.key, Text(doc.default), Text(doc.allowed), Text(doc.meaning))
     show_table(table)
-    if prefix is None:
+    if not words:
         typer.echo("\nOptions of an environment (env.options): `tether envs NAME`. Use: tether train ENV --set KEY=VALUE")

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from tether.cli.console import SafeConsole
 from tether.cli.options import Device, complete_model
-from tether.core.config import merge, parse_overrides
+from tether.core.config import known_keys, merge, parse_overrides
 
 if TYPE_CHECKING:
     from tether.training.sft.api import Progress as Report
@@ -51,8 +51,13 @@ def sft(
     """Fine-tune a model on demonstrations (supervised warm start), stopping by held-out loss."""
     from tether.training.resolve import chosen
     from tether.training.sft.api import named_settings, resolve, run_sft
+    from tether.training.sft.settings import SftSettings
+    from tether.training.synonyms import own_names
 
-    given = merge(named_settings(model, lora, steps, epochs, episodes, seed), parse_overrides(set_ or []))
+    given = merge(
+        named_settings(model, lora, steps, epochs, episodes, seed),
+        own_names(parse_overrides(set_ or []), frozenset(known_keys(SftSettings))),
+    )
     settings, found = resolve(source, out, merge(given, chosen({"model.device": device})))
     console = SafeConsole(stderr=as_json)
     weights = f"adapters of rank {settings.lora.rank}" if settings.lora.rank else "all weights"

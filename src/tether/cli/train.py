@@ -12,7 +12,7 @@ import typer
 
 from tether.cli.console import SafeConsole, surviving_console
 from tether.cli.options import AlgorithmName, Device, ModelName, complete_config, complete_env, complete_filter, complete_override
-from tether.core.config import merge, parse_overrides
+from tether.core.config import merge
 from tether.core.errors import BadInput
 from tether.runs.checkpoints import newest_checkpoint, step_of
 from tether.runs.store import RunStore
@@ -52,6 +52,17 @@ def train(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Data of the environment; alone, questions that qa plays.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, learner.learning_rate.")] = None,
+    group_size: Annotated[int | None, typer.Option(help="Episodes per prompt.")] = None,
+    num_groups: Annotated[int | None, typer.Option(help="Prompts per step.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Budget of one response.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Budget of one conversation.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature of training.")] = None,
+    kl: Annotated[float | None, typer.Option(help="Weight of the KL term, algorithm.kl_coef.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the batch of a step.")] = None,
+    save_every: Annotated[int | None, typer.Option(help="Steps between two checkpoints.")] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Steps between two evaluations.")] = None,
     engine: Annotated[
         str | None, typer.Option(help="What samples: native, vllm, or the address of a server (several with commas between).")
     ] = None,
@@ -91,10 +102,15 @@ def train(
     """Train an agent; shows success, reward variance, kept ratio and information live, and writes a report at the end."""
     from tether.training.api import join_world, open_run, run_training
     from tether.training.distributed.ranks import launched_rank
-    from tether.training.resolve import chosen, named_settings, run_settings
+    from tether.training.resolve import chosen, named_settings, overrides, run_settings
 
-    given = merge(named_settings(env, model, algo, filter_, steps, seed), parse_overrides(set_ or []))
-    given = merge(given, chosen({"rollout.engine": engine, "model.device": device}))
+    given = merge(named_settings(env, model, algo, filter_, steps, seed), overrides(set_))
+    flags = {
+        "rollout.engine": engine, "model.device": device, "env.options.data": data, "learner.learning_rate": lr, "algorithm.kl_coef": kl,
+        "rollout.group_size": group_size, "rollout.num_groups": num_groups, "rollout.max_tokens": max_tokens, "rollout.max_context": max_context,
+        "rollout.temperature": temperature, "learner.epochs": epochs, "checkpoint.every": save_every, "evaluation.every": eval_every,
+    }  # fmt: skip
+    given = merge(given, chosen(flags))
     if also:
         given["also"] = [_weighted(text) for text in also]
     if track:

@@ -79,6 +79,8 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
+    synonyms: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Words that other programs have for settings, to the keys that are meant."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """Former names of fields to present ones: accepted for one release, with a line that says the new name."""
 
@@ -249,9 +251,9 @@ def validate(model: type[S], data: Mapping[str, Any], what: str = "config") -> S
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        keys = known_keys(model)
+        keys, synonyms = known_keys(model), getattr(model, "synonyms", {})
         problems = error.errors(include_url=False, include_context=False)
-        lines = [_explain(what, problem, keys) for problem in problems[:MAX_PROBLEMS]]
+        lines = [_explain(what, problem, keys, synonyms) for problem in problems[:MAX_PROBLEMS]]
         if len(problems) > MAX_PROBLEMS:
             lines.append(f"and {len(problems) - MAX_PROBLEMS} more problems")
         raise ConfigError("\n".join(lines)) from None
@@ -261,11 +263,13 @@ def validate(model: type[S], data: Mapping[str, Any], what: str = "config") -> S
         raise ConfigError(f"{what}: a value is nested too deeply") from None
 
 
-def _explain(what: str, problem: Any, keys: Sequence[str]) -> str:
+def _explain(what: str, problem: Any, keys: Sequence[str], synonyms: Mapping[str, Sequence[str]]) -> str:
     """One line for one pydantic error: what, got, what to do."""
     key = shortened(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        return f"unknown {what} key '{key}': {_nearest_key(key, keys)}"
+        meant = synonyms.get(key.rpartition(".")[2].lower().replace("-", "_"), ())
+        likely = f"did you mean {' or '.join(map(repr, meant))}?" if meant else _nearest_key(key, keys)
+        return f"unknown {what} key '{key}': {likely}"
     if problem["type"] == "missing":
         return f"{what} key '{key}' is missing; give it a value"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").strip()

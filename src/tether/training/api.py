@@ -17,8 +17,9 @@ from tether.core.types import Group
 from tether.models.catalog import check_name
 from tether.runs.store import Run, RunStore
 from tether.training.distributed.ranks import Ranks, launched_rank
-from tether.training.resolve import evaluation_settings, named_settings, nested_settings, run_settings, without_secrets
+from tether.training.resolve import KNOWN, evaluation_settings, named_settings, nested_settings, run_settings, without_secrets
 from tether.training.settings import RunSettings
+from tether.training.synonyms import own_names
 
 if TYPE_CHECKING:
     from tether.training.callbacks import Callback
@@ -67,7 +68,7 @@ def train(
         settings: any other setting by section, such as rollout={"group_size": 8}, or dotted: **{"rollout.group_size": 8}.
     """
     given = merge(named_settings(env, model, algo, filter, steps, seed), {"env": {"options": dict(options)}} if options else {})
-    given = merge(given, nested_settings(settings))
+    given = merge(given, own_names(nested_settings(settings), KNOWN))
     ranks = join_world()
     store, resolved = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
     run_training(resolved, store, callbacks, resumed=resume, changed=bool(given), ranks=ranks)
@@ -218,7 +219,9 @@ def evaluate(
         body: further fields of every request to an endpoint; None leaves out one that would be sent.
         settings: any other setting, as in `train`.
     """
-    given = merge({"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}, nested_settings(settings))
+    given = merge(
+        {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}, own_names(nested_settings(settings), KNOWN)
+    )
     if options:
         given = merge(given, {"env": {"options": dict(options)}})
     resolved = evaluation_settings(str(model_or_run), env, best, given)

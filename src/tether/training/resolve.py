@@ -15,7 +15,7 @@ from typing import Any
 from tether.algorithms.filters.group_filter import filter_settings
 from tether.algorithms.filters.scores import find_score
 from tether.algorithms.presets import own_changes
-from tether.core.config import Settings, find_config, merge, read_file, validate
+from tether.core.config import Settings, find_config, known_keys, merge, parse_overrides, read_file, validate
 from tether.core.errors import BadInput, ConfigError
 from tether.core.importing import is_import_path
 from tether.core.protocols import Env
@@ -28,6 +28,7 @@ from tether.runs.store import ABOUT, CONFIG, RunStore
 from tether.runs.trackers import check_tracker
 from tether.training.agent import Agent
 from tether.training.settings import EnvSettings, EvaluationSettings, RunSettings, ServerSettings
+from tether.training.synonyms import own_names
 
 SMOKE: dict[str, Any] = {
     "model": {"name": "tiny"},
@@ -121,6 +122,8 @@ def comparison_settings(targets: Sequence[str], env: str | None, best: bool, giv
         if "env" not in base and agent is not None and agent.environments:
             first, *others = ({"name": name} for name in agent.environments)
             base = {**base, "env": first, "also": others}
+        if "env" not in base and _names_data(given):
+            base = {**base, "env": _played_as_questions(given)["env"]}
         if "env" not in base and "/" in target and not Path(target).exists():
             raise BadInput(f"run folder '{target}' does not exist; check the path, or, where it is a model, add --env")
         if "env" not in base:
@@ -168,6 +171,14 @@ def _sections(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [section for section in (config.get("env"), *(config.get("also") or [])) if isinstance(section, Mapping)]
 
 
+KNOWN = frozenset(known_keys(RunSettings))
+
+
+def overrides(pairs: Sequence[str] | None, **other: str) -> dict[str, Any]:
+    """`--set` pairs as nested settings, words of other trainers taken for what they mean; `other`: what some mean here instead."""
+    return own_names(parse_overrides(pairs or []), KNOWN, other)
+
+
 def named_settings(
     env: str | None,
     model: str | Mapping[str, Any] | None,
@@ -210,9 +221,11 @@ def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mappin
 
 def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[RunSettings, list[str]]:
     """The same, and what is worth saying about them before a run."""
-    if config is None and "env" not in given:
-        raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
-    data, asked = read_file(config) if config is not None else {}, merge(base, given)
+    if config is None and "name" not in (given.get("env") or {}):
+        if not _names_data(given):
+            raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
+        given = _played_as_questions(given)
+    data, asked = own_names(read_file(config), KNOWN) if config is not None else {}, merge(base, given)
     section, name = data.get("algorithm"), (asked.get("algorithm") or {}).get("name")
     if isinstance(section, dict) and name not in (None, section.get("name", "grpo")):  # the file may state every value of its own preset
         data = {**data, "algorithm": own_changes(section)}
@@ -228,6 +241,18 @@ def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, 
     for name in settings.trackers:
         check_tracker(name)
     return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options))), notes
+
+
+def _names_data(given: Mapping[str, Any]) -> bool:
+    env = given.get("env")
+    options = env.get("options") if isinstance(env, Mapping) else None
+    return isinstance(options, Mapping) and bool(options.get("data"))
+
+
+def _played_as_questions(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the environment that plays any file of questions, for data without an environment."""
+    _say([f"{given['env']['options']['data']} is played by the environment qa, questions with an answer; name another one that reads it"])
+    return merge({"env": {"name": "qa"}}, given)
 
 
 def _say(notes: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from tether.envs.registry import ENVIRONMENTS, check_name
 from tether.models.catalog import TRAINED_WORDING
 from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
 from tether.runs.trackers import TRACKERS
+from tether.training.synonyms import WORDS
 
 SCHEDULES = ("constant", "linear", "cosine")
 """Names of training.optim.SCHEDULES, known without torch."""
@@ -98,7 +99,7 @@ class CriticSettings(Settings):
     model: str | None = None
     """That model; null: the same as the policy."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Null: 1e-5 (the paper's), or 1e-3 for the embedded `tiny`."""
+    """Learning rate of the critic. Null: 1e-5 (the paper's), or 1e-3 for the embedded `tiny`."""
     value_clip: Annotated[float, Field(gt=0)] = 0.5
     """How far a value may move in an update before its loss is clipped."""
     coef: Annotated[float, Field(gt=0)] = 0.5
@@ -213,7 +214,7 @@ class LearnerSettings(Settings):
     renamed = {"final_share": "min_lr_ratio"}
 
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Null: 1e-6 (the paper's), or 1e-4 for the embedded `tiny`."""
+    """Learning rate of the policy. Null: 1e-6 (the paper's), or 1e-4 for the embedded `tiny`."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Adam's decay of the mean of the gradient."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
@@ -291,6 +292,8 @@ class CheckpointSettings(Settings):
 
 class RunSettings(Settings):
     """A whole run."""
+
+    synonyms = WORDS
 
     env: EnvSettings
     also: list[EnvSettings] = []

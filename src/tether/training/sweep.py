@@ -22,13 +22,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from tether.core.config import flattened, merge, parse_overrides
+from tether.core.config import flattened, merge
 from tether.core.errors import BadInput, ConfigError
 from tether.core.intervals import Estimate, contrast
 from tether.envs.wording import EXAMPLE
 from tether.runs.quantities import Curves, Quantity
 from tether.runs.store import ABOUT, RunStore
-from tether.training.resolve import resolve_settings
+from tether.training.resolve import overrides, resolve_settings
 
 RESULT = "sweep.json"
 MOST_RUNS = 1000
@@ -146,7 +146,7 @@ def variants(pairs: Iterable[str]) -> list[Variant]:
     return [
         Variant(
             {key: value for key, value, varies in combination if varies},
-            parse_overrides(f"{key}={value}" for key, value, _ in combination),
+            overrides([f"{key}={value}" for key, value, _ in combination]),
         )
         for combination in itertools.product(*choices)
     ]

@@ -18,8 +18,9 @@ from tether.core.setting_docs import field_meanings, setting_docs
 from tether.envs.qa.env import QAOptions
 from tether.envs.registry import ENVIRONMENTS, find_class
 from tether.runs.store import RunStore
-from tether.training.resolve import CPU_PROMPTS, LARGE_CPU_PROMPTS, run_settings
+from tether.training.resolve import CPU_PROMPTS, LARGE_CPU_PROMPTS, overrides, run_settings
 from tether.training.settings import RunSettings
+from tether.training.synonyms import WORDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,8 +68,64 @@ def test_settings_by_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows == ["lora.rank", "lora.alpha", "lora.targets"]
     assert _run(["settings", "learner.beta", "--json"]) == 0
     assert [row["key"] for row in json.loads(capsys.readouterr().out)] == ["learner.beta1", "learner.beta2"]
-    assert _run(["settings", "group_size"]) == 2
-    assert "no setting begins with 'group_size': did you mean 'rollout.group_size'?" in capsys.readouterr().err
+    assert _run(["settings", "group_sise"]) == 2
+    assert "no setting is called or explained as 'group_sise': did you mean 'group_size'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("lr", "learner.learning_rate"),
+        ("learning rate", "learner.learning_rate"),
+        ("batch size", "rollout.num_groups"),
+        ("kl", "algorithm.kl_coef"),
+        ("max_new_tokens", "rollout.max_tokens"),
+        ("context length", "rollout.max_context"),
+        ("temperature", "rollout.temperature"),
+        ("Group-Size", "rollout.group_size"),
+        ("epochs", "learner.epochs"),
+        ("seed", "seed"),
+        ("save every", "checkpoint.every"),
+        ("optimiser update", "learner.update_batch"),  # by its meaning
+    ],
+)
+def test_settings_are_found_by_what_people_call_them(words: str, first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["settings", *words.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["key"] == first
+
+
+def test_words_of_other_trainers_are_taken_for_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: {name: frozen_lake}\nlearner: {lr: 3.0e-5, epochs: 2}\nrollout: {n: 5}\n")
+    settings = run_settings(None, file, overrides(["kl=0.2", "max_new_tokens=50", "save_steps=7", "few_shot=1"]), resume=False, smoke=False)
+    assert (settings.learner.learning_rate, settings.learner.epochs, settings.rollout.group_size) == (3e-5, 2, 5)
+    assert (settings.algorithm.kl_coef, settings.rollout.max_tokens, settings.checkpoint.every) == (0.2, 50, 7)
+    assert settings.env.options["few_shot"] == 1
+    last = run_settings(None, file, overrides(["lr=1e-3"]), resume=False, smoke=False)  # what is given last counts, by whatever word
+    assert last.learner.learning_rate == 1e-3
+    named = {key for keys in WORDS.values() for key in keys if not key.startswith(("--", "env.options."))}
+    assert named <= set(known_keys(RunSettings))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "frozen_lake", "--set", "learner.lr=-1"], "config key 'learner.learning_rate': got -1"),
+        (["train", "frozen_lake", "--lr", "-1"], "config key 'learner.learning_rate': got -1"),
+        (["train", "frozen_lake", "--set", "batch_size=4"], "did you mean 'rollout.num_groups' or 'rollout.group_size' or"),
+        (["train", "frozen_lake", "--batch-size", "4"], "did you mean --set rollout.num_groups=... or"),
+        (["train", "frozen_lake", "--set", "lr=1", "--set", "learner.learning_rate=2"], "unknown config key 'lr': did you mean"),
+        (["train", "--data", "no.jsonl"], "qa: data='no.jsonl' does not exist"),
+        (["eval", "tiny", "--data", "no.jsonl"], "qa: data='no.jsonl' does not exist"),
+        (["eval", "tiny", "--set", "data=no.jsonl"], "qa: data='no.jsonl' does not exist"),
+        (["eval", "tiny", "--env", "frozen_lake", "--data", "no.jsonl"], "unknown frozen_lake option key 'data'"),
+        (["sweep", "frozen_lake", "--set", "lr=1,-1"], "config key 'learner.learning_rate': got -1"),
+        (["sft", "frozen_lake", "--out", "x", "--set", "lr=-1"], "key 'learner.learning_rate': got -1"),
+    ],
+)
+def test_words_that_people_try(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(words) == 2
+    assert said in capsys.readouterr().err
 
 
 # --- configs ---
