@@ -26,8 +26,12 @@ class SafeConsole(Console):
     """A Console that never passes on what is shown as commands to the terminal: control characters are spelled out.
 
     Rich knows what it sends to the terminal itself (colours, cursor) from what it is given to show; only the latter is changed. So a model
-    that writes escape sequences cannot change a title, a colour or the clipboard of whoever looks at its rollouts.
+    that writes escape sequences cannot change a title, a colour or the clipboard of whoever looks at its rollouts. Brackets and colons are text,
+    too, unless a call asks for rich's markup: names of models and runs may hold them.
     """
+
+    def __init__(self, **look: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **look})
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.console import SafeConsole
 from tether.cli.options import Host, Port
 from tether.cli.serve import until_stopped
 
@@ -42,6 +43,7 @@ def dashboard(
 
         found = len(catalogue.runs())
         runs = f"{found} run{'s' * (found != 1)} in {folder}"
-        typer.echo(f"Dashboard of {runs} at {address_of(listener)} (Ctrl-C stops){', token required' if secret else ''}.")
-        with until_stopped(typer.echo):
+        console = SafeConsole()
+        console.say(f"Dashboard of {runs} at {address_of(listener)} (Ctrl-C stops){', token required' if secret else ''}.")
+        with until_stopped(console.say):
             run(catalogue, step_templates, listener, secret)

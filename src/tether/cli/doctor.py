@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from tether.cli.console import SafeConsole
 from tether.core.errors import BadInput, TetherError
@@ -68,8 +69,8 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     for finding in [] if as_json else findings:
-        mark = "[green]ok  [/]" if finding.good else "[red]FAIL[/]" if finding.needed else "[yellow]note[/]"
-        console.print(f"{mark} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
+        mark = ("ok  ", "green") if finding.good else ("FAIL", "red") if finding.needed else ("note", "yellow")
+        console.print(Text.assemble(mark, f" {finding.what}: {finding.detail}"), highlight=False, soft_wrap=True)
     if any(finding.needed and not finding.good for finding in findings):
         raise typer.Exit(1)
 
@@ -109,7 +110,10 @@ def examine_run(folder: Path) -> Iterator[Finding]:
     except TetherError as error:
         yield Finding("records", False, str(error))
     else:
-        yield Finding("records", True, f"{len(records)} steps, {episodes} episodes")
+        # Every step of a run writes its episodes before its record.
+        emptied = not episodes and any(record.metrics.get("rollout/episodes") for record in records)
+        lost = f"; {TRAJECTORIES} has lost its episodes, which their steps have played: restore it from a copy" if emptied else ""
+        yield Finding("records", not emptied, f"{len(records)} steps, {episodes} episodes{lost}")
         for name in (METRICS, TRAJECTORIES):
             if torn := store.torn_lines.get(name):
                 yield Finding(name, False, f"lines that a kill tore, which are skipped: {_listed(torn)}", needed=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from tether.cli.console import SafeConsole, plain_table, show_table
 from tether.cli.options import Device, complete_env
@@ -155,13 +156,10 @@ def _show(result: "Evaluation", settings: "RunSettings", target: str) -> None:
     metrics, evaluation, console = result.metrics, settings.evaluation, SafeConsole()
     some = "" if metrics["instances"] == metrics["prompts"] else f" of {metrics['instances']:.0f} different instances"
     samples = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
-    console.print(
-        f"{settings.model.name} on {_names(settings)}: success [bold]{metrics['success']:.1%}[/] "
-        f"(95% interval {metrics['success_low']:.1%} to {metrics['success_high']:.1%}, "
-        f"{metrics['prompts']:.0f} prompts{some}, temperature {evaluation.temperature:g}{samples})",
-        highlight=False,
-        soft_wrap=True,
-    )
+    interval = f"(95% interval {metrics['success_low']:.1%} to {metrics['success_high']:.1%}, "
+    played = f"{metrics['prompts']:.0f} prompts{some}, temperature {evaluation.temperature:g}{samples})"
+    head = f"{settings.model.name} on {_names(settings)}: success "
+    console.print(Text.assemble(head, (f"{metrics['success']:.1%}", "bold"), f" {interval}{played}"), soft_wrap=True)
     show_table(_table(result.environments))
     lines = [spent(result.record)] if "://" in target else []
     lines += result.notes

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.console import SafeConsole
+
 EXAMPLES = """\b
 Examples:
   tether leaderboard results
@@ -23,19 +25,21 @@ def leaderboard(
     Markdown; the page is HTML.
     """
     from tether.runs.evaluations import boards, read_results
+    from tether.runs.files import as_written
     from tether.runs.pages import markdown, write_leaderboard
 
     results = read_results(folder)
-    found = boards(results)
-    page = write_leaderboard(found, out or folder / "leaderboard.html")
-    typer.echo(markdown(found))
+    with as_written(folder):
+        found = boards(results)
+        page = write_leaderboard(found, out or folder / "leaderboard.html")
+        table = markdown(found)
+    SafeConsole().say(table)
     # Beside the table, so that the output is Markdown and nothing else.
-    typer.echo(f"{_count(len(results), 'result')} of {_count(len(found), 'task')}; page: {page}", err=True)
+    beside = SafeConsole(stderr=True)
+    beside.say(f"{_count(len(results), 'result')} of {_count(len(found), 'task')}; page: {page}")
     alone = sum(len(board.results) == 1 for board in found)
     if alone and len(results) > 1:
-        typer.echo(
-            f"{_count(alone, 'task')} with one result: environment, options, data or number of prompts differ from the others", err=True
-        )
+        beside.say(f"{_count(alone, 'task')} with one result: environment, options, data or number of prompts differ from the others")
 
 
 def _count(number: int, noun: str) -> str:

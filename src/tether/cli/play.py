@@ -120,7 +120,7 @@ def _in_one_line(what: str, call: Callable[[], T]) -> T:
 def _ask(console: Console) -> str | None:
     """The next line typed; None if the player quits or the input ends."""
     try:
-        line = console.input("[bold]> [/bold]")
+        line = console.input("[bold]> [/bold]", markup=True)
     except (EOFError, KeyboardInterrupt):
         console.print()
         return None

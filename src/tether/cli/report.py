@@ -37,8 +37,10 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The file to write; by default report.html in the (first) run folder.")] = None,
 ) -> None:
     """Write a report with the verdict, alarms, curves, gradients, templates and sample trajectories."""
-    stores = [RunStore.open(run) for run in runs]
-    path = full_report(stores, out or runs[0] / "report.html")
+    from tether.runs.files import as_written
+
+    with as_written(runs[0] if len(runs) == 1 else Path(", ".join(map(str, runs)))):
+        path = full_report([RunStore.open(run) for run in runs], out or runs[0] / "report.html")
     SafeConsole().say(f"report: {path}")
 
 
@@ -68,10 +70,9 @@ def step_templates(step: int, split: str, episodes: Iterable[dict[str, Any]]) ->
 
     reasonings: dict[str, list[str]] = {}
     for episode in episodes:
-        if episode["turns"]:
-            first = episode["turns"][0]
-            thought = parse_response(first["response"]).reasoning or ""
-            reasonings.setdefault(f"{episode.get('env', '')}\n{first['observation']}", []).append(thought[:LONGEST_REASONING])
+        if turns := episode.get("turns"):
+            thought = parse_response(turns[0].get("response", "")).reasoning or ""
+            reasonings.setdefault(f"{episode.get('env', '')}\n{turns[0].get('observation', '')}", []).append(thought[:LONGEST_REASONING])
     prompts, texts = _sampled(reasonings, step)
     left_out = sum(map(len, reasonings.values())) - len(texts)
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from tether.cli.console import SafeConsole
 from tether.cli.options import Device, complete_model
@@ -61,7 +62,8 @@ def sft(
     settings, found = resolve(source, out, merge(given, chosen({"model.device": device})))
     console = SafeConsole(stderr=as_json)
     weights = f"adapters of rank {settings.lora.rank}" if settings.lora.rank else "all weights"
-    console.print(f"[bold]{', '.join(found.names)}[/] -> {settings.model.name}, {weights}, seed {settings.seed} -> {out}", highlight=False)
+    what = (", ".join(found.names), "bold")
+    console.print(Text.assemble(what, f" -> {settings.model.name}, {weights}, seed {settings.seed} -> {out}"))
     try:
         with progress_bars(Console(quiet=True) if quiet or as_json else console) as report:
             result = run_sft(found, settings, out, report)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tether.cli.console import plain_table
+from tether.cli.console import SafeConsole, plain_table
 from tether.core.errors import BadInput
 from tether.core.text import visible
 
@@ -54,26 +53,27 @@ def show(
     """Show a run's episodes: outcome, reward, why each ended, the alarms of its step; or turn by turn."""
     from tether.runs.dashboard.catalogue import LiveRun
     from tether.runs.dashboard.episodes import find
+    from tether.runs.files import as_written
 
     if failed and solved:
         raise BadInput("--failed and --solved leave no episode; give one of them")
     if member is not None and group is None:
         raise BadInput("--member is the number within a group; give --group as well")
-    live = LiveRun(run.resolve().name, run)
     wanted: dict[str, Any] = {"step": step, "split": split, "group": group, "member": member, "stop_reason": stop_reason}
-    # A terminal can wait: the text is searched for in all of them.
-    found = find(live, text=text, limit=limit, seconds=float("inf"), success=solved if failed or solved else None, **wanted)
-    rows = found.rows
-    console = Console(highlight=False, markup=False)
-    if not rows:
-        raise BadInput(_nothing_found(live))
-    if turns or member is not None or len(rows) == 1:
-        for row in rows:
-            _print_episode(console, live, row, found.alarms.get(row.step, ()))
-    else:
-        console.print(_table(found))
-        more = f" of {found.total} that fit" if not text else f", {found.searched} of {found.total} read for the text"
-        console.print(f"{len(rows)} shown{more}. Turn by turn: --turns, or --step S --group G --member M", style="dim")
+    console = SafeConsole(highlight=False)
+    with as_written(run):
+        live = LiveRun(run.resolve().name, run)
+        # A terminal can wait: the text is searched for in all of them.
+        found = find(live, text=text, limit=limit, seconds=float("inf"), success=solved if failed or solved else None, **wanted)
+        if not found.rows:
+            raise BadInput(_nothing_found(live))
+        if turns or member is not None or len(found.rows) == 1:
+            for row in found.rows:
+                _print_episode(console, live, row, found.alarms.get(row.step, ()))
+            return
+    console.print(_table(found))
+    more = f" of {found.total} that fit" if not text else f", {found.searched} of {found.total} read for the text"
+    console.print(f"{len(found.rows)} shown{more}. Turn by turn: --turns, or --step S --group G --member M", style="dim")
 
 
 def _nothing_found(run: "LiveRun") -> str:
@@ -94,7 +94,7 @@ def _table(found: "EpisodeList") -> Table:
     for row in found.rows:
         cells: list[str | Text] = [str(row.step), row.split, str(row.group), str(row.member), _outcome(row.success), _number(row.reward)]
         cells += [visible(row.stop_reason.replace("_", " ")), "kept" if row.kept else ""]
-        cells += [", ".join(name.replace("_", " ") for name in found.alarms.get(row.step, ()))]
+        cells += [visible(", ".join(name.replace("_", " ") for name in found.alarms.get(row.step, ())))]
         table.add_row(*cells, *([visible(found.excerpts[row.key]).replace("\n", " ")] if found.excerpts else []))
     return table
 
@@ -107,7 +107,7 @@ def _outcome(success: bool | None) -> Text:
     return Text("unknown", "dim") if success is None else Text("success", "green") if success else Text("failure", "red")
 
 
-def _print_episode(console: Console, run: "LiveRun", row: "IndexRow", alarms: Sequence[str]) -> None:
+def _print_episode(console: SafeConsole, run: "LiveRun", row: "IndexRow", alarms: Sequence[str]) -> None:
     from tether.runs.dashboard.pages import Words, episode_page
 
     page = episode_page(run, Words([("key", row.key)]))
@@ -115,18 +115,18 @@ def _print_episode(console: Console, run: "LiveRun", row: "IndexRow", alarms: Se
     head = Text.assemble((f"Step {row.step}, {row.split}, group {row.group}, member {row.member}", "bold"), "  ", _outcome(row.success))
     console.print(head)
     facts = [f"return {_number(row.reward)}", f"ended by {visible(row.stop_reason.replace('_', ' '))}"]
-    facts += ["kept" if row.kept else "not in an update", *(f"alarm: {name.replace('_', ' ')}" for name in alarms)]
+    facts += ["kept" if row.kept else "not in an update", *(visible(f"alarm: {name.replace('_', ' ')}") for name in alarms)]
     console.print(Text(", ".join(facts), "dim"))
     if shown["record"].get("error"):
         console.print(Text(visible(str(shown["record"]["error"])), "red"))
-    for turn in shown["turns"]:
+    for turn in shown["record"]["turns"]:
         _print_turn(console, turn)
-    if not page["has_tokens"]:
-        console.print(Text("Tokens are not coloured: no checkpoint in the run folder holds a tokenizer.", "dim"))
+    if page["no_tokens"]:
+        console.print(Text(visible(f"Tokens are not coloured: {page['no_tokens']}."), "dim"))
     console.print()
 
 
-def _print_turn(console: Console, turn: "TurnView") -> None:
+def _print_turn(console: SafeConsole, turn: "TurnView") -> None:
     parts = [f"turn {turn.number}", f"{turn.num_tokens} tokens", turn.finish, *([] if turn.valid else ["not valid"])]
     parts += [f"reward {turn.reward:.3g}"] if turn.reward is not None else []
     parts += [f"penalty {turn.penalty:.3g}"] if turn.penalty else []

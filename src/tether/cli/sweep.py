@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from tether.cli.console import plain_table, show_table
+from tether.cli.console import SafeConsole, plain_table, show_table
 from tether.cli.options import AlgorithmName, Device, Jobs, ModelName, complete_config_or_env, complete_override
 from tether.core.config import find_config, is_config, merge, read_file
 from tether.core.errors import BadInput
@@ -72,7 +71,7 @@ def sweep(
     given = merge(named_settings(None, model, algo, filter_, steps, None), chosen({"model.device": device}))
     trials = sweep_trials(merge(_base(what), given), combinations, parse_seeds(seeds))
     folder = out or Path("runs") / f"sweep-{Path(what).with_suffix('').as_posix().replace('/', '-').replace(':', '-')}"
-    console = Console(soft_wrap=True, stderr=as_json)
+    console = SafeConsole(soft_wrap=True, stderr=as_json)
     console.print(f"{len(combinations)} x {len({trial.seed for trial in trials})} runs -> {folder}", highlight=False)
     fitting = None if jobs is not None or all(is_finished(folder / trial.id) for trial in trials) else _fitting(trials)
     view = SweepView(console, "runs")

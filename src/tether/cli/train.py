@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.text import Text
 
 from tether.cli.console import SafeConsole, surviving_console
 from tether.cli.options import AlgorithmName, Device, ModelName, complete_config, complete_env, complete_filter, complete_override
@@ -201,7 +202,8 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     from tether.training.resolve import cpu_prompts, on_cpu
 
     played = " + ".join(chosen.name for chosen in settings.environments())
-    console.print(f"[bold]{played}[/] with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
+    console.print(Text(played, "bold"), end="")
+    console.print(f" with {settings.model.name}, {settings.algorithm.name}, filter {settings.filter.strategy}", end="")
     share = "" if settings.filter.strategy in ("all", "band") else f" {settings.filter.keep}"
     console.print(f"{share}, {settings.steps} steps, seed {settings.seed}", end="", highlight=False)
     console.print(f"{f', {ranks.size} ranks' if ranks.size > 1 else ''} -> {store.folder}", highlight=False)

@@ -7,7 +7,6 @@ loads to the same object, so any run can be repeated from its own folder.
 
 import logging
 import os
-import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tether.core.errors import ConfigError, did_you_mean
+from tether.core.files import read_plain
 from tether.core.text import short_repr, shortened, without_passwords
 
 log = logging.getLogger("tether")
@@ -118,11 +118,11 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 def read_file(path: Path) -> dict[str, Any]:
     """A TOML or YAML file as a nested dictionary."""
     try:
-        text = _read_text(path)
-    except (OSError, ValueError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise ConfigError(f"config file '{path}' is not UTF-8 text; save it as UTF-8") from error
-        raise ConfigError(f"cannot read config file '{path}': {getattr(error, 'strerror', None) or error}; check the path") from error
+        text = read_plain(path, MAX_FILE).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config file '{path}' is not UTF-8 text; save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read config file '{path}': {error.strerror or error}; check the path") from error
     if path.suffix not in _ENDINGS:
         raise ConfigError(f"config file '{path}' has ending '{path.suffix}'; use .toml, .yaml or .yml")
     try:
@@ -183,17 +183,6 @@ def find_config(name: Path | str, also: Iterable[str] = ()) -> Path:
 def _short(name: str) -> str:
     """A config as it is named: "configs/sokoban/ppo.yaml", as the documents write it, is "sokoban/ppo"."""
     return name.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
-
-
-def _read_text(path: Path) -> str:
-    """The text of a settings file; never more than one may hold, and never from a device or a pipe."""
-    if path.exists() and not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no file")
-    with path.open("rb") as file:
-        data = file.read(MAX_FILE + 1)
-    if len(data) > MAX_FILE:
-        raise ValueError(f"it is longer than {MAX_FILE} bytes")
-    return data.decode("utf-8")
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import hmac
 import ipaddress
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -91,7 +92,10 @@ class AccessControl:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            refusal = self._refusal(scope["path"], {key: value.decode("latin-1") for key, value in scope["headers"]})
+            headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
+            if sum(key == b"host" for key, _ in scope["headers"]) > 1:
+                headers[b"host"] = ", ".join(value.decode("latin-1") for key, value in scope["headers"] if key == b"host")
+            refusal = self._refusal(scope["path"], headers)
             if refusal is not None:
                 await self._refuse(refusal, scope, receive, send)
                 return
@@ -120,9 +124,13 @@ class AccessControl:
         await reply(scope, receive, send)
 
 
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::\d{1,5})?", re.IGNORECASE)
+
+
 def _host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
-    return host.rpartition("]")[0].lstrip("[") or host.partition(":")[0]
+    """The name in a Host header, without port and brackets; empty where the header is anything else than a name or an address with a port."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else found[1] or found[2]
 
 
 async def read_body(request: Any, most: int) -> bytes:

@@ -1,15 +1,21 @@
 """Text of others, made safe to show: what models, environments and files say may hold terminal escapes, halves of characters, megabytes.
 
 Terminals obey escape sequences (they set titles, move the cursor, write to the clipboard), so text that this program did not write is shown
-with its control characters spelled out, never sent.
+with its control characters spelled out, never sent. There is one function for each place that shows text: `visible` for terminals (the consoles of
+the command line apply it to everything), `for_html` for pages (the templates apply it to everything), `for_markdown`.
 """
 
 import re
 import reprlib
 from typing import Any
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u200b\u2028\u2029\ufeff]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\ud800-\udfff\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+    # Joiners belong between letters of some scripts and within emoji, and are hidden elsewhere.
+    r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
+)
 """Control characters but tab and line feed, halves of surrogate pairs, marks that turn the direction of writing, no width, other line breaks."""
+_MARKDOWN = re.compile(r"([\\`|<>\[\]*])")
 
 _PASSWORD = re.compile(r"://[^/@\s'\"]{1,500}@")
 _QUERY = re.compile(r"(://[^?\s'\"]{1,500})\?[^\s'\"]+")
@@ -28,9 +34,23 @@ def visible(text: str) -> str:
     return _CONTROL.sub(_spelled, text)
 
 
+def for_html(value: Any) -> Any:
+    """What a page shows of a value: its text with control characters spelled out, which is then escaped; markup stays as it is."""
+    return value if hasattr(value, "__html__") else visible(str(value))
+
+
+def for_markdown(text: str, most: int = 200) -> str:
+    r"""A text on one line of Markdown, of a table too, in which nothing is markup, a link or HTML.
+
+    >>> for_markdown("a|b\n<i>[c](http://d)")
+    'a\\|b \\<i\\>\\[c\\](http://d)'
+    """
+    return _MARKDOWN.sub(r"\\\1", shortened(visible(" ".join(text.split())), most))
+
+
 def _spelled(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def shortened(text: str, most: int = 200) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tether.core.alarms import AlarmName, Evidence, Severity
+from tether.core.text import visible
 from tether.runs.schema import StepRecord
 
 CRITICAL = Severity.CRITICAL.value
@@ -49,7 +50,7 @@ class AlarmSummary:
     @property
     def title(self) -> str:
         """Its name in words."""
-        return self.name.replace("_", " ")
+        return visible(self.name.replace("_", " "))
 
     @property
     def severity(self) -> str:

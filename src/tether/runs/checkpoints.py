@@ -19,7 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tether.core.errors import BadInput, CheckpointError
+from tether.core.errors import BadInput, CheckpointError, TetherError
+from tether.core.files import open_to_read
+from tether.runs.files import read_object
 
 MODEL, STATE, BEST, BEST_FACTS = "model", "state.pt", "best", "best.json"
 
@@ -80,12 +82,12 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def best_checkpoint(folder: Path) -> Best | None:
     """What `keep_best` kept last; None if it was never called."""
     path = folder / BEST / BEST_FACTS
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return Best(int(facts["step"]), float(facts["success"]))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    try:
+        facts = read_object(path)
+        return Best(int(facts["step"]), float(facts["success"]))
+    except (TetherError, ValueError, LookupError, TypeError, OverflowError) as error:
         raise CheckpointError(f"cannot read '{path}': {error}; move '{path.parent}' away, the next evaluation makes a new one") from error
 
 
@@ -123,7 +125,7 @@ def _with_model(checkpoint: Path) -> Path:
 
 def file_sum(path: Path) -> dict[str, Any]:
     """Size and sha256 of a file."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
@@ -165,7 +167,7 @@ def damage(checkpoint: Path, *, only: str = "") -> list[str]:
         return [f"{name} is missing" for name in missing if name.startswith(only)]
     try:
         expected = _expected(checkpoint / MANIFEST)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (TetherError, ValueError, LookupError, TypeError, AttributeError) as error:
         return [f"{MANIFEST} cannot be read ({' '.join(str(error).split())[:100]})"]
     present = {str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if not path.is_dir() or path.is_symlink()}
     present -= {MANIFEST, *([BEST_FACTS] if checkpoint.name == BEST else [])}
@@ -181,7 +183,7 @@ def has_no_adapters(checkpoint: Path) -> bool:
 
 
 def _expected(path: Path) -> dict[str, tuple[int, str]]:
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = read_object(path)
     if data["version"] > VERSION:
         raise ValueError(f"version {data['version']}, this Tether reads up to {VERSION}: upgrade Tether")
     return {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in data["files"].items()}

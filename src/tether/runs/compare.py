@@ -15,6 +15,7 @@ from typing import Any
 from tether.core.config import flattened
 from tether.core.enums import Split
 from tether.core.shares import percent
+from tether.core.text import shortened
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
 from tether.runs.verdict import comparison, validation
@@ -26,6 +27,8 @@ NOT_THE_TASK = ("env.step_timeout", "env.weight")
 DEFAULTS: dict[str, Any] = {"evaluation.samples": 1, "evaluation.env": None, "also": []}
 """What settings meant in runs of before they existed."""
 MOST_NAMED = 3
+MOST_SHOWN = 80
+"""Characters of a setting's value in a sentence."""
 
 Config = Mapping[str, Any]
 
@@ -90,17 +93,24 @@ def why_not_ranked(configs: Mapping[str, Config], differences: Sequence[SettingD
     task = [difference for difference in differences if difference.is_task]
     if not task:
         return []
-    named = [f"{difference.key} ({', '.join(difference.values)})" for difference in task[:MOST_NAMED]]
+    named = [
+        f"{difference.key} ({', '.join(shortened(value, MOST_SHOWN) for value in difference.values)})" for difference in task[:MOST_NAMED]
+    ]
     more = f" and {len(task) - MOST_NAMED} more" if len(task) > MOST_NAMED else ""
     return [f"the runs are not of one task, they differ in {', '.join(named)}{more}"]
 
 
 def shown(value: Any) -> str:
-    """A setting's value as it is written on the command line.
+    """A setting's value in a few words; single values as they are written on the command line.
 
-    >>> shown(True), shown(None), shown("top_p"), shown([1, 2]), shown(1e-6)
-    ('true', 'null', 'top_p', '[1, 2]', '1e-06')
+    >>> shown(True), shown(None), shown("top_p"), shown([1, 2]), shown(1e-6), shown([{"name": "sokoban", "options": {"size": 6}}])
+    ('true', 'null', 'top_p', '1, 2', '1e-06', 'name sokoban, options (size 6)')
     """
+    if isinstance(value, list):
+        return ("; " if any(isinstance(inner, dict) for inner in value) else ", ").join(map(shown, value)) if value else "none"
+    if isinstance(value, dict):
+        inside = {name: f"({shown(inner)})" if isinstance(inner, dict) else shown(inner) for name, inner in value.items()}
+        return ", ".join(f"{name} {inner}" for name, inner in inside.items()) if inside else "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -110,4 +120,6 @@ def evaluation_prompts(store: RunStore, records: Sequence[StepRecord]) -> frozen
     if not rates:
         return frozenset()
     episodes = store.trajectories(rates[-1].step, Split.VALIDATION.value)
-    return frozenset(f"{episode.get('env', '')}\n{episode['turns'][0]['observation']}" for episode in episodes if episode["turns"])
+    return frozenset(
+        f"{episode.get('env', '')}\n{episode['turns'][0].get('observation', '')}" for episode in episodes if episode.get("turns")
+    )

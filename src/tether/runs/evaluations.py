@@ -7,20 +7,27 @@ docs/evaluation.md lists the fields. Results are compared instance by instance, 
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tether.core.config import flattened
 from tether.core.errors import BadInput
+from tether.core.files import open_to_read
 from tether.core.intervals import clustered_interval, difference_interval, instance_values, mean_interval
-from tether.runs.store import storage_error, write_whole
+from tether.core.text import shortened
+from tether.runs.files import as_written, read_object, storage_error, write_whole
 
 KIND = "tether evaluation"
 SCHEMA = 1
 """Raised whenever a field changes its meaning."""
 LEVEL = 0.95
+LONGEST_RESULT = 2**30
+MOST_TOLD = 4
+"""Differences of tasks that a heading names."""
 
 Result = Mapping[str, Any]
 
@@ -40,7 +47,7 @@ def file_digest(path: Path) -> str:
             inside = sorted(found for found in path.rglob("*") if found.is_file())
             listing = "".join(f"{file_digest(found)}  {found.relative_to(path).as_posix()}\n" for found in inside)
             return hashlib.sha256(listing.encode()).hexdigest()
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise storage_error(path, error, doing="read") from error
@@ -67,16 +74,20 @@ def write_result(result: Result, path: Path) -> None:
 
 def read_result(path: Path) -> dict[str, Any] | None:
     """A result; None for a JSON file that is something else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise storage_error(path, error, doing="read") from error
-    except ValueError as error:
-        raise BadInput(f"'{path}' does not parse: {error}; restore it or take it away") from error
-    if not isinstance(data, dict) or data.get("kind") != KIND:
+    data = read_object(path, LONGEST_RESULT)
+    if data.get("kind") != KIND:
         return None
     if data.get("schema") != SCHEMA:
-        raise BadInput(f"'{path}' has schema {data.get('schema')!r}, this Tether reads {SCHEMA}; upgrade Tether to read it")
+        raise BadInput(f"'{path}' has schema {shortened(repr(data.get('schema')))}, this Tether reads {SCHEMA}; upgrade Tether to read it")
+    with as_written(path):
+        boards([data]), categories(data)
+        numbers = (
+            *data["intervals"]["success"],
+            data["metrics"]["reward_mean"],
+            data["metrics"]["errors"],
+            data["protocol"]["temperature"],
+        )
+        data["tokens"]["uncounted"], data["protocol"]["samples"], f"{math.fsum(numbers):.3f}"
     return data
 
 
@@ -204,7 +215,33 @@ def boards(results: Sequence[dict[str, Any]]) -> list[Board]:
         level = 1 - (1 - LEVEL) / max(1, len(pairs))
         differences = [difference for a, b in pairs if (difference := compare(a, b, level)) is not None]
         found.append(Board(task_title(ranked[0]), ranked, differences, level))
-    return sorted(found, key=lambda board: board.title)
+    return sorted(_with_own_titles(found), key=lambda board: board.title)
+
+
+def _with_own_titles(found: Sequence[Board]) -> list[Board]:
+    """The boards, with what tells them apart behind titles that several would share: what they differ in, or else a hash of the task."""
+    named: dict[str, Board] = {}
+    for board in found:
+        title, own = board.title, _task_facts(board.results[0])
+        alike = [_task_facts(other.results[0]) for other in found if other.title == title]
+        if len(alike) > 1:
+            names = [
+                name for name in dict.fromkeys(name for facts in alike for name in facts) if len({facts.get(name) for facts in alike}) > 1
+            ]
+            title += f" ({told})" if (told := ", ".join(f"{name} {own.get(name, 'not set')}" for name in names[:MOST_TOLD])) else ""
+        if title in named or (title == board.title and len(alike) > 1):
+            title += f", task {task_key(board.results[0])[:8]}"
+        named[title] = replace(board, title=title)
+    return list(named.values())
+
+
+def _task_facts(result: Result) -> dict[str, str]:
+    """What a task is made of, each in a few words. Example: {"size": "4", "test.jsonl": "sha256 1f0c"}."""
+    facts = {}
+    for env in result["environments"]:
+        facts |= {str(name): shortened(json.dumps(value, default=str), 40) for name, value in flattened(env["options"]).items()}
+        facts |= {str(data["name"]): f"sha256 {str(data['sha256'])[:8]}" for data in env["data"].values() if "sha256" in data}
+    return facts
 
 
 def distinct_names(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ class Chart:
         return f'{{"figure": {figure}, "reading": {json.dumps(self.reading if self.figure is not None else self.needs)}}}'
 
 
-def panel_chart(panel: Panel, runs: Runs) -> Chart:
+def panel_chart(panel: Panel, runs: Runs, colours: Mapping[str, str] | None = None) -> Chart:
     """The chart of a panel: how to read it, which of its lines are there if some are not, what dashed lines are, and the change on a fixed probe."""
     shown = drawn(panel, list(runs.values()))
     words, usual = [panel.reading], [series.label for series in shown if not series.beside]
@@ -78,10 +78,10 @@ def panel_chart(panel: Panel, runs: Runs) -> Chart:
     if len(runs) == 1 and (change := change_words(next(iter(runs.values())), panel.series[0].metric)):
         words.append(f"{change[0].upper()}{change[1:]}.")
     needs = f"Not recorded: {', '.join(series.metric for series in panel.series if not series.beside)}."
-    return Chart(panel.key, panel.title, " ".join(words), curve(panel, runs) if runs else None, needs)
+    return Chart(panel.key, panel.title, " ".join(words), curve(panel, runs, colours) if runs else None, needs)
 
 
-def plane_chart(runs: Runs) -> Chart:
+def plane_chart(runs: Runs, colours: Mapping[str, str] | None = None) -> Chart:
     """The regime plane."""
     reading = (
         "Each dot is one measurement, divided by the run's first: right is more variety within a prompt, up is more dependence on the "
@@ -94,7 +94,7 @@ def plane_chart(runs: Runs) -> Chart:
         if measured
         else "Not recorded: no step measured information."
     )
-    return Chart("plane", "The regime plane", reading, regime_plane(runs) if runs else None, needs)
+    return Chart("plane", "The regime plane", reading, regime_plane(runs, colours) if runs else None, needs)
 
 
 def run_colours(names: Sequence[str]) -> dict[str, str]:
@@ -102,14 +102,14 @@ def run_colours(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, RUN_COLOURS, strict=False))
 
 
-def curve(panel: Panel, runs: Runs) -> go.Figure | None:
-    """One small chart over the steps; None if no run holds any of its series."""
+def curve(panel: Panel, runs: Runs, colours: Mapping[str, str] | None = None) -> go.Figure | None:
+    """One small chart over the steps; None if no run holds any of its series. `colours` are those of the runs, by default in their order."""
     shown = drawn(panel, list(runs.values()))
     if not shown:
         return None
     figure = go.Figure()
     several = len(runs) > 1
-    colours = run_colours(list(runs))
+    colours = colours or run_colours(list(runs))
     for name, records in runs.items():
         for series in shown:
             steps, values = series.points(records)
@@ -141,7 +141,7 @@ def curve(panel: Panel, runs: Runs) -> go.Figure | None:
     return figure
 
 
-def regime_plane(runs: Runs) -> go.Figure | None:
+def regime_plane(runs: Runs, colours: Mapping[str, str] | None = None) -> go.Figure | None:
     """Each run's path over H(Z|X) and MI-Seq-Est, both relative to the run's own start; a path goes from pale to full colour.
 
     None if no run has a start to be relative to: no information metrics, or none above zero at the first measurement.
@@ -154,7 +154,7 @@ def regime_plane(runs: Runs) -> go.Figure | None:
     bottom = min(0.0, 1.1 * min(y for path in paths.values() for y in path["y"]))
     figure = go.Figure()
     _shade_quadrants(figure, (bottom, right, top))
-    colours = run_colours(list(runs))
+    colours = colours or run_colours(list(runs))
     for name, path in paths.items():
         _add_path(figure, path, colours[name], html.escape(name), several=len(runs) > 1)
     dress(figure, right_margin=20)

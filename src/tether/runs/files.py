@@ -5,17 +5,26 @@ anywhere, so no link is followed: a file that is replaced is written under a fre
 O_NOFOLLOW.
 """
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
+import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tether.core.errors import StorageError
+from tether.core.errors import BadInput, StorageError, TetherError
+from tether.core.files import open_plain, read_plain
+from tether.core.text import shortened, visible
 
+LONGEST_OBJECT = 2**26
+"""Bytes of a JSON file that is read whole, unless a reader knows better."""
 DRAFT = ".part"
 """How the names of files end that are being written; a kill can leave one behind, and nothing reads them."""
+_DRAFT_NAME = re.compile(rf"\..+\.[0-9a-f]{{16}}{re.escape(DRAFT)}", re.DOTALL)
 
 _REMEDIES = {
     errno.ENOSPC: "free some space, then continue with --resume",
@@ -28,15 +37,22 @@ _REMEDIES = {
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file under a fresh name beside its place and move it there: a reader sees the old one or the new one, never half of it."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{DRAFT}")
+    remove_drafts(path.parent)
     try:
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        while True:
+            draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{DRAFT}")
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            with contextlib.suppress(OSError):  # a system without flock: drafts that kills leave stay there
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:
+                break
+            os.close(handle)  # taken for one that a kill left, before it was locked
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:  # halves of characters, as JSON writes them
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())  # else a power cut can leave an empty file under the new name
-            draft.replace(path)
+                draft.replace(path)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
@@ -50,7 +66,7 @@ def append_whole(path: Path, content: bytes) -> int:
     A line that a kill tore is ended first, so that what is added begins on a line of its own.
     """
     try:
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        handle = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
         with os.fdopen(handle, "ab") as file:
             size = os.fstat(file.fileno()).st_size
             torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
@@ -58,6 +74,41 @@ def append_whole(path: Path, content: bytes) -> int:
         return size + torn
     except OSError as error:
         raise storage_error(path, error) from error
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what killed writers left in a folder. A writer holds a flock on its draft, so one that can be locked has none."""
+    with contextlib.suppress(OSError):  # a folder or a draft that is gone or is somebody else's, a writer at work, a system without flock
+        for name in os.listdir(folder):
+            if _DRAFT_NAME.fullmatch(name):
+                with contextlib.suppress(OSError), os.fdopen(open_plain(folder / name, os.O_RDONLY | os.O_NOFOLLOW)) as draft:
+                    fcntl.flock(draft, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    (folder / name).unlink()
+
+
+def read_object(path: Path, most: int = LONGEST_OBJECT) -> dict[str, Any]:
+    """The object in a JSON file. StorageError where the file cannot be read, BadInput where it holds something else."""
+    try:
+        data = json.loads(read_plain(path, most))
+    except OSError as error:
+        raise storage_error(path, error, doing="read") from error
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number without end, or nested without end
+        raise BadInput(f"'{path}' does not parse: {shortened(' '.join(str(error).split()))}; restore it or take it away") from error
+    if not isinstance(data, dict):
+        raise BadInput(f"'{path}' holds a {type(data).__name__}; expected an object; restore it or take it away")
+    return data
+
+
+@contextlib.contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Says of what is read from a file or a folder that it does not have the form in which Tether writes it."""
+    try:
+        yield
+    except TetherError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        said = visible(shortened(" ".join(f"{type(error).__name__}: {error}".split())))
+        raise BadInput(f"'{path}' is not what Tether writes ({said}); restore it or take it away") from error
 
 
 def parsed_line(line: bytes) -> dict[str, Any] | None:

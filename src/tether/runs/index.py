@@ -11,10 +11,12 @@ that the database lacks in a temporary table. A database that is missing, damage
 anew by whoever writes next. So nothing is forced to the disk, and a reader works on a folder that it cannot write.
 """
 
-import math
+import errno
 import os
 import re
 import sqlite3
+import stat
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from tether.core.files import open_to_read
+from tether.core.text import visible
 from tether.runs.files import DRAFT, parsed_line, storage_error
 
 TRAJECTORIES, INDEX = "trajectories.jsonl", "trajectories.sqlite"
@@ -38,6 +42,8 @@ _VERSION = 2
 _BUSY_SECONDS = 10.0
 _TOLERANCE_NS = 2_000_000_000
 """A file that is newer than its index by less was written in the same moment: file systems round their times."""
+_LONGEST_LINE = 2**28
+"""Bytes of an episode's line; what is longer is no episode."""
 _PROBES = 16
 """Rows that are compared with the file when an index is opened."""
 _COLUMNS = "offset, length, step, split, attempt, grp, member, reward, stop_reason, success, kept"
@@ -62,6 +68,7 @@ CREATE TEMP VIEW last AS SELECT step, split, max(attempt) AS attempt
 # Trajectory lines are long (they hold every token id), so what a line is about is read from its first bytes.
 _BLOCK = re.compile(rb'\{"step": (\d{1,18}), "split": "([^"\\]*)", "attempt": (\d{1,9})[,}]')
 _TURNS = b', "turns": ['
+_JOURNALS = ("journal", "wal", "shm")
 
 
 class IndexRow(NamedTuple):
@@ -112,27 +119,27 @@ class TrajectoryIndex:
         """Take in what was written since the last time, from the database where it has it, else from the file."""
         with self._guard:
             try:
-                stat = self._data.stat()
+                data = self._data.stat()
             except FileNotFoundError:
                 self._open(None)
                 return
             except OSError as error:
                 raise storage_error(self._data, error, doing="read") from error
-            seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            seen = (data.st_ino, data.st_size, data.st_mtime_ns)
             if seen == self._seen:
                 return
             try:
                 grown = (
                     self._seen is not None
-                    and stat.st_ino == self._seen[0]
-                    and stat.st_size >= self.covered
+                    and data.st_ino == self._seen[0]
+                    and data.st_size >= self.covered
                     and self._fits(self._rows("offset DESC LIMIT 1"))
                 )
                 if not grown:
-                    self._open(stat)
+                    self._open(data)
             except sqlite3.Error:  # the database was damaged while it was open
                 self._open(None)
-            self._scan(stat.st_size)
+            self._scan(data.st_size)
             self._seen = seen
 
     @property
@@ -171,15 +178,15 @@ class TrajectoryIndex:
         return [name for (name,) in self._query("SELECT DISTINCT stop_reason FROM all_rows WHERE stop_reason != '' ORDER BY 1")]
 
     def read(self, rows: Sequence[IndexRow]) -> Iterator[dict[str, Any] | None]:
-        """The records of some rows, one at a time; None for a line that turns out to be torn."""
-        yield from map(parsed_line, self.read_lines(rows))
+        """The records of some rows, one at a time; None for a line that turns out to be torn, or to be no episode."""
+        yield from map(_episode, self.read_lines(rows))
 
     def read_lines(self, rows: Sequence[IndexRow]) -> Iterator[bytes]:
         """The lines of some rows as they stand in the file, one at a time."""
         if not rows:
             return
         try:
-            with self._data.open("rb") as file:
+            with open_to_read(self._data) as file:
                 for row in rows:
                     file.seek(row.offset)
                     yield file.read(row.length)
@@ -211,7 +218,9 @@ class TrajectoryIndex:
         if self._close is not None:
             self._close()
         self._seen, self.unfinished_line, self.is_complete = None, None, False
-        for use in (True, False) if data is not None else (False,):
+        # SQLite opens its journals with the database, and would wait for a pipe in the place of one of them.
+        usable = data is not None and all(map(_is_plain_or_missing, (self._path, *(Path(f"{self._path}-{end}") for end in _JOURNALS))))
+        for use in (True, False) if usable else (False,):
             address = f"file:{quote(str(self._path.absolute()))}?mode=ro" if use else "file::memory:"
             try:
                 found = sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None)
@@ -233,6 +242,10 @@ class TrajectoryIndex:
     def _is_of(self, data: os.stat_result) -> bool:
         """Whether the database can be that of the file: its rows follow on each other from the beginning, and some of them are compared."""
         if self._query("PRAGMA user_version") != [(_VERSION,)]:
+            return False
+        if self._query("SELECT count(*) FROM main.sqlite_master WHERE type IN ('view', 'trigger')") != [
+            (0,)
+        ]:  # it would run code of somebody
             return False
         total, end = self._query("SELECT ifnull(sum(length), 0), ifnull(max(offset + length), 0) FROM main.rows")[0]
         if total != end or end > data.st_size:
@@ -270,9 +283,11 @@ class TrajectoryIndex:
         found: list[tuple[Any, ...]] = []
         self.unfinished_line = None
         try:
-            with self._data.open("rb") as file:
+            with open_to_read(self._data) as file:
                 file.seek(start)
-                while start < until and (line := file.readline(until - start)):
+                while start < until and (line := file.readline(min(until - start, _LONGEST_LINE))):
+                    if not line.endswith(b"\n") and len(line) == _LONGEST_LINE:
+                        raise OSError(errno.EFBIG, f"the line at byte {start} is longer than {_LONGEST_LINE:,} bytes")
                     if not line.endswith(b"\n"):
                         self.unfinished_line = int(self._query("SELECT count(*) FROM all_rows")[0][0]) + len(found) + 1
                         break
@@ -324,8 +339,12 @@ class IndexWriter:
         """Bring the database up to the end of the file, whatever state it is in."""
         self.close()
         path = self._folder / INDEX
-        if path.is_symlink():  # a run writes only into its own folder
-            path.unlink()
+        for found in (path, *(Path(f"{path}-{end}") for end in _JOURNALS)):
+            if found.is_symlink() or not _is_plain_or_missing(found):  # a run writes only into its own folder, and waits for no pipe
+                try:
+                    found.unlink()
+                except OSError as error:
+                    raise storage_error(found, error) from error
         index = TrajectoryIndex(self._folder)
         index.refresh()
         self.attempts = {**self.attempts, **index.attempts()}
@@ -338,6 +357,13 @@ class IndexWriter:
             return
         self._connection, self._close = connection, weakref.finalize(self, connection.close)
         self._covered = index.covered
+
+
+def _is_plain_or_missing(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        return error.errno == errno.ENOENT
 
 
 def _insert(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], schema: str = "main") -> None:
@@ -375,6 +401,17 @@ def _head_of(line: bytes) -> dict[str, Any]:
     return parsed_line(line[:turns] + b"}" if turns > 0 else line) or {}
 
 
+def _episode(line: bytes) -> dict[str, Any] | None:
+    record = parsed_line(line)
+    turns = record.get("turns", []) if record is not None else None
+    texts = ("observation", "response")
+    if isinstance(turns, list) and all(
+        isinstance(turn, dict) and all(isinstance(turn.get(name, ""), str) for name in texts) for turn in turns
+    ):
+        return record
+    return None
+
+
 def _row(start: int, length: int, record: Mapping[str, Any]) -> tuple[Any, ...]:
     """The row of a line, from its place and what its record says; a record that lacks its block is a torn line."""
     block = record.get("step"), record.get("split"), record.get("attempt")
@@ -386,8 +423,8 @@ def _row(start: int, length: int, record: Mapping[str, Any]) -> tuple[Any, ...]:
         length,
         *block,
         *(value if isinstance(value := record.get(name), int) and 0 <= value < 2**63 else -1 for name in ("group", "member")),
-        float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else None,
-        str(record.get("stop_reason") or ""),
+        float(reward) if isinstance(reward, int | float) and abs(reward) <= sys.float_info.max else None,
+        visible(str(record.get("stop_reason") or "")),
         None if success is None else bool(success),
         bool(record.get("kept")),
     )

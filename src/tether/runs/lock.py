@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput, StorageError
+from tether.core.files import open_plain
 from tether.runs.files import parsed_line, storage_error
 
 LOCK = "run.lock"
@@ -103,7 +104,7 @@ def _opened(path: Path, patience: float) -> int:
     """The lock file, locked and with the record of this process."""
     while True:
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            handle = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             raise storage_error(path, error) from error
         try:
@@ -126,7 +127,7 @@ def lock_holder(folder: Path) -> str | None:
     """Who writes this run folder now, in words; None where nobody does. Only reads."""
     path = folder / LOCK
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = open_plain(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:

@@ -20,11 +20,12 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from tether.core.shares import exact_percent, interval_words, percent, range_words
+from tether.core.text import for_html, for_markdown
 from tether.runs.evaluations import Board, Difference, Result, categories, task_title
 from tether.runs.figures import Chart, panel_chart
 from tether.runs.files import write_whole
 from tether.runs.panels import AUDIT, WORDS
-from tether.runs.reasoning_view import turn_views
+from tether.runs.reasoning_view import episode_view
 from tether.runs.schema import StepRecord
 from tether.runs.verdict import Tile, number
 
@@ -78,6 +79,7 @@ def template_environment(*folders: str) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader("tether.runs", folder) for folder in ("templates", *folders)]),
         autoescape=True,
+        finalize=for_html,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -155,8 +157,7 @@ def write_result_page(result: Result, out: Path) -> Path:
         spent=spent(result),
         categories={kind: rows for kind, rows in categories(result).items() if len(rows) > 1},
         examples={
-            kind: [{**each, "success": kind == "successes", "error": None, "turns": turn_views(each)} for each in shown]
-            for kind, shown in result["examples"].items()
+            kind: [episode_view({**each, "success": kind == "successes"}) for each in shown] for kind, shown in result["examples"].items()
         },
         rate=rate,
     )
@@ -202,11 +203,11 @@ def markdown(boards: Sequence[Board]) -> str:
         rows = board_rows(board)
         titles = [title for title in rows[0] if title not in ("temperature", "samples", "spent")]
         lines = [["" if title == "#" else title for title in titles], ["---" if title in WORDED else "---:" for title in titles]]
-        lines += [[row[title].replace("|", "\\|") for title in titles] for row in rows]
+        lines += [[for_markdown(row[title]) for title in titles] for row in rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        parts.append(f"## {board.title}\n\n{table}")
+        parts.append(f"## {for_markdown(board.title)}\n\n{table}")
         if board.differences:
-            parts.append("\n".join(f"- {difference_words(difference)}" for difference in board.differences))
+            parts.append("\n".join(f"- {for_markdown(difference_words(difference), 800)}" for difference in board.differences))
     return "\n\n".join(parts)
 
 

@@ -79,6 +79,14 @@ class TurnView:
     """What the model was given before this response and after its last one, special tokens included; empty without a tokenizer."""
 
 
+_FACTS = {"group": -1, "member": -1, "success": None, "reward": None, "stop_reason": "", "kept": False, "error": None, "measures": {}}
+
+
+def episode_view(record: Mapping[str, Any], tokenizer: Any | None = None) -> dict[str, Any]:
+    """An episode's record with the views of its turns; what it does not say is unknown."""
+    return {**_FACTS, **record, "turns": turn_views(record, tokenizer)}
+
+
 def turn_views(record: Mapping[str, Any], tokenizer: Any | None = None) -> list[TurnView]:
     """The turns of an episode's record; with a tokenizer token by token."""
     return [_turn_view(number, turn, tokenizer) for number, turn in enumerate(record.get("turns") or [], start=1)]
@@ -124,7 +132,10 @@ def pieces(tokenizer: Any, turn: Mapping[str, Any]) -> list[Piece]:
     pending: list[int] = []
     for place, token in enumerate(ids):
         pending.append(place)
-        text = stream.step(tokenizer, token)
+        try:
+            text = stream.step(tokenizer, token)
+        except Exception:  # what the tokenizers package raises is no narrower class: these ids are of another tokenizer
+            return []
         if text is None and place < len(ids) - 1:
             continue
         chances = [logprobs[each] if each < len(logprobs) else None for each in pending]
@@ -169,10 +180,10 @@ def sample_steps(store: RunStore) -> list[SampleStep]:
     for step in ends:
         first_of_prompt: dict[int, dict[str, Any]] = {}
         for record in store.trajectories(step, split):
-            first_of_prompt.setdefault(record["seed"], record)
+            first_of_prompt.setdefault(record.get("seed", record.get("group")), record)
             if len(first_of_prompt) == NUM_PROMPTS:  # the rest of the step need not be read
                 break
-        samples.append(SampleStep(step, split, [{**record, "turns": turn_views(record)} for record in first_of_prompt.values()]))
+        samples.append(SampleStep(step, split, list(map(episode_view, first_of_prompt.values()))))
     return samples
 
 

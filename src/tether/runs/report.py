@@ -11,6 +11,7 @@ from typing import Any
 
 from tether.core.enums import Regime
 from tether.core.errors import BadInput
+from tether.core.text import visible
 from tether.runs.alarms import alarm_history, are_recorded
 from tether.runs.compare import compare_runs, evaluation_prompts
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS, panel_chart, plane_chart, run_colours
@@ -30,8 +31,8 @@ def write_report(stores: Sequence[RunStore], out: Path, templates: Sequence[Sequ
         raise BadInput("a report needs at least one run; give its folder")
     if len(stores) > len(RUN_COLOURS):
         raise BadInput(f"a report compares at most {len(RUN_COLOURS)} runs, got {len(stores)}; more lines cannot be told apart")
-    short = [store.folder.resolve().name for store in stores]
-    names = short if len(set(short)) == len(short) else [str(store.folder) for store in stores]
+    short = [visible(store.folder.resolve().name) for store in stores]
+    names = short if len(set(short)) == len(short) else [visible(str(store.folder)) for store in stores]
     if len(set(names)) < len(names):
         raise BadInput(f"a run was given twice: {', '.join(names)}; give each folder once")
     records = {name: store.steps() for name, store in zip(names, stores, strict=True)}

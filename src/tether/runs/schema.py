@@ -14,6 +14,7 @@ from typing import Any
 
 from tether.core.enums import FinishReason, StopReason
 from tether.core.errors import BadInput
+from tether.core.text import shortened
 from tether.core.types import Trajectory, Turn, Usage
 
 SCHEMA_VERSION = 1
@@ -52,9 +53,16 @@ class StepRecord:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "StepRecord":
         try:
-            metrics = {str(name): float(value) for name, value in data["metrics"].items()}
-            return cls(int(data["step"]), metrics, data.get("regime"), list(data.get("notes", [])), list(data.get("alarms", [])))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            step, metrics = int(data["step"]), {str(name): float(value) for name, value in data["metrics"].items()}
+            strange = [name for name, value in metrics.items() if not math.isfinite(value)]
+            if strange or not 0 <= step < 2**53:
+                raise ValueError(f"metric {strange[0]} is not finite" if strange else f"step {shortened(str(step), 40)}")
+            alarms = list(data.get("alarms", []))
+            if not all(isinstance(alarm, dict) and "name" in alarm for alarm in alarms):
+                raise ValueError("an alarm without a name")
+            regime = data.get("regime")
+            return cls(step, metrics, None if regime is None else str(regime), list(map(str, data.get("notes", []))), alarms)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadInput(f"not a step record: {error!r}; expected the keys step and metrics") from error
 
 

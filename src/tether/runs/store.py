@@ -15,6 +15,7 @@ each block of trajectories carries an `attempt`, the number of earlier blocks of
 A kill can tear the last line: readers skip it and remember it in `torn_lines`, and the next append starts on a line of its own.
 """
 
+import errno
 import json
 import os
 import weakref
@@ -24,10 +25,13 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
+from tether.core.config import MAX_FILE, load_yaml
 from tether.core.errors import BadInput
+from tether.core.files import open_to_read, read_plain
+from tether.core.text import shortened
 from tether.core.version import __version__
 from tether.runs.checkpoints import MODEL, find_checkpoint
-from tether.runs.files import DRAFT, append_whole, parsed_line, storage_error, write_whole
+from tether.runs.files import DRAFT, append_whole, parsed_line, read_object, remove_drafts, storage_error, write_whole
 from tether.runs.index import INDEX, TRAJECTORIES, IndexWriter, TrajectoryIndex
 from tether.runs.lock import LOCK, RunLock, RunLocked
 from tether.runs.schema import SCHEMA_VERSION, StepRecord, check_schema
@@ -38,6 +42,9 @@ CHECKPOINTS, REPORT = "checkpoints", "report.html"
 INDEX_WORTH_SAVING = 2**24
 """Bytes of trajectories: a reader that had to scan more keeps what it found, where nobody writes the run."""
 
+
+MOST_RECORDS = 2**32
+"""Bytes of a file of records that is read whole."""
 
 PRIVATE = 0o700
 """The mode of a new run folder: what environments and models say may hold secrets of whoever runs them."""
@@ -88,9 +95,9 @@ class RunStore:
     @classmethod
     def open(cls, folder: Path, *, writes: bool = True) -> "RunStore":
         """An existing run folder; `writes` as in the constructor."""
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise BadInput(f"run folder '{folder}' does not exist; check the path")
-        missing = [name for name in (ABOUT, CONFIG) if not (folder / name).is_file()]
+        missing = [name for name in (ABOUT, CONFIG) if not os.path.lexists(folder / name)]
         if missing:
             raise BadInput(
                 f"'{folder}' is not a run folder: {' and '.join(missing)} missing; give the folder that `tether train --out` wrote"
@@ -114,9 +121,9 @@ class RunStore:
                 )
         self._held = RunLock.acquire(self.folder)
         self._lock = weakref.finalize(self, self._held.release)
-        for name in (ABOUT, CONFIG, INDEX):
-            for draft in self.folder.glob(f".{name}.*{DRAFT}*"):  # a kill left it
-                draft.unlink(missing_ok=True)
+        remove_drafts(self.folder)
+        for draft in self.folder.glob(f".{INDEX}.*{DRAFT}*"):  # a kill left it; only the holder of the lock writes one
+            draft.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing more is written: another process may."""
@@ -167,20 +174,27 @@ class RunStore:
 
     def config_text(self) -> str:
         """The resolved settings, as written."""
+        path = self.folder / CONFIG
         try:
-            return (self.folder / CONFIG).read_text(encoding="utf-8")
+            return read_plain(path, MAX_FILE).decode("utf-8")
         except OSError as error:
-            raise storage_error(self.folder / CONFIG, error) from error
+            raise storage_error(path, error, doing="read") from error
+        except UnicodeDecodeError as error:
+            raise BadInput(
+                f"'{path}' is not UTF-8 text ({error.reason} at byte {error.start}); restore it or choose another run"
+            ) from error
 
     def config(self) -> dict[str, Any]:
-        """The resolved settings."""
+        """The resolved settings; names are text at every level."""
+        path, text = self.folder / CONFIG, self.config_text()
         try:
-            data = yaml.safe_load(self.config_text()) or {}
-        except yaml.YAMLError as error:
-            raise BadInput(f"'{self.folder / CONFIG}' does not parse: {' '.join(str(error).split())}") from error
-        if not isinstance(data, dict):
-            raise BadInput(f"'{self.folder / CONFIG}' holds a {type(data).__name__}; expected sections of key: value")
-        return data
+            data = load_yaml(text) or {}
+        except (yaml.YAMLError, ValueError) as error:
+            words = shortened(" ".join(str(error).split()), 500)
+            raise BadInput(f"'{path}' does not parse: {words}; restore it or choose another run") from error
+        _check_sections(path, {"settings": data})
+        _check_sections(path, {name: data.get(name) for name in ("env", "evaluation", "filter", "model", "algorithm")})
+        return dict(_with_names(data))
 
     def replace_config(self, config_yaml: str) -> None:
         """Write other settings in place of the old ones, for a run that continues for longer than first configured."""
@@ -220,7 +234,7 @@ class RunStore:
         for path in (self.folder / METRICS, self.folder / TRAJECTORIES):
             if path.exists():
                 try:
-                    with path.open("rb") as file:
+                    with open_to_read(path) as file:
                         os.fsync(file.fileno())
                 except OSError as error:
                     raise storage_error(path, error) from error
@@ -277,17 +291,8 @@ class RunStore:
 
     def _run_json(self) -> dict[str, Any]:
         path = self.folder / ABOUT
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise storage_error(path, error) from error
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"'{path}' does not parse: {error}; restore it or choose another run") from error
-        if not isinstance(data, dict):
-            raise BadInput(f"'{path}' holds a {type(data).__name__}; expected an object with schema and about")
-        for key in ("about", "machine"):
-            if not isinstance(data.get(key) or {}, dict):
-                raise BadInput(f"'{path}' has a {type(data[key]).__name__} as {key}; expected an object; restore it or choose another run")
+        data = read_object(path)
+        _check_sections(path, {key: data.get(key) for key in ("about", "machine")})
         return data
 
     def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
@@ -319,8 +324,10 @@ class _LinesByStep(Generic[V]):
     def read(self) -> list[int]:
         """Read what was added since the last time; returns the numbers of the lines that a kill tore, or that have no end yet."""
         try:
-            with self._path.open("rb") as file:
+            with open_to_read(self._path) as file:
                 stat = os.fstat(file.fileno())
+                if stat.st_size > MOST_RECORDS:
+                    raise OSError(errno.EFBIG, f"it has {stat.st_size:,} bytes, and no run writes more than {MOST_RECORDS:,}")
                 if (stat.st_ino, stat.st_dev) != self._file or stat.st_size < self._end:  # another file than before
                     self._forget()
                     self._file = (stat.st_ino, stat.st_dev)
@@ -427,10 +434,24 @@ def append_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The records of a JSONL file; torn lines are left out, and a file that is not there has none."""
     try:
-        lines = path.read_bytes().splitlines() if path.exists() else []
+        lines = read_plain(path, MOST_RECORDS).split(b"\n") if os.path.lexists(path) else []
     except OSError as error:
         raise storage_error(path, error, doing="read") from error
     return [record for line in lines if (record := parsed_line(line)) is not None]
+
+
+def _check_sections(path: Path, sections: Mapping[str, Any]) -> None:
+    """Refuse a file in which one of these is something else than an object."""
+    for name, value in sections.items():
+        if not isinstance(value or {}, dict):
+            raise BadInput(f"'{path}' has a {type(value).__name__} as {name}; expected an object; restore it or choose another run")
+
+
+def _with_names(value: Any) -> Any:
+    """Settings whose names are all text: YAML has numbers and dates as names, too."""
+    if isinstance(value, dict):
+        return {str(name): _with_names(inner) for name, inner in value.items()}
+    return [_with_names(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _lines_of(records: Sequence[Mapping[str, Any]]) -> list[bytes]:

@@ -141,7 +141,7 @@ def mean_rates(timings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def machine_words(machine: Mapping[str, Any]) -> str:
     """What a run was computed on, in one line. Example: "NVIDIA H200; 790 TFLOP/s measured in bfloat16; engine: paged"."""
     parts = [str(machine["device"])] if "device" in machine else []
-    if "peak" in machine:
+    if isinstance(machine.get("peak"), int | float):
         parts.append(f"{float(machine['peak']) / 1e12:.3g} TFLOP/s measured in {machine.get('dtype', 'its type')}")
     parts += [f"engine: {machine['engine']}"] if "engine" in machine else []
     return "; ".join(parts)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput, MissingDependency, UnknownName, did_you_mean
-from tether.runs.files import write_whole
+from tether.runs.files import read_object, write_whole
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 """Each a class here, and the name of the package it needs, which is imported where it is used, and of the extra that brings it."""
@@ -109,8 +109,10 @@ def open_tracker(name: str, run: TrackedRun) -> Tracker:
 def run_id(folder: Path) -> str:
     """The id of the run in this folder, made at its first call and kept there."""
     path = folder / STATE
-    if path.is_file():
-        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    if os.path.lexists(path):
+        if not isinstance(known := read_object(path).get("id"), str):
+            raise BadInput(f"'{path}' has no id; delete it, and trackers begin a new curve")
+        return known
     made = uuid.uuid4().hex[:12]
     write_whole(path, json.dumps({"id": made}) + "\n")
     return made

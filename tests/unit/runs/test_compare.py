@@ -65,7 +65,7 @@ def test_runs_of_one_task_are_ranked_whatever_else_differs(tmp_path: Path) -> No
         ({"env": {"name": "countdown"}}, "env.name (frozen_lake, countdown)"),
         ({"env": {"options": {"size": 6}}}, "env.options.size (4, 6)"),
         ({"env": {"options": {"data": "b.jsonl"}}}, "env.options.data (not recorded, b.jsonl)"),
-        ({"also": [{"name": "sokoban"}]}, 'also ([], [{"name": "sokoban"}])'),
+        ({"also": [{"name": "sokoban"}]}, "also (none, name sokoban)"),
         ({"evaluation": {"prompts": 512}}, "evaluation.prompts (256, 512)"),
         ({"evaluation": {"temperature": 0.0}}, "evaluation.temperature (0.5, 0.0)"),
         ({"evaluation": {"samples": 4}}, "evaluation.samples (1, 4)"),

@@ -109,7 +109,13 @@ def test_only_one_task_is_ranked_together() -> None:
     found = boards([a, b, harder, other_file, fewer])
     assert sorted([[r["model"]["name"] for r in board.results] for board in found]) == [["B", "A"], ["C"], ["D"], ["E"]]
     board = next(board for board in found if len(board.results) == 2)
-    assert board.title == task_title(a) == "e, t.jsonl, split test, 40 prompts"
+    assert task_title(a) == "e, t.jsonl, split test, 40 prompts"
+    assert {board.title for board in found} == {
+        "e, t.jsonl, split test, 40 prompts (size 4, t.jsonl sha256 ab)",
+        "e, t.jsonl, split test, 40 prompts (size 8, t.jsonl sha256 ab)",
+        "e, t.jsonl, split test, 40 prompts (size 4, t.jsonl sha256 cd)",
+        "e, t.jsonl, split test, 2 prompts",
+    }, "no heading stands over two tables"
     assert board.beyond(board.results[0]) == ["A"] and board.beyond(board.results[1]) == ["B"]
 
 

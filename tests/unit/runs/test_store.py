@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,9 +176,17 @@ def test_a_newer_schema_is_refused(store: RunStore) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full gives a real ENOSPC on Linux only")
 def test_a_full_disk_is_one_plain_line_and_loses_nothing(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.append(StepRecord(1, {"rollout/success": 0.1}))
-    real = os.open
-    full = Path("/dev/full")  # no link to it: a run writes through none
-    monkeypatch.setattr(os, "open", lambda path, *rest: real(full if Path(path).name == "timings.jsonl" else path, *rest))
+    real = os.fdopen
+
+    def on_a_full_disk(handle: int, *rest: Any) -> Any:
+        """The file becomes one whose every write fails, once it is open: a run opens plain files alone."""
+        if os.readlink(f"/proc/self/fd/{handle}").endswith("timings.jsonl"):
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, handle)
+            os.close(full)
+        return real(handle, *rest)
+
+    monkeypatch.setattr(os, "fdopen", on_a_full_disk)
     with pytest.raises(StorageError) as caught:
         store.append_timings(1, {"seconds": {"rollout": 1.0}})
     message = str(caught.value)

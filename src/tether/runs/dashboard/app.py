@@ -14,9 +14,11 @@ from the network. Text of a model that would reach a page unescaped could still 
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import cache, partial
@@ -27,13 +29,13 @@ from urllib.parse import parse_qs, urlencode
 
 from tether.core.errors import BadInput, StorageError
 from tether.core.http import AccessControl, Refusal, make_server
-from tether.core.text import visible
 from tether.core.version import __version__
 from tether.runs.dashboard import pages
 from tether.runs.dashboard.catalogue import Catalogue, Stamp
-from tether.runs.dashboard.charts import Charts
+from tether.runs.dashboard.charts import Charts, colours_of, lines_of
 from tether.runs.dashboard.pages import StepTemplateSearch, Words
 from tether.runs.figures import REGIME_TINTS, RUN_COLOURS
+from tether.runs.files import as_written
 from tether.runs.pages import template_environment
 from tether.runs.verdict import number
 
@@ -50,7 +52,7 @@ WRONG_TOKEN_SECONDS = 0.5
 """A wrong token is answered this late."""
 
 # plotly.js makes an empty style element and fills it through the object model, which a policy does not limit: the hash is that of the empty text.
-# The style of its maps stays blocked, and there are no maps; the browser's console says so once a page.
+# The style of its maps, which are not drawn here, would be blocked, with an error in the browser's console: base.html keeps plotly from adding it.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -62,6 +64,7 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+_MAP_STYLE = re.compile(r'getElementById\("([0-9a-f]{64})"\)\)\{var \w+=document\.createElement\("style"\)')
 _KINDS = {SCRIPT: "text/javascript", STYLE: "text/css", PLOTLY: "text/javascript"}
 
 
@@ -104,16 +107,13 @@ def run(catalogue: Catalogue, search_templates: StepTemplateSearch, listener: An
 
 def _read_ahead(catalogue: Catalogue, stopping: threading.Event) -> None:
     """Read what every run has recorded, the newest first, so that the first visit of a page need not."""
-    runs = sorted(catalogue.runs().values(), key=lambda run: str(run.about().get("started", "")), reverse=True)
-    Charts().get("success", runs[:1])  # loads plotly
-    for run in runs:
+    Charts().get("success", [])  # loads plotly
+    for run in sorted(catalogue.runs().values(), key=lambda run: run.stamp(), reverse=True):
         if stopping.is_set():
             return
-        try:
+        with contextlib.suppress(BadInput, StorageError), as_written(run.folder):  # the page of the runs says it
             run.records()
             run.index()
-        except (BadInput, StorageError):  # the page of the runs says it
-            continue
 
 
 def _add_pages(app: "FastAPI", catalogue: Catalogue, search_templates: StepTemplateSearch, render: Callable[..., str]) -> None:
@@ -134,8 +134,9 @@ def _add_pages(app: "FastAPI", catalogue: Catalogue, search_templates: StepTempl
     @app.get("/compare")
     def compare(request: Request) -> HTMLResponse:
         words = _words(request)
-        values = pages.compare_page(catalogue, words)
-        return page("compare.html", words, "Comparison", values, live=values["names"])
+        with as_written(catalogue.root):
+            values = pages.compare_page(catalogue, words)
+            return page("compare.html", words, "Comparison", values, live=values["names"])
 
     def of_run(path: str, template: str, name: str, make: Callable[[Any, Words], dict[str, Any]], *, is_live: bool) -> None:
         """A page about one run."""
@@ -144,7 +145,8 @@ def _add_pages(app: "FastAPI", catalogue: Catalogue, search_templates: StepTempl
         def answer(request: Request) -> HTMLResponse:
             words = _words(request)
             run = catalogue.get(words.text("run"))
-            return page(template, words, f"{run.name} · {name}", make(run, words), run=run, live=[run.name] if is_live else None)
+            with as_written(run.folder):
+                return page(template, words, f"{run.name} · {name}", make(run, words), run=run, live=[run.name] if is_live else None)
 
     of_run("/run", "run.html", "overview", lambda run, _: pages.run_page(run), is_live=True)
     of_run("/trajectories", "trajectories.html", "trajectories", pages.trajectories_page, is_live=True)
@@ -167,7 +169,9 @@ def _add_data(app: "FastAPI", catalogue: Catalogue) -> None:
         words = _words(request)
         runs = [catalogue.get(name) for name in words.every("run")]
         pool = words.text("pool") == "yes"
-        made = charts.get(words.text("name"), runs, pool=pool, step=words.whole("step"), beside=words.whole("beside"))
+        with as_written(runs[0].folder if runs else catalogue.root):
+            colours = colours_of(lines_of(runs, pool=pool), catalogue.places())
+            made = charts.get(words.text("name"), runs, pool=pool, step=words.whole("step"), beside=words.whole("beside"), colours=colours)
         return Response(made, media_type="application/json", headers={"cache-control": "no-store"})
 
     @app.get("/events")
@@ -184,7 +188,7 @@ def _add_data(app: "FastAPI", catalogue: Catalogue) -> None:
         return Response(_static_file(name), media_type=_KINDS[name], headers={"cache-control": "max-age=86400"})
 
     @app.get("/health")
-    def health() -> dict[str, Any]:
+    async def health() -> dict[str, Any]:  # in the event loop: an answer that waits for no thread and no disk
         return {"status": "ok", "version": __version__}
 
 
@@ -233,9 +237,9 @@ def _renderer() -> Callable[..., str]:
     environment.filters["number"] = lambda value: "—" if value is None else number(value)
     environment.filters["percent"] = lambda value: "—" if value is None else f"{value:.0%}"
     environment.filters["words"] = lambda text: str(text).replace("_", " ")
-    environment.filters["visible"] = visible
     environment.globals["address"] = _address
     environment.globals["version"] = __version__
+    environment.globals["map_styles"] = _MAP_STYLE.findall(_static_file(PLOTLY).decode())
 
     def render(template: str, **values: Any) -> str:
         values = {"words": Words([]), "run": None, "live": None, **values}

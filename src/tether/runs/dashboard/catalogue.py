@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import BadInput, StorageError, did_you_mean
+from tether.core.files import read_plain
+from tether.core.text import shortened, visible
 from tether.runs.checkpoints import MODEL
 from tether.runs.compare import evaluation_prompts
 from tether.runs.index import TRAJECTORIES, TrajectoryIndex
@@ -24,6 +26,7 @@ from tether.runs.schema import StepRecord
 from tether.runs.store import ABOUT, CONFIG, METRICS, TIMINGS, RunStore
 
 DEEPEST = 4
+LONGEST_TOKENIZER = 2**28
 RESCAN_SECONDS = 2.0
 """A folder that was looked through more recently is not looked through again."""
 
@@ -83,13 +86,19 @@ class LiveRun:
         with self._guard:
             return self.store.trajectory_index()
 
-    def tokenizer(self) -> Any | None:
-        """The tokenizer of its checkpoints, which turns the token ids of episodes into text; None where no checkpoint holds one."""
+    def tokenizer(self) -> tuple[Any | None, str]:
+        """The tokenizer of its checkpoints, which turns the token ids of episodes into text; None and the reason where none holds a whole one."""
         from tokenizers import Tokenizer
 
-        def load() -> Any | None:
-            path = min(self.store.checkpoints.glob(f"*/{MODEL}/tokenizer.json"), default=None)
-            return None if path is None else Tokenizer.from_file(str(path))
+        def load() -> tuple[Any | None, str]:
+            reason = "no checkpoint in the run folder holds a tokenizer"
+            for path in sorted(self.store.checkpoints.glob(f"*/{MODEL}/tokenizer.json")):
+                try:
+                    return Tokenizer.from_str(read_plain(path, LONGEST_TOKENIZER).decode("utf-8")), ""
+                except Exception as error:  # what the tokenizers package raises is no narrower class
+                    said = shortened(" ".join(str(error).split()))
+                    reason = f"the tokenizer of checkpoint {path.parent.parent.name} is damaged ({said}); `tether doctor` checks the run"
+            return None, reason
 
         return self.once("tokenizer", ("checkpoints",), load)
 
@@ -144,6 +153,10 @@ class Catalogue:
                 self._scanned = time.monotonic()
             return dict(self._runs)
 
+    def places(self) -> dict[str, int]:
+        """The place of every run in the order of names: what its colour goes by on every page."""
+        return {name: place for place, name in enumerate(sorted(self.runs()))}
+
     def get(self, name: str) -> LiveRun:
         """One run; BadInput with the nearest name where there is none."""
         runs = self.runs()
@@ -159,7 +172,9 @@ class Catalogue:
         found: dict[str, LiveRun] = {}
         unreadable: dict[str, str] = {}
         for folder in _run_folders(self.root, DEEPEST):
-            name = folder.name if folder == self.root else folder.relative_to(self.root).as_posix()
+            name = visible(folder.name if folder == self.root else folder.relative_to(self.root).as_posix())
+            while name in found or name in unreadable:  # of two names that look the same
+                name += "'"
             try:
                 found[name] = self._runs.get(name) or LiveRun(name, folder)
             except (BadInput, StorageError) as error:
@@ -169,7 +184,7 @@ class Catalogue:
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
     """Folders with a run.json, in order of their names; links and hidden folders are not entered, nor is the inside of a run."""
-    if (folder / ABOUT).is_file():
+    if os.path.lexists(folder / ABOUT):
         yield folder
         return
     if depth == 0:

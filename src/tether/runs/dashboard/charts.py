@@ -13,7 +13,7 @@ import dataclasses
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ NOT_SETTINGS = ("seed", "tags")
 """Runs that differ in these alone are repetitions of one another."""
 READING = "The mean over seeds of the same settings, with Student's 95% interval of that mean; a run without other seeds has no band here."
 MOST_LINES = len(RUN_COLOURS)
+MOST_TICKS = 96
+"""Groups that are all named on their axis."""
 MOST_KEPT = 512
 """Charts that are kept, a few to a hundred kilobytes each."""
 
@@ -66,6 +68,19 @@ def lines_of(runs: Sequence[LiveRun], *, pool: bool) -> Lines:
     return Lines(named, max(0, len(groups) - MOST_LINES))
 
 
+def colours_of(lines: Lines, places: Mapping[str, int]) -> dict[str, int]:
+    """The number of each line's colour. A run keeps its colour on every page, as long as no other line of the page has it.
+
+    Args:
+        places: of all runs; a line of several seeds goes by its first.
+    """
+    found: dict[str, int] = {}
+    for name, runs in sorted(lines.groups.items(), key=lambda item: places.get(item[1][0].name, 0)):
+        place = places.get(runs[0].name, 0) % MOST_LINES
+        found[name] = next((place + step) % MOST_LINES for step in range(MOST_LINES) if (place + step) % MOST_LINES not in found.values())
+    return found
+
+
 class Charts:
     """Makes charts and keeps the latest of them."""
 
@@ -73,7 +88,16 @@ class Charts:
         self._kept: OrderedDict[tuple[Any, ...], tuple[tuple[Stamp, ...], str]] = OrderedDict()
         self._guard = threading.Lock()
 
-    def get(self, name: str, runs: Sequence[LiveRun], *, pool: bool = False, step: int | None = None, beside: int | None = None) -> str:
+    def get(
+        self,
+        name: str,
+        runs: Sequence[LiveRun],
+        *,
+        pool: bool = False,
+        step: int | None = None,
+        beside: int | None = None,
+        colours: Mapping[str, int] | None = None,
+    ) -> str:
         """The JSON of one chart. `step` and `beside` are for the charts of a step: groups, and the two decompositions to compare."""
         known = [*PANELS, PLANE, GROUPS, *GRADIENTS]
         if name not in known:
@@ -82,7 +106,8 @@ class Charts:
             return Chart(name, "", "", None, "No runs are chosen.").to_json()
         file = TRAJECTORIES if name == GROUPS else TIMINGS if name in _COST_KEYS else METRICS
         stamps = tuple(file_stamp(run.folder / file) for run in runs)
-        key = (name, tuple(run.name for run in runs), pool, step, beside)
+        tints = {line: RUN_COLOURS[number] for line, number in (colours or {}).items()}
+        key = (name, tuple(run.name for run in runs), pool, step, beside, tuple(tints.items()))
         with self._guard:
             kept = self._kept.get(key)
             if kept is not None and kept[0] == stamps:
@@ -93,7 +118,7 @@ class Charts:
         elif name in GRADIENTS:
             made = gradient_chart(name, decompositions(runs[0].records()), beside, step).to_json()
         else:
-            made = _curves(name, lines_of(runs, pool=pool)).to_json()
+            made = _curves(name, lines_of(runs, pool=pool), tints).to_json()
         with self._guard:
             self._kept[key] = (stamps, made)
             while len(self._kept) > MOST_KEPT:
@@ -101,8 +126,8 @@ class Charts:
         return made
 
 
-def _curves(name: str, lines: Lines) -> Chart:
-    """A chart of steps. A line without records keeps its place, because colours go by it."""
+def _curves(name: str, lines: Lines, tints: Mapping[str, str]) -> Chart:
+    """A chart of steps."""
     panel = PANELS.get(name)
     share = shares(list(PANELS.values()))
     drawn: dict[str, Sequence[StepRecord]] = {}
@@ -110,8 +135,8 @@ def _curves(name: str, lines: Lines) -> Chart:
         records = [as_records(run.timings()) if name in _COST_KEYS else run.records() for run in runs]
         drawn[line] = records[0] if len(records) == 1 else pooled(records, share=share)
     if panel is None:
-        return plane_chart(drawn)
-    return panel_chart(over_seeds(panel) if lines.has_seeds else panel, drawn)
+        return plane_chart(drawn, tints)
+    return panel_chart(over_seeds(panel) if lines.has_seeds else panel, drawn, tints)
 
 
 def _groups_chart(run: LiveRun, step: int | None) -> Chart:
@@ -129,9 +154,22 @@ def _groups_chart(run: LiveRun, step: int | None) -> Chart:
     figure.update_layout(barmode="overlay", bargap=0.25, hovermode="closest", showlegend=True)
     figure.update_layout(legend={"orientation": "h", "y": 1.14, "x": 0})
     figure.update_xaxes(type="category", title_text="group, most reward variance first", categoryorder="array")
-    figure.update_xaxes(categoryarray=[str(group.number) for group in measured])
+    few = {"tickmode": "linear", "dtick": 1} if len(measured) <= MOST_TICKS else {}
+    figure.update_xaxes(categoryarray=[str(group.number) for group in measured], tickfont={"size": 11 if len(measured) <= 24 else 9}, **few)
     figure.update_yaxes(rangemode="tozero", tickformat="~g", nticks=5)
     return Chart(GROUPS, "Reward variance by group", "Reward variance of each group of the step, and what the filter kept of them.", figure)
+
+
+def differs_most(records: Mapping[str, Sequence[StepRecord]]) -> Panel | None:
+    """The panel whose main line ends furthest apart between the runs, as a share of its axis; None where no panel has two lines."""
+
+    def spread(panel: Panel) -> float:
+        ends = [values[-1] for found in records.values() if (values := panel.series[0].points(found)[1])]
+        scale = 1.0 if panel.percent else max(map(abs, ends), default=0.0)
+        return (max(ends) - min(ends)) / scale if len(ends) > 1 and scale else 0.0
+
+    found = max((panel for section in SECTIONS for panel in section.panels), key=spread)
+    return found if spread(found) > 0 else None
 
 
 # ------------------------------------------------------------------------------------------------------------------- seeds

@@ -111,6 +111,15 @@ def _excerpt(line: bytes, raw: bytes, text: str) -> str:
     return ""
 
 
+def previews(run: LiveRun, rows: Sequence[IndexRow]) -> dict[str, str]:
+    """How the first response of each episode begins."""
+    found = {}
+    for row, record in zip(rows, run.index().read(rows), strict=True):
+        text = " ".join(record["turns"][0].get("response", "").split()) if record and record.get("turns") else ""
+        found[row.key] = text if len(text) <= LONGEST_EXCERPT else f"{text[:LONGEST_EXCERPT]}…"
+    return found
+
+
 def episode(run: LiveRun, key: str) -> dict[str, Any]:
     """The record of one episode by its `IndexRow.key`."""
     parts = key.split("/")

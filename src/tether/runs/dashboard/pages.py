@@ -8,11 +8,12 @@ from tether.core.errors import BadInput, StorageError
 from tether.runs.alarms import alarm_history
 from tether.runs.compare import compare_runs, settings_difference, shown
 from tether.runs.dashboard.catalogue import Catalogue, LiveRun
-from tether.runs.dashboard.charts import MOST_LINES, PAGE_SECTIONS, PANELS, lines_of
-from tether.runs.dashboard.episodes import episode, find, neighbours, standing_alarms, step_groups, train_steps
+from tether.runs.dashboard.charts import MOST_LINES, PAGE_SECTIONS, PANELS, Lines, colours_of, differs_most, lines_of
+from tether.runs.dashboard.episodes import episode, find, neighbours, previews, standing_alarms, step_groups, train_steps
+from tether.runs.files import as_written
 from tether.runs.gradient_buckets import COLUMNS, GRADIENTS, decompositions, reading, table
 from tether.runs.index import ORDERS, TRAJECTORIES
-from tether.runs.reasoning_view import StepTemplates, template_views, turn_views
+from tether.runs.reasoning_view import StepTemplates, episode_view, template_views
 from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS
 from tether.runs.timings import fast_path_words, machine_words
@@ -20,9 +21,12 @@ from tether.runs.verdict import tiles, verdict
 
 PAGE_ROWS = 50
 """Episodes on one page of the list."""
-SORTS = ("name", "state", "env", "model", "algorithm", "seed", "step", "success", "retrieval", "regime", "alarms", "started")
+SORTS = ("name", "state", "step", "success", "retrieval", "regime", "alarms", "env", "model", "algorithm", "seed", "started")
 STATES = ("training", "finished", "stopped")
 MOST_NOTES = 200
+FILTERS = ("q", "step", "group", "outcome", "stop_reason", "kept", "alarm", "reward_min", "reward_max")
+ANY = "any"
+"""The word for episodes of every split."""
 
 StepTemplateSearch = Callable[[int, str, Any], StepTemplates]
 """Finds the templates in the episodes of a step; given by the command line, because diagnosis is not known here."""
@@ -69,7 +73,8 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
     rows, unreadable = [], dict(catalogue.unreadable)
     for run in runs.values():
         try:
-            rows.append(_run_row(run))
+            with as_written(run.folder):
+                rows.append(_run_row(run))
         except (BadInput, StorageError) as error:  # one folder that cannot be read does not hide the others
             unreadable[run.name] = str(error)
     state, tag, sort = words.choice("state", ("", *STATES)), words.text("tag"), words.choice("sort", SORTS, "started")
@@ -99,7 +104,7 @@ def runs_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
         "panel_title": PANELS[panel].title,
         "pool": pool,
         "lines": lines,
-        "line_of": {run.name: place for place, group in enumerate(lines.groups.values()) for run in group},
+        **_colours(lines, catalogue),
         "drawn": [run.name for group in lines.groups.values() for run in group],
         "most_lines": MOST_LINES,
         "differences": settings_difference({run.name: run.config() for run in chosen}) if 1 < len(chosen) <= 12 else (),
@@ -173,10 +178,15 @@ def trajectories_page(run: LiveRun, words: Words) -> dict[str, Any]:
     outcome = words.choice("outcome", ("", "success", "failure"))
     kept = words.choice("kept", ("", "yes", "no"))
     start = max(0, words.whole("start") or 0)
+    blocks = run.index().attempts()
+    splits = sorted({split for _, split in blocks})
+    # The newest episodes are those of a validation, which hide what was trained on: a list that asks for nothing else begins with training.
+    usual = "train" if "train" in splits and not any(map(words.text, FILTERS)) else ANY
+    split = words.text("split", usual)
     found = find(
         run,
         step=words.whole("step"),
-        split=words.text("split"),
+        split="" if split == ANY else split,
         group=words.whole("group"),
         success=outcome == "success" if outcome else None,
         stop_reason=words.text("stop_reason"),
@@ -189,12 +199,14 @@ def trajectories_page(run: LiveRun, words: Words) -> dict[str, Any]:
         start=start,
         limit=PAGE_ROWS,
     )
-    blocks = run.index().attempts()
     return {
         "found": found,
+        "previews": found.excerpts or previews(run, found.rows),
+        "split": split,
+        "any_split": ANY,
         "start": start,
         "previous": max(0, start - PAGE_ROWS) if start and not words.text("q") else None,
-        "splits": sorted({split for _, split in blocks}),
+        "splits": splits,
         "stop_reasons": run.once("stop reasons", (TRAJECTORIES,), lambda: run.index().stop_reasons()),
         "alarm_names": sorted({name for names in found.alarms.values() for name in names}),
     }
@@ -202,21 +214,14 @@ def trajectories_page(run: LiveRun, words: Words) -> dict[str, Any]:
 
 def episode_page(run: LiveRun, words: Words) -> dict[str, Any]:
     """One episode, or two side by side."""
-    tokenizer = run.tokenizer()
+    tokenizer, missing = run.tokenizer()
     alarms = standing_alarms(run.records())
     shown_episodes = []
     for key in (words.text("key"), *words.every("beside")[:1]):
-        record = episode(run, key)
-        shown_episodes.append(
-            {
-                "key": key,
-                "record": record,
-                "turns": turn_views(record, tokenizer),
-                "alarms": alarms.get(int(record["step"]), ()),
-                "neighbours": neighbours(run, key),
-            }
-        )
-    return {"episodes": shown_episodes, "has_tokens": tokenizer is not None}
+        record = episode_view(episode(run, key), tokenizer)
+        standing = alarms.get(int(record["step"]), ())
+        shown_episodes.append({"key": key, "record": record, "alarms": standing, "neighbours": neighbours(run, key)})
+    return {"episodes": shown_episodes, "no_tokens": missing}
 
 
 def groups_page(run: LiveRun, words: Words) -> dict[str, Any]:
@@ -283,13 +288,20 @@ def compare_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
         "runs": [(run, verdict(records[run.name]), tiles(records[run.name]) if records[run.name] else []) for run in runs],
         "names": [run.name for run in runs],
         "lines": lines,
-        "line_of": {run.name: place for place, group in enumerate(lines.groups.values()) for run in group},
+        **_colours(lines, catalogue),
+        "most": differs_most(records),
         "pool": pool,
         "comparison": compare_runs(
             {run.name: run.config() for run in runs}, records, lambda name: catalogue.get(name).evaluation_prompts()
         ),
         "sections": [(section.question, [(panel.key, panel.title) for panel in section.panels]) for section in PAGE_SECTIONS],
     }
+
+
+def _colours(lines: Lines, catalogue: Catalogue) -> dict[str, Any]:
+    """The numbers of the colours: by line, and by run."""
+    colours = colours_of(lines, catalogue.places())
+    return {"colours": colours, "line_of": {run.name: colours[name] for name, group in lines.groups.items() for run in group}}
 
 
 def _asked_step(words: Words, name: str, run: LiveRun, steps: Sequence[int], what: str) -> int | None:

@@ -88,7 +88,8 @@ def test_filters_and_search(address: str, runs: Path) -> None:
             text = client.get("/trajectories", params={"run": "first", **words}).text
             return text.count('name="beside"')
 
-        assert count() == len(episodes)
+        assert count(split="any") == len(episodes)
+        assert 0 < count() == sum(episode["split"] == "train" for episode in episodes) < len(episodes), "training first, as it opens"
         assert count(step=1) == sum(episode["step"] == 1 for episode in episodes)
         assert count(outcome="success") == sum(episode["success"] is True for episode in episodes)
         assert count(kept="yes") == sum(episode["kept"] for episode in episodes) > 0

@@ -34,7 +34,19 @@ const inView = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "400px" });
 
+// Those out of view follow when the browser has nothing else to do, one at a time: a page that is printed has all its figures.
+async function drawRest() {
+  const next = [...document.querySelectorAll("[data-figure][data-stale]")].find((each) => each.closest("details:not([open])") === null);
+  if (!next) { resting = true; return; }
+  delete next.dataset.stale;
+  await draw(next);
+  whenIdle(drawRest);
+}
+const whenIdle = window.requestIdleCallback || ((act) => setTimeout(act, 50));
+let resting = true;
+
 function refreshCharts(root) {
+  if (resting) { resting = false; setTimeout(() => whenIdle(drawRest), 300); }
   for (const element of root.querySelectorAll("[data-figure]")) {
     element.dataset.stale = "yes";
     inView.unobserve(element);
@@ -125,6 +137,19 @@ if (document.body.dataset.events) {
   source.addEventListener("error", () => { shown.textContent = "no connection"; shown.classList.remove("on"); });
   addEventListener("beforeunload", () => source.close());
 }
+
+const root = document.documentElement, theme = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : system.matches;
+const nameTheme = () => { theme.textContent = isDark() ? "light" : "dark"; theme.title = `Show the pages ${theme.textContent}`; };
+root.dataset.theme = localStorage.getItem("tether-theme") || "";
+theme.addEventListener("click", () => {
+  root.dataset.theme = isDark() ? "light" : "dark";
+  localStorage.setItem("tether-theme", root.dataset.theme);
+  nameTheme();
+});
+system.addEventListener("change", nameTheme);
+theme.hidden = false;
+nameTheme();
 
 refreshCharts(document);
 document.querySelectorAll("[data-load]").forEach(load);
