@@ -158,6 +158,28 @@ def test_connections_leave_files_for_the_rest() -> None:
         ({}, 200),
         ({"Origin": "{url}"}, 200),
         ({"Host": "rebound.example"}, 403),
+        *(
+            ({"Host": host}, 403)
+            for host in (
+                "[::1].evil.com",
+                "localhost:80@evil.com",
+                "localhost.evil.com",
+                "user@localhost",
+                "[::1]evil.com",
+                "localhost:80:80",
+                "localhost:port",
+                "[::1%25lo]",
+                "127.0.0.1.nip.io",
+                "localhost.",
+                "127.1",
+                "0x7f000001",
+                "[::1",
+                "::1",
+                "localhost/evil.com",
+                "localhost:999999",
+            )
+        ),
+        *(({"Host": host}, 200) for host in ("localhost", "LOCALHOST:80", "127.0.0.1:8050", "127.9.9.9", "[::1]", "[::1]:8050")),
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Origin": "http://localhost:3000"}, 403),

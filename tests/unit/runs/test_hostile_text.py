@@ -98,7 +98,7 @@ def test_every_page_of_the_dashboard(hostile: Path) -> None:
                 answer.text[-500:],
             )
             assert_clean(answer.text, path)
-        for chart in ("success", "groups", "plane"):
+        for chart in ("success", "step_groups", "plane"):
             answer = client.get("/figure", params={"name": chart, "run": [name, "other"], "step": 1})
             assert answer.status_code == 200
             assert_clean(json.dumps(answer.json(), ensure_ascii=False), chart)

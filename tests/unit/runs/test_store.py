@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +281,47 @@ def test_a_store_that_does_not_write(tmp_path: Path) -> None:
     other.finish("otherwise")
     assert {path.name: path.read_bytes() for path in first.folder.iterdir() if path.is_file()} == before
     assert [record.step for record in other.steps()] == [1] and other.about() == {"seed": 3}
+
+
+# ------------------------------------------------------------------------------------------------------------------- drafts
+
+_WRITER = """
+import os, signal, sys, time
+from pathlib import Path
+from tether.runs.files import write_whole
+def at_the_disk(handle):
+    print("writing", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "killed" else time.sleep(60)
+os.fsync = at_the_disk
+write_whole(Path(sys.argv[1]), "half")
+"""
+
+
+def test_what_a_kill_left_is_removed_by_the_next_writer_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    def writer(name: str, end: str) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path / name), end], stdout=subprocess.PIPE)
+        assert child.stdout is not None and child.stdout.readline() == b"writing\n"
+        return child
+
+    def drafts() -> list[str]:
+        return [path.name.split(".")[1] for path in sorted(tmp_path.glob(".*.part"))]
+
+    (tmp_path / ".mine.part").write_text("not a draft of ours")
+    living = writer("slow.json", "waits")
+    try:
+        with writer("report.html", "killed") as killed:
+            killed.wait()
+        assert drafts() == ["mine", "report", "slow"]
+        write_whole(tmp_path / "other.json", "{}")
+        assert drafts() == ["mine", "slow"]
+    finally:
+        living.kill()
+        living.wait()
+        assert living.stdout is not None
+        living.stdout.close()
+    store = RunStore.create(tmp_path / "run", "{}", {})
+    store.close()
+    next(tmp_path.glob(".slow.*.part")).rename(tmp_path / "run" / ".report.html.0123456789abcdef.part")
+    store.append(StepRecord(1, {}))
+    assert not list((tmp_path / "run").glob(".*.part")), "whoever continues a run removes them, too"
+    store.close()

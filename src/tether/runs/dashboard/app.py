@@ -250,7 +250,9 @@ def _renderer() -> Callable[..., str]:
 
 def _address(path: str, **words: Any) -> str:
     """An address with its words; a list stands for several of one name, None and "" for none."""
-    return f"{path}?{urlencode({name: value for name, value in words.items() if value not in (None, '', [])}, doseq=True, errors='replace')}"
+    return (
+        f"{path}?{urlencode({name: value for name, value in words.items() if value not in (None, '', [])}, doseq=True, errors='replace')}"
+    )
 
 
 class BrowserAccess:

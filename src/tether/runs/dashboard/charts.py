@@ -35,7 +35,7 @@ from tether.runs.timings import as_records
 PAGE_SECTIONS: tuple[Section, ...] = (*SECTIONS, COST)
 PANELS = {panel.key: panel for section in PAGE_SECTIONS for panel in section.panels}
 _COST_KEYS = frozenset(panel.key for panel in COST.panels)
-PLANE, GROUPS = "plane", "groups"
+PLANE, GROUPS = "plane", "step_groups"
 NOT_SETTINGS = ("seed", "tags")
 """Runs that differ in these alone are repetitions of one another."""
 READING = "The mean over seeds of the same settings, with Student's 95% interval of that mean; a run without other seeds has no band here."
@@ -164,6 +164,8 @@ def differs_most(records: Mapping[str, Sequence[StepRecord]]) -> Panel | None:
     """The panel whose main line ends furthest apart between the runs, as a share of its axis; None where no panel has two lines."""
 
     def spread(panel: Panel) -> float:
+        if panel.series[0].style is not Style.MAIN:
+            return 0.0
         ends = [values[-1] for found in records.values() if (values := panel.series[0].points(found)[1])]
         scale = 1.0 if panel.percent else max(map(abs, ends), default=0.0)
         return (max(ends) - min(ends)) / scale if len(ends) > 1 and scale else 0.0

@@ -1,5 +1,6 @@
 """What each page shows, as plain values for its template. Nothing here knows HTTP: a page takes the catalogue and the words of its address."""
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -283,16 +284,21 @@ def compare_page(catalogue: Catalogue, words: Words) -> dict[str, Any]:
         raise BadInput("a comparison needs two runs at least; tick them in the list of runs")
     pool = words.text("pool", "yes") == "yes"
     lines = lines_of(runs, pool=pool)
-    records = {run.name: run.records() for run in runs}
+    # Runs of one sweep begin with its folder: what tells them apart is shown.
+    common = os.path.commonpath([run.name.rpartition("/")[0] or "." for run in runs]) + "/"
+    shorts = {run.name.removeprefix(common): run for run in runs}
+    records = {short: run.records() for short, run in shorts.items()}
     return {
-        "runs": [(run, verdict(records[run.name]), tiles(records[run.name]) if records[run.name] else []) for run in runs],
+        "runs": [(short, run, verdict(records[short]), tiles(records[short]) if records[short] else []) for short, run in shorts.items()],
         "names": [run.name for run in runs],
+        "shorts": list(shorts),
+        "common": common,
         "lines": lines,
         **_colours(lines, catalogue),
         "most": differs_most(records),
         "pool": pool,
         "comparison": compare_runs(
-            {run.name: run.config() for run in runs}, records, lambda name: catalogue.get(name).evaluation_prompts()
+            {short: run.config() for short, run in shorts.items()}, records, lambda short: shorts[short].evaluation_prompts()
         ),
         "sections": [(section.question, [(panel.key, panel.title) for panel in section.panels]) for section in PAGE_SECTIONS],
     }

@@ -112,6 +112,10 @@ class Browser:
         entries = self._post(f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in entries if entry["level"] in ("WARNING", "SEVERE")]
 
+    def command(self, name: str, **parameters: Any) -> Any:
+        """A command of Chromium's own protocol, such as to emulate a screen."""
+        return self._post(f"{self._session}/goog/cdp/execute", {"cmd": name, "params": parameters})
+
     def screenshot(self, path: Path) -> None:
         answer = self._client.get(f"{self._session}/screenshot").json()
         path.write_bytes(base64.b64decode(answer["value"]))

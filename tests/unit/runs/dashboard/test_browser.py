@@ -24,11 +24,6 @@ def _write_step(run: Path, step: int, text: str) -> None:
     store.close()
 
 
-def _complaints(browser: Any) -> list[str]:
-    """What the browser complained about, but for the style of plotly's maps, which the policy keeps out on purpose."""
-    return [line for line in browser.messages() if "Applying inline style" not in line]
-
-
 @pytest.fixture
 def page(chromium: Any, address: str) -> Any:
     """The browser, at the list of runs."""
@@ -52,7 +47,7 @@ def test_pages_draw_updates_arrive_and_a_script_stays_text(page: Any, address: s
     assert page.text("pre.observation") == EVIL and page.text(".response").strip() == EVIL
     assert page.run("return document.querySelectorAll('main script, main img').length") == 0
     assert "gone" not in page.run("return document.title")
-    assert _complaints(page) == []
+    assert page.messages() == []
 
 
 @pytest.mark.long
@@ -86,7 +81,7 @@ def test_the_list_of_runs_filters_and_sorts_as_one_types(page: Any, address: str
     )
     page.wait("location.pathname === '/compare' && document.querySelectorAll('.differences').length === 0")
     page.wait(DRAWN)
-    assert _complaints(page) == []
+    assert page.messages() == []
 
 
 @pytest.mark.long
@@ -94,7 +89,10 @@ def test_episodes_are_filtered_and_put_side_by_side(page: Any, address: str, run
     episodes = list(RunStore.open(runs / "first").trajectories())
     page.open(f"{address}/trajectories?run=first")
     rows = "document.querySelectorAll('#episodes input[name=key]').length"
-    assert page.run(f"return {rows}") == len(episodes)
+    assert page.run(f"return {rows}") == sum(episode["split"] == "train" for episode in episodes)
+    assert page.run("return [...document.querySelectorAll('.excerpt')].every(each => each.textContent.length > 10)"), (
+        "each row has a preview"
+    )
     page.run(
         "const field = document.querySelector('select[name=split]'); field.value = 'validation'; field.dispatchEvent(new Event('input', {bubbles: true}))"
     )
@@ -107,7 +105,7 @@ def test_episodes_are_filtered_and_put_side_by_side(page: Any, address: str, run
     page.wait("document.querySelectorAll('article.episode').length === 2")
     keys = page.run("return [...document.querySelectorAll('article')].map(each => each.dataset.key)")
     assert keys[0] == "2/train/0/0" and keys[1].split("/")[2] != "0"
-    assert _complaints(page) == []
+    assert page.messages() == []
 
 
 @pytest.mark.long
@@ -118,4 +116,59 @@ def test_the_other_pages_of_a_run_draw(page: Any, address: str, path: str) -> No
         "document.querySelectorAll('.template').length > 0 || document.querySelector('.card .reading')" if path == "/templates" else DRAWN
     )
     assert page.run("return document.querySelectorAll('#error').length") == 0
-    assert _complaints(page) == []
+    assert page.messages() == []
+
+
+def _emulate(page: Any, width: int, look: str, media: str = "screen") -> None:
+    """A window of this width, in a light or a dark system, on the screen or on paper."""
+    page.command("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)
+    page.command("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": look}])
+
+
+@pytest.mark.long
+def test_narrow_wide_dark_and_printed(page: Any, address: str, runs: Path) -> None:
+    sweep = runs / "sweep-frozen_lake-learning-rate-and-filter"
+    store = RunStore.open(runs / "first")
+    for number in range(2):
+        made = RunStore.create(
+            sweep / f"frozen_lake-learning_rate=1e-{number}-strategy=top_p-seed0-5d45177f", store.config_text(), store.about()
+        )
+        made.append(StepRecord(1, {"rollout/success": number / 2, "validation/success": number / 2}, regime="low-entropy collapse"))
+        made.close()
+    try:
+        _emulate(page, 1400, "light")
+        page.open(f"{address}/")
+        page.wait(DRAWN)
+        ends = "return [...document.querySelectorAll('#runs th')].slice(0, 8).map(cell => cell.getBoundingClientRect().right)"
+        assert max(page.run(ends)) < 1400, "run, state, step, success, retrieval, regime and alarms are in view"
+        colours = "return Object.fromEntries([...document.querySelectorAll('td.name')].map(cell => [cell.textContent, cell.querySelector('.swatch').className]))"
+        listed = page.run(colours)
+        names = [f"{sweep.name}/{path.name}" for path in sorted(sweep.iterdir())]
+        page.open(f"{address}/compare?run={names[0].replace('=', '%3D')}&run={names[1].replace('=', '%3D')}")
+        page.wait(DRAWN)
+        compared = page.run(colours)
+        assert len(compared) == 2 and {f"{sweep.name}/{name}": colour for name, colour in compared.items()}.items() <= listed.items()
+        assert page.text("section.card h3").startswith("Where they differ most at the end: ")
+        assert "{" not in page.text("#summary")
+        ground = "return getComputedStyle(document.body).backgroundColor"
+        light = page.run(ground)
+        _emulate(page, 420, "dark")
+        assert page.run(ground) != light
+        page.open(f"{address}/groups?run=first")
+        page.wait(DRAWN)
+        assert max(page.run("return [...document.querySelectorAll('#groups tr')].map(row => row.offsetHeight)")) < 70
+        assert page.run("return document.documentElement.scrollWidth") <= 420
+        page.open(f"{address}/run?run=first")
+        page.wait("document.querySelectorAll('[data-figure][data-stale]').length === 0")
+        page.wait("[...document.querySelectorAll('.card:not(.empty) .chart')].every(chart => chart.dataset.drawn)")
+        _emulate(page, 800, "light", "print")
+        assert (
+            page.run(
+                "return [...document.querySelectorAll('.card .chart')].filter(each => each.offsetHeight && !each.children.length).length"
+            )
+            == 0
+        )
+        assert page.messages() == []
+    finally:
+        page.command("Emulation.clearDeviceMetricsOverride")
+        page.command("Emulation.setEmulatedMedia", media="", features=[])

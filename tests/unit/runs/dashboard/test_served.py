@@ -56,7 +56,7 @@ def test_numbers_on_the_pages_are_those_of_the_run(address: str, runs: Path) -> 
         figure = client.get("/figure", params={"name": "success", "run": "first"}).json()["figure"]
         (training,) = [trace for trace in figure["data"] if trace.get("name") == "training"]
         assert dict(zip(training["x"], training["y"], strict=True)) == {step: records[step].metrics["rollout/success"] for step in (1, 2)}
-        bars = client.get("/figure", params={"name": "groups", "run": "first", "step": 2}).json()["figure"]["data"]
+        bars = client.get("/figure", params={"name": "step_groups", "run": "first", "step": 2}).json()["figure"]["data"]
         heights = [height for trace in bars for height in trace["y"]]
         assert sum(heights) / len(heights) == pytest.approx(records[2].metrics["groups/rv_mean"]), "the variance is that of the filter"
         assert len(bars[0]["x"]) == records[2].metrics["groups/kept"]
