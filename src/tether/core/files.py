@@ -5,10 +5,10 @@ that is read whole has a size beyond which it is refused.
 """
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 NO_FILE = "it is no file"
 
@@ -32,7 +32,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     return handle
 
 
-def open_to_read(path: Path) -> BinaryIO:
+def open_to_read(path: Path) -> io.BufferedReader:
     """A plain file, opened to read its bytes."""
     return os.fdopen(open_plain(path), "rb")
 

@@ -237,7 +237,7 @@ def _with_own_titles(found: Sequence[Board]) -> list[Board]:
 
 def _task_facts(result: Result) -> dict[str, str]:
     """What a task is made of, each in a few words. Example: {"size": "4", "test.jsonl": "sha256 1f0c"}."""
-    facts = {}
+    facts: dict[str, str] = {}
     for env in result["environments"]:
         facts |= {str(name): shortened(json.dumps(value, default=str), 40) for name, value in flattened(env["options"]).items()}
         facts |= {str(data["name"]): f"sha256 {str(data['sha256'])[:8]}" for data in env["data"].values() if "sha256" in data}

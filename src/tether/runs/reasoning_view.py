@@ -79,7 +79,16 @@ class TurnView:
     """What the model was given before this response and after its last one, special tokens included; empty without a tokenizer."""
 
 
-_FACTS = {"group": -1, "member": -1, "success": None, "reward": None, "stop_reason": "", "kept": False, "error": None, "measures": {}}
+_FACTS: dict[str, Any] = {
+    "group": -1,
+    "member": -1,
+    "success": None,
+    "reward": None,
+    "stop_reason": "",
+    "kept": False,
+    "error": None,
+    "measures": {},
+}
 
 
 def episode_view(record: Mapping[str, Any], tokenizer: Any | None = None) -> dict[str, Any]:
@@ -178,7 +187,7 @@ def sample_steps(store: RunStore) -> list[SampleStep]:
     ends = dict.fromkeys((steps_of[split][0], steps_of[split][-1]))
     samples = []
     for step in ends:
-        first_of_prompt: dict[int, dict[str, Any]] = {}
+        first_of_prompt: dict[Any, dict[str, Any]] = {}
         for record in store.trajectories(step, split):
             first_of_prompt.setdefault(record.get("seed", record.get("group")), record)
             if len(first_of_prompt) == NUM_PROMPTS:  # the rest of the step need not be read
