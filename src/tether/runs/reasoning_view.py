@@ -143,8 +143,10 @@ def pieces(tokenizer: Any, turn: Mapping[str, Any]) -> list[Piece]:
         pending.append(place)
         try:
             text = stream.step(tokenizer, token)
-        except Exception:  # what the tokenizers package raises is no narrower class: these ids are of another tokenizer
-            return []
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            return []  # the tokenizers package raises this class itself: the ids are of another tokenizer
         if text is None and place < len(ids) - 1:
             continue
         chances = [logprobs[each] if each < len(logprobs) else None for each in pending]

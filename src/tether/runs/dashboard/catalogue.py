@@ -95,7 +95,9 @@ class LiveRun:
             for path in sorted(self.store.checkpoints.glob(f"*/{MODEL}/tokenizer.json")):
                 try:
                     return Tokenizer.from_str(read_plain(path, LONGEST_TOKENIZER).decode("utf-8")), ""
-                except Exception as error:  # what the tokenizers package raises is no narrower class
+                except Exception as error:
+                    if not isinstance(error, OSError | ValueError) and type(error) is not Exception:  # that of the tokenizers package
+                        raise
                     said = shortened(" ".join(str(error).split()))
                     reason = f"the tokenizer of checkpoint {path.parent.parent.name} is damaged ({said}); `tether doctor` checks the run"
             return None, reason
