@@ -427,6 +427,17 @@ def test_hostile_requests_get_one_line_and_nobody_else_notices(url: str) -> None
         assert reply.status_code == 400 and len(str(reply.json()["error"]["message"]).splitlines()) == 1
 
 
+def test_a_job_that_nobody_waits_for_does_not_end_the_server(tiny: Any) -> None:
+    served = ServedModel("tiny", tiny, max_rows=2)
+    held, ran = threading.Event(), []
+    served.thread.exclusive(lambda: held.wait(60))
+    cancelled = served.thread.exclusive(lambda: ran.append(1))
+    assert cancelled.cancel()
+    held.set()
+    assert served.thread.exclusive(lambda: 7).result(60) == 7 and served.thread.is_alive and not ran
+    served.close()
+
+
 def test_stop_texts_of_clients_take_a_bounded_amount_of_memory(tiny: Any) -> None:
     rule = StopRule(tiny.tokenizer)
     for number in range(3 * MOST_TABLES):

@@ -134,7 +134,8 @@ class EngineThread:
             self._closed = True
             self._fail_all(ServerStopped("the server stopped"))
             for _, done in self._jobs:
-                done.set_exception(ServerStopped("the server stopped"))
+                with suppress(InvalidStateError):  # it was cancelled
+                    done.set_exception(ServerStopped("the server stopped"))
 
     def _play(self) -> None:
         try:
@@ -153,10 +154,11 @@ class EngineThread:
     def _run_job(self) -> None:
         with self._changed:
             job, done = self._jobs[0]
-        try:
-            done.set_result(job())
-        except (*COMPUTE_ERRORS, Refusal) as error:
-            done.set_exception(error)
+        if done.set_running_or_notify_cancel():  # else whoever wanted it has gone; from here on it cannot be cancelled
+            try:
+                done.set_result(job())
+            except (*COMPUTE_ERRORS, Refusal) as error:
+                done.set_exception(error)
         with self._changed:
             self._jobs.popleft()
             if not self._jobs:  # nothing holds requests back any more

@@ -86,7 +86,7 @@ class WeightUpdate:
             except (OSError, SafetensorError) as error:
                 raise BadInput(f"cannot read weights from '{file}' on the server: {error}; give a path that the server can read") from error
             # These tensors are the file. Shared memory stays mapped when the publisher removes it; a file on a disk that others write may not.
-            count += self._hold(found, copies=SHARED_MEMORY not in file.parents)
+            count += self._hold(found, copies=SHARED_MEMORY not in file.resolve().parents)
         return count
 
     def _hold(self, tensors: Mapping[str, Tensor], *, copies: bool = False) -> int:
