@@ -138,6 +138,7 @@ def _show(document: dict[str, Any], out: Path | None) -> None:
     console = SafeConsole(soft_wrap=True, markup=False, highlight=False)
     verdict, read = document["verdict"], document["read"]
     console.print(verdict["headline"], style=f"bold {COLOURS.get(verdict['code'], 'red')}")
+    console.print(f"  {verdict['next_step']}")
     for reason in verdict["reasons"]:
         console.print(f"  {reason}")
     for sentence in (document["trend"] or {}).get("sentences", []):

@@ -11,8 +11,9 @@ something: a weak model misses the text, words miss a paraphrase; none of them i
 prompt are alike for reasons that have nothing to do with it, so the unit is the prompt: P prompts can be dealt to P groups of reasonings in P!
 ways, and the true one has a p-value of 1 / P! at best. 1 / 4! is 0.04; 1 / 5! is below 0.01, the level at which a signal counts.
 
-**Words follow numbers.** An absence of signals is called a collapse only if the interval of the retrieval accuracy ends below what would be called
-tied: where it reaches further, it cannot be told. The regime is of one piece with the verdict: where that cannot be told there is none, a verdict of
+**Words follow numbers.** An absence of signals is called a collapse only if the intervals exclude the other label: those of the retrieval accuracy and
+of the information must end below half of what would be called tied. A dependence that shows, but below what is called weakly tied, is a collapse
+only if the intervals end there too. Where they reach further, it cannot be told. The regime is of one piece with the verdict: where that cannot be told there is none, a verdict of
 collapse has that collapse as its regime, and reasoning that is tied to its input is never in a regime of collapse.
 
 Three things bend the rule on signals:
@@ -36,6 +37,10 @@ from tether.core.shares import interval_words, share_interval
 SIGNIFICANT = 0.01
 TIED = 0.6
 WEAKLY = 0.1
+REACH = TIED / 2
+"""No collapse where an interval reaches this effect: a true collapse stays below it, reasoning that is tied lies above."""
+LARGER_MODEL = "Qwen/Qwen3-4B"
+"""A judge that reads what the small ones do not, for advice."""
 CLEARLY = 0.8
 """From this effect on, templates do not lower the verdict."""
 LOOSE = 0.3
@@ -81,6 +86,20 @@ HEADLINES = {
     VerdictCode.MISPLACED: "Misplaced: the reasoning follows its prompt, but is about another one.",
     VerdictCode.CANNOT_BE_TOLD: "It cannot be told whether the reasoning depends on its prompt.",
 }
+
+
+NEXT_STEPS = {
+    VerdictCode.TIED: "This is how it should be; train on.",
+    VerdictCode.WEAKLY_TIED: "This is usual for a small model or early in training, and no failure by itself: train on and see whether information "
+    "rises. If it falls, keep only prompts with signal (filter.strategy top_p, lower filter.keep).",
+    VerdictCode.TEMPLATE_COLLAPSE: "This is bad, whatever the reward says: return to a checkpoint from before it, then lower filter.keep and "
+    "algorithm.entropy_coef.",
+    VerdictCode.LOW_ENTROPY_COLLAPSE: "This is bad, whatever the reward says: return to a checkpoint from before it, then raise rollout.temperature or "
+    "algorithm.kl_coef.",
+    VerdictCode.MISPLACED: "Check how prompts and responses are paired before you read any other number.",
+    VerdictCode.CANNOT_BE_TOLD: f"This is neither good nor bad news: measure more prompts, or score with a larger model, such as {LARGER_MODEL}.",
+}
+"""Whether a verdict is good, and what to do next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +155,8 @@ class Texts:
     overlap: Retrieval
     elsewhere: tuple[float, float]
     """Share of the reasonings whose words fit one and the same other prompt better, and its p-value."""
+    nearest: Retrieval | None = None
+    """By the one reasoning that is most similar: sees a part that is tied among many that are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +217,28 @@ class Evidence:
         return share_interval(self.retrieval.accuracy, *self.retrieval.interval, self.num_prompts)
 
     @property
+    def is_weak(self) -> bool:
+        """Whether the scorer finds the reasonings likelier under other prompts than under their own, which no writer of them would."""
+        return self.mi_seq is not None and self.mi_seq < 0 and self.mi_interval is not None and self.mi_interval[1] < 0
+
+    @property
+    def by_words(self) -> list[Retrieval]:
+        """The retrievals that compare reasonings with each other, without a model."""
+        return [found for found in (self.texts.neighbours, self.texts.nearest) if found is not None] if self.texts is not None else []
+
+    @property
+    def reach(self) -> float:
+        """The largest effect that the intervals leave possible: of retrieval and of information, or of words where those end sooner.
+
+        Scores that hardly depend on the prompt bound the information by themselves, while ranks among nearly equal scores are noise.
+        """
+        high = self.retrieval.excess_of(self.interval[1])
+        if self.mi_interval is not None and self.num_prompts > 1:
+            low_share, high_share = (end / math.log(self.num_prompts) for end in self.mi_interval)
+            high = high_share if low_share > -WEAKLY else max(high, high_share)
+        return min(high, max(found.excess_of(found.interval[1]) for found in self.by_words)) if self.by_words else high
+
+    @property
     def start(self) -> Start | None:
         """As the start of a run; None where the sample is too small to be one."""
         if not self.is_sufficient or self.mi_seq is None or self.h_conditional is None:
@@ -221,6 +264,12 @@ class Verdict:
         """In a few words, for a line or a table: the regime where there is one. Example: "compressed reasoning"."""
         return str(self.regime) if self.regime is not None else self.code.replace("_", " ")
 
+    @property
+    def next_step(self) -> str:
+        """Whether this is good, and what to do next."""
+        fell = self.regime in (Regime.TEMPLATE_COLLAPSE, Regime.LOW_ENTROPY_COLLAPSE)
+        return NEXT_STEPS[VerdictCode(self.regime.replace(" ", "_").replace("-", "_")) if fell and self.regime else self.code]
+
 
 def no_verdict(reason: str) -> Verdict:
     """For a sample that could not be measured."""
@@ -233,7 +282,11 @@ def judge(found: Evidence, start: Start | None = None) -> Verdict:
     effect = round(of_text * (1 - found.without_reasoning.blank), 9)  # a bound that is met exactly is met
     start = start or found.start
     code, reasons = _decided(found, effect, start)
-    reasons = [*_missing_words(found.without_reasoning, of_text), *reasons, *_numbers(found)]
+    weak = [
+        f"{found.scorer} is a weak judge of this text: it finds reasonings likelier under other prompts than under their own, so its "
+        "information is not given."
+    ]
+    reasons = [*(weak if found.is_weak else ()), *_missing_words(found.without_reasoning, of_text), *reasons, *_numbers(found)]
     return Verdict(code, HEADLINES[code], tuple(reasons), effect, found.signals, _regime(code, found, start))
 
 
@@ -292,13 +345,21 @@ def _decided(found: Evidence, effect: float, start: Start | None) -> tuple[Verdi
         return VerdictCode.WEAKLY_TIED, [_how_weak(found, effect, start)]
     if absent.blank >= FIXED_SHARE:
         return VerdictCode.LOW_ENTROPY_COLLAPSE, []
-    if (lack := _may_be_tied(found)) is not None:
+    if texts is not None and (fixed := _fixed_words(found, start)) is not None:  # the texts themselves show it
+        return VerdictCode.LOW_ENTROPY_COLLAPSE, [fixed]
+    if (lack := _may_be_tied(found, counted)) is not None:
         return VerdictCode.CANNOT_BE_TOLD, [lack]
-    if (fixed := _fixed_words(found, start)) is not None:
+    if texts is None and (fixed := _fixed_words(found, start)) is not None:
         return VerdictCode.LOW_ENTROPY_COLLAPSE, [fixed]
     if (lack := _too_little(found) or _cannot_read(found)) is not None:
         return VerdictCode.CANNOT_BE_TOLD, [lack]
     reasons = ["A dependence shows, but too small to matter."] if counted else []
+    if not found.is_read:
+        reasons.append("This rests on the words: the scorer finds the text no likelier than counts of its tokens do.")
+    if texts is None and start == found.start:
+        reasons.append(
+            "This is the run's first measurement: nothing has collapsed yet, the reasoning does not depend on its prompt from the start."
+        )
     if found.most_samples == 1:
         reasons.append("With one reasoning per prompt this rests on the model and on shared words alone; sample several to be sure.")
     if texts is None:
@@ -401,14 +462,19 @@ def _sample_words(found: Evidence) -> str:
     return f"{found.num_reasonings} reasonings under {found.num_prompts} prompts{each}"
 
 
-def _may_be_tied(found: Evidence) -> str | None:
-    """Why finding nothing means nothing: the interval of the retrieval accuracy reaches what would be called tied."""
-    high, chance = found.interval[1], found.retrieval.chance
-    if found.retrieval.excess_of(high) < TIED:
+def _may_be_tied(found: Evidence, counted: bool) -> str | None:
+    """Why finding little means nothing: an interval reaches what would be another label."""
+    if counted and found.reach >= WEAKLY:
+        shown = ", ".join(f"{item.name.replace('_', ' ')} p {item.p_value:.3f}" for item in found.signals if item.counts)
+        return (
+            f"A dependence shows ({shown}), but whether it is more than a trace cannot be told with this judge: the intervals reach to "
+            f"{found.reach:.0%} of full dependence. Score with a larger model, such as {LARGER_MODEL}, or measure more prompts."
+        )
+    if found.reach < REACH:
         return None
     return (
-        f"Little or no dependence shows in {_sample_words(found)}, but the interval reaches to {high:.0%} of the prompts found, by chance "
-        f"{chance:.0%}: more prompts are needed."
+        f"Little or no dependence shows in {_sample_words(found)}, but the intervals reach to {min(1.0, found.reach):.0%} of full dependence: more "
+        "prompts are needed."
     )
 
 
@@ -427,12 +493,18 @@ def _too_little(found: Evidence) -> str | None:
 def _cannot_read(found: Evidence) -> str | None:
     """Why finding nothing means nothing with this scorer, or None. Several reasonings of a prompt can be compared without it."""
     shared = found.texts is not None and found.texts.num_distinct <= SHARED_TEXTS * found.num_reasonings
-    if found.most_samples > 1 or found.is_read or shared:
+    if found.is_read or shared:
         return None
+    nearest = found.texts.nearest if found.texts is not None else None
+    by_words = 1.0 if nearest is None else nearest.excess_of(nearest.interval[1])
+    if by_words < WEAKLY:
+        return None
+    rest = "one reasoning for each prompt leaves nothing else to compare"
+    if found.most_samples > 1:
+        rest = f"by their words up to {min(1.0, by_words):.0%} of the reasonings may follow their prompt"
     return (
-        f"This scorer cannot tell: under every prompt it finds the text no likelier than counts of its tokens do ({found.scorer_nats:.1f} nats a "
-        f"token, counts {found.unigram_nats:.1f}), and one reasoning for each prompt leaves nothing else to compare; take a model that can read the "
-        "text, or several reasonings for each prompt."
+        f"It cannot be told with this judge: under every prompt it finds the text no likelier than counts of its tokens do ({found.scorer_nats:.1f} "
+        f"nats a token, counts {found.unigram_nats:.1f}), and {rest}; take a larger model, such as {LARGER_MODEL}, or more reasonings."
     )
 
 
@@ -442,7 +514,7 @@ def _numbers(found: Evidence) -> list[str]:
     p_words = "" if own.p_value is None else f", p {own.p_value:.3f}"
     ends = interval_words(own.accuracy, *found.interval, found.num_reasonings)
     by_model = f"{found.scorer} finds the prompt of {own.accuracy:.0%} of the reasonings ({ends}; chance {own.chance:.1%}{p_words})"
-    if found.mi_seq is not None and found.num_prompts > 1:
+    if found.mi_seq is not None and found.num_prompts > 1 and not found.is_weak:
         low_high = "" if found.mi_interval is None else f"{found.mi_interval[0]:.2f} to {found.mi_interval[1]:.2f}"
         p_words = "" if found.mi_p_value is None else f"p {found.mi_p_value:.3f}"
         inside = ", ".join(part for part in (low_high, p_words) if part)

@@ -340,4 +340,4 @@ def reasoning_words(records: Sequence[StepRecord]) -> list[str]:
             f"{'It depends on its input less than before' if less else 'Over several measurements'}: critical alarm {_listed(warned)}."
         )
     regime = f" Regime: {last.regime}." if last.regime is not None else ""
-    return [f"{last.headline}{regime}", " ".join(words)]
+    return [f"{last.headline}{regime} {last.next_step}", " ".join(words)]

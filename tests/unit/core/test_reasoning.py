@@ -19,6 +19,9 @@ from tether.core.reasoning import (
     COLLAPSES,
     FEWEST_PROMPTS,
     FEWEST_REASONINGS,
+    HEADLINES,
+    NEXT_STEPS,
+    REACH,
     SIGNIFICANT,
     TIED,
     WEAKLY,
@@ -76,23 +79,70 @@ def test_the_minimum_sample_finds_what_is_called_tied() -> None:
         (0.649, 0.01, VerdictCode.WEAKLY_TIED),
         (0.2125, 0.01, VerdictCode.WEAKLY_TIED),  # 0.1 exactly
         (0.212, 0.01, VerdictCode.TEMPLATE_COLLAPSE),
-        (0.65, 0.0101, VerdictCode.CANNOT_BE_TOLD),  # not significant, and its interval holds 0.65
         (0.2125, 0.0101, VerdictCode.TEMPLATE_COLLAPSE),
     ],
 )
 def test_the_bounds(accuracy: float, p_value: float, code: VerdictCode) -> None:
-    assert judge(evidence(accuracy, p_value)).code is code
+    assert judge(evidence(accuracy, p_value, mi_seq=0.0, mi_interval=(-0.1, 0.1))).code is code
 
 
-@pytest.mark.parametrize(("high", "code"), [(0.649, VerdictCode.TEMPLATE_COLLAPSE), (0.65, VerdictCode.CANNOT_BE_TOLD)])
-def test_no_collapse_where_the_interval_reaches_what_is_called_tied(high: float, code: VerdictCode) -> None:
-    assert judge(evidence(0.125, 0.5, high=high)).code is code
+@pytest.mark.parametrize(
+    ("high", "mi", "code"),
+    [
+        (0.387, (-1.0, 0.6), VerdictCode.TEMPLATE_COLLAPSE),  # (0.3875 - 0.125) / 0.875 is 0.3, and so is 0.624 of log 8
+        (0.388, (-1.0, 0.6), VerdictCode.CANNOT_BE_TOLD),
+        (0.387, (-1.0, 0.63), VerdictCode.CANNOT_BE_TOLD),
+        (0.9, (-0.1, 0.1), VerdictCode.TEMPLATE_COLLAPSE),  # scores that hardly depend on the prompt: ranks among them are noise
+        (0.9, (-0.1, 0.7), VerdictCode.CANNOT_BE_TOLD),
+        (0.387, None, VerdictCode.TEMPLATE_COLLAPSE),  # records of before there were intervals of the information
+    ],
+)
+def test_no_collapse_where_an_interval_reaches_half_of_what_is_called_tied(
+    high: float, mi: tuple[float, float] | None, code: VerdictCode
+) -> None:
+    assert judge(evidence(0.125, 0.5, high=high, mi_seq=0.0, mi_interval=mi)).code is code
+
+
+def test_an_untrained_model_has_not_collapsed() -> None:
+    """12 reasonings under 6 prompts whose information may be anything from none to all there is, as at step 1 of a run."""
+    values = {
+        "retrieval_acc": 1 / 6,
+        "chance": 1 / 6,
+        "num_reasonings": 12,
+        "num_prompts": 6,
+        "retrieval_acc_low": 0.0,
+        "retrieval_acc_high": 0.5,
+    }
+    values |= {"retrieval_p_value": 0.6, "mi_p_value": 0.2, "mi_seq": 0.77, "mi_seq_low": -0.26, "mi_seq_high": 1.79, "h_conditional": 2.0}
+    found = recorded_evidence({f"information/{name}": value for name, value in values.items()})
+    assert found is not None
+    verdict = judge(found)
+    assert verdict.code is VerdictCode.CANNOT_BE_TOLD and verdict.regime is None and "neither good nor bad news" in verdict.next_step
+    assert verdict.reasons[0].startswith("Little or no dependence shows in 12 reasonings under 6 prompts, but the intervals reach to 100%")
+
+
+def test_a_trace_of_dependence_is_no_collapse_unless_the_interval_ends_there() -> None:
+    shown = judge(evidence(0.2, 0.001, high=0.3, mi_seq=0.1, mi_interval=(-1.0, 0.3)))
+    assert shown.code is VerdictCode.CANNOT_BE_TOLD
+    assert "cannot be told with this judge" in shown.reasons[0] and "Qwen/Qwen3-4B" in shown.reasons[0]
+    assert judge(evidence(0.2, 0.001, high=0.21, mi_seq=0.1, mi_interval=(0.05, 0.15))).code is VerdictCode.TEMPLATE_COLLAPSE
+
+
+def test_a_weak_scorer_is_said_first_and_its_information_is_not_given() -> None:
+    weak = judge(evidence(0.4, 0.001, mi_seq=-12.84, mi_interval=(-20.0, -3.0)))
+    assert weak.code is VerdictCode.WEAKLY_TIED and weak.reasons[0].startswith("The model is a weak judge of this text")
+    assert "-12.84" not in " ".join(weak.reasons)
+    assert "information -0.10 nats" in judge(evidence(0.4, 0.001, mi_seq=-0.1, mi_interval=(-0.3, 0.1))).reasons[-1]
+
+
+def test_every_verdict_says_whether_it_is_good_and_what_to_do() -> None:
+    assert NEXT_STEPS.keys() == HEADLINES.keys() == set(VerdictCode)
 
 
 @pytest.mark.parametrize(("prompts", "samples", "told"), [(2, 64, False), (4, 64, False), (5, 2, False), (5, 3, True), (6, 2, True)])
 def test_no_label_and_no_regime_below_the_minimum_sample(prompts: int, samples: int, told: bool) -> None:
     for accuracy, p_value in ((1.0, 0.001), (1 / prompts, 0.5)):
-        verdict = judge(evidence(accuracy, p_value, prompts=prompts, samples=samples, high=0.3), START)
+        verdict = judge(evidence(accuracy, p_value, prompts=prompts, samples=samples, high=0.3, mi_seq=0.0, mi_interval=(-0.1, 0.1)), START)
         assert (verdict.regime is not None) == told
         if not told:
             assert verdict.code is VerdictCode.CANNOT_BE_TOLD and verdict.label == "cannot be told"
@@ -108,7 +158,7 @@ def test_no_label_and_no_regime_below_the_minimum_sample(prompts: int, samples: 
         (0.4, 0.001, 2.0, (0.3, 0.1, 0.49), Regime.TEMPLATE_COLLAPSE),  # weakly tied, and fallen beyond the interval
         (0.4, 0.001, 0.5, (0.3, 0.1, 0.49), Regime.LOW_ENTROPY_COLLAPSE),
         (0.4, 0.001, 2.0, (0.3, 0.1, 0.5), Regime.DIVERSE),  # the interval reaches half of the start
-        (0.125, 0.5, 2.0, (1.0, 0.9, 1.1), Regime.TEMPLATE_COLLAPSE),  # no dependence, whatever the scores sum up to
+        (0.125, 0.5, 2.0, (0.0, -0.1, 0.1), Regime.TEMPLATE_COLLAPSE),
         (0.125, 0.5, 0.99, (0.0, -0.1, 0.1), Regime.LOW_ENTROPY_COLLAPSE),
     ],
 )
@@ -198,7 +248,7 @@ def test_words_never_contradict_numbers(measured: tuple[dict[str, float], Start 
     verdict = judge(found, start)
     said = " ".join((verdict.headline, *verdict.reasons, verdict.label)).lower()
     counted = [item.effect for item in found.signals if item.counts]
-    reaches = (found.interval[1] - found.retrieval.chance) / (1 - found.retrieval.chance) >= TIED
+    reaches = found.reach >= REACH
     small = values["information/num_prompts"] < FEWEST_PROMPTS or values["information/num_reasonings"] < FEWEST_REASONINGS
     collapse, told = "collapse" in said, "cannot be told" not in said
     assert told == (verdict.code is not VerdictCode.CANNOT_BE_TOLD)
@@ -225,5 +275,6 @@ def test_every_code_is_reached_by_a_record() -> None:
     """The property above would hold of a function that never tells: it does tell."""
     codes = set()
     for accuracy, p_value, prompts, entropy in itertools.product((0.125, 0.3, 0.9), (0.001, 0.5), (2, 8), (0.1, 2.0)):
-        codes.add(judge(evidence(accuracy, p_value, prompts=prompts, h_conditional=entropy), START).code)
+        none = {"mi_seq": 0.0, "mi_interval": (-0.1, 0.1)}
+        codes.add(judge(evidence(accuracy, p_value, prompts=prompts, h_conditional=entropy, **none), START).code)
     assert codes == set(VerdictCode) - {VerdictCode.MISPLACED}

@@ -196,8 +196,8 @@ def test_words_alone_tell(env: str, write: Write, code: VerdictCode, blind: Audi
     [("countdown", sums, TIED), ("frozen_lake", guess, TEMPLATE), ("countdown", copied, TIED), ("frozen_lake", terse, TIED)],
 )
 def test_the_embedded_model_scores(env: str, write: Write, code: VerdictCode, tiny_judge: AuditScorer, tmp_path: Path) -> None:
-    # Six prompts leave an interval too wide for a collapse.
-    count = 10 if code is TEMPLATE else 6
+    # Ten prompts leave an interval too wide for a collapse.
+    count = 16 if code is TEMPLATE else 6
     found = _audited(write_records(tmp_path / "rollouts.jsonl", records(env_prompts(env, count), write, 4)), tiny_judge)
     assert found.verdict.code is code, found.verdict
     assert found.precision == "float32"
@@ -377,7 +377,7 @@ def test_a_scorer_that_cannot_read_does_not_call_it_collapse(
     found = _audited(write_records(tmp_path / "r.jsonl", records(env_prompts("frozen_lake", 24), write, 1)), judge, prompts=9, samples=8)
     assert found.verdict.code is VerdictCode.CANNOT_BE_TOLD, found.verdict
     assert found.verdict.reasons[0].startswith(
-        "This scorer cannot tell: under every prompt it finds the text no likelier than counts of its tokens"
+        "It cannot be told with this judge: under every prompt it finds the text no likelier than counts of its tokens"
     )
     measured = found.document()["windows"][0]["measured"]
     assert not measured["scorer"]["is_read"] and measured["scorer"]["nats"] > measured["scorer"]["unigram_nats"]

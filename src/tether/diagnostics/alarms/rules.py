@@ -12,12 +12,9 @@ from statistics import fmean
 from tether.algorithms.filters.scores import ZERO
 from tether.core.alarms import AlarmName, Evidence, Severity
 from tether.core.metrics import wilson_interval
-from tether.core.reasoning import FEWEST_PROMPTS, TIED
+from tether.core.reasoning import FEWEST_PROMPTS, REACH
 from tether.diagnostics.alarms.history import INFORMATION, History, Shift, fall, rise
 from tether.diagnostics.settings import AlarmRules
-
-AT_CHANCE = TIED / 2
-"""Retrieval is not called chance if its interval reaches this share of the way from chance to 1: half of what a verdict calls tied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +272,7 @@ def _chance_evidence(history: History, rules: AlarmRules) -> Evidence | None:
     Reasonings of one prompt are right or wrong together, so the unit of the interval is the prompt, not the reasoning. Measurements on prompts
     of their own add up. A fixed probe has the same prompts every time: however often they are measured, the evidence is that of its prompts.
     With few prompts the interval is wide; the bound on the excess then keeps half-right reasoning from counting as chance, and an interval
-    that ends above `AT_CHANCE` is no evidence. Measurements on fewer prompts than a verdict needs do not count (tether.core.reasoning).
+    that reaches `REACH`, as for a verdict, is no evidence. Measurements on fewer prompts than a verdict needs do not count (tether.core.reasoning).
     """
     accuracy = history["information/retrieval_acc"].recent(rules.recent_steps, rules.recent_measurements)
     chances = history["information/chance"].at(accuracy.steps)
@@ -291,7 +288,7 @@ def _chance_evidence(history: History, rules: AlarmRules) -> Evidence | None:
         # is a point, and Wilson's bound is used.
         none_found = wilson_interval(0, count)[1]
         high = min(high, fmean(end if value > 0 else none_found for end, value in zip(recorded.values, accuracy.values, strict=True)))
-    if low > chance or accuracy.mean > chance + rules.chance_excess * (1 - chance) or high >= chance + AT_CHANCE * (1 - chance):
+    if low > chance or accuracy.mean > chance + rules.chance_excess * (1 - chance) or high >= chance + REACH * (1 - chance):
         return None
     test = f"mean of {len(accuracy)} measurements, 95% interval {low:.3g} to {high:.3g} over {count} prompts holds chance, {chance:.3g}"
     return Evidence("information/retrieval_acc", accuracy.mean, accuracy.span, test)

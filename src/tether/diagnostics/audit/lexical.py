@@ -1,16 +1,18 @@
 """Lexical measures, without any model: do the words follow the prompt, and how much variety is in them?
 
-A model that scores text of another model may be too weak to see what the text depends on. Four measures need no model:
+A model that scores text of another model may be too weak to see what the text depends on. Five measures need no model:
 
 - similarity: how alike two reasonings of one prompt are (cosine of word counts). Near 1 there is one fixed text.
 - agreement: how much more reasonings of one prompt agree than those of different prompts, 1 where the prompt decides the text (`templates.agreement`).
 - neighbours: whether a reasoning is more similar to the other reasonings of its own prompt than to those of any other: retrieval by
   similarity, over words and pairs of neighbouring words, so that an order of words that follows the prompt is seen as well. Where a part of the
   reasonings ignores its prompt, that part fails.
+- nearest: whether the reasoning that is most similar to it answers the same prompt. The mean over a prompt's other reasonings is diluted where most of
+  them ignore it; the single nearest one still shows a quarter that does not.
 - prompt overlap: whether a reasoning uses words that its own prompt holds and others do not: retrieval by shared words. It needs no second
   reasoning of a prompt, but sees only words that are repeated.
 
-Words that most reasonings hold are left out of the last three. All three are tested by shuffling which prompt a reasoning belongs to.
+Words that most reasonings hold are left out of the last four. All of them are tested by shuffling which prompt a reasoning belongs to.
 
 Agreement and neighbours show that the text can be predicted from its prompt, not that it is about it. `elsewhere` is the share of the reasonings
 that fit one and the same other prompt better than their own.
@@ -27,6 +29,7 @@ import numpy.typing as npt
 from tether.core.reasoning import Retrieval
 from tether.core.seeding import generator
 from tether.diagnostics.information import measure_information, own_in_top
+from tether.diagnostics.intervals import prompt_effects, studentised_intervals
 from tether.diagnostics.templates import Agreement
 from tether.diagnostics.templates.skeletons import TOKEN
 from tether.diagnostics.templates.slots import cosines, measure_agreement
@@ -46,6 +49,8 @@ CLEAR_WORDS = 2
 """A reasoning fits another prompt clearly better if it shares so many words with it that its own prompt does not hold."""
 DECIMALS = 9
 """Scores are rounded, so that equals stay equal and share their ties."""
+TOLERANCE = 1e-7
+"""Of equal means of such scores: sums differ in their last digits from one process to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class LexicalMeasures:
     agreement: Agreement
     neighbours: Retrieval | None
     """None where no prompt has two reasonings."""
+    nearest: Retrieval | None
     prompt_overlap: Retrieval
     elsewhere: Elsewhere
     """By the words that a reasoning shares with prompts."""
@@ -97,12 +103,14 @@ def measure_lexical(
     with_pairs = [(*reasoning, *(f"{first} {second}" for first, second in itertools.pairwise(reasoning))) for reasoning in words]
     resampling = _Resampling(len(prompts), bootstrap, seed)
     overlap = _Overlap(words, prompts)
+    neighbours, nearest = _neighbours(_uncommon(with_pairs), own, resampling)
     return LexicalMeasures(
         num_distinct=len(counts),
         top_share=max(counts.values()) / len(words),
         similarity=_mean_similarity(words, own),
         agreement=measure_agreement(_uncommon(words), own),
-        neighbours=_neighbours(_uncommon(with_pairs), own, resampling),
+        neighbours=neighbours,
+        nearest=nearest,
         prompt_overlap=_tested(lambda labels: overlap.scores_NP, own, np.arange(len(own)), resampling),
         elsewhere=find_elsewhere(overlap.scores_NP, own, overlap.is_clear, seed),
     )
@@ -123,12 +131,12 @@ def _mean_similarity(words: Sequence[Words], own: Ints) -> float:
     return float(likeness[alike].mean()) if alike.any() else 1.0
 
 
-def _neighbours(words: Sequence[Words], own: Ints, resampling: _Resampling) -> Retrieval | None:
-    """Retrieval by mean similarity to the other reasonings of a prompt, rare words counting more."""
+def _neighbours(words: Sequence[Words], own: Ints, resampling: _Resampling) -> tuple[Retrieval | None, Retrieval | None]:
+    """Retrieval by mean similarity to the other reasonings of a prompt, rare words counting more; and by the most similar one alone."""
     num_prompts = resampling.num_prompts
     sizes = np.bincount(own, minlength=num_prompts)
     if sizes.max() < 2:
-        return None
+        return None, None
     held = Counter(word for reasoning in words for word in set(reasoning))
     likeness = cosines(words, {word: 1 + float(np.log(len(words) / count)) for word, count in held.items()})
     np.fill_diagonal(likeness, 0.0)
@@ -140,7 +148,31 @@ def _neighbours(words: Sequence[Words], own: Ints, resampling: _Resampling) -> R
         others_NP = np.maximum(sizes[None, :] - member_NP, 1.0)
         return np.round((likeness @ member_NP) / others_NP, DECIMALS)
 
-    return _tested(scores, own, rows, resampling)
+    return _tested(scores, own, rows, resampling), _nearest(likeness, own, rows, resampling)
+
+
+def _nearest(likeness: Floats, own: Ints, rows: Ints, resampling: _Resampling) -> Retrieval:
+    """How often the most similar reasoning has the same prompt, ties shared; the p-value is that of shuffled prompts."""
+    others = np.round(likeness, DECIMALS)
+    np.fill_diagonal(others, -1.0)
+    row_E, other_E = np.nonzero(others == others.max(axis=1, keepdims=True))
+    weight_E = 1.0 / np.bincount(row_E)[row_E]
+
+    def found(labels: Ints) -> Floats:
+        own_E = weight_E * (labels[row_E] == labels[other_E])
+        return np.bincount(row_E, weights=own_E, minlength=len(own))[rows].astype(np.float64)
+
+    values, rng = found(own), generator("audit nearest", resampling.seed)
+    hits = sum(float(found(rng.permutation(own)).mean()) >= float(values.mean()) - TOLERANCE for _ in range(SHUFFLES))
+    chance = float((np.bincount(own)[own[rows]] - 1).mean() / max(1, len(own) - 1))
+    interval = (0.0, 1.0)
+    if resampling.bootstrap and len(np.unique(own[rows])) > 1:
+        effects = {"nearest": prompt_effects(values, None, own[rows], resampling.num_prompts)}
+        degrees, rng = len(np.unique(own[rows])) - 1, generator("audit nearest", "bootstrap", resampling.seed)
+        interval = studentised_intervals(
+            {"nearest": float(values.mean())}, effects, {"nearest": (0.0, 1.0)}, degrees=degrees, resamples=resampling.bootstrap, rng=rng
+        )["nearest"]
+    return Retrieval(float(values.mean()), interval, chance, (1 + hits) / (1 + SHUFFLES))
 
 
 class _Overlap:
@@ -220,7 +252,7 @@ def _tested(scores: Callable[[Ints], Floats], own: Ints, rows: Ints, resampling:
         return np.array([found[np.arange(len(rows)), mine].mean(), own_in_top(found, mine, 1).mean()])
 
     observed = statistics(own)
-    hits = sum((statistics(rng.permutation(own)) >= observed - 10.0**-DECIMALS).astype(np.int64) for _ in range(SHUFFLES))
+    hits = sum((statistics(rng.permutation(own)) >= observed - TOLERANCE).astype(np.int64) for _ in range(SHUFFLES))
     p_value = min(1.0, 2 * (1 + int(np.min(hits))) / (1 + SHUFFLES))
     found = measure_information(
         scores(own)[rows], np.ones(len(rows)), own[rows], recall_at=(), bootstrap=resampling.bootstrap, seed=resampling.seed

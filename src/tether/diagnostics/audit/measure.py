@@ -7,8 +7,8 @@ that a prompt gives to the average reasoning, per token, is subtracted first.
 Whether the scorer can read the text at all is measured against counts of its tokens: a unigram model of the other reasonings. A scorer that finds
 the text no likelier than that under any prompt has not understood a word order or a language, and cannot show a dependence.
 
-Six signals show dependence: retrieval by the model, the same adjusted for prompts that raise the score of any text, information as a share of
-log P, and three that need no model: agreement, neighbours and prompt overlap (lexical.py). Where a run of Tether measured the same step itself, its
+Seven signals show dependence: retrieval by the model, the same adjusted for prompts that raise the score of any text, information as a share of
+log P, and four that need no model: agreement, neighbours, nearest and prompt overlap (lexical.py). Where a run of Tether measured the same step itself, its
 scorer's retrieval and information are signals as well: the run's record and the audit then never say the opposite of each other. The function that
 makes the verdict is tether.core.reasoning.judge; its bounds were chosen on generated rollouts of twenty kinds (tests/unit/diagnostics) and on
 real ones of tiny.
@@ -204,6 +204,8 @@ def evidence_of(found: Measurement, absent: MissingReasoning = MissingReasoning(
     ]
     if lexical.neighbours is not None:
         signals.append(lexical.neighbours.signal("neighbours"))
+    if lexical.nearest is not None:
+        signals.append(lexical.nearest.signal("nearest"))
     own = recorded_evidence(recorded) if recorded is not None else None
     if own is not None and own.is_sufficient:  # a smaller sample would have no label of its own
         signals += [Signal(f"recorded_{item.name}", item.effect, item.p_value) for item in own.signals]
@@ -231,6 +233,7 @@ def evidence_of(found: Measurement, absent: MissingReasoning = MissingReasoning(
             neighbours=lexical.neighbours,
             overlap=lexical.prompt_overlap,
             elsewhere=(lexical.elsewhere.share, lexical.elsewhere.p_value),
+            nearest=lexical.nearest,
         ),
         without_reasoning=absent,
     )

@@ -192,6 +192,7 @@ def _verdict(verdict: Verdict) -> Json:
     return {
         "code": str(verdict.code),
         "headline": verdict.headline,
+        "next_step": verdict.next_step,
         "reasons": list(verdict.reasons),
         "effect": verdict.effect,
         "regime": None if verdict.regime is None else str(verdict.regime),
@@ -244,6 +245,7 @@ def _measured(found: Measurement) -> Json:
             "similarity": lexical.similarity,
             "agreement": dataclasses.asdict(lexical.agreement),
             "neighbours": None if lexical.neighbours is None else _retrieval(lexical.neighbours),
+            "nearest": None if lexical.nearest is None else _retrieval(lexical.nearest),
             "prompt_overlap": _retrieval(lexical.prompt_overlap),
         },
         "loose_share": found.loose_share,

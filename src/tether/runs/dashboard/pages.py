@@ -18,7 +18,7 @@ from tether.runs.reasoning_view import StepTemplates, episode_view, template_vie
 from tether.runs.schema import StepRecord
 from tether.runs.store import METRICS
 from tether.runs.timings import fast_path_words, machine_words
-from tether.runs.verdict import tiles, verdict
+from tether.runs.verdict import step_verdicts, tiles, verdict
 
 PAGE_ROWS = 50
 """Episodes on one page of the list."""
@@ -141,11 +141,12 @@ def _last_facts(records: Sequence[StepRecord]) -> dict[str, Any]:
     def last(*metrics: str) -> float | None:
         return next((record.metrics[name] for name in metrics for record in reversed(records) if name in record.metrics), None)
 
+    verdicts = step_verdicts(records)  # not the regimes on record: earlier versions named them on smaller samples
     return {
         "step": records[-1].step if records else 0,
         "success": last("validation/success", "rollout/success"),
         "retrieval": last("information/retrieval_acc"),
-        "regime": next((record.regime for record in reversed(records) if record.regime), ""),
+        "regime": verdicts[-1][1].label if verdicts else "",
         "alarms": len(records[-1].alarms) if records else 0,
     }
 
