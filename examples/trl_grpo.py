@@ -11,8 +11,11 @@ reasoning about its prompt (information/...) and the alarms (alarms/...); the ru
 import argparse
 import re
 
-from datasets import Dataset
-from trl import GRPOConfig
+try:
+    from datasets import Dataset
+    from trl import GRPOConfig
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"this example needs TRL, and '{missing.name}' is not installed; run: pip install 'tether-agents[trl]'") from None
 
 from tether.integrations.trl import TetherCallback, TetherGRPOTrainer  # tether: in place of trl.GRPOTrainer
 

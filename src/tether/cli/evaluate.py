@@ -122,20 +122,26 @@ def _play(
     out: Path | None,
     console: SafeConsole,
 ) -> "Evaluation":
+    from tether.cli.live import TokensColumn
     from tether.training.callbacks import Callback
     from tether.training.evaluation_run import run_evaluation
 
     class Bar(Callback):
         """A progress bar over the episodes, with the time left."""
 
+        def on_sampling_ready(self, statistics: Any) -> None:
+            tokens.statistics = statistics
+
         def on_stage_begin(self, name: str, total: int) -> None:
+            tokens.begin(name)
             bars.reset(task, total=total)
 
         def on_stage_progress(self) -> None:
             bars.advance(task)
 
     try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        columns = (*Progress.get_default_columns(), tokens := TokensColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
             task = bars.add_task(f"playing {target}", total=None)
             return run_evaluation(settings, target, [Bar()], endpoint=endpoint, price=price, out=out)
     except KeyboardInterrupt:

@@ -7,15 +7,16 @@ line shows the cost of the last step: where its time went, tokens per second, sh
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from tether.core.protocols import EngineStatistics
 from tether.runs.schema import StepRecord
 from tether.runs.timings import GB, StepTimings
 from tether.runs.verdict import reasoning_label
@@ -33,6 +34,7 @@ STAGES = {
     "validation": "validating",
     "checkpoint": "saving",
 }
+SAMPLING = ("rollout", "probe", "validation")
 COLUMNS = (
     ("success", "rollout/success", "{:.0%}"),
     ("valid", "rollout/format_valid", "{:.0%}"),
@@ -55,30 +57,58 @@ SHOWN_SHARE = 0.02
 """A stage with less than this share of the time is not named."""
 
 
-class LiveView(Callback):
-    """A callback that draws on the terminal."""
+class TokensColumn(ProgressColumn):
+    """Tokens of the episodes that are being played, as they come: an episode of a large model takes minutes on a CPU."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.statistics: Callable[[], EngineStatistics] | None = None
+        self._before: EngineStatistics | None = None
+
+    def begin(self, name: str) -> None:
+        """A stage begins; what was counted before is another's."""
+        self._before = self.statistics() if self.statistics is not None and name in SAMPLING else None
+
+    def words(self) -> str:
+        """Example: "1,024 tokens"; empty where nothing is sampled."""
+        if self.statistics is None or self._before is None or (now := self.statistics()) is self._before:
+            return ""
+        return f"{now.sampled_tokens:,} tokens" if now.sampled_tokens else f"{now.fed_tokens:,} tokens of prompts read"
+
+    def render(self, task: Task) -> Text:
+        return Text(self.words() if task.total is not None and not task.finished else "", style="dim")
+
+
+class LiveView(Callback):
+    """A callback that draws on the terminal; `done` of the steps were made before."""
+
+    def __init__(self, console: Console, steps: int, done: int = 0) -> None:
         self._console = console
         self._records: deque[StepRecord] = deque(maxlen=ROWS)
         self._regime = "-"
         self._alarms = ""
         self._cost = ""
+        self._tokens = TokensColumn()
         self._bars = Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            self._tokens,
             console=console,
             speed_estimate_period=PACE_SECONDS,
         )
-        self._run = self._bars.add_task("run", total=steps)
+        self._run = self._bars.add_task("run", total=steps, completed=done)
         self._stage = self._bars.add_task("starting", total=1)
         self._live: Live | None = None
         self._said = time.monotonic()
 
+    def on_sampling_ready(self, statistics: Callable[[], EngineStatistics]) -> None:
+        self._tokens.statistics = statistics
+
     def on_stage_begin(self, name: str, total: int) -> None:
+        self._tokens.begin(name)
         self._bars.reset(self._stage, total=total, description=STAGES.get(name, name))
 
     def on_stage_progress(self) -> None:
@@ -134,12 +164,14 @@ class LiveView(Callback):
             thread.join()
 
     def _heartbeat(self) -> str:
-        """Example: "step 3/20: sampling 12/128, 95 s"."""
+        """Example: "step 3/20: sampling 12/128, 4,096 tokens, 95 s"."""
         run, stage = self._bars.tasks[0], self._bars.tasks[1]
-        step = min(int(run.completed) + bool(self._records), int(run.total or 0))
+        begun = bool(self._records) or run.completed > 0  # step 0 is over
+        step = min(int(run.completed) + begun, int(run.total or 0))
         done = f" {stage.completed:.0f}/{stage.total:.0f}" if stage.total else ""
         left = f", about {run.time_remaining / 60:.0f} min left" if run.time_remaining else ""
-        return f"step {step}/{run.total:.0f}: {stage.description}{done}, {stage.elapsed or 0:.0f} s{left}"
+        tokens = f", {words}" if (words := self._tokens.words()) else ""
+        return f"step {step}/{run.total:.0f}: {stage.description}{done}{tokens}, {stage.elapsed or 0:.0f} s{left}"
 
     def _view(self) -> Group:
         return Group(self._table(), Text(self._cost, style="dim"), self._bars)
@@ -198,7 +230,8 @@ def cost_words(timings: StepTimings) -> str:
         rate, peak = rates.get(stage), timings.share_of_peak.get(stage)
         if rate is not None or seconds >= SHOWN_SHARE * whole:
             said = f" at {rate:,.0f} tokens/s" if rate is not None else ""
-            said += f", {peak:.0%} of peak" if stage == "update" and peak is not None else ""
+            on_card = timings.unused_memory is not None  # the peak of a CPU is that of a moment, and other work shares it
+            said += f", {peak:.0%} of peak" if stage == "update" and peak is not None and on_card else ""
             stages.append(f"{stage} {seconds / whole:.0%}{said}")
     memory = f"; {max(timings.peak_memory.values()) / GB:.3g} GB" if timings.peak_memory else ""
     return f"{whole:.3g} s: {', '.join(stages)}{memory}"

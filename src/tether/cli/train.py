@@ -215,7 +215,8 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     status.start()
     from tether.cli.live import LiveView, Notes
 
-    view = Notes(console) if quiet else LiveView(console, settings.steps)
+    last = newest_checkpoint(store.checkpoints) if resumed else None
+    view = Notes(console) if quiet else LiveView(console, settings.steps, step_of(last) if last else 0)
     trainers: list[Any] = []
 
     def ready(trainer: Any) -> None:

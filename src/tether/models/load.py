@@ -26,6 +26,7 @@ from tether.core.errors import ModelUnavailable, UnknownName, did_you_mean
 from tether.models.catalog import EMBEDDED, check_name, smollm2_folder, tiny_folder
 from tether.models.gguf import gguf_folder, read_gguf
 from tether.models.hardware import check_device, default_device
+from tether.models.hub import hub_asked
 from tether.models.lora import adapter_folder, attach_adapters, base_name
 from tether.runs.checkpoints import MANIFEST, MODEL, STATE, check_checkpoint
 
@@ -157,7 +158,8 @@ def _reason(error: Exception) -> str:
 
 def _from_hub(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
-        return _complete(name, dtype=dtype), AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        with hub_asked():
+            return _complete(name, dtype=dtype), AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except ModelUnavailable:
         raise
     except (ValueError, pickle.UnpicklingError) as error:

@@ -177,7 +177,7 @@ def build_sampler(
             ranks=ranks,
         )
 
-    return Sampler(
+    sampler = Sampler(
         env_specs(settings.environments()),
         engine,
         ChatFormat(policy.tokenizer, policy.end_of_turn_ids),
@@ -189,6 +189,8 @@ def build_sampler(
         on_finished=callbacks.on_stage_progress,
         ranks=ranks,
     )
+    callbacks.on_sampling_ready(lambda: sampler.engine.statistics)  # the engine itself may be replaced by a smaller one
+    return sampler
 
 
 def check_engine_of_ranks(settings: RunSettings, ranks: Ranks) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from tether.core.config import Settings, flattened
+from tether.core.protocols import EngineStatistics
 from tether.runs.checkpoints import newest_checkpoint, step_of
 from tether.runs.schema import StepRecord
 from tether.runs.store import RunStore
@@ -19,6 +20,9 @@ class Callback:
 
     def on_stage_progress(self) -> None:
         """One unit of the stage is done."""
+
+    def on_sampling_ready(self, statistics: Callable[[], EngineStatistics]) -> None:
+        """What samples is built; `statistics` says at any time what its present or latest round has done so far, tokens as they come."""
 
     def on_step_end(self, record: StepRecord, timings: StepTimings) -> None:
         """A step is complete and on disk; `timings` are its costs."""
@@ -44,6 +48,10 @@ class CallbackList(Callback):
     def on_stage_progress(self) -> None:
         for callback in self._callbacks:
             callback.on_stage_progress()
+
+    def on_sampling_ready(self, statistics: Callable[[], EngineStatistics]) -> None:
+        for callback in self._callbacks:
+            callback.on_sampling_ready(statistics)
 
     def on_step_end(self, record: StepRecord, timings: StepTimings) -> None:
         for callback in self._callbacks:

@@ -14,6 +14,7 @@ again and again down to the longest sequence of the minibatch; then activations 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tether.diagnostics.settings import POLICY, REFERENCE
 from tether.models.catalog import smollm2_folder, tiny_folder
 from tether.models.fast.linear_logprobs import LOGIT_BYTES
 from tether.models.hardware import available_memory, check_device, default_device
+from tether.models.hub import hub_asked
 from tether.models.logprobs import can_recompute, kept_bytes
 from tether.models.lora import ADAPTER_WEIGHTS, ALL_LINEAR, adapter_folder, base_name
 from tether.models.policy import Policy
@@ -306,7 +308,8 @@ def shape_of(name: str) -> Shape | None:
         return None
     place: Any = tiny_folder() if name == "tiny" else smollm2_folder() if name == "smollm2" else name
     try:
-        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        with nullcontext() if Path(place).is_dir() else hub_asked():
+            config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError):  # no such model, no class for it, or one that must compute

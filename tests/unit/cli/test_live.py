@@ -1,5 +1,6 @@
 """The live view says how many alarms stand, in red, and prints notes as they are."""
 
+import dataclasses
 import io
 import time
 
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from tether.cli import live
 from tether.cli.live import LiveView
+from tether.core.protocols import EngineStatistics
 from tether.runs.schema import StepRecord
 from tether.runs.timings import StepTimings
 
@@ -106,6 +108,7 @@ COSTLY = StepTimings(
     update_tokens_per_second=5000.0,
     share_of_peak={"rollout": 0.01, "update": 0.314},
     peak_memory={"rollout": 4_000_000_000, "update": 12_500_000_000},
+    unused_memory=0,
 )
 COST = "10 s: update 69% at 5,000 tokens/s, 31% of peak, rollout 30% at 1,234 tokens/s; 12.5 GB"
 
@@ -114,6 +117,49 @@ def test_what_the_step_cost_is_said_with_it() -> None:
     assert shown(StepRecord(3, {"rollout/success": 0.5}), timings=COSTLY) == f"step 3/9  success 50%  ({COST})\n"
     assert COST in shown(StepRecord(1, {}), terminal=True, timings=COSTLY)
     assert shown(StepRecord(3, {}), timings=StepTimings({"validation": 2.0})) == "step 3/9    (2 s: validation 100%)\n"
+
+
+def test_a_cpu_has_no_share_of_a_peak() -> None:
+    """Its peak is measured beside whatever else runs there: a step was said to reach 100% of it."""
+    timings = dataclasses.replace(COSTLY, unused_memory=None, share_of_peak={"update": 1.0})
+    assert "of peak" not in shown(StepRecord(3, {}), timings=timings)
+
+
+def test_a_resumed_run_counts_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
+    file = io.StringIO()
+    view = LiveView(Console(file=file, force_terminal=False, width=100), 9, done=5)
+    with view.running():
+        view.on_stage_begin("rollout", 128)
+        time.sleep(0.2)
+    assert file.getvalue().startswith("step 6/9: sampling 0/128, 0 s")
+    terminal = io.StringIO()
+    view = LiveView(Console(file=terminal, force_terminal=True, width=100), 9, done=5)
+    with view.running():
+        pass
+    assert "5/9" in terminal.getvalue() and "0/9" not in terminal.getvalue()
+
+
+def test_tokens_are_shown_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
+    file = io.StringIO()
+    view = LiveView(Console(file=file, force_terminal=False, width=100), 9)
+    rounds = [EngineStatistics(sampled_tokens=77)]  # of an earlier round
+    view.on_sampling_ready(lambda: rounds[-1])
+    with view.running():
+        view.on_stage_begin("validation", 2)
+        time.sleep(0.15)
+        rounds.append(EngineStatistics(fed_tokens=300))
+        time.sleep(0.15)
+        rounds[-1].sampled_tokens = 1234
+        time.sleep(0.15)
+        view.on_stage_begin("update", 1)
+        time.sleep(0.15)
+    lines = file.getvalue().splitlines()
+    assert lines[0].startswith("step 0/9: validating 0/2, 0 s") and "77" not in file.getvalue()
+    assert any("validating 0/2, 300 tokens of prompts read, 0 s" in line for line in lines)
+    assert any("validating 0/2, 1,234 tokens, 0 s" in line for line in lines)
+    assert "tokens" not in lines[-1]
 
 
 def test_a_note_before_the_first_step() -> None:

@@ -2,6 +2,9 @@
 
 import copy
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +164,16 @@ def test_a_real_gguf_file_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with torch.inference_mode():
         following = int(loaded.model(input_ids=prompt).logits[0, -1].argmax())
     assert loaded.tokenizer.decode([following]).strip() == "Paris"
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+    """In a process of its own: whether the hub is used is decided when its client is imported."""
+    program = "from tether.training.memory import shape_of\nimport tether\nassert shape_of('nobody/nothing-0b') is None\ntether.load_model('nobody/nothing-0b')"
+    offline = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | offline, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stderr.partition("Traceback")[0].splitlines() == [
+        "http://127.0.0.1:9 cannot be reached ([Errno 111] Connection refused): only models that are cached here can be used"
+    ]
+    assert "Hugging Face model 'nobody/nothing-0b' is neither cached here nor reachable" in done.stderr
