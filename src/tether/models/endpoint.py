@@ -16,6 +16,8 @@ RETRY_DELAYS = (0.5, 1.0, 2.0, 4.0)
 PASSING_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 LONGEST_PAUSE = 30.0
 """Seconds; a server that asks for more patience than this is not waited for, unless the caller has more."""
+MOST_REPLY_BYTES = 2**28
+"""A longer reply is none of a model: a server must not fill the memory."""
 MOST_LISTED = 20
 """Models that a message names."""
 
@@ -63,7 +65,9 @@ class ModelEndpoint:
         if parallel < 1 or not timeout > 0:
             raise BadInput(f"parallel must be at least 1 and timeout above 0 seconds, got {parallel} and {timeout}")
         self.base = url.rstrip("/").removesuffix("/v1")
-        self._client = HttpClient(self.base, token=token, timeout=timeout, later=PASSING_STATUSES, parallel=parallel)
+        self._client = HttpClient(
+            self.base, token=token, timeout=timeout, later=PASSING_STATUSES, parallel=parallel, most_bytes=MOST_REPLY_BYTES
+        )
         self._token_source, self._longest_pause = token_source, longest_pause
 
     @property

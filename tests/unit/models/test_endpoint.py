@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tether.core.http_client import PIECE_BYTES
-from tether.models.endpoint import ModelEndpoint
+from tether.models.endpoint import ModelEndpoint, ServerUnreachable
 
 
 class _Server(ThreadingHTTPServer):
@@ -53,6 +53,15 @@ def test_the_body_arrives_whole(server: _Server, size: int, refusals: int) -> No
     with ModelEndpoint(f"http://127.0.0.1:{server.server_address[1]}", token=None) as endpoint:
         endpoint.call("POST", "/update_weights", content=content, delays=(0.0,))
     assert server.bodies == [content] * (refusals + 1)
+
+
+def test_a_reply_without_end_is_not_read_to_its_end(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tether.models.endpoint.MOST_REPLY_BYTES", 1)
+    with (
+        ModelEndpoint(f"http://127.0.0.1:{server.server_address[1]}", token=None) as endpoint,
+        pytest.raises(ServerUnreachable, match="answered more than 1 bytes"),
+    ):
+        endpoint.call("POST", "/v1/completions", {})
 
 
 def test_a_connection_made_while_the_endpoint_is_closed_is_closed_too() -> None:

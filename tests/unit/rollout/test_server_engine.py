@@ -407,6 +407,33 @@ def test_no_logprobs_or_no_ids_are_refused(proxy: Any, policy: Policy, field: st
         _engine(proxy.url, policy)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_ids": [10**30], "logprobs": {"content": [{"logprob": -1.0}]}},
+        {"token_ids": [-1], "logprobs": {"content": [{"logprob": -1.0}]}},
+        {"token_ids": [578], "logprobs": {"content": [{"logprob": -1.0}]}},
+        {"logprobs": ["x"]},
+        {"logprobs": {"content": [None] * 8}},
+        {"weight_versions": [{"version": "1"}]},
+        {"weight_versions": [{"version": "1", "start": "a", "end": []}]},
+    ],
+)
+def test_what_a_server_makes_up_is_refused_in_one_line(proxy: Any, policy: Policy, wrong: dict[str, Any]) -> None:
+    """Ids that the policy does not have would fail in the learner; other forms were a traceback."""
+
+    def changed(path: str, body: dict[str, Any], reply: dict[str, Any]) -> dict[str, Any]:
+        if "generate" in path:
+            reply["choices"][0].update(wrong)
+        return reply
+
+    proxy.change_reply = changed
+    with pytest.raises(
+        BadInput, match=r"the server at .* answers with (something in another form|no token ids|token \d+, but|\d+ log-probs)"
+    ):
+        _engine(proxy.url, policy)
+
+
 def test_an_old_vllm_is_refused_with_what_it_lacks(proxy: Any, policy: Policy) -> None:
     """Older than token ids in completions; then with them, but older than the routes that take weights."""
 

@@ -192,6 +192,7 @@ class ServerConnection:
         """It answers, but not with the weights that this run published, and it is for another rank to publish them."""
         self._publisher: Publisher | None = None
         self._end_of_turn: tuple[int, ...] = ()
+        self._vocabulary_size = 0
         self._sampling_checked = False
 
     @property
@@ -230,6 +231,7 @@ class ServerConnection:
     def inspect(self, probe: Probe, max_context: int) -> None:
         """Find out what the server is; refuse one that cannot serve the policy."""
         self._end_of_turn = tuple(probe.policy.end_of_turn_ids)
+        self._vocabulary_size = int(probe.policy.config.vocab_size)
         entry = self.endpoint.find_model(self._wanted)
         self.model = str(entry["id"])
         meta = entry.get("meta") or {}  # of llama.cpp: what a slot holds, where it says so
@@ -286,7 +288,14 @@ class ServerConnection:
 
     def generate(self, request: TokenRequest) -> SampledTokens:
         """Sample the next tokens of a conversation."""
-        return self.dialect.read(self.endpoint.call("POST", self.dialect.path, self.dialect.body(self.model, request), delays=SEND_DELAYS))
+        answer = self.endpoint.call("POST", self.dialect.path, self.dialect.body(self.model, request), delays=SEND_DELAYS)
+        try:
+            sampled = self.dialect.read(answer)
+        except (AttributeError, LookupError, TypeError, OverflowError) as error:
+            raise Malformed(f"something in another form ({type(error).__name__}: {error})") from error
+        if max(sampled.ids, default=0) >= self._vocabulary_size:
+            raise Malformed(f"token {max(sampled.ids)}, but the policy has {self._vocabulary_size}")
+        return sampled
 
     # ------------------------------------------------------------------------------------------------------------- weights
 

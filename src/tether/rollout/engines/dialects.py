@@ -212,7 +212,7 @@ def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _checked(ids: Any, logprobs: Any, spans: Any, turn_ended: bool = False) -> SampledTokens:
     """Ids and log-probs of an answer; refuses what cannot be trained on."""
-    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+    if not isinstance(ids, list) or not all(isinstance(token, int) and token >= 0 for token in ids):
         raise Malformed("no token ids")
     if not ids and not turn_ended:
         raise Malformed("no tokens")
@@ -227,7 +227,8 @@ def _versions(spans: Any, count: int) -> list[str]:
     """The label of each token, from contiguous spans [start, end)."""
     labels = [UNVERSIONED] * count
     for span in spans if isinstance(spans, list) else []:
-        labels[span["start"] : span["end"]] = [str(span["version"])] * (min(span["end"], count) - span["start"])
+        start, end = (min(max(0, span[name]), count) for name in ("start", "end"))
+        labels[start:end] = [str(span["version"])] * (end - start)
     return labels
 
 
