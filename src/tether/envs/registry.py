@@ -1,7 +1,8 @@
 """Environments by name, imported on use; options are checked against the class's own `Options` before anything is built.
 
 A name is one of: a built-in; one that user code registered; one that an installed distribution offers through the entry point group
-`tether.environments`; "package.module:Class", which is imported as it stands; or the address of an environment served over HTTP.
+`tether.environments`; "package.module:Class", which is imported as it stands; "gymnasium:ID", an environment of gymnasium; or the address of an
+environment served over HTTP.
 An environment class has an attribute `Options` (a Settings class) and takes an instance of it as its only required argument.
 
 An `EnvFactory` builds environments of one kind, in this process or in another one. Another process receives a reference to the class (its module
@@ -158,6 +159,10 @@ def check_received(name: str, where: str, what: str = "environment") -> None:
 
 def find_class(name: str) -> EnvClass:
     """The class of a name that is no address."""
+    if name.startswith("gymnasium:"):
+        from tether.envs.gym_env import PREFIX, gymnasium_class
+
+        return gymnasium_class(name.removeprefix(PREFIX))
     found = (
         import_object(name, "environment", lambda value: inspect.isclass(value) and hasattr(value, "Options"))
         if ":" in name

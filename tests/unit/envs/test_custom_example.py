@@ -1,5 +1,6 @@
 """What docs/environments/custom.md says is so: its example is the one in examples/, all three kinds keep the checks, the commands work."""
 
+import json
 import os
 import re
 import shutil
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from tether.core.errors import BadInput
 from tether.envs.checker import check_env
 from tether.envs.checker.checks import CHECKS
-from tether.envs.registry import ENVIRONMENTS
+from tether.envs.registry import ENVIRONMENTS, build, make_env
+from tether.envs.tools import ToolEnv
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "custom_environment.py"
+TOOLS = ROOT / "examples" / "tool_environment.py"
 PAGE = (ROOT / "docs" / "environments" / "custom.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
@@ -24,6 +28,43 @@ def test_the_page_shows_the_example_and_it_is_short() -> None:
     source = EXAMPLE.read_text(encoding="utf-8")
     assert BLOCKS[0] == source
     assert sum(1 for line in source.splitlines() if line.strip()) <= 40
+
+
+def test_the_page_shows_the_example_with_a_tool_and_it_passes_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TOOLS.read_text(encoding="utf-8") in BLOCKS
+    monkeypatch.syspath_prepend(str(TOOLS.parent))
+    report = check_env("tool_environment:OrderDesk", episodes=60)
+    assert report.ok, str(report)
+    env = make_env("tool_environment:OrderDesk")
+    assert env.reset(0).text == "Turn 1 of 5.\nWhat do A-10 and A-11 cost together?"
+    assert env.step("price[A-10]").observation.text == "Turn 2 of 5.\nA-10 costs 33 dollars."
+    wrong, right = env.step("the price is 33"), env.step("finish[73]")
+    assert (wrong.info["valid"], wrong.done) == (False, False)
+    assert "price[...]: The price of an article, by its code." in wrong.observation.text
+    assert (right.reward, right.done, right.success, right.info["calls"]) == (1.0, True, True, 1)
+
+
+class Graded(ToolEnv):
+    name, task, tools = "graded", "Guess the number.", ("compare",)
+
+    def compare(self, guess: str) -> str:
+        return "larger" if float(guess) < self.row["number"] else "not larger"
+
+    def grade(self, answer: str) -> float:
+        return 1 / (1 + abs(self.row["number"] - float(answer)))
+
+
+def test_rows_of_a_file_a_grade_of_ones_own_and_mistakes(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"text": f"Number {n}?", "number": n}) for n in range(40)))
+    env = build(Graded, "graded", {"data": str(rows), "fields": {"question": "text"}, "split": "all"})
+    assert env.reset(7).text.endswith("Number 7?") and env.step("compare[3]").observation.text.endswith("larger")
+    step = env.step("finish[8]")
+    assert (step.reward, step.done, step.success) == (0.5, True, False)
+    with pytest.raises(BadInput, match="graded has no rows; give data=FILE, or the class an attribute `rows`"):
+        build(Graded, "graded", {})
+    with pytest.raises(BadInput, match="has no method 'look', which `tools` names"):
+        build(type("Wrong", (Graded,), {"tools": ("look",), "rows": [{"question": "a"}]}), "wrong", {})
 
 
 def test_the_page_lists_the_checks() -> None:
@@ -38,7 +79,7 @@ def classes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(ENVIRONMENTS, "_entries", dict(ENVIRONMENTS._entries))
     monkeypatch.chdir(folder)
     found: dict[str, Any] = {}
-    for block in BLOCKS[:5]:
+    for block in BLOCKS[:6]:
         namespace: dict[str, Any] = {"__name__": "example"}
         exec(block, namespace)
         found = {**namespace, **found}  # SortNumbers of the page itself, not the one that later blocks import

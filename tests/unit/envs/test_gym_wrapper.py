@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from tether.core.errors import BadInput, ConfigError
+from tether.core.errors import BadInput, ConfigError, TetherError
+from tether.core.types import Step
 from tether.envs.gym_wrapper import AnyText, GymEnv, as_gymnasium, gymnasium_id, register_with_gymnasium
 from tether.envs.registry import ENVIRONMENTS, make_env
+from tether.envs.remote.vector import VectorEnv
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -187,3 +189,67 @@ def test_closing_closes_the_environment() -> None:
     inner = Closable()
     GymEnv(inner).close()
     assert inner.closed == 1
+
+
+# --- from gymnasium ---
+
+WALK = {"action_names": ["Left", "Down", "Right", "Up"], "make": {"is_slippery": False}}
+
+
+def test_an_environment_of_gymnasium_is_played_in_words() -> None:
+    env = make_env("gymnasium:FrozenLake-v1", **WALK, actions_per_turn=3)
+    assert "Frozen lake involves crossing a frozen lake" in env.instructions and "Actions: Left, Down, Right, Up." in env.instructions
+    assert env.reset(3).text == "Turn 1 of 20, 60 actions left.\n[S]FFF\nFHFH\nFFFH\nHFFG"
+    env.step("Down || Down || Right")
+    step = env.step("Down || Right || Right")
+    assert (step.reward, step.done, step.success) == (1.0, True, True)
+    env.reset(3)
+    failed = env.step("Right || Down")
+    assert (failed.reward, failed.done, failed.success, failed.info["truncated"]) == (0.0, True, False, False)
+
+
+def test_numbers_are_named_and_episodes_follow_from_their_seeds() -> None:
+    options = {
+        "action_names": ["push left", "push right"],
+        "observation_names": ["position", "velocity", "angle", "spin"],
+        "max_turns": 600,
+    }
+    env = make_env("gymnasium:CartPole-v1", **options)
+    first = env.reset(1).text
+    assert [line.partition(":")[0] for line in first.splitlines()[1:]] == options["observation_names"]
+    assert (env.reset(1).text, env.reset(2).text != first) == (first, True)
+    steps = [env.step("push left")]
+    while not steps[-1].done:
+        steps.append(env.step("push left"))
+    assert len(steps) < 30 and not steps[-1].success and steps[-1].info["return"] == len(steps)
+
+
+def test_chance_in_an_episode_follows_env_seed() -> None:
+    def walked(env_seed: int) -> str:
+        env = make_env("gymnasium:FrozenLake-v1", actions_per_turn=5)
+        env.reset(1, env_seed=env_seed)
+        return env.step("2 || 2 || 1 || 1 || 2").observation.text
+
+    assert walked(4) == walked(4) and len({walked(seed) for seed in range(8)}) > 1
+
+
+def test_it_runs_in_worker_processes() -> None:
+    with VectorEnv("gymnasium:FrozenLake-v1", 2, options=WALK) as vector:
+        assert vector.work == "process"
+        assert all("[S]FFF" in getattr(seen, "text", "") for seen in vector.reset([0, 1]))
+        assert all(isinstance(step, Step) for step in vector.step(["Right", "Down"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("Pendulum-v1", {}, "only environments with discrete actions"),
+        ("Frozen-v1", {}, "gymnasium has no environment 'Frozen-v1'"),
+        ("CartPole-v1", {"action_names": ["left"]}, "it has 2 actions; give each a name of its own"),
+        ("CartPole-v1", {"make": {"gravity_": 3}}, "cannot be built"),
+    ],
+)
+def test_what_cannot_be_played_is_one_line(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TetherError, match=said) as error:
+        make_env(f"gymnasium:{name}", **options)
+    assert "\n" not in str(error.value)
