@@ -5,7 +5,10 @@ answer of several lines, such as a program, stands between two lines of ``` or c
 Input may be piped: when it ends, so does the game. Imports no torch.
 """
 
+import importlib.util
+import os
 import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +51,10 @@ _SHORT = {
     # A small d is Down, a capital D is the D of WASD.
     **dict.fromkeys(["r", "R", "D", "→", "\x1b[C"], "Right"),
 }
+_ARROW_KEYS = {
+    b"\x1b" + form + letter: arrow for form in (b"[", b"O") for letter, arrow in zip((b"A", b"B", b"C", b"D"), "↑↓→←", strict=True)
+}
+_BEGINNINGS = (b"\x1b", b"\x1b[", b"\x1bO")
 _SHORT_RUN = re.compile(r"(?:\x1b\[[ABCD]|[uUwWdDsSlLaArR↑↓←→]|[\s,|])+")
 _KEY = re.compile(r"\x1b\[[ABCD]|[^\s,|]")
 
@@ -82,12 +89,13 @@ def play(
 def _play(env: Env, seed: int, folder: Path | None, console: Console) -> None:
     observation = _in_one_line("reset", lambda: checked_observation(env.reset(seed)))
     console.print(Text(env.instructions), end="\n\n")
-    short = " Short: u d l r, or WASD in capitals, as in 'ru' for Right || Up." if _has_directions(env) else ""
+    short = " Short: the arrow keys, u d l r, or WASD in capitals, as in 'ru' for Right || Up." if _has_directions(env) else ""
     keys = f"Type what would stand between the answer tags.{short} Several lines: between two lines of {FENCE}, or @file. q quits."
     console.print(Text(keys, style="dim"), end="\n\n")
     total, turn = 0.0, 0
     _show(env, observation, turn, folder, console)
-    while (answer := _ask(console)) is not None:
+    arrows = _has_directions(env) and sys.stdin.isatty() and importlib.util.find_spec("termios") is not None
+    while (answer := _ask(console, arrows)) is not None:
         answer = _whole_answer(answer, console)
         if not answer.strip():
             continue
@@ -117,14 +125,51 @@ def _in_one_line(what: str, call: Callable[[], T]) -> T:
         raise
 
 
-def _ask(console: Console) -> str | None:
+def _ask(console: Console, arrows: bool) -> str | None:
     """The next line typed; None if the player quits or the input ends."""
     try:
-        line = console.input("[bold]> [/bold]", markup=True)
+        if arrows:
+            line = _line_with_arrows(console)
+        else:
+            line = console.input("[bold]> [/bold]", markup=True)
     except (EOFError, KeyboardInterrupt):
         console.print()
         return None
     return None if line.strip().lower() in ("q", "quit") else line
+
+
+def _line_with_arrows(console: Console) -> str:
+    """A line from the terminal, in which an arrow key is an arrow; `input` would take it for a walk through earlier lines."""
+    import termios
+    import tty
+
+    terminal, line, waiting = sys.stdin.fileno(), "", b""
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal, termios.TCSADRAIN)  # keys that were pressed meanwhile are kept
+    try:
+        console.print("[bold]> [/bold]", end="", markup=True)
+        sys.stdout.flush()
+        while True:
+            waiting += os.read(terminal, 1)
+            for keys, arrow in _ARROW_KEYS.items():
+                waiting = waiting.replace(keys, arrow.encode())
+            if not waiting or waiting == b"\x04":
+                raise EOFError
+            if waiting in _BEGINNINGS or (waiting[0] >= 0xC0 and not waiting.decode("utf-8", "ignore")):
+                continue  # the rest of the key, or of the character, comes next
+            typed, waiting = waiting.decode("utf-8", "replace"), b""
+            if typed in "\r\n":
+                sys.stdout.write("\n")
+                return line
+            if typed in "\x7f\b":
+                sys.stdout.write("\b \b" if line else "")
+                line = line[:-1]
+            elif typed.isprintable():
+                sys.stdout.write(typed)
+                line += typed
+            sys.stdout.flush()
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 def _whole_answer(line: str, console: Console) -> str:

@@ -17,14 +17,14 @@ Examples:
   tether serve-search
   tether serve-search --corpus wiki-18.jsonl --port 9000
   TETHER_TOKEN=$(openssl rand -hex 24) tether serve-search --host 0.0.0.0
-  tether play searchqa --set retriever=http://127.0.0.1:8000
+  tether play searchqa --set retriever=http://127.0.0.1:8020
 """
 
 
 def serve_search(
     corpus: Annotated[Path | None, typer.Option(help="File of documents. [default: the built-in encyclopedia]")] = None,
     host: Host = "127.0.0.1",
-    port: Port = 8000,
+    port: Port = 8020,
     token: Token = None,
     bad_rows: Annotated[str, typer.Option(help="What to do with a malformed document: error or skip.")] = "error",
 ) -> None:

@@ -106,12 +106,16 @@ def _turns(groups: Sequence[Group]) -> list[Turn]:
 
 
 def _advice(fault: Fault, mostly_cut: bool, env: str, model: str, max_tokens: int) -> str:
-    source = env if env in EXPERTS else "conversations.jsonl"
+    knows = ", ".join(EXPERTS)
     if is_endpoint(model):
         teach = "show the model more worked examples (env.options.few_shot), or word the instructions for it (env.options.instructions)"
+    elif env not in EXPERTS and model == "tiny":
+        return f"`tiny` has learned {knows} and nothing else; use a model that reads English, such as --model smollm2"
     else:
+        source = env if env in EXPERTS else "FILE.jsonl"
+        of_yours = "" if env in EXPERTS else ", with conversations of yours in that form"
         teach = (
-            f"teach the model the form first (tether sft {source} --model {model}), show it more worked examples (env.options.few_shot), "
+            f"teach the model the form first (tether sft {source} --model {model}{of_yours}), show it more worked examples (env.options.few_shot), "
             "or word the instructions for it (env.options.instructions)"
         )
     if fault is Fault.CUT or (fault is Fault.UNCLOSED_THINK and mostly_cut):

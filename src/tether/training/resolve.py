@@ -36,6 +36,9 @@ SMOKE: dict[str, Any] = {
     "learner": {"learning_rate": None, "update_batch": 4},
     "critic": {"model": None, "learning_rate": None},
     "algorithm": {"reference": None},
+    "filter": {
+        "strategy": "all"
+    },  # `tiny` may know nothing of the environment: then no group varies, and the update is to be seen all the same
     "evaluation": {"prompts": 4, "samples": 1},
     "diagnosis": {"every": 1},
     "steps": 2,

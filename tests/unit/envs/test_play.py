@@ -1,5 +1,11 @@
 """`tether play` as a person meets it: keys, pipes, pictures, endings."""
 
+import os
+import pty
+import re
+import select
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +122,32 @@ def test_an_error_in_an_environments_code_is_one_line(monkeypatch: pytest.Monkey
         run(["fragile"], "hello\n")
     with pytest.raises(BadInput, match=r"^seed 7 has no instance; choose another$"):
         run(["fragile", "--seed", "7"], "")
+
+
+def _played_in_a_terminal(keys: bytes, *words: str) -> str:
+    """What `tether play` shows in a terminal of its own where these keys are pressed."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-c", "from tether.cli.main import main; main()", "play", *words])
+    shown, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if keys and re.search(rb">[ \x1b\[0-9;m]*$", shown):
+            os.write(terminal, keys)
+            keys = b""
+        if not select.select([terminal], [], [], 0.2)[0]:
+            continue
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # the end
+            break
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, shown
+    return shown.decode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")
+def test_arrow_keys_play_in_a_terminal() -> None:
+    """Right, a key too many, taken back, Down in the other form of the keys; then q."""
+    shown = _played_in_a_terminal(b"\x1b[C\x1b[A\x7f\x1bOB\nq\n", "frozen_lake", "--seed", "1")
+    assert "Executed: Right, Down." in shown and "Stopped after 1 turn" in shown

@@ -63,7 +63,11 @@ TEACH = (
 def test_the_command_that_helps_is_one_that_works() -> None:
     """There is no expert for WebShop: `tether sft webshop` would be refused."""
     note = replies_note([_group(_turn(" no"))], first=True, env="webshop", model="smollm2", max_tokens=400)
-    assert note is not None and "tether sft conversations.jsonl --model smollm2" in note
+    assert note is not None and "tether sft FILE.jsonl --model smollm2, with conversations of yours" in note
+    note = replies_note([_group(_turn(" no"))], first=True, env="webshop", model="tiny", max_tokens=400)
+    assert note is not None and note.endswith(
+        "`tiny` has learned frozen_lake, sokoban, countdown and nothing else; use a model that reads English, such as --model smollm2"
+    )
 
 
 def test_a_model_behind_an_endpoint_cannot_be_taught() -> None:

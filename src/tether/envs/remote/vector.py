@@ -25,8 +25,8 @@ from tether.envs.remote.hosts import Host, InlineHost, ProcessHost, ThreadHost, 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
-STEP_SECONDS = 60.0
-"""The default deadline of a reset or a step."""
+STEP_SECONDS = 120.0
+"""The default deadline of a reset or a step, that of the setting env.step_timeout."""
 
 
 class Member:

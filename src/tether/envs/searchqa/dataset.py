@@ -169,7 +169,7 @@ def local_sources(
     if not questions.documents:
         raise BadInput(
             f"searchqa: the rows of data='{data}' bring no paragraphs with them, so there is nothing to search; "
-            "add corpus (a file of documents) or retriever (an address)"
+            "add corpus (a file of documents) or retriever (an address), or ask them without a search: the environment qa takes the same file"
         )
     return questions.pool, open_index(corpus.of_documents(questions.documents))
 

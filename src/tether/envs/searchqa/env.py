@@ -66,7 +66,7 @@ class SearchQAOptions(TurnOptions):
         except ValueError:  # a port that is no number, a broken IPv6 address
             known = False
         if not known:
-            raise ValueError("should be an address such as http://127.0.0.1:8000")
+            raise ValueError("should be an address such as http://127.0.0.1:8020")
         if parts.username is not None or parts.query:
             raise ValueError("should hold no password and no query, which would be written down; put the token into TETHER_RETRIEVER_TOKEN")
         return url
