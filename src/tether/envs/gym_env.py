@@ -90,8 +90,9 @@ class GymnasiumEnv(ActionEnv[GymOptions]):
         self._gym.unwrapped.np_random, _ = np_random(env_seed % 2**32)
 
     def act(self, index: int) -> tuple[float, bool, bool]:
-        self._shown, reward, terminated, self._out_of_time, info = self._gym.step(self._first + index)
-        self._return += float(reward)
+        self._shown, paid, terminated, self._out_of_time, info = self._gym.step(self._first + index)
+        reward = float(paid)
+        self._return += reward
         told = info.get("is_success", info.get("success"))
         spec = self._gym.spec
         needed = self.options.success_return if self.options.success_return is not None else spec.reward_threshold if spec else None
@@ -100,7 +101,7 @@ class GymnasiumEnv(ActionEnv[GymOptions]):
         else:
             success = self._return >= needed if needed is not None else bool(terminated and reward > 0)
         over = bool(terminated or self._out_of_time)
-        return float(reward), over, over and success
+        return reward, over, over and success
 
     def turn_info(self) -> dict[str, Any]:
         return {"return": self._return, **({"truncated": True} if self._out_of_time else {})}
