@@ -217,7 +217,7 @@ class TrajectoryIndex:
         """Connect to the database if it can be that of the file as it is, else to an empty one."""
         if self._close is not None:
             self._close()
-        self._seen, self.unfinished_line, self.is_complete = None, None, False
+        self._seen, self.unfinished_line, self.is_complete, self._uses_file = None, None, False, False
         # SQLite opens its journals with the database, and would wait for a pipe in the place of one of them.
         usable = data is not None and all(map(_is_plain_or_missing, (self._path, *(Path(f"{self._path}-{end}") for end in _JOURNALS))))
         for use in (True, False) if usable else (False,):
@@ -233,7 +233,7 @@ class TrajectoryIndex:
                     found.executescript(_TABLES.format(schema="main"))
                 found.executescript(_TABLES.format(schema="temp") + _VIEWS)
                 if not use or (data is not None and self._is_of(data)):
-                    self.is_complete = use
+                    self.is_complete = self._uses_file = use
                     return
             except (sqlite3.Error, OSError):  # not a database, or one that a kill left in the middle of a change
                 pass
@@ -241,7 +241,7 @@ class TrajectoryIndex:
 
     def _is_of(self, data: os.stat_result) -> bool:
         """Whether the database can be that of the file: its rows follow on each other from the beginning, and some of them are compared."""
-        if self._query("PRAGMA user_version") != [(_VERSION,)]:
+        if self._query("PRAGMA user_version") != [(_VERSION,)] or self._query("PRAGMA quick_check(1)") != [("ok",)]:
             return False
         if self._query("SELECT count(*) FROM main.sqlite_master WHERE type IN ('view', 'trigger')") != [
             (0,)
@@ -257,6 +257,13 @@ class TrajectoryIndex:
 
     def _query(self, command: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._guard:
+            try:
+                return self._connection.execute(command, values).fetchall()
+            except sqlite3.DatabaseError:
+                if not self._uses_file:
+                    raise
+            self._open(None)  # the database is damaged, or a writer keeps it locked: the file itself says the same
+            self._scan(self._data.stat().st_size)
             return self._connection.execute(command, values).fetchall()
 
     def _rows(self, order: str, condition: str = "1", values: Sequence[Any] = (), *, source: str = "all_rows") -> list[IndexRow]:

@@ -257,3 +257,20 @@ def test_a_result_that_is_no_file_is_one_line(
 def test_what_is_not_as_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(TetherError, match=r"is not what Tether writes \(KeyError: 'x'\); restore it or take it away"), as_written(tmp_path):
         {}["x"]
+
+
+def test_a_database_with_damaged_pages_is_not_asked(tmp_path: Path) -> None:
+    """Also one that is damaged while a reader has it open."""
+    run = make(tmp_path / "run")
+    path = run / "trajectories.sqlite"
+    before, data = path.stat(), bytearray(path.read_bytes())
+    size = len(data)
+    index = RunStore.open(run).trajectory_index()
+    assert index.is_complete and index.count() == 3
+    for start in range(4096, size, 64):
+        data[start : start + 48] = os.urandom(48)
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert index.count(step=1) == 1 and [row.step for row in index.select()] == [0, 1, 2]
+    assert sum(1 for _ in RunStore.open(run).trajectories()) == 3
