@@ -166,3 +166,40 @@ def test_programs_cannot_look_into_each_others_folders() -> None:
 
 def test_scripts_run_at_the_weaker_level_too() -> None:
     assert Sandbox(isolation="process").run("x = 1", [ScriptTask("assert x == 1")])[0].ending == "ok"
+
+
+# A kernel without the filter alone: a program can start processes, and is one that outlives it.
+LEAVES = """
+import os, time
+for new_session in (False, True):
+    if os.fork() == 0:
+        if new_session: os.setsid()
+        print(os.getpid(), flush=True)
+        if new_session and os.fork():
+            os._exit(0)
+        if new_session: print(os.getpid(), flush=True)
+        time.sleep(60)
+time.sleep(0.5)
+"""
+LEFT = """
+import os
+from tether.envs.deepcoder.sandbox import client
+client._BOOTSTRAP = client._BOOTSTRAP.replace("main(int", '''
+from tether.envs.deepcoder.sandbox import linux
+def fail(code): raise OSError(22, "filtering system calls: Invalid argument")
+linux.install_filter = fail
+main(int''')
+from tether.envs.deepcoder.sandbox.jobs import StdinTask
+from tether.envs.deepcoder.sandbox.sandbox import Sandbox
+report = Sandbox(isolation="process").run(PROGRAM, [StdinTask("")])[0]
+print(report.ending, len(report.stdout.split()), [pid for pid in report.stdout.split() if os.path.exists(f"/proc/{pid}")])
+"""
+
+
+@linux_only
+def test_no_process_outlives_its_program_where_there_is_no_filter() -> None:
+    script = LEFT.replace("PROGRAM", repr(LEAVES))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    if "even with isolation=process" in done.stderr:
+        pytest.skip("this machine runs no programs without the filter")
+    assert done.stdout == "ok 3 []\n", done.stdout + done.stderr

@@ -44,6 +44,7 @@ MAY_READ_ALL, MAY_KILL = 1 << 1, 1 << 5
 _DETACH = 2
 _SET_PARENT_DEATH_SIGNAL, _SET_DUMPABLE, _DROP_BOUNDING, _SET_NO_NEW_PRIVILEGES, _AMBIENT = 1, 4, 24, 38, 47
 _AMBIENT_CLEAR_ALL = 4
+_SET_CHILD_SUBREAPER = 36
 _CAPABILITY_VERSION = 0x20080522
 _ARENA_MAX = -8
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -121,6 +122,11 @@ def control_process(step: str, option: int, *arguments: int) -> int:
 def die_with_parent(signal_number: int) -> None:
     """Have the kernel send this process a signal when the thread that made it ends."""
     control_process("tying a process to its parent", _SET_PARENT_DEATH_SIGNAL, signal_number)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent has ended."""
+    control_process("adopting orphans", _SET_CHILD_SUBREAPER, 1)
 
 
 def forbid_inspection() -> None:

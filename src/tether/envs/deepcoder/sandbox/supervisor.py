@@ -27,6 +27,7 @@ Limit = tuple[str, str]
 """A limit that was passed: the ending it means, and the words for it."""
 
 _TICK = 0.05
+_END_SECONDS = 5.0
 _SET_UP_SECONDS = 30.0
 _CHUNK = 1 << 16
 _RESULT_HEAD = 4096
@@ -60,6 +61,8 @@ def main(connection: socket.socket, config: namespaces.SandboxConfig) -> NoRetur
     settings = json.loads(codec.receive(connection))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of the child wakes the poll below
     folder = _work_folder(settings, config)
+    if linux.LINUX and not config.kernel:
+        linux.adopt_orphans()
     pipes = [os.pipe() for _ in range(3)]
     process = os.fork()
     if process == 0:
@@ -80,6 +83,7 @@ def main(connection: socket.socket, config: namespaces.SandboxConfig) -> NoRetur
     streams = [Stream(output, size, kept=True), Stream(errors, size, kept=False), Stream(result, size + _RESULT_HEAD, kept=True)]
     facts = Watch(process, connection, settings, streams, None if config.kernel else folder).facts_of_its_life()
     if not config.kernel:
+        _end_descendants()
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(ConnectionError):
         connection.sendall(codec.pack([json.dumps(facts).encode(), bytes(streams[0].data), bytes(streams[2].data)]))
@@ -196,6 +200,21 @@ class Watch:
                 os.killpg(self.process, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 return
+
+
+def _end_descendants() -> None:
+    """Without a process-id namespace and a filter that forbids it, a program may have started processes, which outlive it; orphans are
+    children of this process."""
+    deadline = time.monotonic() + _END_SECONDS
+    with contextlib.suppress(ChildProcessError):  # there are none left
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+            for entry in filter(str.isdecimal, os.listdir("/proc")):
+                with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+                    if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                        os.kill(int(entry), signal.SIGKILL)
+            time.sleep(0.001)
 
 
 def _processor_time(process: int) -> float:
