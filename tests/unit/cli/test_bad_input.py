@@ -52,7 +52,7 @@ TRAIN = [
     (["train", "frozen_lake", "--also", "sokoban=0"], "weight"),
     (["train", "--resume", "--smoke", "--out", "run"], "--smoke starts a run of its own; leave it out with --resume"),
     (["train", "frozen_lake", "--set", "rollout.group_sise=8"], "did you mean 'rollout.group_size'"),
-    (["train", "frozen_lake", "--set", "group_size=8"], "did you mean 'rollout.group_size'"),
+    (["train", "frozen_lake", "--set", "group_sise=8"], "unknown config key 'group_sise'"),
     (["train", "frozen_lake", "--set", "rollout.group_size"], "write it as key=value"),
     (["train", "frozen_lake", "--set", "rollout.group_size=0"], "rollout.group_size': got 0; it should be greater than or equal to 1"),
     (["train", "frozen_lake", "--set", "rollout.group_size=1"], "needs at least 2 trajectories per prompt"),
