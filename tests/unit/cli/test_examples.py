@@ -52,6 +52,7 @@ NOT_RUN = {
         "needs a run with successes; tests/e2e/test_sft.py makes one"
     ),
     "tether eval smollm2 --env sokoban --prompts 64 --temperature 0 --json": "a model that is fetched",
+    "tether eval smollm2 --data questions.jsonl": "a model that is fetched",
     "tether eval http://localhost:8000#my-model --env sokoban --concurrency 16 --out results": SERVER,
     "tether eval runs/a runs/b smollm2 --env frozen_lake --out results": "a model that is fetched; tests/unit/training/test_remote_evaluation.py",
     "tether eval my-tiny --env frozen_lake --prompts 256": "the model of another example",
@@ -63,11 +64,11 @@ NOT_RUN = {
     "tether diagnose dump.jsonl --model smollm2 --fields prompt=input,response=output,reward=score --pattern 'Thought:(.*?)Action:'": (
         "a model that is fetched; tests/unit/cli/test_diagnose.py"
     ),
-    "tether doctor --model Qwen/Qwen2.5-3B-Instruct --set lora.rank=16": NETWORK,
+    "tether doctor --model Qwen/Qwen2.5-3B-Instruct --set lora.rank=16 --out /data/runs": NETWORK,
     "tether doctor": "tests/unit/cli/test_doctor.py",
     "tether envs --check --env metamathqa --data test.parquet --fields question=Question,answer=Answer": "the extra data",
     "tether models get smollm2": NETWORK,
-    "tether play searchqa --set retriever=http://127.0.0.1:8000": SERVER,
+    "tether play searchqa --set retriever=http://127.0.0.1:8020": SERVER,
     "tether reproduce --list": "tests/unit/cli/test_reproduce.py",
     "tether reproduce table_4 --smoke": "two minutes; tests/e2e/test_reproduce.py",
     "tether reproduce table_4 --jobs 12": HOURS,
