@@ -27,7 +27,7 @@ import numpy as np
 from kill_many import KILLED, Trial, attempt
 from torture_part import Part
 
-COMMAND_SECONDS, PAGE_SECONDS = 60.0, 10.0
+COMMAND_SECONDS, PAGE_SECONDS = 40.0, 10.0
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202egnp.exe\x9b31m<script>alert(1)</script>[link=file:///]x[/link]\x00\ud800"
 RAW = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What neither a page nor a terminal may get; line ends and tabs aside."""
