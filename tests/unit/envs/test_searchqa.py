@@ -308,7 +308,10 @@ def test_missing_files_are_reported_when_the_environment_is_made(tmp_path: Path)
         make_env("searchqa", data="nowhere.json")
     questions = tmp_path / "q.jsonl"
     questions.write_text(json.dumps({"question": "q?", "golden_answers": ["a"]}) + "\n")
-    with pytest.raises(BadInput, match=r"bring no paragraphs with them, so there is nothing to search; add corpus .* the environment qa takes the same file"):
+    with pytest.raises(
+        BadInput,
+        match=r"bring no paragraphs with them, so there is nothing to search; add corpus .* the environment qa takes the same file",
+    ):
         make_env("searchqa", data=str(questions))
     with pytest.raises(BadInput, match=r"^searchqa: corpus='nowhere.jsonl' does not exist; .*the built-in encyclopedia"):
         make_env("searchqa", data=str(questions), corpus="nowhere.jsonl")
