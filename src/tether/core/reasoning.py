@@ -222,21 +222,28 @@ class Evidence:
         return self.mi_seq is not None and self.mi_seq < 0 and self.mi_interval is not None and self.mi_interval[1] < 0
 
     @property
-    def by_words(self) -> list[Retrieval]:
-        """The retrievals that compare reasonings with each other, without a model."""
-        return [found for found in (self.texts.neighbours, self.texts.nearest) if found is not None] if self.texts is not None else []
+    def _upper_ends(self) -> tuple[float, float, float]:
+        """The largest effect that the interval of the retrieval leaves possible, of the information, and of the words; 0 where not measured."""
+        information = self.mi_interval[1] / math.log(self.num_prompts) if self.mi_interval is not None and self.num_prompts > 1 else 0.0
+        compared = (self.texts.neighbours, self.texts.nearest) if self.texts is not None else ()
+        words = max((found.excess_of(found.interval[1]) for found in compared if found is not None), default=0.0)
+        return self.retrieval.excess_of(self.interval[1]), information, words
+
+    @property
+    def most(self) -> float:
+        """The largest effect that any interval leaves possible."""
+        return max(self._upper_ends)
 
     @property
     def reach(self) -> float:
-        """The largest effect that the intervals leave possible: of retrieval and of information, or of words where those end sooner.
+        """The same where nothing was found: that of the scores, or of the words where they end sooner.
 
         Scores that hardly depend on the prompt bound the information by themselves, while ranks among nearly equal scores are noise.
         """
-        high = self.retrieval.excess_of(self.interval[1])
-        if self.mi_interval is not None and self.num_prompts > 1:
-            low_share, high_share = (end / math.log(self.num_prompts) for end in self.mi_interval)
-            high = high_share if low_share > -WEAKLY else max(high, high_share)
-        return min(high, max(found.excess_of(found.interval[1]) for found in self.by_words)) if self.by_words else high
+        retrieval, information, words = self._upper_ends
+        alike = self.mi_interval is not None and self.mi_interval[0] > -WEAKLY * math.log(max(2, self.num_prompts))
+        scores = information if alike else max(retrieval, information)
+        return min(scores, words) if words else scores
 
     @property
     def start(self) -> Start | None:
@@ -464,11 +471,11 @@ def _sample_words(found: Evidence) -> str:
 
 def _may_be_tied(found: Evidence, counted: bool) -> str | None:
     """Why finding little means nothing: an interval reaches what would be another label."""
-    if counted and found.reach >= WEAKLY:
+    if counted and found.most >= WEAKLY:
         shown = ", ".join(f"{item.name.replace('_', ' ')} p {item.p_value:.3f}" for item in found.signals if item.counts)
         return (
             f"A dependence shows ({shown}), but whether it is more than a trace cannot be told with this judge: the intervals reach to "
-            f"{found.reach:.0%} of full dependence. Score with a larger model, such as {LARGER_MODEL}, or measure more prompts."
+            f"{min(1.0, found.most):.0%} of full dependence. Score with a larger model, such as {LARGER_MODEL}, or measure more prompts."
         )
     if found.reach < REACH:
         return None

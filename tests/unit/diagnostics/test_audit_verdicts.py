@@ -114,8 +114,8 @@ def fixed(prompt: str, rng: Rng) -> str:
     return "I think about it step by step and then I answer." + (" Done." if rng.random() < 0.05 else "")
 
 
-def half(tied: Write, loose: Write) -> Write:
-    return lambda prompt, rng: tied(prompt, rng) if rng.random() < 0.5 else loose(prompt, rng)
+def half(tied: Write, loose: Write, share: float = 0.5) -> Write:
+    return lambda prompt, rng: tied(prompt, rng) if rng.random() < share else loose(prompt, rng)
 
 
 def records(prompts: list[str], write: Write, samples: int, *, step: int | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -289,6 +289,17 @@ def test_a_third_in_an_empty_template_is_a_partial_collapse(blind: AuditScorer, 
 
 
 # ------------------------------------------------------------------------------- what a signal of dependence alone does not tell
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tied_quarter_over_grids_is_no_collapse_whoever_judges(seed: int, blind: AuditScorer, tmp_path: Path) -> None:
+    """Three quarters template, one quarter tied: the nearest reasoning shows it, whatever the judge can read. The same without that quarter is a
+    collapse, or cannot be told."""
+    for share, codes in ((0.25, {WEAK, VerdictCode.CANNOT_BE_TOLD}), (0.0, {TEMPLATE, VerdictCode.CANNOT_BE_TOLD})):
+        made = records(env_prompts("frozen_lake", 16), half(places, slots, share), 8, seed=seed)
+        found = _audited(write_records(tmp_path / "r.jsonl", made), blind)
+        nearest = next(item for item in found.verdict.evidence if item.name == "nearest")
+        assert found.verdict.code in codes and nearest.counts == (share > 0), found.verdict
 
 
 def test_reasoning_for_the_neighbouring_prompt_is_called_misplaced(blind: AuditScorer, tmp_path: Path) -> None:
