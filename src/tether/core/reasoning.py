@@ -39,6 +39,8 @@ TIED = 0.6
 WEAKLY = 0.1
 REACH = TIED / 2
 """No collapse where an interval reaches this effect: a true collapse stays below it, reasoning that is tied lies above."""
+UNSEEN = 2 * WEAKLY
+"""No collapse by words alone where the nearest reasonings leave this much possible: what a tied quarter shows, and a true collapse seldom."""
 LARGER_MODEL = "Qwen/Qwen3-4B"
 """A judge that reads what the small ones do not, for advice."""
 CLEARLY = 0.8
@@ -230,6 +232,12 @@ class Evidence:
         return self.retrieval.excess_of(self.interval[1]), information, words
 
     @property
+    def is_alike(self) -> bool:
+        """Whether a reasoning is about as likely under every prompt: it does not depend on them, or the scorer does not see how."""
+        bound = WEAKLY * math.log(max(2, self.num_prompts))
+        return self.mi_interval is not None and -bound < self.mi_interval[0] <= self.mi_interval[1] < bound
+
+    @property
     def most(self) -> float:
         """The largest effect that any interval leaves possible."""
         return max(self._upper_ends)
@@ -241,8 +249,7 @@ class Evidence:
         Scores that hardly depend on the prompt bound the information by themselves, while ranks among nearly equal scores are noise.
         """
         retrieval, information, words = self._upper_ends
-        alike = self.mi_interval is not None and self.mi_interval[0] > -WEAKLY * math.log(max(2, self.num_prompts))
-        scores = information if alike else max(retrieval, information)
+        scores = information if self.is_alike else max(retrieval, information)
         return min(scores, words) if words else scores
 
     @property
@@ -500,19 +507,20 @@ def _too_little(found: Evidence) -> str | None:
 def _cannot_read(found: Evidence) -> str | None:
     """Why finding nothing means nothing with this scorer, or None. Several reasonings of a prompt can be compared without it."""
     shared = found.texts is not None and found.texts.num_distinct <= SHARED_TEXTS * found.num_reasonings
-    if found.is_read or shared:
+    sees = found.is_read and (found.most_samples == 1 or found.texts is None or not found.is_alike)
+    if sees or shared:
         return None
     nearest = found.texts.nearest if found.texts is not None else None
     by_words = 1.0 if nearest is None else nearest.excess_of(nearest.interval[1])
-    if by_words < WEAKLY:
+    if by_words < UNSEEN:
         return None
     rest = "one reasoning for each prompt leaves nothing else to compare"
     if found.most_samples > 1:
         rest = f"by their words up to {min(1.0, by_words):.0%} of the reasonings may follow their prompt"
-    return (
-        f"It cannot be told with this judge: under every prompt it finds the text no likelier than counts of its tokens do ({found.scorer_nats:.1f} "
-        f"nats a token, counts {found.unigram_nats:.1f}), and {rest}; take a larger model, such as {LARGER_MODEL}, or more reasonings."
-    )
+    what = f"under every prompt it finds the text no likelier than counts of its tokens do ({found.scorer_nats:.1f} nats a token, counts {found.unigram_nats:.1f})"
+    if found.is_read:
+        what = "to it a reasoning is as likely under one prompt as under another"
+    return f"It cannot be told with this judge: {what}, and {rest}; take a larger model, such as {LARGER_MODEL}, or more reasonings."
 
 
 def _numbers(found: Evidence) -> list[str]:
