@@ -1,6 +1,7 @@
 """Error classes: exit codes, the standard exceptions they refine, and suggestions for near misses."""
 
 import doctest
+import signal
 
 import pytest
 
@@ -67,6 +68,8 @@ def test_boundary_says_a_failure_from_a_worker_once() -> None:
 
 def test_boundary_lets_an_interrupt_through() -> None:
     with pytest.raises(KeyboardInterrupt), environment_boundary("step 3"):
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(EnvironmentFailure, match="step 3: KeyboardInterrupt"), environment_boundary("step 3"):
         raise KeyboardInterrupt
 
 
