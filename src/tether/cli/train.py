@@ -223,7 +223,7 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
         trainers.append(trainer)
         status.stop()
         if not quiet:
-            console.say(_needs(trainer))
+            console.say(_needs(settings, trainer))
 
     try:
         run_training(settings, store, [view], resumed=resumed, changed=changed, ranks=ranks, ready=ready)
@@ -241,9 +241,8 @@ def _run(settings: Any, store: RunStore, resumed: bool, changed: bool, ranks: An
     _finish(console, store)
 
 
-def _needs(trainer: Any) -> str:
+def _needs(settings: Any, trainer: Any) -> str:
     """What the run takes, beside what is there, and what comes first."""
-    settings = trainer.settings
     rollout, evaluation = settings.rollout, settings.evaluation
     memory = (
         f"memory {trainer.plan.total / 1e9:.1f} GB of {trainer.plan.available / 1e9:.1f} GB"

@@ -97,7 +97,7 @@ def test_ctrl_c_names_the_step_of_the_trainer(
 
     def interrupted(settings: Any, store: Any, callbacks: Any, *, resumed: bool, changed: bool, ranks: Any, ready: Any) -> None:
         if loaded:
-            ready(SimpleNamespace(step=6))
+            ready(SimpleNamespace(step=6, plan=None, disk=None))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tether.training.api.run_training", interrupted)
