@@ -322,15 +322,13 @@ def _trouble(rank: int) -> None:
     from tether.rollout import sampler
     from tether.training.learner import Learner
 
-    def infinite(real: Any, learner: Any, *args: Any) -> Any:
-        part = real(learner, *args)
+    def infinite(real: Any, learner: Any, *args: Any) -> None:
+        real(learner, *args)
         next(p for p in learner.policy.module.parameters() if p.grad is not None).grad.fill_(math.inf)
-        return part
 
-    def lossy(real: Any, learner: Any, *args: Any) -> Any:
-        part = real(learner, *args)
-        part.losses = [math.inf]
-        return part
+    def lossy(real: Any, learner: Any, minibatch: Any, loss_scale: float, totals: Any) -> None:
+        real(learner, minibatch, loss_scale, totals)
+        totals.losses = [math.inf]
 
     def refuse(real: Any, *args: Any) -> Any:
         raise BadInput("no scores here")
@@ -342,15 +340,14 @@ def _trouble(rank: int) -> None:
     if rank == 1:
         _counted(sampler, "play_plan", {2: _no_memory, 4: press})  # after the validation of step 0; the rollout of step 1 is played twice
         _counted(scorer, "cross_score", {1: refuse})
-        _counted(Learner, "_own_part", {1: infinite, 2: lossy})
-        _counted(Learner, "_backward", {3: _no_memory})
+        _counted(Learner, "_backward", {1: infinite, 2: lossy, 3: _no_memory})
 
 
 def _dying(rank: int) -> None:
     from tether.training.learner import Learner
 
     if rank == 1:
-        _counted(Learner, "_own_part", {4: lambda real, *args: os.kill(os.getpid(), signal.SIGKILL)})  # step 1 has three minibatches
+        _counted(Learner, "_backward", {4: lambda real, *args: os.kill(os.getpid(), signal.SIGKILL)})  # step 1 has three minibatches
 
 
 def _literal_update(rank: int) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class Learner:
                 raise OutOfMemory(
                     f"out of memory in the update with {self._budget.tokens} tokens at a time, where the longest sequence has {max(lengths)}, and "
                     f"activations {'computed again' if self._budget.recompute else 'kept'} ({' '.join(failure.split())[:120]}); {applied}; "
-                    "lower rollout.max_tokens or rollout.max_turns, train adapters (lora.rank), or take a smaller model"
+                    "lower rollout.max_tokens or env.options.max_turns, train adapters (lora.rank), or take a smaller model"
                 )
 
     def _cut(self, name: str, policy: Policy, minibatch: Batch) -> list[tuple[AnyMicroBatch, bool]]:
