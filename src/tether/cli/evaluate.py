@@ -39,6 +39,9 @@ def evaluate_model(
         typer.Argument(metavar="MODEL...", help="Run folders (their last checkpoints), models by name, or http://HOST:PORT#NAME."),
     ],
     env: Annotated[str | None, typer.Option(help="Environment; a run folder knows its own.", autocompletion=complete_env)] = None,
+    agent: Annotated[str | None, typer.Option(help="Your own program in the place of an environment, as in `tether train`.")] = None,
+    agent_command: Annotated[str | None, typer.Option(help="Or a command that is started for every episode.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="The file of the agent's tasks.")] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts; by default every row of a data file, 512 elsewhere.", min=1)] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0.0)] = 0.5,
     samples: Annotated[int, typer.Option(help="Episodes per prompt; pass@k needs k of them.", min=1)] = 1,
@@ -60,7 +63,8 @@ def evaluate_model(
     """Measure success on fixed validation prompts, with its 95% interval and pass@k; several models are compared on the same instances."""
     from tether.training.resolve import chosen, comparison_settings, overrides
 
-    options = {"rollout.engine": engine, "rollout.max_tokens": max_tokens, "model.device": device, "env.options.data": data}
+    program = {"agent.target": agent, "agent.command": agent_command, "agent.tasks": tasks}
+    options = {"rollout.engine": engine, "rollout.max_tokens": max_tokens, "model.device": device, "env.options.data": data, **program}
     played = {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}
     given = merge(played | chosen(options), overrides(set_, temperature="evaluation.temperature", prompts="evaluation.prompts"))
     if len(set(targets)) < len(targets):

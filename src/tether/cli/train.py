@@ -27,6 +27,7 @@ Examples:
   tether train frozen_lake --track tensorboard --track wandb
   tether train sokoban --model smollm2 --engine http://127.0.0.1:8000
   tether train --resume --out runs/sokoban
+  tether train --agent my_module:my_agent --tasks tasks.jsonl --model smollm2
   tether train sokoban --gpus 8
   tether train sokoban --ray head:6379 --topology topology.yaml --out /shared/run
 """
@@ -51,6 +52,11 @@ def train(
             "--filter", help="Strategy and share to keep, such as top_p:0.9, top_k:0.5, auto or all.", autocompletion=complete_filter
         ),
     ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Your own program in the place of an environment: an async function, as module:function.")
+    ] = None,
+    agent_command: Annotated[str | None, typer.Option(help="Or a command that is started for every episode.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="The file of the agent's tasks, a JSON object a line.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Data of the environment; alone, questions that qa plays.")] = None,
@@ -110,6 +116,7 @@ def train(
         "rollout.engine": engine, "model.device": device, "env.options.data": data, "learner.learning_rate": lr, "algorithm.kl_coef": kl,
         "rollout.group_size": group_size, "rollout.num_groups": num_groups, "rollout.max_tokens": max_tokens, "rollout.max_context": max_context,
         "rollout.temperature": temperature, "learner.epochs": epochs, "checkpoint.every": save_every, "evaluation.every": eval_every,
+        "agent.target": agent, "agent.command": agent_command, "agent.tasks": tasks,
     }  # fmt: skip
     given = merge(given, chosen(flags))
     if also:

@@ -7,7 +7,7 @@ divides work among the processes of a run.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
@@ -213,6 +213,9 @@ class EngineStatistics:
     """How often the next tokens of a conversation were guessed."""
     accepted_tokens: int = 0
     """Guessed tokens that were right."""
+
+    def __add__(self, other: "EngineStatistics") -> "EngineStatistics":
+        return EngineStatistics(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
 
 
 def server_addresses(engine: str) -> list[str]:

@@ -146,11 +146,11 @@ def check_received(name: str, where: str, what: str = "environment") -> None:
     finders = [(finder, installed if finder is PathFinder else None) for finder in sys.meta_path]  # the others are of editable installs
     if module in sys.modules or any(finder.find_spec(module, path) is not None for finder, path in finders):
         return
-    named = (
-        f"add {name} to the command (tether train {name} ..., tether eval ... --env {name})"
-        if what == "environment"
-        else "set PYTHONPATH=."
-    )
+    ways = {
+        "environment": f"add {name} to the command (tether train {name} ..., tether eval ... --env {name})",
+        "agent": f"add --agent {name}",
+    }
+    named = ways.get(what, "set PYTHONPATH=.")
     raise BadInput(
         f"{where} names the {what} '{name}', and '{module}' is not installed; a module of this folder is imported only if you name it "
         f"yourself: {named}, or install it"

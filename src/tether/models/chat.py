@@ -65,7 +65,7 @@ class ChatFormat:
             raise BadInput(f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-turn token; use an instruction-tuned model")
         if not tokenizer.chat_template:
             tokenizer.chat_template = PLAIN_TEMPLATE
-        self._tokenizer = tokenizer
+        self.tokenizer = self._tokenizer = tokenizer
         self.end_of_turn = int(tokenizer.eos_token_id)
         self.end_of_turn_ids = frozenset((self.end_of_turn, *end_of_turn_ids))
         try:
@@ -121,13 +121,21 @@ class ChatFormat:
 
         For clients that hold a conversation as text. Episodes append to the tokens that were sampled instead: `next_prompt`.
         """
+        try:
+            return self.encode(self._render(self.with_system_in_front(messages)))
+        except TemplateError as error:
+            raise BadInput(f"the chat template refuses these messages: {error}; send user and assistant messages in turn") from error
+
+    def with_system_in_front(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages as the template takes them: where it refuses the role system, that text goes in front of the next message."""
         known = [dict(message) for message in messages]
         if not self._system_role and known[0]["role"] == "system" and len(known) > 1:
             known[:2] = [{"role": "user", "content": f"{known[0]['content']}\n\n{known[1]['content']}"}]
-        try:
-            return self.encode(self._render(known))
-        except TemplateError as error:
-            raise BadInput(f"the chat template refuses these messages: {error}; send user and assistant messages in turn") from error
+        return known
+
+    def rendered(self, messages: list[dict[str, Any]], *, prompt: bool = True, **arguments: Any) -> str:
+        """What the template makes of messages, reasoning modes on, nothing added; `prompt`: up to where a reply begins."""
+        return self._rendered(messages, prompt=prompt, **self._modes, **arguments)
 
     def next_prompt(self, user: str, response_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Tokens between a response and the next one.
@@ -168,9 +176,9 @@ class ChatFormat:
                 text = text.rstrip()
         return text if text.rstrip().endswith(THINK_OPEN) else text + THINK_OPEN
 
-    def _rendered(self, messages: list[dict[str, str]], **arguments: Any) -> str:
+    def _rendered(self, messages: list[dict[str, str]], *, prompt: bool = True, **arguments: Any) -> str:
         """What the template makes of messages."""
-        rendered: Any = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
+        rendered: Any = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **arguments)
         return str(rendered)
 
     def encode(self, text: str) -> tuple[int, ...]:

@@ -34,11 +34,13 @@ from tether.core.http_client import is_healthy, take_outages
 from tether.core.protocols import AsyncEngine, Communicator, Engine, EngineStatistics, Env, Sampling, SingleProcess
 from tether.core.seeding import env_seed, generator, instance_seed, sampling_seed, validation_seed
 from tether.core.types import Group, Trajectory
-from tether.envs.registry import find_class, is_address
+from tether.envs.registry import find_class, is_address, make_env
 from tether.envs.remote import WorkerPool, make_envs
 from tether.models.chat import ChatFormat, PromptFormat
 from tether.models.hardware import forget_failed, memory_boundary
 from tether.rollout.episode import Episode, EpisodeRules, EpisodeSeeds
+from tether.rollout.gateway.player import LABEL as AGENT
+from tether.rollout.gateway.player import AgentPlayer
 from tether.runs.verdict import ENV_ERRORS
 
 SINGLE_ENV = (1.0,)
@@ -67,10 +69,14 @@ class EnvSpec:
     """Its share of the groups, relative to the weights of the others."""
     workers: Callable[[], list[str]] | None = None
     """Where it is served, if it is not played here: the addresses of its workers now."""
+    player: AgentPlayer | None = None
+    """Plays its instances, where they are the tasks of an agent's program."""
 
     @property
     def label(self) -> str:
         """The name in records and metrics: letters, digits, dots and dashes."""
+        if self.player is not None:
+            return AGENT
         return re.sub(r"[^\w.-]+", "_", self.name)
 
 
@@ -139,11 +145,32 @@ class EnvPool:
         self._pools: dict[int, list[WorkerPool]] = {}
         self._addresses: dict[int, list[str]] = {}
         """The addresses that the environments of a spec with workers are served at."""
+        self._tasks: Any = None
+        """Of an agent."""
 
     @property
     def weights(self) -> tuple[float, ...]:
         """For the plans."""
         return tuple(spec.weight for spec in self.specs)
+
+    def play(
+        self,
+        plan: Sequence[EpisodeSeeds],
+        engine: Engine,
+        chat: ChatFormat,
+        sampling: Sampling,
+        rules: EpisodeRules,
+        on_finished: Callable[[], None] | None,
+    ) -> list[Trajectory]:
+        """The trajectory of every entry of the plan: played here, or by the program of an agent."""
+        spec = self.specs[0]
+        if spec.player is not None:  # a run of an agent has no other environment
+            self._tasks = self._tasks or make_env(spec.name, **spec.options)
+            draw = self._tasks.draw
+            return spec.player.play(lambda seeds: draw(seeds.instance), plan, engine, chat, sampling, rules, on_finished)
+        episodes = self.episodes(plan, chat, rules)
+        engine.run(episodes, sampling, on_finished)
+        return [episode.trajectory for episode in episodes]
 
     def episodes(self, plan: Sequence[EpisodeSeeds], chat: ChatFormat, rules: EpisodeRules) -> list[Episode]:
         """An episode for every entry of the plan, each with an environment of its own."""
@@ -229,11 +256,10 @@ def play_plan(
         left = [n for n in range(len(plan)) if n not in done or done[n].stop_reason is StopReason.ENV_ERROR]
         if not left:
             break
-        episodes = pool.episodes([plan[n] for n in left], chat, rules)
-        engine.run(episodes, sampling, None if attempt else on_finished)
-        for n, episode in zip(left, episodes, strict=True):
-            episode.trajectory.retries = attempt
-            done[n] = episode.trajectory
+        played = pool.play([plan[n] for n in left], engine, chat, sampling, rules, None if attempt else on_finished)
+        for n, trajectory in zip(left, played, strict=True):
+            trajectory.retries = attempt
+            done[n] = trajectory
     return group_trajectories(done[n] for n in range(len(plan)))
 
 
@@ -354,15 +380,18 @@ class Sampler:
                 before, self.max_rows = self.max_rows, self.max_rows // 2
                 self.engine = self._build_engine(self.max_rows)
                 self._notes.append(f"out of memory in the {stage} with rollout.max_rows={before}; played again with {self.max_rows}")
-        names = [field.name for field in dataclasses.fields(EngineStatistics)]
-        self.statistics = EngineStatistics(**{name: sum(getattr(found, name) for _, found in parts) for name in names})
+        self.statistics = sum((found for _, found in parts), EngineStatistics())
         position = {number: n for n, number in enumerate(numbers)}
         return sorted((group for groups, _ in parts for group in groups), key=lambda group: position[group.index])
 
     def take_notes(self) -> list[str]:
         """What happened since the last call."""
         notes, self._notes = self._notes, []
+        notes += [note for spec in self.pool.specs if spec.player is not None for note in spec.player.take_notes()]
         return notes + [f"{address} did not answer for a while; its episodes waited, or were played again" for address in take_outages()]
 
     def close(self) -> None:
         self.pool.close()
+        for spec in self.pool.specs:
+            if spec.player is not None:
+                spec.player.close()

@@ -15,6 +15,7 @@ from tether.core.errors import BadInput, TetherError
 from tether.core.protocols import Engine
 from tether.core.types import Group
 from tether.models.catalog import check_name
+from tether.rollout.gateway.agents import named_agent
 from tether.runs.store import Run, RunStore
 from tether.training.distributed.ranks import Ranks, launched_rank
 from tether.training.resolve import KNOWN, evaluation_settings, named_settings, nested_settings, run_settings, without_secrets
@@ -42,6 +43,8 @@ def train(
     out: Path | str | None = None,
     callbacks: Sequence["Callback"] = (),
     *,
+    agent: Any = None,
+    tasks: Path | str | None = None,
     options: Mapping[str, Any] | None = None,
     seed: int | None = None,
     config: Path | str | None = None,
@@ -60,6 +63,8 @@ def train(
         steps: training steps.
         out: run folder; must be new unless `resume`. By default a new folder under runs/.
         callbacks: `tether.Callback` objects that follow the run; of several ranks, rank 0's are called.
+        agent: your own program in the place of an environment: an async function (task, llm) that returns its reward, or module:function.
+        tasks: the file of its tasks.
         options: options of the environment.
         seed: seed of everything.
         config: a TOML or YAML file of settings, or the name of a config that comes with Tether, such as "sokoban/ppo".
@@ -68,11 +73,21 @@ def train(
         settings: any other setting by section, such as rollout={"group_size": 8}, or dotted: **{"rollout.group_size": 8}.
     """
     given = merge(named_settings(env, model, algo, filter, steps, seed), {"env": {"options": dict(options)}} if options else {})
-    given = merge(given, own_names(nested_settings(settings), KNOWN))
+    given = merge(merge(given, agent_section(agent, tasks)), own_names(nested_settings(settings), KNOWN))
     ranks = join_world()
     store, resolved = open_run(out, config, given, resume=resume, smoke=smoke, ranks=ranks)
     run_training(resolved, store, callbacks, resumed=resume, changed=bool(given), ranks=ranks)
     return Run(store.folder)
+
+
+def agent_section(agent: Any, tasks: Path | str | None) -> dict[str, Any]:
+    """The section of settings of an agent: of a function, of its name, or the section itself."""
+    if agent is None and tasks is None:
+        return {}
+    section = dict(agent) if isinstance(agent, Mapping) else {}
+    if agent is not None and not isinstance(agent, Mapping):
+        section["target"] = agent if isinstance(agent, str) else named_agent(agent)
+    return {"agent": {**section, **({"tasks": str(tasks)} if tasks is not None else {})}}
 
 
 def join_world() -> Ranks:
@@ -188,6 +203,8 @@ def evaluate(
     env: str | None = None,
     prompts: int | None = None,
     *,
+    agent: Any = None,
+    tasks: Path | str | None = None,
     temperature: float = 0.5,
     samples: int = 1,
     best: bool = False,
@@ -207,6 +224,8 @@ def evaluate(
             as http://HOST:PORT#NAME.
         env: the environment; a run folder knows its own.
         prompts: how many; None plays every row of a data file once, and 512 validation prompts elsewhere.
+        agent: your own program in the place of an environment, as in `train`; its validation tasks are played.
+        tasks: the file of its tasks.
         temperature: of sampling; 0 is greedy.
         samples: episodes per prompt; pass@k needs k of them.
         best: the run's best checkpoint instead of its newest.
@@ -222,6 +241,7 @@ def evaluate(
     given = merge(
         {"evaluation": {"prompts": prompts, "temperature": temperature, "samples": samples}}, own_names(nested_settings(settings), KNOWN)
     )
+    given = merge(given, agent_section(agent, tasks))
     if options:
         given = merge(given, {"env": {"options": dict(options)}})
     resolved = evaluation_settings(str(model_or_run), env, best, given)
@@ -268,7 +288,7 @@ def play(
     from tether.models.load import load_model
     from tether.models.policy import Policy
     from tether.rollout.sampler import Sampler, training_plan
-    from tether.training.build import build_sampler, compute_dtype, env_specs, episode_rules
+    from tether.training.build import agent_player, build_sampler, compute_dtype, env_specs, episode_rules
     from tether.training.callbacks import Callback
 
     given: dict[str, Any] = {
@@ -291,7 +311,7 @@ def play(
             raise BadInput("the engine carries no tokenizer; give tokenizer=")
         rollout = resolved.rollout
         sampler = Sampler(
-            env_specs(resolved.environments()),
+            env_specs(resolved.environments(), agent_player(resolved.agent)),
             lambda max_rows: engine,
             ChatFormat(tokenizer),
             episode_rules(resolved, None),

@@ -31,6 +31,8 @@ from tether.rollout.engines.registry import engine_entry, make_engine
 from tether.rollout.engines.server import ServerOptions
 from tether.rollout.engines.vllm_server import VllmOptions
 from tether.rollout.episode import EpisodeRules
+from tether.rollout.gateway.agents import find_agent
+from tether.rollout.gateway.player import AgentPlayer, AgentRules
 from tether.rollout.sampler import EnvSpec, Sampler
 from tether.training.callbacks import Callback
 from tether.training.checkpoint import load_checkpoint
@@ -40,7 +42,7 @@ from tether.training.distributed.topology import joined_placement
 from tether.training.estimate import AdvantageEstimator
 from tether.training.learner import Learner
 from tether.training.memory import GIB, MemoryPlan, plan_memory, trains_adapters
-from tether.training.settings import EnvSettings, RunSettings, ServerSettings, TrainedModel
+from tether.training.settings import AgentSettings, EnvSettings, RunSettings, ServerSettings, TrainedModel
 from tether.training.throughput import StartTimer
 
 
@@ -173,12 +175,13 @@ def build_sampler(
             max_context=rules.max_context,
             cache_gb=cache_gb,
             speculative_tokens=settings.rollout.speculative_tokens,
+            keeps_slots=settings.agent.is_given,
             server=server_options(settings.server, folder),
             ranks=ranks,
         )
 
     sampler = Sampler(
-        env_specs(settings.environments()),
+        env_specs(settings.environments(), agent_player(settings.agent)),
         engine,
         ChatFormat(policy.tokenizer, policy.end_of_turn_ids),
         rules,
@@ -222,14 +225,29 @@ def server_options(settings: ServerSettings, folder: Path | None = None) -> Serv
     return ServerOptions(settings.timeout, settings.patience, settings.tolerance, weights, vllm, find)
 
 
-def env_specs(environments: Sequence[EnvSettings]) -> list[EnvSpec]:
-    """The environments of a run; those that Ray has placed are played by their workers."""
+def agent_player(settings: AgentSettings) -> AgentPlayer | None:
+    """What plays the tasks of an agent's program, where the run has one."""
+    if not settings.is_given:
+        return None
+    rules = AgentRules(
+        settings.timeout,
+        settings.concurrency,
+        settings.max_calls,
+        settings.max_tokens,
+        exact=settings.history == "exact",
+        tool_format=settings.tool_format,
+    )
+    return AgentPlayer(find_agent(settings.target, settings.command, settings.env), rules)
+
+
+def env_specs(environments: Sequence[EnvSettings], player: AgentPlayer | None = None) -> list[EnvSpec]:
+    """The environments of a run; those that Ray has placed are played by their workers. `player`: of an agent, whose tasks they are."""
     placement = joined_placement()
 
     def workers(name: str) -> Callable[[], list[str]] | None:
         return partial(placement.workers, name) if placement is not None and placement.is_placed(name) else None
 
-    return [EnvSpec(env.name, env.options, env.step_timeout, env.weight, workers(env.name)) for env in environments]
+    return [EnvSpec(env.name, env.options, env.step_timeout, env.weight, workers(env.name), player) for env in environments]
 
 
 def compute_dtype(settings: TrainedModel) -> str:

@@ -37,7 +37,7 @@ from tether.runs.evaluations import KIND, SCHEMA, file_digest, file_stem, prepar
 from tether.runs.pages import write_result_page
 from tether.runs.schema import conversation_record, read_conversation
 from tether.runs.store import append_records, read_records
-from tether.training.build import build_sampler, compute_dtype, env_specs
+from tether.training.build import agent_player, build_sampler, compute_dtype, env_specs
 from tether.training.callbacks import Callback, CallbackList
 from tether.training.evaluate import Evaluation, evaluate, evaluation_plan, validation_specs
 from tether.training.replies import few_valid_note, not_begun_note
@@ -119,8 +119,9 @@ def run_evaluation(
 def evaluated_specs(settings: RunSettings) -> list[EnvSpec]:
     """The environments of an evaluation: a split that was asked for is played, otherwise it is the validation split."""
     if settings.evaluation.env is not None:
-        return env_specs([settings.evaluation.env])
-    return [spec if "split" in spec.options else validation_specs([spec])[0] for spec in env_specs(settings.environments())]
+        return env_specs([settings.evaluation.env], agent_player(settings.agent))
+    own = env_specs(settings.environments(), agent_player(settings.agent))
+    return [spec if "split" in spec.options else validation_specs([spec])[0] for spec in own]
 
 
 def evaluate_endpoint(

@@ -116,7 +116,7 @@ class Evaluations(Hook):
                 chosen.prompts,
                 run.settings.evaluation_sampling(),
                 samples=chosen.samples,
-                specs=env_specs([chosen.env]) if chosen.env is not None else None,
+                specs=env_specs([chosen.env], run.sampler.pool.specs[0].player) if chosen.env is not None else None,
             )
         check_resets(result.groups, f"the validation of step {record.step}")
         metrics = StepMetrics(record.metrics)

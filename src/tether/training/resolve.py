@@ -23,11 +23,12 @@ from tether.envs.registry import check_received, env_factory, make_env
 from tether.models.catalog import check_name
 from tether.models.chat_endpoint import is_endpoint
 from tether.rollout.engines.registry import DEFAULT_ENGINE, ENGINES, SERVERS, engine_entry
+from tether.rollout.gateway.agents import find_agent
 from tether.runs.checkpoints import MODEL, find_checkpoint
 from tether.runs.store import ABOUT, CONFIG, RunStore
 from tether.runs.trackers import check_tracker
 from tether.training.agent import Agent
-from tether.training.settings import EnvSettings, EvaluationSettings, RunSettings, ServerSettings
+from tether.training.settings import TASKS, EnvSettings, EvaluationSettings, RunSettings, ServerSettings
 from tether.training.synonyms import own_names
 
 SMOKE: dict[str, Any] = {
@@ -59,6 +60,7 @@ FREE_ON_RESUME = {
     "rollout": ("max_rows", "cache_gb", "speculative_tokens", "error_retries", "engine"),
     "server": (),
     "diagnosis": ("every",),
+    "agent": ("target", "command", "tasks", "timeout", "concurrency"),
     "trackers": (),
 }
 """What may change when a run is resumed, whole sections where no keys are named: how long it is, where it samples, who follows it, and what
@@ -127,6 +129,8 @@ def comparison_settings(targets: Sequence[str], env: str | None, best: bool, giv
             base = {**base, "env": first, "also": others}
         if "env" not in base and _names_data(given):
             base = {**base, "env": _played_as_questions(given)["env"]}
+        if "agent" in given and "env" not in base:
+            base = {**base, "env": {"name": TASKS, "options": {"data": (given["agent"] or {}).get("tasks")}}}
         if "env" not in base and "/" in target and not Path(target).exists():
             raise BadInput(f"run folder '{target}' does not exist; check the path, or, where it is a model, add --env")
         if "env" not in base:
@@ -224,7 +228,7 @@ def resolve_settings(config: Path | None, given: Mapping[str, Any], base: Mappin
 
 def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[RunSettings, list[str]]:
     """The same, and what is worth saying about them before a run."""
-    if config is None and "name" not in (given.get("env") or {}):
+    if config is None and "name" not in (given.get("env") or {}) and "agent" not in given:
         if not _names_data(given):
             raise BadInput("no environment given; name one, as in `tether train frozen_lake`, or give --config FILE")
         given = _played_as_questions(given)
@@ -239,8 +243,11 @@ def _resolved(config: Path | None, given: Mapping[str, Any], base: Mapping[str, 
         for chosen in (*settings.environments(), *other):
             if chosen.name not in _named_environments(given):
                 check_received(chosen.name, f"settings file '{config}'")
+        _check_agent(settings.agent.model_dump(), given.get("agent") or {}, f"settings file '{config}'")
     check_name(settings.model.name)
     find_score(settings.filter.score)  # a function of the user's is imported here, so that its mistakes are told before anything runs
+    if settings.agent.is_given:
+        find_agent(settings.agent.target, settings.agent.command, settings.agent.env)
     for name in settings.trackers:
         check_tracker(name)
     return _with_options(settings, lambda chosen: _all_options(chosen, make_env(chosen.name, **chosen.options))), notes
@@ -370,6 +377,18 @@ def _check_commands(stored: Mapping[str, Any], given: Mapping[str, Any], folder:
             )
 
 
+def _check_agent(stored: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
+    """Refuse an agent that would run code of the current folder, or start a program, because a file says so."""
+    for name in ("target", "tool_format"):
+        if isinstance(path := stored.get(name), str) and is_import_path(path) and name not in given:
+            check_received(path, where, "agent")
+    if stored.get("command") and "command" not in given:
+        raise BadInput(
+            f"{where} has agent.command={stored['command']!r}, and starts a program with it; if that is what you want, say so: "
+            f"add --agent-command {json.dumps(stored['command'])}"
+        )
+
+
 def _stored_config(store: RunStore, given: Mapping[str, Any], env: str | None = None) -> dict[str, Any]:
     """The settings of a run as it was made: one of tether 0.1 goes on with the wording and the strict reading of that version. Environments that
     would run code of the current folder are refused, unless `given` names them. `env`: what alone is played; if the run does not know it, nothing
@@ -386,6 +405,7 @@ def _stored_config(store: RunStore, given: Mapping[str, Any], env: str | None = 
             check_received(name, f"'{store.folder / CONFIG}'")
     rewards = [(each.get("options") or {}).get("reward") for each in environments]
     score = (config.get("filter") or {}).get("score") if env is None else None
+    _check_agent(config.get("agent") or {}, given.get("agent") or {}, f"'{store.folder / CONFIG}'")
     for what, function in (("score", score), *(("reward", reward) for reward in rewards)):
         if isinstance(function, str) and is_import_path(function):
             check_received(function, f"'{store.folder / CONFIG}'", what)

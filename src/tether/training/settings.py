@@ -43,6 +43,8 @@ def _known(what: str, known: Collection[str], name: str) -> str:
 Schedule = Annotated[str, AfterValidator(partial(_known, "schedule", SCHEDULES))]
 
 
+TASKS = "tether.envs.tasks:Tasks"
+"""The environment whose instances are the tasks of an agent."""
 MOST_EPISODES = 100_000
 """Episodes of one step: each has an environment and a conversation in memory."""
 
@@ -279,6 +281,43 @@ class EarlyStopSettings(Settings):
     """Stop after so many updates in a row whose gradient was not finite; 0 turns the rule off."""
 
 
+class AgentSettings(Settings):
+    """The user's own program as the agent, in the place of an environment; its tasks are rows of a file."""
+
+    target: str | None = None
+    """An async function (task, llm), as module:function."""
+    command: str | None = None
+    """Or a command that is started for every episode."""
+    tasks: str | None = None
+    """The file or data set of its tasks."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds of an episode; one that takes longer is ended and no evidence."""
+    concurrency: Positive = 64
+    """Episodes at a time."""
+    max_calls: Positive = 64
+    """Requests of an episode; a further one is refused."""
+    max_tokens: Positive | None = None
+    """Tokens sampled in an episode; null for any number."""
+    history: Literal["exact", "template"] = "exact"
+    """How a request that continues a conversation is read: on the tokens that were sampled, or rendered whole as a server in use does."""
+    tool_format: str = "auto"
+    """How the model writes tool calls: auto finds it in the chat template; or hermes, xml, llama3, mistral, schema, module:function."""
+    env: dict[str, str] = {}
+    """Further environment variables of the command; {TETHER_BASE_URL}, {TETHER_API_KEY} and {TETHER_MODEL} stand for their values."""
+
+    @property
+    def is_given(self) -> bool:
+        return self.target is not None or self.command is not None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "AgentSettings":
+        if self.target is not None and self.command is not None:
+            raise ValueError("has both target and command; an agent is a function or a command, give one")
+        if self.is_given and self.tasks is None:
+            raise ValueError("has no tasks; give a file of them, such as agent.tasks=tasks.jsonl")
+        return self
+
+
 class CheckpointSettings(Settings):
     every: Positive = 20
     """Steps between two checkpoints."""
@@ -311,6 +350,7 @@ class RunSettings(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     early_stop: EarlyStopSettings = EarlyStopSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    agent: AgentSettings = AgentSettings()
     trackers: list[str] = []
     """Experiment trackers that get a copy of the metrics: tensorboard, wandb, trackio, mlflow."""
     steps: Positive = 100
@@ -330,6 +370,9 @@ class RunSettings(Settings):
         if not isinstance(data, dict):
             return data
         data = {key: value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value for key, value in data.items()}
+        agent = data.get("agent")
+        if isinstance(agent, dict) and (agent.get("target") or agent.get("command")) and "env" not in data and agent.get("tasks"):
+            data["env"] = {"name": TASKS, "options": {"data": agent["tasks"]}}
         model, algorithm = (_entry(data, section, "name", default) for section, default in (("model", "tiny"), ("algorithm", "grpo")))
         small = model == "tiny"
         defaults: dict[str, Any] = {
@@ -369,6 +412,21 @@ class RunSettings(Settings):
             raise ValueError(
                 f"alarms.actions asks for {asked}, but filter.strategy '{self.filter.strategy}' has no share to change; "
                 "choose top_p, top_k with a share, min_p or auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _agents_can_learn(self) -> "RunSettings":
+        if not self.agent.is_given:
+            return self
+        if self.algorithm.has_critic:
+            raise ValueError(
+                f"algorithm.name is '{self.algorithm.name}', whose values run along one conversation, and an agent may hold several at once; "
+                "choose grpo, dapo or dr_grpo"
+            )
+        if not engine_entry(self.rollout.engine).shares_weights:
+            raise ValueError(
+                f"rollout.engine is {self.rollout.engine}; agents are played with the native engine, set rollout.engine=native"
             )
         return self
 

@@ -108,7 +108,22 @@ class NativeEngine:
 
 
 def build(
-    name: str, policy: Policy, *, max_rows: int, max_context: int | None, cache_gb: float | None, speculative_tokens: int, **_: Any
+    name: str,
+    policy: Policy,
+    *,
+    max_rows: int,
+    max_context: int | None,
+    cache_gb: float | None,
+    speculative_tokens: int,
+    keeps_slots: bool,
+    **_: Any,
 ) -> NativeEngine:
     """The engine by its name (registry.py)."""
-    return NativeEngine(policy, max_rows=max_rows, max_context=max_context, cache_gb=cache_gb, speculative_tokens=speculative_tokens)
+    return NativeEngine(
+        policy,
+        max_rows=max_rows,
+        max_context=max_context,
+        cache_gb=cache_gb,
+        speculative_tokens=speculative_tokens,
+        keeps_slots=keeps_slots,
+    )

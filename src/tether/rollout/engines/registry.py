@@ -63,6 +63,7 @@ def make_engine(
     max_context: int | None = None,
     cache_gb: float | None = None,
     speculative_tokens: int = 0,
+    keeps_slots: bool = False,
     server: "ServerOptions | None" = None,
     ranks: Communicator | None = None,
 ) -> Engine:
@@ -75,6 +76,7 @@ def make_engine(
         max_context: most tokens of a conversation; None: as many as the model allows.
         cache_gb: memory of the key/value cache in GiB; None: half of what is free.
         speculative_tokens: how many tokens of a conversation the native engine guesses where few conversations decode; 0 for none.
+        keeps_slots: requests continue conversations that have ended, as those of agents do; the native engine then keeps what it computed for them.
         server: how servers are used.
         ranks: of a run on several, which sample from the same servers.
     """
@@ -86,6 +88,7 @@ def make_engine(
         max_context=max_context,
         cache_gb=cache_gb,
         speculative_tokens=speculative_tokens,
+        keeps_slots=keeps_slots,
         server=server,
         ranks=ranks,
     )

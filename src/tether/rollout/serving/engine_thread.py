@@ -17,7 +17,7 @@ import numpy as np
 
 from tether.core.errors import TetherError
 from tether.core.http import Refusal
-from tether.core.protocols import PromptTokens, Sampling
+from tether.core.protocols import EngineStatistics, PromptTokens, Sampling
 from tether.core.types import Completion
 from tether.rollout.engines.continuous_batch import Admission
 from tether.rollout.engines.native import NativeEngine
@@ -59,6 +59,8 @@ class EngineThread:
 
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
+        self.statistics = EngineStatistics()
+        """Of all that was played."""
         self._changed = threading.Condition()
         self._queue: deque[Admission] = deque()
         """Read by the engine while it plays."""
@@ -140,6 +142,7 @@ class EngineThread:
     def _play(self) -> None:
         try:
             self._engine.play(self._queue)
+            self.statistics += self._engine.statistics
         except COMPUTE_ERRORS as error:
             with self._changed:
                 self._queue.clear()

@@ -1,0 +1,173 @@
+"""The routes of the gateway: one address with a secret in its path for every episode, which speaks OpenAI's chat completions.
+
+Retries of OpenAI's clients are joined: a request that is sent again (`x-stainless-retry-count`) with the same body gets the reply of the first, whether that
+is still being sampled or done. A request after the end of its episode is answered with 410, one to an unknown address with 404; both are
+not tried again by clients. What the engine fails with ends the rollout, not one episode.
+"""
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tether.core.enums import StopReason
+from tether.core.errors import BadInput
+from tether.core.http import AccessControl, Refusal, read_json, status_of
+from tether.core.protocols import Sampling
+from tether.core.types import Completion
+from tether.models.messages import AgentChat
+from tether.rollout.gateway.requests import ChatRequest, read_request, reply_body, reply_events
+from tether.rollout.gateway.session import Budgets, Session
+from tether.rollout.serving.engine_thread import COMPUTE_ERRORS, ResponseRequest
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Response
+
+MAX_JSON = 64 * 2**20
+RETRY_HEADER = "x-stainless-retry-count"
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A session at the gateway."""
+
+    session: Session
+    sampling: Sampling
+    replies: dict[str, "asyncio.Future[dict[str, Any]]"] = field(default_factory=dict)
+    """By the hash of the request's body."""
+
+
+class Gateway:
+    """The sessions that are open, and what answers them."""
+
+    def __init__(self, chat: AgentChat, model: str) -> None:
+        self.chat, self.model = chat, model
+        self.submit: Callable[[ResponseRequest], Future[Completion]] | None = None
+        """Queues a request at the engine; None while no rollout is played."""
+        self.failure: Exception | None = None
+        """What the engine failed with."""
+        self.notes: dict[str, None] = {}
+        """What is worth saying once."""
+        self._entries: dict[str, _Entry] = {}
+
+    def open(self, seed: int, sampling: Sampling, budgets: Budgets, *, exact: bool = True) -> tuple[str, Session]:
+        """A new session and the secret of its address."""
+        secret, session = secrets.token_urlsafe(24), Session(self.chat, seed, budgets, exact=exact)
+        self._entries[secret] = _Entry(session, sampling)
+        return secret, session
+
+    def close(self, secret: str) -> None:
+        """End a session; later requests to its address are answered with 410."""
+        self._entries[secret].session.close()
+
+    def forget(self) -> None:
+        """Forget the sessions that have ended."""
+        self._entries = {secret: entry for secret, entry in self._entries.items() if entry.session.is_open}
+
+    def app(self) -> "FastAPI":
+        """The routes."""
+        from fastapi import FastAPI, Request, Response
+        from starlette.exceptions import HTTPException
+
+        async def failed(_: Request, error: Exception) -> Response:
+            status, message = status_of(error)
+            code = getattr(error, "code", None) or ("invalid_request_error" if status < 500 else "server_error")
+            return _json(
+                {"error": {"message": message, "type": "invalid_request_error" if status < 500 else "server_error", "code": code}}, status
+            )
+
+        handlers: dict[Any, Any] = dict.fromkeys((HTTPException, Refusal, BadInput, *COMPUTE_ERRORS), failed)
+        app = FastAPI(openapi_url=None, exception_handlers=handlers)
+
+        @app.get("/health")
+        async def health() -> Response:
+            return _json({"status": "ok", "sessions": sum(entry.session.is_open for entry in self._entries.values())})
+
+        @app.get("/sessions/{secret}/v1/models")
+        async def models(secret: str) -> Response:
+            self._entry(secret)
+            return _json({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "tether"}]})
+
+        @app.post("/sessions/{secret}/v1/chat/completions")
+        async def chat(secret: str, request: Request) -> Response:
+            body = await read_json(request, MAX_JSON)
+            return await self._answer(self._entry(secret), body, int(request.headers.get(RETRY_HEADER) or 0) > 0)
+
+        app.add_middleware(AccessControl, token=None)
+        return app
+
+    def _entry(self, secret: str) -> _Entry:
+        entry = self._entries.get(secret)
+        if entry is None:
+            raise Refusal(404, "there is no such session; use the base_url that the episode was given")
+        if not entry.session.is_open:
+            entry.session.num_late += 1
+            raise Refusal(410, "the episode of this session is over")
+        return entry
+
+    async def _answer(self, entry: _Entry, body: dict[str, Any], is_retry: bool) -> "Response":
+        from starlette.responses import StreamingResponse
+
+        asked = read_request(body)
+        for name in asked.overruled:
+            self.notes[f"agents send {name}, which has no effect: sampling is the run's (rollout.{name} where there is such a setting)"] = (
+                None
+            )
+        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        reply = entry.replies.get(digest) if is_retry else None
+        if reply is None:
+            reply = asyncio.ensure_future(self._sample(entry, asked))
+            entry.replies[digest] = reply
+        made = await asyncio.shield(reply)  # a client that goes away and asks again finds it
+        if asked.streams:
+            return StreamingResponse(reply_events(made, with_usage=asked.wants_usage), media_type="text/event-stream")
+        return _json(made)
+
+    async def _sample(self, entry: _Entry, asked: ChatRequest) -> dict[str, Any]:
+        session, sampling = entry.session, entry.sampling
+        if self.submit is None:
+            raise Refusal(503, "no rollout is being played")
+        self.chat.parser(asked.tools)  # an unknown format is refused before anything is sampled
+        call = session.begin(asked.messages, asked.tools)
+        refused = session.refusal(call.prompt)
+        if refused is not None:
+            session.withdraw(call)
+            session.stop = refused[0]
+            raise BudgetSpent(*refused)
+        budgets = session.budgets
+        room = min(budgets.max_reply, budgets.max_context - len(call.prompt), asked.max_tokens or budgets.max_reply)
+        sampling = replace(sampling, max_tokens=room, stop_strings=(*sampling.stop_strings, *asked.stops))
+        request = ResponseRequest(call.prompt, sampling, session.draws(call.prompt))
+        try:
+            completion = await asyncio.wrap_future(self.submit(request))
+        except COMPUTE_ERRORS as error:
+            session.withdraw(call)
+            self.failure = self.failure or error
+            raise
+        text = _before_stop(self.chat.reply_text(completion), asked.stops)
+        session.finish(call, completion, text)
+        return reply_body(call, f"chatcmpl-{secrets.token_hex(12)}", self.model, int(time.time()))
+
+
+class BudgetSpent(Refusal):
+    """A call beyond the budget of its episode."""
+
+    def __init__(self, reason: StopReason, message: str) -> None:
+        super().__init__(400, message)
+        self.code = "context_length_exceeded" if reason is StopReason.CONTEXT_FULL else "budget_exceeded"
+
+
+def _before_stop(text: str, stops: tuple[str, ...]) -> str:
+    found = [text.index(stop) for stop in stops if stop in text]
+    return text[: min(found)] if found else text
+
+
+def _json(content: dict[str, Any], status: int = 200) -> "Response":
+    from fastapi import Response
+
+    return Response(json.dumps(content), status, media_type="application/json")
