@@ -76,11 +76,66 @@ def is_right(said, answer):
 
 # --- tasks ---
 
-OWNERS = "farms clinics museums theatres garages bakeries schools harbours libraries studios hotels orchards depots kennels vineyards mills".split()
-THINGS = "visits repairs orders lessons trips exhibits shipments rentals sales bookings harvests tests loans meals jobs tours".split()
-AMOUNTS = "price weight minutes distance score cost volume points".split()
-KINDS = "red blue green small large early late local foreign".split()
-NAMES = "Ada Bruno Clara Dario Elif Farid Greta Hugo Ines Jonas Kira Luca Mara Nils Olga Pavel Rosa Sami Tilda Viktor".split()
+OWNERS = [
+    "farms",
+    "clinics",
+    "museums",
+    "theatres",
+    "garages",
+    "bakeries",
+    "schools",
+    "harbours",
+    "libraries",
+    "studios",
+    "hotels",
+    "orchards",
+    "depots",
+    "kennels",
+    "vineyards",
+    "mills",
+]
+THINGS = [
+    "visits",
+    "repairs",
+    "orders",
+    "lessons",
+    "trips",
+    "exhibits",
+    "shipments",
+    "rentals",
+    "sales",
+    "bookings",
+    "harvests",
+    "tests",
+    "loans",
+    "meals",
+    "jobs",
+    "tours",
+]
+AMOUNTS = ["price", "weight", "minutes", "distance", "score", "cost", "volume", "points"]
+KINDS = ["red", "blue", "green", "small", "large", "early", "late", "local", "foreign"]
+NAMES = [
+    "Ada",
+    "Bruno",
+    "Clara",
+    "Dario",
+    "Elif",
+    "Farid",
+    "Greta",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Kira",
+    "Luca",
+    "Mara",
+    "Nils",
+    "Olga",
+    "Pavel",
+    "Rosa",
+    "Sami",
+    "Tilda",
+    "Viktor",
+]
 
 
 def make_database(seed):

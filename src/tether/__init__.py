@@ -24,6 +24,7 @@ _PUBLIC = {
     "Policy": "tether.models.policy",
     "ProbeRows": "tether.diagnostics.pairs",
     "Regime": "tether.core.enums",
+    "Result": "tether.rollout.gateway.agents",
     "Run": "tether.runs.store",
     "Scorer": "tether.core.protocols",
     "ScriptedEngine": "tether.rollout.engines.scripted",
@@ -70,6 +71,7 @@ __all__ = [
     "Policy",
     "ProbeRows",
     "Regime",
+    "Result",
     "Run",
     "Scorer",
     "ScriptedEngine",
@@ -119,6 +121,7 @@ if TYPE_CHECKING:
     from tether.models.load import LoadedModel, load_model
     from tether.models.policy import Policy
     from tether.rollout.engines.scripted import ScriptedEngine
+    from tether.rollout.gateway.agents import Result
     from tether.runs.evaluations import compare
     from tether.runs.store import Run
     from tether.training.api import evaluate, play, train

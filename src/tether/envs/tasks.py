@@ -63,7 +63,7 @@ class Tasks(TextEnv[TasksOptions]):
 
     def draw(self, seed: int) -> dict[str, Any]:
         """The task of a seed; a copy, which an agent may change."""
-        return json.loads(json.dumps(self._make(seed, self.options.split).row))  # type: ignore[no-any-return]
+        return json.loads(json.dumps(self._make(seed, self.options.split).row))
 
     @property
     def num_instances(self) -> int:

@@ -214,7 +214,8 @@ class AgentChat:
     def _rendered(self, messages: list[dict[str, Any]], tools: Sequence[Tool]) -> str:
         merged = self._chat.with_system_in_front(messages)
         try:
-            return self._chat.rendered(merged, **({"tools": list(tools)} if tools else {}))
+            arguments: dict[str, Any] = {"tools": list(tools)} if tools else {}
+            return self._chat.rendered(merged, **arguments)
         except TemplateError as error:
             raise BadInput(f"the chat template refuses these messages: {error}") from error
         except (TypeError, KeyError, AttributeError, ValueError) as error:  # what templates raise on what they did not foresee

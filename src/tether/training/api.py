@@ -3,6 +3,8 @@
 Settings are checked as far as possible before torch is loaded; whatever needs torch is imported inside the functions.
 """
 
+import hashlib
+import json
 import os
 import re
 import time
@@ -10,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tether.core.config import dump_yaml, merge, validate
+from tether.core.config import cache_folder, dump_yaml, merge, validate
 from tether.core.errors import BadInput, TetherError
 from tether.core.protocols import Engine
 from tether.core.types import Group
@@ -44,7 +46,7 @@ def train(
     callbacks: Sequence["Callback"] = (),
     *,
     agent: Any = None,
-    tasks: Path | str | None = None,
+    tasks: Path | str | Sequence[Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
     seed: int | None = None,
     config: Path | str | None = None,
@@ -64,7 +66,7 @@ def train(
         out: run folder; must be new unless `resume`. By default a new folder under runs/.
         callbacks: `tether.Callback` objects that follow the run; of several ranks, rank 0's are called.
         agent: your own program in the place of an environment: an async function (task, llm) that returns its reward, or module:function.
-        tasks: the file of its tasks.
+        tasks: its tasks: a file, or rows.
         options: options of the environment.
         seed: seed of everything.
         config: a TOML or YAML file of settings, or the name of a config that comes with Tether, such as "sokoban/ppo".
@@ -80,14 +82,25 @@ def train(
     return Run(store.folder)
 
 
-def agent_section(agent: Any, tasks: Path | str | None) -> dict[str, Any]:
+def agent_section(agent: Any, tasks: Path | str | Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """The section of settings of an agent: of a function, of its name, or the section itself."""
     if agent is None and tasks is None:
         return {}
     section = dict(agent) if isinstance(agent, Mapping) else {}
     if agent is not None and not isinstance(agent, Mapping):
         section["target"] = agent if isinstance(agent, str) else named_agent(agent)
+    if isinstance(tasks, Sequence) and not isinstance(tasks, str):
+        tasks = _tasks_file(tasks)
     return {"agent": {**section, **({"tasks": str(tasks)} if tasks is not None else {})}}
+
+
+def _tasks_file(rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Tasks that were given as rows, as a file that a resumed run finds again."""
+    content = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows).encode()
+    path = cache_folder("tasks") / f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
 
 
 def join_world() -> Ranks:
@@ -204,7 +217,7 @@ def evaluate(
     prompts: int | None = None,
     *,
     agent: Any = None,
-    tasks: Path | str | None = None,
+    tasks: Path | str | Sequence[Mapping[str, Any]] | None = None,
     temperature: float = 0.5,
     samples: int = 1,
     best: bool = False,

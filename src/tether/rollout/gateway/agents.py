@@ -100,7 +100,7 @@ class FunctionAgent:
     """An async function of two arguments: the task, and where the model is."""
 
     def __init__(self, function: AgentFunction, name: str | None = None) -> None:
-        self.name = name or getattr(function, "__qualname__", "agent")
+        self.name: str = name or str(getattr(function, "__qualname__", "agent"))
         called = function if inspect.iscoroutinefunction(function) else getattr(function, "__call__", None)  # noqa: B004
         if not inspect.iscoroutinefunction(called):
             raise BadInput(

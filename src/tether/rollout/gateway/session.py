@@ -189,7 +189,7 @@ class Session:
         chains.sort(key=lambda chain: not any(call.tools for call in chain))
         return [self._turn(call) for chain in chains for call in chain]
 
-    def _chain(self, call: Call, following: dict[Call | None, Call]) -> list[Call]:
+    def _chain(self, call: Call, following: dict[Call, Call]) -> list[Call]:
         chain = [call]
         while (after := following.get(chain[-1])) is not None:
             chain.append(after)
