@@ -37,6 +37,7 @@ SMALL: dict[str, list[str]] = {
 NOT_RUN = {
     "tether train --resume --out runs/sokoban": "the run of another example; tests/e2e/test_train.py resumes",
     "tether train sokoban --gpus 8": "needs GPUs",
+    "tether train --agent my_module:my_agent --tasks tasks.jsonl --model smollm2": "tests/unit/rollout/gateway runs agents",
     "tether train sokoban --ray head:6379 --topology topology.yaml --out /shared/run": "needs a cluster; tests/ray has one",
     "tether train frozen_lake --track tensorboard --track wandb": "wandb is an extra",
     "tether train sokoban --model smollm2 --engine http://127.0.0.1:8000": SERVER,
@@ -135,7 +136,7 @@ def test_an_example_parses(example: str) -> None:
     while words and hasattr(command, "commands") and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
     params = command.make_context("tether", list(words)).params
-    if command.name == "train" and not params["resume"] and "://" not in (params["env"] or ""):
+    if command.name == "train" and not params["resume"] and not params["agent"] and "://" not in (params["env"] or ""):
         names = [params[name] for name in ("env", "model", "algo", "filter_", "steps", "seed")]
         names[1] = "tiny" if names[1] == "smollm2" else names[1]
         from tether.core.config import find_config
