@@ -96,7 +96,7 @@ class Gateway:
         @app.post("/sessions/{secret}/v1/chat/completions")
         async def chat(secret: str, request: Request) -> Response:
             body = await read_json(request, MAX_JSON)
-            return await self._answer(self._entry(secret), body, int(request.headers.get(RETRY_HEADER) or 0) > 0)
+            return await self._answer(self._entry(secret), body, request.headers.get(RETRY_HEADER, "0") != "0")
 
         app.add_middleware(AccessControl, token=None)
         return app

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tether.core.enums import StopReason
-from tether.core.errors import BadInput, EnvironmentFailure
+from tether.core.errors import BadInput
 from tether.core.http import serving_app
 from tether.core.protocols import Engine, EngineStatistics, Sampling
 from tether.core.types import Trajectory
@@ -87,7 +87,6 @@ class AgentPlayer:
         if gateway.failure is not None:
             raise gateway.failure
         engine.statistics = thread.statistics
-        _check_some_request(found)
         return found
 
     def take_notes(self) -> list[str]:
@@ -145,8 +144,15 @@ class AgentPlayer:
 
     async def _run(self, task: dict[str, Any], llm: ModelAddress, session: Session) -> Result:
         """What the agent returns; AgentFailure for everything that is no evidence."""
+
+        async def guarded() -> Result:
+            try:
+                return await self.agent.play(task, llm)
+            except (SystemExit, GeneratorExit) as error:  # in a task of its own these would end the event loop, and the run
+                raise AgentFailure(f"agent raised {type(error).__name__}: {error}") from error
+
         try:
-            result = await asyncio.wait_for(self.agent.play(task, llm), self.rules.timeout)
+            result = await asyncio.wait_for(guarded(), self.rules.timeout)
         except AgentFailure:
             raise
         except TimeoutError:
@@ -156,8 +162,9 @@ class AgentPlayer:
             if task_now is not None and task_now.cancelling():
                 raise
             raise AgentFailure("agent cancelled itself") from None
-        except (Exception, SystemExit, GeneratorExit) as error:
-            if session.stop is not None:  # the refusal of a call beyond the budget, which the agent did not catch
+        except Exception as error:
+            status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+            if session.stop is not None and status == 400:  # the refusal of a call beyond the budget, which the agent did not catch
                 return Result(0.0, success=False)
             raise AgentFailure(f"agent raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
         if not any(call.completion is not None for call in session.calls):
@@ -176,12 +183,3 @@ class AgentPlayer:
             turn.penalty = 0.0 if turn.valid else rules.format_penalty
         ended = StopReason.SUCCESS if success else session.stop or StopReason.FAILURE
         trajectory.stop_reason = ended
-
-
-def _check_some_request(trajectories: Sequence[Trajectory]) -> None:
-    """Stop a run whose agent never asks the model, or always fails in the same way: playing on would only repeat it."""
-    errors = {trajectory.error for trajectory in trajectories}
-    if len(trajectories) > 1 and len(errors) == 1 and None not in errors and not any(trajectory.turns for trajectory in trajectories):
-        failure = EnvironmentFailure(f"no episode of the agent could be played: {errors.pop()}")
-        failure.common = True
-        raise failure

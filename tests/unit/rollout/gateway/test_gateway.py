@@ -24,6 +24,7 @@ from tether.rollout.engines.native import NativeEngine
 from tether.rollout.episode import EpisodeRules, EpisodeSeeds
 from tether.rollout.gateway.agents import AgentFailure, CommandAgent, FunctionAgent, ModelAddress, Result, read_result
 from tether.rollout.gateway.player import AgentPlayer, AgentRules
+from tether.rollout.sampler import check_resets, group_trajectories
 
 SAMPLING = Sampling(max_tokens=16)
 RULES = EpisodeRules(max_context=600, max_tokens=16, format_penalty=-0.1)
@@ -241,8 +242,22 @@ def test_an_agent_that_never_asks_stops_the_run(play: Play) -> None:
     async def silent(task: Any, llm: ModelAddress) -> float:
         return 1.0
 
-    with pytest.raises(EnvironmentFailure, match="no episode of the agent could be played: the agent made no request to its address"):
-        play(silent)
+    groups = group_trajectories(play(silent))
+    with pytest.raises(EnvironmentFailure, match="no episode of step 1 could begin: 2 of 2 .*the agent made no request to its address"):
+        check_resets(groups, "step 1")
+
+
+def test_some_that_fail_before_they_ask_do_not_end_the_others(play: Play) -> None:
+    """Played again alone, they fail alike; and an agent that exits ends its episode, not the run."""
+
+    async def exits(task: Any, llm: ModelAddress) -> float:
+        if task["n"]:
+            sys.exit(3)
+        await ask(llm, [say("x")])
+        return 1.0
+
+    fine, *ended = play(exits, 3)
+    assert fine.error is None and [one.error for one in ended] == ["agent raised SystemExit: 3"] * 2
 
 
 def test_budgets_end_a_conversation_and_its_reward_counts(play: Play) -> None:
