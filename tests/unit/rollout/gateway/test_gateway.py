@@ -243,7 +243,7 @@ def test_an_agent_that_never_asks_stops_the_run(play: Play) -> None:
         return 1.0
 
     groups = group_trajectories(play(silent))
-    with pytest.raises(EnvironmentFailure, match="no episode of step 1 could begin: 2 of 2 .*the agent made no request to its address"):
+    with pytest.raises(EnvironmentFailure, match=r"no episode of step 1 could begin: 2 of 2 .*the agent made no request to its address"):
         check_resets(groups, "step 1")
 
 
