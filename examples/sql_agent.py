@@ -76,73 +76,18 @@ def is_right(said, answer):
 
 # --- tasks ---
 
-OWNERS = [
-    "farms",
-    "clinics",
-    "museums",
-    "theatres",
-    "garages",
-    "bakeries",
-    "schools",
-    "harbours",
-    "libraries",
-    "studios",
-    "hotels",
-    "orchards",
-    "depots",
-    "kennels",
-    "vineyards",
-    "mills",
-]
-THINGS = [
-    "visits",
-    "repairs",
-    "orders",
-    "lessons",
-    "trips",
-    "exhibits",
-    "shipments",
-    "rentals",
-    "sales",
-    "bookings",
-    "harvests",
-    "tests",
-    "loans",
-    "meals",
-    "jobs",
-    "tours",
-]
-AMOUNTS = ["price", "weight", "minutes", "distance", "score", "cost", "volume", "points"]
-KINDS = ["red", "blue", "green", "small", "large", "early", "late", "local", "foreign"]
-NAMES = [
-    "Ada",
-    "Bruno",
-    "Clara",
-    "Dario",
-    "Elif",
-    "Farid",
-    "Greta",
-    "Hugo",
-    "Ines",
-    "Jonas",
-    "Kira",
-    "Luca",
-    "Mara",
-    "Nils",
-    "Olga",
-    "Pavel",
-    "Rosa",
-    "Sami",
-    "Tilda",
-    "Viktor",
-]
+OWNERS = "farms clinics museums theatres garages bakeries schools harbours libraries studios hotels orchards depots kennels vineyards mills"
+THINGS = "visits repairs orders lessons trips exhibits shipments rentals sales bookings harvests tests loans meals jobs tours"
+AMOUNTS = "price weight minutes distance score cost volume points"
+KINDS = "red blue green small large early late local foreign"
+NAMES = "Ada Bruno Clara Dario Elif Farid Greta Hugo Ines Jonas Kira Luca Mara Nils Olga Pavel Rosa Sami Tilda Viktor"
 
 
 def make_database(seed):
     """A database of two tables as SQL, and questions about it."""
     rng = random.Random(seed)
-    owner, thing, amount = rng.choice(OWNERS), rng.choice(THINGS), rng.choice(AMOUNTS)
-    key, names, kinds = f"{owner[:-1]}_id", rng.sample(NAMES, rng.randint(4, 8)), rng.sample(KINDS, 3)
+    owner, thing, amount = (rng.choice(words.split()) for words in (OWNERS, THINGS, AMOUNTS))
+    key, names, kinds = f"{owner[:-1]}_id", rng.sample(NAMES.split(), rng.randint(4, 8)), rng.sample(KINDS.split(), 3)
     lines = [f"CREATE TABLE {owner} (id INTEGER, name TEXT, founded INTEGER);"]
     lines.append(f"CREATE TABLE {thing} (id INTEGER, {key} INTEGER, kind TEXT, {amount} INTEGER);")
     lines += [f"INSERT INTO {owner} VALUES ({n}, '{name}', {rng.randint(1900, 2020)});" for n, name in enumerate(names, 1)]
