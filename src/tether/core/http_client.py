@@ -3,8 +3,9 @@
 Everything in Tether that asks a server over HTTP does so through `HttpClient`: models, environments, retrieval. A request ends with a `Reply`,
 whatever its status, or with `Unanswered`: no reply came, or none but "later". Callers put their own words and error classes around both.
 
-A request that may be sent again is sent again in one of two ways. With `delays`, each attempt has the whole time-out for itself. Without, the
-time-out is for all attempts together, the delays between them grow, and the outage of the address is noted: said once, however many requests
+A request that may be sent again is sent again in one of two ways. With `delays`, each attempt has the whole time-out for itself; a `stranger`, who
+has never replied, is tried again a few times only, unless it says that it is about to serve, and not after a time-out. Without, the time-out is
+for all attempts together, the delays between them grow, and the outage of the address is noted: said once, however many requests
 wait for it, and kept until somebody takes it for the record (`take_outages`). An address that has never answered is tried for a moment only: it
 is more likely wrong than away.
 
@@ -41,6 +42,8 @@ PIECE_BYTES = 2**20
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 STRANGER_SECONDS = 1.3
 """How long an address is tried that has never answered."""
+STRANGER_ATTEMPTS = 4
+"""Of a request with `delays`: a restart is over in seconds, and what fails for longer fails for ever."""
 SAID_AFTER = 1.0
 """Seconds that an outage lasts before it is said: a connection that breaks now and then is none."""
 
@@ -90,6 +93,7 @@ class Unanswered(TetherError):
         self.kind, self.reply = kind, reply
         self.until_deadline = False
         """It was tried again until the time was up."""
+        self.attempts = 1
 
 
 def check_address(url: str) -> bool:
@@ -153,6 +157,7 @@ class HttpClient:
         timeout: float | None = None,
         delays: Sequence[float] | None = None,
         longest_pause: float = 0.0,
+        stranger: bool = False,
     ) -> Reply:
         """Send a request, and again where that may help.
 
@@ -165,12 +170,15 @@ class HttpClient:
             timeout: seconds; None for the client's own.
             delays: seconds before each further attempt; None: attempts with growing delays until the time is up.
             longest_pause: the most seconds that are waited where a server asks for a pause.
+            stranger: nobody has had a reply to such a request yet.
         """
         seconds = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         waits = iter(delays) if delays is not None else growing_delays(self.base, deadline)
         problem: Unanswered | None = None
+        attempt = 0
         while True:
+            attempt += 1
             if delays is not None:
                 deadline = time.monotonic() + seconds
             try:
@@ -189,7 +197,8 @@ class HttpClient:
                         note_answer(self.base)
                     return reply
                 problem = Unanswered("later", str(reply), reply)
-            delay = next(waits, None)
+            problem.attempts = attempt
+            delay = None if stranger and _hopeless(problem) else next(waits, None)
             if delay is not None and longest_pause and problem.reply is not None:
                 delay = _asked_pause(problem.reply, delay, longest_pause)
             if delay is None:
@@ -241,6 +250,12 @@ def is_healthy(address: str, timeout: float = 5.0) -> bool:
         return HttpClient(address, timeout=timeout).request("GET", "/health", delays=()).is_success
     except Unanswered:
         return False
+
+
+def _hopeless(problem: Unanswered) -> bool:
+    """Whether a server that has never replied is not worth a further attempt; one that is starting says 429, 502 or 503."""
+    starting = problem.reply is not None and problem.reply.status in LATER
+    return problem.kind == "slow" or (problem.attempts >= STRANGER_ATTEMPTS and not starting)
 
 
 def _asked_pause(reply: Reply, delay: float, longest: float) -> float | None:

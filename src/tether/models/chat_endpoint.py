@@ -25,6 +25,8 @@ KEY_VARIABLES = ("TETHER_TOKEN", "OPENAI_API_KEY")
 """Where the key comes from unless a variable is named; a key is never part of settings, records or messages."""
 RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0)
 LONGEST_PAUSE = 120.0
+PROBE_SECONDS = 60.0
+"""How long a single question may take that is asked to see whether the server replies at all."""
 
 _CONTEXT_FULL = re.compile(
     r"context[ _-]?(length|size|window)|maximum context|prompt is too long|input is too long|too many (input )?tokens|but a text may have \d+",
@@ -117,11 +119,13 @@ class ChatEndpoint:
         self._endpoint = ModelEndpoint(
             model.url, token=key, token_source=key_source, timeout=timeout, parallel=parallel, longest_pause=LONGEST_PAUSE
         )
+        self._timeout = timeout
         self._root, self._wanted, self._body = "/v1", model.name, dict(body or {})
         self._limit_field, self._takes_seed = "max_tokens", True  # until a refusal says otherwise
         self.notes: list[str] = []
         """What the server does not take, one sentence each."""
         self.name = model.name or ""
+        self._has_replied = False
 
     @property
     def address(self) -> str:
@@ -146,15 +150,24 @@ class ChatEndpoint:
         if self._wanted is None:
             raise BadInput(f"the server at {self.address} does not list its models; name one: {self.address}#NAME")
 
-    def complete(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int, delays: Sequence[float] | None = None
+    def probe(self, sampling: Sampling) -> None:
+        """Ask once, for anything at all; raises what the server does to that."""
+        self._complete([{"role": "user", "content": "Hello"}], sampling, 0, (), min(PROBE_SECONDS, self._timeout))
+
+    def complete(self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int) -> ChatReply:
+        """The model's reply to a conversation."""
+        return self._complete(messages, sampling, seed, RETRY_DELAYS, self._timeout)
+
+    def _complete(
+        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int, delays: Sequence[float], timeout: float
     ) -> ChatReply:
-        """The model's reply to a conversation; `delays`: seconds before each further attempt where the server may come back, () for one attempt."""
-        delays = RETRY_DELAYS if delays is None else delays
+        path = f"{self._root}/chat/completions"
         for _ in range(3):  # two fields may be found to be refused
             body = self._request(messages, sampling, seed)
             try:
-                return _read(self._endpoint.call("POST", f"{self._root}/chat/completions", body, delays=delays), self.address)
+                answer = self._endpoint.call("POST", path, body, delays=delays, timeout=timeout, stranger=not self._has_replied)
+                self._has_replied = True
+                return _read(answer, self.address)
             except (NoSuchRoute, ModelUnavailable, BadReply):
                 raise
             except BadInput as refusal:

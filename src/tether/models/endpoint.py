@@ -94,6 +94,7 @@ class ModelEndpoint:
         content: bytes | None = None,
         delays: Sequence[float] | None = None,
         timeout: float | None = None,
+        stranger: bool = False,
     ) -> dict[str, Any]:
         """The object that the server answers with; what may pass is tried again after each of the delays.
 
@@ -104,6 +105,7 @@ class ModelEndpoint:
             content: sent as it is, instead of a body.
             delays: seconds before each further attempt; None for RETRY_DELAYS.
             timeout: seconds for this request; None for the endpoint's own.
+            stranger: no such request has been answered yet, so that fewer attempts are made.
         """
         delays = RETRY_DELAYS if delays is None else delays
         kind = "application/json" if content is None else "application/octet-stream"
@@ -111,13 +113,20 @@ class ModelEndpoint:
             content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         try:
             reply = self._client.request(
-                method, path, content=content, content_type=kind, timeout=timeout, delays=delays, longest_pause=self._longest_pause
+                method,
+                path,
+                content=content,
+                content_type=kind,
+                timeout=timeout,
+                delays=delays,
+                longest_pause=self._longest_pause,
+                stranger=stranger,
             )
         except Unanswered as error:
             if error.kind == "closed":
                 raise ServerUnreachable(f"the request to the server at {self.base} was given up ({error})") from error
             problem = self._words(error.reply) if error.kind == "later" and error.reply is not None else str(error)
-            attempts = f"{len(delays) + 1} attempts" if delays else "1 attempt"
+            attempts = f"{error.attempts} attempt{'s' * (error.attempts > 1)}"
             raise ServerUnreachable(
                 f"the server at {self.base} cannot be used, {attempts}: {problem}; check that it runs and is not overloaded", problem
             ) from error

@@ -172,7 +172,7 @@ class RemotePlayer(ConversationDriver[_Chat]):
         self._num_failed += 1
         if self._num_failed == 1 and not self._num_answered:  # the conversation, or the server? It is asked once more, for anything at all
             try:
-                self._endpoint.complete([{"role": "user", "content": "Hello"}], self._sampling, 0, delays=())
+                self._endpoint.probe(self._sampling)
             except TetherError as again:
                 raise EngineUnavailable(
                     f"the first conversation failed ({error}), and so did one more request: {again}; see to the server and repeat the command"

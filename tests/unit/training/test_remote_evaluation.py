@@ -1,5 +1,6 @@
 """A model behind a chat endpoint is evaluated like one that is loaded here: over real HTTP, by `tether serve` and by a server that misbehaves."""
 
+import asyncio
 import gc
 import json
 import threading
@@ -407,6 +408,39 @@ def test_a_server_that_answers_nothing_is_given_up_after_one_conversation() -> N
         with pytest.raises(EngineUnavailable, match=r"the first conversation failed .*no such field 'x'.*so did one more request"):
             play(url, 60)
         assert len(server.requests) <= 17  # those that were under way, and one more
+
+
+@pytest.mark.parametrize(
+    ("status", "first_failure", "asked"),
+    [(500, 0, 5), (503, 0, 9), (500, 1, 9)],
+    ids=["never replied: 4 attempts and a question", "says that it is starting: waited for", "fails in mid-run: waited for"],
+)
+def test_how_long_a_server_is_waited_for(status: int, first_failure: int, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_endpoint, "RETRY_DELAYS", (0.001,) * 7)
+    with chat_server(lambda body, number: refused(status, "broken") if number >= first_failure else said("hm")) as (url, server):
+        with pytest.raises(tether.TetherError, match="broken"):
+            play(url, 1, concurrency=1)
+        assert len(server.requests) == asked
+
+
+def test_a_server_that_hangs_is_not_waited_for_again() -> None:
+    over = threading.Event()
+    server = ChatServer(lambda body, number: said(ANSWER))
+
+    @server.app.middleware("http")
+    async def hang(request: Request, go_on: Any) -> Any:
+        if request.method == "POST":
+            hung.append(request.url.path)
+            while not over.is_set():
+                await asyncio.sleep(0.01)
+        return await go_on(request)
+
+    hung: list[str] = []
+    with serving_app(server.app, "chat") as url:
+        with pytest.raises(EngineUnavailable, match=r"1 attempt: ReadTimeout.*so did one more request"):
+            play(url, 1, **{"server.timeout": 0.5})
+        over.set()
+    assert len(hung) == 2
 
 
 def test_conversations_that_all_fail_on_a_server_that_answers_are_given_up() -> None:
