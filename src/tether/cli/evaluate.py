@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,7 +127,7 @@ def _play(
     out: Path | None,
     console: SafeConsole,
 ) -> "Evaluation":
-    from tether.cli.live import TokensColumn
+    from tether.cli.live import Heartbeat, TokensColumn, stage_words
     from tether.training.callbacks import Callback
     from tether.training.evaluation_run import run_evaluation
 
@@ -145,8 +146,11 @@ def _play(
 
     try:
         columns = (*Progress.get_default_columns(), tokens := TokensColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        with ExitStack() as shown:
+            bars = shown.enter_context(Progress(*columns, console=console, transient=True, disable=not console.is_terminal))
             task = bars.add_task(f"playing {target}", total=None)
+            if not console.is_terminal:
+                shown.enter_context(Heartbeat(console, lambda: stage_words(bars.tasks[0], tokens)).beating())
             return run_evaluation(settings, target, [Bar()], endpoint=endpoint, price=price, out=out)
     except KeyboardInterrupt:
         if "://" in target:

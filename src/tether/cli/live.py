@@ -1,7 +1,8 @@
 """The live view of a run: a bar over the steps with the time left, a bar over the current stage, and the latest numbers.
 
-On a terminal it redraws in place; piped into a file it writes one line per step, and one a minute while a step takes longer. The number of standing alarms is red. A separate
-line shows the cost of the last step: where its time went, tokens per second, share of the device's peak, memory.
+On a terminal it redraws in place; piped into a file it writes one line per step, and one a minute while a step takes longer (`Heartbeat`, which
+`tether eval` has too). The number of standing alarms is red. A separate line shows the cost of the last step: where its
+time went, tokens per second, share of the device's peak, memory.
 """
 
 import threading
@@ -79,6 +80,40 @@ class TokensColumn(ProgressColumn):
         return Text(self.words() if task.total is not None and not task.finished else "", style="dim")
 
 
+class Heartbeat:
+    """Where nothing is drawn, a line now and then from a thread of its own, so that a stage without progress is seen too."""
+
+    def __init__(self, console: Console, words: Callable[[], str]) -> None:
+        self._console, self._words = console, words
+        self.said = time.monotonic()
+        """When something was said last; whoever says anything else sets it."""
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(HEARTBEAT_SECONDS / 10):
+                if time.monotonic() - self.said >= HEARTBEAT_SECONDS:
+                    self.said = time.monotonic()
+                    self._console.print(self._words(), highlight=False, markup=False, soft_wrap=True)
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def stage_words(task: Task, tokens: TokensColumn) -> str:
+    """How far a stage is. Example: "sampling 12/128, 4,096 tokens, 95 s"."""
+    done = f" {task.completed:.0f}/{task.total:.0f}" if task.total else ""
+    sampled = f", {words}" if (words := tokens.words()) else ""
+    return f"{task.description}{done}{sampled}, {task.elapsed or 0:.0f} s"
+
+
 class LiveView(Callback):
     """A callback that draws on the terminal; `done` of the steps were made before."""
 
@@ -102,7 +137,7 @@ class LiveView(Callback):
         self._run = self._bars.add_task("run", total=steps, completed=done)
         self._stage = self._bars.add_task("starting", total=1)
         self._live: Live | None = None
-        self._said = time.monotonic()
+        self._heart = Heartbeat(console, self._heartbeat)
 
     def on_sampling_ready(self, statistics: Callable[[], EngineStatistics]) -> None:
         self._tokens.statistics = statistics
@@ -131,47 +166,26 @@ class LiveView(Callback):
         if self._live is not None:
             self._live.update(self._view())
         else:
-            self._said = time.monotonic()
+            self._heart.said = time.monotonic()
             self._console.print(self._line(record), highlight=False, soft_wrap=True)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Draw in place while the run goes on, where there is a terminal to draw on."""
         if not self._console.is_terminal:
-            with self._beating():
+            with self._heart.beating():
                 yield
             return
         with Live(self._view(), console=self._console, refresh_per_second=4) as self._live:
             yield
-
-    @contextmanager
-    def _beating(self) -> Iterator[None]:
-        """A line now and then from a thread of its own, so that a stage without progress is seen too."""
-        over = threading.Event()
-
-        def beat() -> None:
-            while not over.wait(HEARTBEAT_SECONDS / 10):
-                if time.monotonic() - self._said >= HEARTBEAT_SECONDS:
-                    self._said = time.monotonic()
-                    self._console.print(self._heartbeat(), highlight=False, soft_wrap=True)
-
-        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
 
     def _heartbeat(self) -> str:
         """Example: "step 3/20: sampling 12/128, 4,096 tokens, 95 s"."""
         run, stage = self._bars.tasks[0], self._bars.tasks[1]
         begun = bool(self._records) or run.completed > 0  # step 0 is over
         step = min(int(run.completed) + begun, int(run.total or 0))
-        done = f" {stage.completed:.0f}/{stage.total:.0f}" if stage.total else ""
         left = f", about {run.time_remaining / 60:.0f} min left" if run.time_remaining else ""
-        tokens = f", {words}" if (words := self._tokens.words()) else ""
-        return f"step {step}/{run.total:.0f}: {stage.description}{done}{tokens}, {stage.elapsed or 0:.0f} s{left}"
+        return f"step {step}/{run.total:.0f}: {stage_words(stage, self._tokens)}{left}"
 
     def _view(self) -> Group:
         return Group(self._table(), Text(self._cost, style="dim"), self._bars)

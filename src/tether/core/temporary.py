@@ -5,6 +5,7 @@ Who makes a folder holds a flock on it. The system gives that back however the p
 
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """A new folder whose name begins with `prefix`, removed at the end of the block; `parent` None: where the system has such."""
     parent = parent or Path(tempfile.gettempdir())
-    for left in parent.glob(f"{prefix}*"):
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
         with contextlib.suppress(OSError):
             if left.is_dir() and not left.is_symlink() and left.stat().st_uid == os.getuid() and (handle := _locked(left)) is not None:
                 shutil.rmtree(left, ignore_errors=True)

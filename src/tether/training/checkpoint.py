@@ -18,6 +18,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -114,13 +115,19 @@ def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
     try:
         save_model(model, folder)
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        raise _system_error(error) from error
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # the tokenizers library has no narrower word for a full disk
-        raise OSError(str(error)) from error
+        raise _system_error(error) from error
     if agent is not None:
         agent.write(folder)
+
+
+def _system_error(error: Exception) -> OSError:
+    """What a library written in Rust says of a system error, with its number: whoever words it tells a full disk from others by that."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
 
 
 def keep_best(folder: Path, step: int, success: float) -> bool:

@@ -3,6 +3,7 @@
 Adapters are merged, weights cast, and the folder appears whole or not at all. Every number of the card is read from the run's records.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,9 +113,8 @@ def new_folder(out: Path) -> Iterator[Path]:
             yield unfinished / out.name
             (unfinished / out.name).rename(out)
     except OSError as error:
-        raise StorageError(
-            f"cannot write '{out}': {' '.join(str(error).split())[:200]}; free some space or choose another --out"
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StorageError(f"cannot write '{out}': {_one_line(error)}; {'free some space or ' * full}choose another --out") from error
 
 
 def check_new(out: Path) -> None:

@@ -4,8 +4,8 @@
 weights in the type they compute in, fp32 master weights, Adam's moments, gradients, the critic, a reference and a scorer where they are
 separate models, the cache of one conversation, and the part of the logits that is computed at a time. A run that needs more than there is
 is refused, with the sizes and with settings that need less. The engine's cache and the activations of an update share the rest; activations
-can be recomputed and micro-batches made smaller, so they are a note, not a refusal. A model whose configuration is only known after loading
-(a .gguf file) is not counted, and neither is the run.
+can be recomputed and micro-batches made smaller, so they are a note, not a refusal. A model whose configuration cannot be had is not
+counted, and neither is the run.
 
 **The budget** (`MicroBudget`) is how many tokens go through the model at once. Whether activations are kept or recomputed is decided once,
 before the first update, from the memory that is free then, unless a setting says it: micro-batches get smaller first, as long as they keep
@@ -24,10 +24,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from tether.core.errors import BadInput
+from tether.core.errors import BadInput, ModelUnavailable
 from tether.diagnostics.settings import POLICY, REFERENCE
 from tether.models.catalog import smollm2_folder, tiny_folder
 from tether.models.fast.linear_logprobs import LOGIT_BYTES
+from tether.models.gguf import gguf_config
 from tether.models.hardware import available_memory, check_device, default_device
 from tether.models.hub import hub_asked
 from tether.models.logprobs import can_recompute, kept_bytes
@@ -304,15 +305,17 @@ def shape_of(name: str) -> Shape | None:
     folder = adapter_folder(name)
     if folder is not None:
         return shape_of(base_name(folder))
-    if Path(name).suffix == ".gguf":
-        return None
     place: Any = tiny_folder() if name == "tiny" else smollm2_folder() if name == "smollm2" else name
     try:
-        with nullcontext() if Path(place).is_dir() else hub_asked():
-            config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        if Path(place).suffix == ".gguf":
+            config = gguf_config(Path(place).expanduser())
+        else:
+            with nullcontext() if Path(place).is_dir() else hub_asked():
+                config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError):  # no such model, no class for it, or one that must compute
+    # No such model, no package that reads it, no class for it, or one that must compute.
+    except (OSError, ValueError, KeyError, ImportError, ModelUnavailable, NotImplementedError, RuntimeError):
         return None
     return measured_shape(model)
 

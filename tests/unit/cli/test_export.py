@@ -182,17 +182,21 @@ def test_bad_input(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_full_disk_leaves_nothing_behind(run: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tether.training import export
+    from safetensors import SafetensorError
 
-    def fail(folder: Path, *_: Any) -> None:
+    from tether.training import checkpoint
+
+    def fail(model: Any, folder: Path) -> None:
         folder.mkdir()
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise SafetensorError(f"Error while serializing: I/O error: ... (os error {numbers[-1]})")
 
-    monkeypatch.setattr(export, "write_model", fail)
-    before = sorted(tmp_path.iterdir())
-    assert _export(run, tmp_path / "agent") == 1
-    assert "No space left on device; free some space or choose another --out" in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == before
+    monkeypatch.setattr(checkpoint, "save_model", fail)
+    before, numbers = sorted(tmp_path.iterdir()), []
+    for number, said in ((errno.ENOSPC, "No space left on device; free some space or choose"), (errno.EIO, "Input/output error; choose")):
+        numbers.append(number)
+        assert _export(run, tmp_path / "agent") == 1
+        assert f"{said} another --out" in capsys.readouterr().err
+        assert sorted(tmp_path.iterdir()) == before
 
 
 def test_an_upload_without_a_network_leaves_the_folder_and_says_what_to_do(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from tether.cli import live
 from tether.cli.live import LiveView
+from tether.cli.main import main
 from tether.core.protocols import EngineStatistics
 from tether.runs.schema import StepRecord
 from tether.runs.timings import StepTimings
@@ -100,6 +102,13 @@ def test_a_piped_run_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None
     told = file.getvalue()
     time.sleep(0.1)
     assert file.getvalue() == told  # it ends with the run
+
+
+def test_a_piped_evaluation_says_that_it_lives(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
+    with pytest.raises(SystemExit):
+        main(["eval", "tiny", "--env", "frozen_lake", "--prompts", "4", "--device", "cpu"])
+    assert re.search(r"^playing tiny( [0-4]/4)?(, [\d,]+ tokens( of prompts read)?)?, \d+ s$", capsys.readouterr().err, re.MULTILINE)
 
 
 COSTLY = StepTimings(

@@ -125,6 +125,24 @@ def test_when_tether_is_killed_everything_goes(isolation: Isolation, number: sig
     assert not any(Path(folder).exists() for folder in folders)
 
 
+def test_a_folder_that_outlived_everybody_is_removed_by_the_next_fork_server() -> None:
+    """Both are killed at once, as by a machine without memory: nobody is left to remove it. That of a living fork server stays."""
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN_FOREVER, "process"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as tether:
+        assert tether.stdout is not None
+        fork_server, folder = tether.stdout.readline().split()
+        family = [int(fork_server), *descendants(int(fork_server))]
+        tether.send_signal(signal.SIGSTOP)  # it would remove the folder
+        os.kill(int(fork_server), signal.SIGKILL)
+        tether.kill()
+        assert wait_for(lambda: not any(map(alive, family)))
+    assert Path(folder).is_dir()
+    living = client.running_fork_server("process").facts["folder"]
+    client.ForkServer("process").close()
+    assert not Path(folder).exists() and Path(living).is_dir()
+
+
 @both_levels
 def test_hundreds_of_programs_leak_nothing(isolation: Isolation) -> None:
     sandbox = Sandbox(Limits(wall_seconds=20), isolation=isolation, concurrency=2)

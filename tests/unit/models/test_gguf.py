@@ -11,6 +11,9 @@ import torch
 from tether.core.errors import ModelUnavailable
 from tether.models import gguf as gguf_module
 from tether.models.load import load_model
+from tether.training.disk import plan_disk
+from tether.training.memory import measured_shape, shape_of
+from tether.training.settings import RunSettings
 
 gguf = pytest.importorskip("gguf")
 WIDTH, INNER, HEADS, LAYERS = 32, 64, 4, 2
@@ -121,6 +124,26 @@ def test_a_changed_file_is_converted_again(cache: Cache) -> None:
     assert cache.conversions == 2 and len(cache.folders) == 2 and not _same(before, after)
 
 
+def test_the_memory_plan_reads_the_header(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shape is that of the loaded model, before it was ever converted and after; nothing is converted for it."""
+    found = shape_of(str(cache.path))
+    assert cache.conversions == 0 and not (cache.path.parent / "cache").exists()
+    assert found == measured_shape(cache.load()) and found is not None
+    layer = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER + 2 * WIDTH
+    assert found.parameters == 2 * 262 * WIDTH + WIDTH + LAYERS * layer
+    assert shape_of(str(cache.path)) == found and cache.conversions == 1
+    plan = plan_disk(
+        RunSettings.model_validate({"model": {"name": str(cache.path), "device": "cpu"}, "env": {"name": "frozen_lake"}}), cache.path.parent
+    )
+    assert plan is not None and plan.checkpoint == 12 * found.parameters
+    for length in (0, 3, 20, 200, 2000, 6000):
+        torn = cache.path.with_name(f"{length}.gguf")
+        torn.write_bytes(cache.path.read_bytes()[:length])
+        assert shape_of(str(torn)) is None
+        with pytest.raises(ModelUnavailable, match="cannot read"):
+            load_model(str(torn), device="cpu")
+
+
 @pytest.mark.parametrize("damage", ["torn weights", "no weights", "torn config"])
 def test_a_damaged_folder_is_built_again(cache: Cache, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     first = cache.load()
@@ -142,6 +165,7 @@ def test_a_damaged_folder_is_built_again(cache: Cache, damage: str, caplog: pyte
 def test_a_conversion_that_fails_leaves_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     class Torn:
         def save_pretrained(self, folder: Path) -> None:
+            folder.mkdir()
             (folder / "config.json").write_text("{}")
             raise KeyboardInterrupt
 

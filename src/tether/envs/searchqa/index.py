@@ -14,7 +14,6 @@ import hashlib
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import version
@@ -25,6 +24,7 @@ from tantivy import Filter, Occur, Query, TextAnalyzer, TextAnalyzerBuilder, Tok
 
 from tether.core.config import cache_folder
 from tether.core.errors import BadInput, StorageError
+from tether.core.temporary import temporary_folder
 from tether.envs.dataset import with_progress
 from tether.envs.searchqa.corpus import Corpus, Document, Hit, readable
 
@@ -164,9 +164,7 @@ def open_index(corpus: Corpus) -> SearchIndex:
     if not _is_whole(folder):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _lock(folder.with_suffix(".lock")) as alone:
-                for left in folder.parent.glob(f"{folder.name}.building-*") if alone else ():
-                    shutil.rmtree(left, ignore_errors=True)  # of a process that was killed while it built this index
+            with _lock(folder.with_suffix(".lock")):
                 if not _is_whole(folder):  # else somebody built it while we waited
                     _build(corpus, folder)
         except BadInput:  # about the corpus, not about the index
@@ -180,8 +178,9 @@ def open_index(corpus: Corpus) -> SearchIndex:
 
 def _build(corpus: Corpus, folder: Path) -> None:
     """Replace the content of the folder by a new index."""
-    building = Path(tempfile.mkdtemp(prefix=f"{folder.name}.building-", dir=folder.parent))
-    try:
+    with temporary_folder(f"{folder.name}.building-", folder.parent) as place:
+        building = place / "index"
+        building.mkdir()
         write_index(building, corpus.read())
         (building / FILES).write_text(json.dumps(_described(building)), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,8 +189,6 @@ def _build(corpus: Corpus, folder: Path) -> None:
         except OSError:
             if not _is_whole(folder):  # else another process, not held by the lock, was first
                 raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def _described(folder: Path) -> dict[str, list[int | str]]:
@@ -216,13 +213,11 @@ def _is_whole(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Hold a lock among processes; yields False where the file system has none. Then two processes may build the same index, and one of them is kept."""
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a lock among processes. Where the file system has none, two processes may build the same index, and one of them is kept."""
     with path.open("wb") as file:
-        alone = False
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
-        yield alone
+        yield

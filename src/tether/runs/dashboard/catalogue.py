@@ -107,7 +107,8 @@ class LiveRun:
     def is_training(self) -> bool:
         """Whether a process writes it; up to half a minute late where that process was killed."""
         try:
-            return time.time() - (self.folder / LOCK).stat().st_mtime < STALE_SECONDS
+            age = abs(time.time() - (self.folder / LOCK).stat().st_mtime)  # a clock that was set back leaves times of the future
+            return age < STALE_SECONDS
         except OSError:
             return False
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tether.runs.dashboard.catalogue import Catalogue, LiveRun
 from tether.runs.dashboard.charts import Charts, group_name, over_seeds, pooled, seed_groups, shares
 from tether.runs.dashboard.episodes import episode, find, neighbours, step_groups
 from tether.runs.dashboard.pages import Words, compare_page, runs_page, trajectories_page
+from tether.runs.lock import LOCK
 from tether.runs.panels import SECTIONS
 from tether.runs.reasoning_view import pieces
 from tether.runs.schema import StepRecord
@@ -216,6 +219,10 @@ def test_states_of_a_run(tmp_path: Path) -> None:
     store = _run(tmp_path / "r")
     run = LiveRun("r", tmp_path / "r")
     assert run.state() == "training", "its writer holds the lock"
+    now = time.time()
+    for seconds, state in ((-3600, "stopped"), (3600, "stopped"), (0, "training")):  # left behind; by a clock that was set back since
+        os.utime(tmp_path / "r" / LOCK, (now + seconds, now + seconds))
+        assert run.state() == state
     store.finish("all done")
     store.close()
     assert run.state() == "finished"

@@ -26,7 +26,7 @@ _PACKAGE = "tether.envs.deepcoder.sandbox"
 FOLDER_PREFIX = "tether-sandbox-"
 """Prefix of the folder that a fork server without a jail makes. Tether removes the folder if the fork server was killed."""
 # The fork server has neither site-packages nor Tether on its path. Empty stand-ins for Tether's packages, two of them with a path, let it import
-# the modules of this folder and of `tether.core` under their usual names. Of the latter it imports the codec alone.
+# the modules of this folder and of `tether.core` under their usual names. Of the latter it imports the codec and `temporary` alone.
 _BOOTSTRAP = f"""
 import sys, types
 paths = {{"tether": [], "tether.core": [sys.argv[1]], "tether.envs": [], "tether.envs.deepcoder": [], {_PACKAGE!r}: [sys.argv[2]]}}

@@ -3,7 +3,7 @@
 It is a bare interpreter (no site, no environment variables, one descriptor) with the usual modules loaded, inside the jail it has built
 (namespaces.py). Tether sends it one byte and one socket per task. It forks a supervisor for that socket and waits for the next. It is
 single-threaded, because forking a process with threads is unsafe. It ends when Tether's end of its socket closes, for whatever reason, and
-every sandbox ends with it. Imports the standard library, and of Tether only the modules of this folder and the codec.
+every sandbox ends with it. Imports the standard library, and of Tether only the modules of this folder, the codec and temporary folders.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import resource
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from tether.core.temporary import temporary_folder
 from tether.envs.deepcoder.sandbox import linux, namespaces, program, supervisor
 
 PRELOADED = """
@@ -55,8 +55,9 @@ def main(descriptor: int, isolation: str, folder_prefix: str) -> NoReturn:
         with contextlib.suppress(ImportError):  # Python may have been built without it
             importlib.import_module(name)
     program.prepare_interpreter()
+    held = contextlib.ExitStack()
     try:
-        config, process_ids = _jailed() if isolation == "kernel" else (_without_jail(folder_prefix), -1)
+        config, process_ids = _jailed() if isolation == "kernel" else (_without_jail(folder_prefix, held), -1)
     except OSError as error:
         reason = error.strerror or str(error)
         # The kernel setting that forbids user namespaces, if it is one of the known ones.
@@ -134,7 +135,7 @@ def _jailed() -> tuple[namespaces.SandboxConfig, int]:
     return config, process_ids
 
 
-def _without_jail(folder_prefix: str) -> namespaces.SandboxConfig:
+def _without_jail(folder_prefix: str, held: contextlib.ExitStack) -> namespaces.SandboxConfig:
     """isolation=process: a plain process, with the protections that the kernel offers to a process without rights."""
     libraries = namespaces.library_folders()
     files = linux.LINUX and linux.landlock_version() > 0
@@ -143,7 +144,7 @@ def _without_jail(folder_prefix: str) -> namespaces.SandboxConfig:
         raise OSError(
             "running as root: programs could read everything, for nobody else may read this Python and the kernel has no Landlock"
         )
-    folder = tempfile.mkdtemp(prefix=folder_prefix)
+    folder = str(held.enter_context(temporary_folder(folder_prefix)))  # and what kills left of earlier ones is removed
     os.chmod(folder, 0o711)
     return namespaces.SandboxConfig(
         kernel=False,
